@@ -1,4 +1,4 @@
-//! `data:` URLs.
+//! Decodes `data:` URLs.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|text: &str| chiasm_fuzz::data_url(text));

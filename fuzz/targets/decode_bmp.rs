@@ -1,4 +1,4 @@
-//! Bmp files from header to pixels.
+//! Decodes BMP files.
 #![no_main]
 
 use chiasm_media::ImageFormat;

@@ -1,4 +1,4 @@
-//! Gif files from header to pixels.
+//! Decodes GIF files.
 #![no_main]
 
 use chiasm_media::ImageFormat;

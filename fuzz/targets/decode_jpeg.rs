@@ -1,4 +1,4 @@
-//! Jpeg files from header to pixels.
+//! Decodes JPEG files.
 #![no_main]
 
 use chiasm_media::ImageFormat;

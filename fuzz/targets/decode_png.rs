@@ -1,4 +1,4 @@
-//! Png files from header to pixels.
+//! Decodes PNG files.
 #![no_main]
 
 use chiasm_media::ImageFormat;

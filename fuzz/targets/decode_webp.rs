@@ -1,4 +1,4 @@
-//! WebP files from header to pixels.
+//! Decodes WebP files.
 #![no_main]
 
 use chiasm_media::ImageFormat;

@@ -1,16 +1,20 @@
-//! Sizes, kwargs and pixels through every image family: what is planned is what is written.
+//! Plans and processes images with sizes, kwargs and pixels of every image family. Processing must
+//! write every planned byte.
 #![no_main]
 
 use std::path::Path;
 use std::sync::LazyLock;
 
 use chiasm_types::{Dtype, TokenId};
-use chiasm_vision::{Fault, ImageSize, PixelFormat, RgbView, VisionModel, Vocabulary, VocabularyError};
+use chiasm_vision::{
+    Fault, ImageSize, PixelFormat, RgbView, VisionModel, Vocabulary, VocabularyError,
+};
 use libfuzzer_sys::arbitrary::{Arbitrary, Unstructured};
 
-/// Most pixels of an image that is processed, not only planned.
-const PROCESSED: u64 = 1 << 18;
+/// The maximum number of pixels of a processed image. Larger images are only planned.
+const MAX_PROCESSED_PIXELS: u64 = 1 << 18;
 
+/// Folders of models in the goldens of `chiasm-vision`.
 const MODELS: [&str; 9] = [
     "gemma3/models/gemma_3_4b",
     "internvl/models/internvl3_8b",
@@ -23,6 +27,7 @@ const MODELS: [&str; 9] = [
     "qwen_more/models/cosmos_reason2_8b",
 ];
 
+/// A vocabulary that contains every token.
 struct AnyToken;
 
 impl Vocabulary for AnyToken {
@@ -36,13 +41,14 @@ impl Vocabulary for AnyToken {
 }
 
 static LOADED: LazyLock<Vec<VisionModel>> = LazyLock::new(|| {
-    let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/chiasm-vision/tests/goldens/families");
+    let goldens = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../crates/chiasm-vision/tests/goldens/families");
     let load = |name| VisionModel::from_model_dir(&goldens.join(name), &AnyToken).unwrap().unwrap();
     MODELS.map(load).into()
 });
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    // Too little data makes no input.
+    // Fails if the data is too short for an input.
     let _ = run(&mut Unstructured::new(data));
 });
 
@@ -59,17 +65,19 @@ fn run(data: &mut Unstructured<'_>) -> libfuzzer_sys::arbitrary::Result<()> {
         Err(error) => return Ok(assert_eq!(error.fault(), Fault::Request)),
     };
     let format = PixelFormat::Normalized(Dtype::BF16);
-    if size.area() > PROCESSED || plan.pixel_bytes(format) as u64 > 8 * PROCESSED {
+    if size.area() > MAX_PROCESSED_PIXELS
+        || plan.pixel_bytes(format) as u64 > 8 * MAX_PROCESSED_PIXELS
+    {
         return Ok(());
     }
     let mut pixels = vec![0; 3 * size.area() as usize];
     data.fill_buffer(&mut pixels)?;
     let image = RgbView::new(size, &pixels).unwrap();
-    let made = [0x00, 0xFF].map(|before| {
-        let mut out = vec![before; plan.pixel_bytes(format)];
-        model.process(image, &plan, format, &mut out).unwrap();
-        out
+    let outputs = [0x00, 0xFF].map(|initial| {
+        let mut output = vec![initial; plan.pixel_bytes(format)];
+        model.process(image, &plan, format, &mut output).unwrap();
+        output
     });
-    assert!(made[0] == made[1], "not every byte is written");
+    assert!(outputs[0] == outputs[1], "some bytes are not written");
     Ok(())
 }

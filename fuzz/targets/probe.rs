@@ -1,4 +1,4 @@
-//! Headers of all formats.
+//! Reads headers of all image formats.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {

@@ -29,7 +29,7 @@ PROCESSORS = (
     Group(
         "vLLM's processor: prompts",
         "how items that are known are written in a prompt",
-        (f"{HELPER}/processor.py", f"{HELPER}/updates.py", "crates/chiasm-pipeline/src/helped/expansion.rs"),
+        (f"{HELPER}/processor.py", f"{HELPER}/updates.py", "crates/chiasm-pipeline/src/processor_items/expansion.rs"),
         (
             Code(PROCESSOR, "BaseMultiModalProcessor.apply", "BaseMultiModalProcessor._maybe_apply_prompt_updates"),
             Code(PROCESSOR, "BaseMultiModalProcessor._apply_prompt_updates"),
@@ -62,7 +62,7 @@ PROCESSORS = (
     Group(
         "vLLM's processor: greeting",
         "what the frontend has to know of it",
-        (f"{HELPER}/greeting.py", "crates/chiasm-pipeline/src/helped.rs"),
+        (f"{HELPER}/greeting.py", "crates/chiasm-pipeline/src/processor_items.rs"),
         (
             Code("multimodal/encoder_budget.py", "get_mm_max_toks_per_item"),
             Code("v1/core/encoder_cache_manager.py", "compute_mm_encoder_budget"),

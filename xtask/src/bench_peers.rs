@@ -1,31 +1,31 @@
-//! Chiasm against its peers in one run: `cargo xtask bench-peers BENCH`.
+//! Benchmarks of Chiasm against its peers: `cargo xtask bench-peers BENCH`.
 //!
-//! Each bench makes what it needs, measures, and leaves rows and a note made of them in
-//! `docs/benchmarks`.
+//! Each benchmark prepares its inputs, measures all sides in one run, and writes rows and a page
+//! made from them to `docs/benchmarks`.
 //!
 //! | file | is |
 //! |---|---|
 //! | `measured` | the results that measuring programs print |
-//! | `row` | the rows that they become, and that none is missing |
-//! | `page`, `templates` | how a page is made of its template and the rows |
-//! | `committed` | tests of what lies in `docs/benchmarks` |
-//! | `pixels`, `pixels_note` | the bench of image preprocessing: its targets, its page |
-//! | `handoff`, `handoff_note` | the bench of the way into the engine |
-//! | `index`, `index_note` | the bench of the prefix index |
-//! | `door`, `door_note` | the bench of the frontend |
-//! | `stream`, `stream_note` | the bench of streamed answers |
-//! | `machines`, `machines_note` | the bench of an agent between frontend and engine |
-//! | `roles`, `roles_note` | the bench of engines that prefill and engines that decode |
-//! | `upstream`, `upstream_note` | the bench of routers before servers that run already |
+//! | `row` | the rows made from results, and the check for missing rows |
+//! | `page`, `templates` | pages made from templates and rows |
+//! | `committed` | tests of the files in `docs/benchmarks` |
+//! | `pixels`, `pixels_note` | image preprocessing: targets and page |
+//! | `handoff`, `handoff_note` | the transfer of tensors into the engine |
+//! | `index`, `index_note` | the prefix index |
+//! | `door`, `door_note` | the frontend |
+//! | `stream`, `stream_note` | streamed answers |
+//! | `machines`, `machines_note` | an agent between frontend and engine |
+//! | `roles`, `roles_note` | engines that prefill and engines that decode |
+//! | `upstream`, `upstream_note` | routers in front of servers that run already |
 //! | `door_run` | a run of any of these five |
 //! | `door_peers`, `router_peers` | the frontends and routers that they measure against |
 //! | `door_inputs` | their model and pictures |
-//! | `processor`, `processor_note`, `processor_run` | the bench of vLLM's processor |
-//! | `serve`, `serve_note`, `serve_run` | the bench of the whole with real engines |
-//! | `peers` | the programs that measure, in a workspace of their own |
-//! | `load` | what else the machine does |
-//! | `built` | what cargo builds of this workspace, and where |
-//! | `turbojpeg` | a library that two of the peers decode with |
+//! | `processor`, `processor_note`, `processor_run` | vLLM's processor |
+//! | `serve`, `serve_note`, `serve_run` | frontend and real engines together |
+//! | `peers` | the measuring programs, in a workspace of their own |
+//! | `load` | the load of the machine before a run |
+//! | `built` | programs that cargo builds in this workspace |
+//! | `turbojpeg` | a library with which two of the peers decode |
 
 mod built;
 #[cfg(test)]
@@ -78,8 +78,8 @@ use crate::vllm_env::{self, VllmEnv};
 
 pub(crate) use door_run::Sides as DoorSides;
 
-/// The rounds of a run that only shows whether all of it works.
-pub(crate) const SHORT: u32 = 1;
+/// The number of rounds of a short run, which only tests that the benchmark works.
+pub(crate) const SHORT_ROUNDS: u32 = 1;
 const RESULTS: &str = "docs/benchmarks";
 const MANIFEST: &str = "Cargo.toml";
 const MODELS: &str = "bench/peers/models";
@@ -89,30 +89,31 @@ const HANDOFF_SCRIPTS: &str = "bench/handoff";
 const PLUGIN: &str = "python/chiasm_vllm";
 const PLUGIN_PACKAGE: &str = "python/chiasm_vllm/chiasm_vllm/__init__.py";
 
-/// What can be measured.
+/// A benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bench {
-    /// Image preprocessing: ours, `llm-multimodal` and `transformers` on the same files.
+    /// Image preprocessing of Chiasm, `llm-multimodal` and `transformers` on the same files.
     Pixels,
-    /// The way of a tensor into the engine: shared memory, messages, segments as Dynamo makes them.
+    /// The transfer of a tensor into the engine by shared memory, messages, and segments as in
+    /// Dynamo.
     Handoff,
-    /// The prefix index and those of `dynamo-kv-router` on the same traces.
+    /// The prefix indices of Chiasm and of `dynamo-kv-router` on the same traces.
     Index,
-    /// `chiasm serve`, vLLM's Rust frontend and Dynamo's under the same load.
+    /// `chiasm serve`, vLLM's Rust frontend and Dynamo's frontend under the same load.
     Door,
-    /// The same frontends and long streams.
+    /// The same frontends with long streams.
     Stream,
-    /// vLLM's own processor: in processes beside `chiasm serve`, in `vllm launch render`, and in
-    /// one process as Dynamo has it.
+    /// vLLM's processor in processes beside `chiasm serve`, in `vllm launch render`, and in one
+    /// process as in Dynamo.
     Processor,
-    /// `chiasm serve`, `vllm serve` and vLLM's Rust frontend before real engines, and what these
-    /// alone can do.
+    /// `chiasm serve`, `vllm serve` and vLLM's Rust frontend in front of real engines, and the
+    /// engines without a frontend.
     Serve,
-    /// `chiasm serve` before an agent, before an engine of its own, and Dynamo's frontend.
+    /// `chiasm serve` in front of an agent and in front of its own engine, and Dynamo's frontend.
     Machines,
-    /// `chiasm serve` and Dynamo's frontend before engines with roles.
+    /// `chiasm serve` and Dynamo's frontend in front of engines with roles.
     Roles,
-    /// `chiasm serve`, SMG, Envoy and nginx before the same servers, and Dynamo's frontend.
+    /// `chiasm serve`, SMG, Envoy and nginx in front of the same servers, and Dynamo's frontend.
     Upstream,
 }
 
@@ -149,7 +150,7 @@ impl Bench {
         }
     }
 
-    /// What it must not end without.
+    /// Returns the comparisons that a run must contain.
     const fn mandatory(self) -> &'static [Mandatory] {
         match self {
             Self::Pixels => &pixels::MANDATORY,
@@ -165,7 +166,7 @@ impl Bench {
         }
     }
 
-    /// Returns the page that is made of its rows.
+    /// Returns the page made from rows.
     fn page(self, rows: &[Row]) -> Result<String, Error> {
         match self {
             Self::Pixels => pixels_note::write(rows),
@@ -181,33 +182,33 @@ impl Bench {
         }
     }
 
-    /// Returns whether there is a run of [`SHORT`] rounds, whose page is printed and not kept.
-    pub(crate) fn has_short(self) -> bool {
+    /// Returns `true` if the benchmark has a run of [`SHORT_ROUNDS`], whose page is only printed.
+    pub(crate) fn has_short_run(self) -> bool {
         matches!(
             self,
             Self::Processor | Self::Serve | Self::Machines | Self::Roles | Self::Upstream
         )
     }
 
-    /// Fewer say nothing on a machine that others use too. Times of several processes scatter more
-    /// than CPU time of one.
-    pub(crate) fn fewest_rounds(self) -> u32 {
+    /// Returns the minimum number of rounds for a meaningful result on a shared machine. Wall-clock
+    /// times of several processes vary more than the CPU time of one process.
+    pub(crate) fn min_rounds(self) -> u32 {
         match self {
             Self::Pixels | Self::Index => 15,
             Self::Handoff => 21,
             // A round takes a minute.
             Self::Door | Self::Machines | Self::Roles | Self::Upstream => 7,
-            // Two and a half, of which most is waiting for the engines' steps.
+            // A round takes 2.5 minutes, mostly waiting for the steps of engines.
             Self::Stream => 5,
             Self::Processor => 9,
-            // Half a minute, and before the first minutes for vLLM to start.
+            // A round takes half a minute, after some minutes in which vLLM starts.
             Self::Serve => 5,
         }
     }
 }
 
-/// Runs one bench and writes its rows and its note. With `json`, prints the rows. `sides` are those
-/// of the door and of streams.
+/// Runs a benchmark and writes its rows and its page. With `json`, prints the rows. `sides` are the
+/// sides of `Door` and `Stream`.
 pub(crate) fn run(
     setup: &Setup,
     bench: Bench,
@@ -248,16 +249,16 @@ fn pixels(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
     let rows = pixels::rows(&measurements, rounds);
     let written = write(setup, Bench::Pixels, &rows, json)?;
     for refusal in pixels::refusals(&measurements) {
-        setup.output.say(&format!("!!! not supported yet: {refusal}"))?;
+        setup.output.print_line(&format!("!!! not supported yet: {refusal}"))?;
     }
     for row in rows.iter().filter(|row| row.equal == Some(false) && row.metric == pixels::DIFFERS) {
         let share = row.peer.unwrap_or_default();
-        setup.output.say(&format!(
+        setup.output.print_line(&format!(
             "!!! other bits: {}, {}: {share} % of the values",
             row.case, row.peer_name
         ))?;
     }
-    setup.output.say(&written)
+    setup.output.print_line(&written)
 }
 
 fn handoff(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
@@ -275,18 +276,20 @@ fn handoff(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
     ] {
         measure.arg(flag).arg(value);
     }
-    setup.output.say("starting an engine's input side, which imports vLLM, then measuring")?;
+    setup
+        .output
+        .print_line("starting an engine's input side, which imports vLLM, then measuring")?;
     let load = Load::now();
     let rows =
         handoff::rows(&handoff::parse(&peers::lines(&mut measure, "the example handoff")?)?, load);
     let written = write(setup, Bench::Handoff, &rows, json)?;
     for row in rows.iter().filter(|row| row.equal == Some(false)) {
-        setup.output.say(&format!(
+        setup.output.print_line(&format!(
             "!!! other bytes arrived: {}, {}, {}",
             row.case, row.metric, row.peer_name
         ))?;
     }
-    setup.output.say(&written)
+    setup.output.print_line(&written)
 }
 
 fn index(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
@@ -299,29 +302,30 @@ fn index(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
     for row in rows.iter().filter(|row| row.equal == Some(false) && row.metric == index::DIFFERENT)
     {
         let different = row.peer.unwrap_or_default();
-        setup.output.say(&format!(
+        setup.output.print_line(&format!(
             "!!! other overlaps: {}, {}: {different} prompts",
             row.case, row.peer_name
         ))?;
     }
-    setup.output.say(&written)
+    setup.output.print_line(&written)
 }
 
 /// Prints the page of a short run, or writes the results.
 fn finish(setup: &Setup, bench: Bench, rows: &[Row], rounds: u32, json: bool) -> Result<(), Error> {
-    let said = if rounds == SHORT { bench.page(rows)? } else { write(setup, bench, rows, json)? };
-    setup.output.say(&said)
+    let text =
+        if rounds == SHORT_ROUNDS { bench.page(rows)? } else { write(setup, bench, rows, json)? };
+    setup.output.print_line(&text)
 }
 
-/// Writes the results, if no mandatory row is missing. Returns where, and how many targets were
-/// reached.
+/// Writes the results if no mandatory row is missing. Returns a line with the page's path and the
+/// number of reached targets.
 fn write(setup: &Setup, bench: Bench, rows: &[Row], json: bool) -> Result<String, Error> {
     if json {
         for line in row::lines(rows)? {
             println!("{line}");
         }
     }
-    row::complete(bench.name(), rows, bench.mandatory())?;
+    row::check_complete(bench.name(), rows, bench.mandatory())?;
     let name = bench.name();
     let page = bench.page(rows)?;
     let results = setup.workspace.root.join(RESULTS);
@@ -334,10 +338,10 @@ fn write(setup: &Setup, bench: Bench, rows: &[Row], json: bool) -> Result<String
     Ok(format!("{reached} of {all} targets reached, see {}", path.display()))
 }
 
-/// Makes the pictures, or finds them made.
+/// Makes the pictures unless they exist.
 fn pictures(setup: &Setup, env: &VllmEnv) -> Result<PathBuf, Error> {
     let script = setup.workspace.file(MAKE_PICTURES)?;
-    // Pillow's version decides on the bytes as much as the script does.
+    // The bytes depend on the version of Pillow as well as on the script.
     let mut inputs = vllm_env::inputs(&setup.workspace)?;
     inputs.push(fs::read(&script).map_err(Error::io("read", &script))?);
     let inputs: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
@@ -346,10 +350,10 @@ fn pictures(setup: &Setup, env: &VllmEnv) -> Result<PathBuf, Error> {
         &setup.output,
         &setup.cancel,
         |_| true,
-        |path, held| {
-            setup.output.say(&format!("making {}", path.display()))?;
+        |path, lock| {
+            setup.output.print_line(&format!("making {}", path.display()))?;
             let mut python = env.python_command();
-            python.arg("-B").arg(&script).arg(path).stdin(held.as_input()?);
+            python.arg("-B").arg(&script).arg(path).stdin(lock.as_stdin()?);
             child::run(&mut python, MAKE_PICTURES, &setup.output, &setup.cancel)
         },
     )?;

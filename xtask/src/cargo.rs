@@ -1,12 +1,12 @@
-//! The cargo that runs this program.
+//! The cargo that runs xtask.
 
 use std::env;
 use std::process::Command;
 
 use crate::workspace::Workspace;
 
-/// Returns a command of the cargo that runs this program, without the variables about this
-/// program's own package: build scripts that watch them would run again, here and in the next plain
+/// Returns a command that runs the same cargo, without the environment variables about the package
+/// xtask. Build scripts that watch these variables would run again, here and in the next plain
 /// build.
 pub(crate) fn cargo(workspace: &Workspace) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

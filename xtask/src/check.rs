@@ -1,4 +1,4 @@
-//! A quick check while editing: format, lints, and the unit tests of crates that differ from
+//! A quick check while editing: format, lints, and the unit tests of the crates that differ from
 //! `main`.
 
 use std::collections::BTreeSet;
@@ -9,7 +9,7 @@ use crate::child;
 use crate::error::Error;
 use crate::setup::Setup;
 
-/// Checks the working tree. Changes are those since its merge base with `main`.
+/// Checks the working tree. Changed files are those since the merge base with `main`.
 pub(crate) fn run(setup: &Setup) -> Result<(), Error> {
     let run = |arguments: &[&str]| {
         let start = Instant::now();
@@ -29,7 +29,7 @@ pub(crate) fn run(setup: &Setup) -> Result<(), Error> {
     let changed = changed_files(setup)?;
     let is_crate =
         |name: &&str| setup.workspace.root.join("crates").join(name).join("Cargo.toml").is_file();
-    // One call per crate, so that features are those of `cargo test --package`.
+    // One cargo call per crate, with the same features as `cargo test --package`.
     for name in changed_crates(changed.lines()) {
         if is_crate(&name) {
             run(&["test", "--package", name, "--lib"])?;
@@ -40,7 +40,7 @@ pub(crate) fn run(setup: &Setup) -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the paths of changed and new files, one in a line.
+/// Returns the paths of changed and new files, one per line.
 fn changed_files(setup: &Setup) -> Result<String, Error> {
     let git = |arguments: &[&str]| {
         let mut git = std::process::Command::new("git");
@@ -54,7 +54,7 @@ fn changed_files(setup: &Setup) -> Result<String, Error> {
     Ok([changed, new].join("\n"))
 }
 
-/// Returns the packages of these files.
+/// Returns the names of the packages that contain these files.
 fn changed_crates<'a>(paths: impl Iterator<Item = &'a str>) -> BTreeSet<&'a str> {
     let package = |path: &'a str| match path.split_once('/')? {
         ("crates", rest) => rest.split_once('/').map(|(name, _)| name),
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_belong_to_the_crate_of_their_folder() {
+    fn files_map_to_crate_of_their_folder() {
         let paths = [
             "crates/chiasm-kv/src/lib.rs",
             "README.md",

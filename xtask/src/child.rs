@@ -1,5 +1,5 @@
-//! Runs other programs: where their output goes, what is said when they fail, and how they are
-//! stopped early.
+//! Runs other programs: the destination of their output, the errors when they fail, and
+//! cancellation.
 
 use std::fs::{self, File};
 use std::io;
@@ -12,25 +12,25 @@ use std::time::Duration;
 
 use crate::error::Error;
 
-/// How often a child is looked at; only programs that take seconds are run this way.
+/// The interval between checks whether a child has exited. Children here run for seconds.
 const POLL: Duration = Duration::from_millis(50);
-/// Lines of a log that go into an error message.
+/// The number of log lines in an error message.
 const TAIL_LINES: usize = 20;
 
-/// The destination of progress and of children's output.
+/// The destination of progress lines and of the output of child processes.
 #[derive(Clone, Debug)]
 pub(crate) enum Output {
-    /// All to standard error, so that standard output carries nothing but the command's result.
+    /// Everything goes to standard error, so standard output has only the command's result.
     Terminal,
-    /// Each to the same one of our own outputs.
+    /// Standard output and standard error are inherited.
     Inherited,
-    /// Appended to a file, by work that runs beside something else on the terminal.
+    /// Everything is appended to a file. For work that runs while other work uses the terminal.
     Log(PathBuf),
 }
 
 impl Output {
-    /// Says in a line what happens now.
-    pub(crate) fn say(&self, line: &str) -> Result<(), Error> {
+    /// Prints a line about progress.
+    pub(crate) fn print_line(&self, line: &str) -> Result<(), Error> {
         match self {
             Self::Terminal => eprintln!("{line}"),
             Self::Inherited => println!("{line}"),
@@ -43,6 +43,7 @@ impl Output {
         Ok(())
     }
 
+    /// Returns a child's standard output and standard error.
     fn stdio(&self) -> Result<(Stdio, Stdio), Error> {
         Ok(match self {
             Self::Terminal => (io::stderr().into(), io::stderr().into()),
@@ -51,6 +52,7 @@ impl Output {
         })
     }
 
+    /// Returns the end of the log, for an error message; empty without a log.
     fn tail(&self) -> String {
         let Self::Log(path) = self else {
             return String::new();
@@ -67,7 +69,7 @@ fn open_log(path: &PathBuf) -> Result<File, Error> {
     File::options().create(true).append(true).open(path).map_err(Error::io("open", path))
 }
 
-/// Asks work on another thread to stop; children that it waits for are killed.
+/// A flag that stops work on another thread and kills the child that the work waits for.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cancel(Arc<AtomicBool>);
 
@@ -76,13 +78,14 @@ impl Cancel {
         self.0.store(true, Ordering::Relaxed);
     }
 
+    /// Returns `Cancelled` if [`Self::cancel`] was called.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if self.0.load(Ordering::Relaxed) { Err(Error::Cancelled) } else { Ok(()) }
     }
 }
 
-/// Runs `command` to its end; `what` names it in the error when that is not success. Its input is
-/// the caller's business.
+/// Runs `command` to its end. `what` names the command in errors. The caller sets the standard
+/// input.
 pub(crate) fn run(
     command: &mut Command,
     what: &str,
@@ -101,6 +104,7 @@ pub(crate) fn run(
     Err(Error::Failed { what: what.to_owned(), status, log: output.tail() })
 }
 
+/// Waits for the child to exit; kills it when cancelled.
 fn wait(child: &mut Child, cancel: &Cancel) -> Result<io::Result<std::process::ExitStatus>, Error> {
     loop {
         match child.try_wait() {
@@ -109,8 +113,7 @@ fn wait(child: &mut Child, cancel: &Cancel) -> Result<io::Result<std::process::E
             Err(error) => return Ok(Err(error)),
         }
         if let Err(cancelled) = cancel.check() {
-            // Fails only when the child has just ended by itself; wait() then collects it all the
-            // same.
+            // `kill` fails only if the child has just exited; `wait` reaps it in both cases.
             let _ = child.kill();
             let _ = child.wait();
             return Err(cancelled);
@@ -119,18 +122,18 @@ fn wait(child: &mut Child, cancel: &Cancel) -> Result<io::Result<std::process::E
     }
 }
 
-/// Runs `command` and returns what it printed, without the line break at the end.
+/// Runs `command` and returns its standard output, without the line break at the end.
 pub(crate) fn read(command: &mut Command, what: &str) -> Result<String, Error> {
     let output = command.stdin(Stdio::null()).output().map_err(|source| Error::Spawn {
         program: command.get_program().display().to_string(),
         source,
     })?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
+        let stderr = String::from_utf8_lossy(&output.stderr);
         return Err(Error::Failed {
             what: what.to_owned(),
             status: output.status,
-            log: format!(": {}", said.trim_end()),
+            log: format!(": {}", stderr.trim_end()),
         });
     }
     Ok(String::from_utf8_lossy(&output.stdout).trim_end().to_owned())
@@ -149,10 +152,10 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_names_the_work_and_ends_with_the_end_of_the_log() {
+    fn failure_names_command_with_tail_of_log() {
         let dir = tempfile::tempdir().unwrap();
         let output = Output::Log(dir.path().join("log"));
-        output.say("before").unwrap();
+        output.print_line("before").unwrap();
         let script = "seq 1 100; echo last words >&2; exit 3";
         let error = run(&mut shell(script), "counting", &output, &Cancel::default()).unwrap_err();
         let text = error.to_string();
@@ -162,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cancelled_child_is_killed_at_once() {
+    fn cancelled_child_is_killed() {
         let dir = tempfile::tempdir().unwrap();
         let output = Output::Log(dir.path().join("log"));
         let cancel = Cancel::default();
@@ -174,14 +177,14 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_not_there_is_named() {
+    fn missing_program_is_named() {
         let mut command = Command::new("no-such-program-anywhere");
         let error = run(&mut command, "x", &Output::Terminal, &Cancel::default()).unwrap_err();
         assert!(error.to_string().contains("no-such-program-anywhere"), "{error}");
     }
 
     #[test]
-    fn read_returns_the_output_or_what_the_program_said() {
+    fn read_returns_stdout_or_fails_with_stderr() {
         assert_eq!(read(&mut shell("echo 3.11"), "asking").unwrap(), "3.11");
         let error = read(&mut shell("echo reason >&2; false"), "asking").unwrap_err();
         assert!(error.to_string().ends_with(": reason"), "{error}");

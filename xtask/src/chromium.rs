@@ -1,5 +1,5 @@
-//! Chromium for tests: the system's, or its package unpacked into the cache with whatever the
-//! system lacks for it.
+//! Chromium for tests: the installed program, or a package that is unpacked into the cache with its
+//! missing dependencies.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -9,23 +9,25 @@ use std::process::{Command, Stdio};
 use crate::child;
 use crate::debian;
 use crate::error::Error;
-use crate::keyed_dir::{Held, KeyedDir};
+use crate::keyed_dir::{DirLock, KeyedDir};
 use crate::setup::Setup;
 
-/// What tests are told of it by.
+/// The environment variable that passes the program to tests.
 pub(crate) const VARIABLE: &str = "CHIASM_TEST_CHROMIUM";
 
 const PACKAGE: &str = "chromium";
-/// Names of it in other distributions.
+/// The program's names in different distributions.
 const NAMES: [&str; 3] = ["chromium", "chromium-browser", "google-chrome"];
-/// The program that is started in an unpacked package, which finds its libraries there.
+/// The script in an unpacked package that starts Chromium with the package's libraries.
 const STARTER: &str = "start";
 const SCRIPT: &str = "#!/bin/sh\n\
     here=$(dirname \"$0\")\n\
-    libraries=$(find \"$here/usr/lib\" \"$here/lib\" -type d -path '*-linux-gnu*' 2>/dev/null | tr '\\n' ':')\n\
-    LD_LIBRARY_PATH=\"$libraries$LD_LIBRARY_PATH\" exec \"$here/usr/lib/chromium/chromium\" \"$@\"\n";
+    libraries=$(find \"$here/usr/lib\" \"$here/lib\" -type d -path '*-linux-gnu*' 2>/dev/null \
+    | tr '\\n' ':')\n\
+    LD_LIBRARY_PATH=\"$libraries$LD_LIBRARY_PATH\" \
+    exec \"$here/usr/lib/chromium/chromium\" \"$@\"\n";
 
-/// The program. An error says why there is none.
+/// Returns the program; unpacks its package if Chromium is not installed.
 pub(crate) fn ensure(setup: &Setup) -> Result<PathBuf, Error> {
     if let Some(name) = NAMES.into_iter().find(|name| starts(Path::new(name))) {
         return Ok(name.into());
@@ -36,14 +38,14 @@ pub(crate) fn ensure(setup: &Setup) -> Result<PathBuf, Error> {
         &setup.output,
         &setup.cancel,
         |path| starts(&starter(path)),
-        |path, held| unpack(setup, path, held),
+        |path, lock| unpack(setup, path, lock),
     )?;
     Ok(starter(dir.path()))
 }
 
-fn unpack(setup: &Setup, path: &Path, held: &Held) -> Result<(), Error> {
-    let packages = debian::lacking(PACKAGE)?;
-    debian::unpack_all(setup, &packages, path, held)?;
+fn unpack(setup: &Setup, path: &Path, lock: &DirLock) -> Result<(), Error> {
+    let packages = debian::missing_packages(PACKAGE)?;
+    debian::unpack_all(setup, &packages, path, lock)?;
     let starter = path.join(STARTER);
     fs::write(&starter, SCRIPT).map_err(Error::io("write", &starter))?;
     fs::set_permissions(&starter, fs::Permissions::from_mode(0o755))
@@ -51,8 +53,9 @@ fn unpack(setup: &Setup, path: &Path, held: &Held) -> Result<(), Error> {
     child::read(Command::new(&starter).arg("--version"), "the unpacked Chromium").map(drop)
 }
 
+/// Returns `true` if the program can print its version.
 fn starts(program: &Path) -> bool {
-    let mut ask = Command::new(program);
-    ask.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    ask.status().is_ok_and(|status| status.success())
+    let mut version = Command::new(program);
+    version.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    version.status().is_ok_and(|status| status.success())
 }

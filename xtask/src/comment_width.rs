@@ -1,4 +1,4 @@
-//! Tests that comments stay within the line width. Stable rustfmt wraps code only.
+//! A test that comments stay within the line width. Stable rustfmt wraps only code.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,9 +9,10 @@ const MAX_CHARS: usize = 100;
 /// The folders with Rust code, relative to the repository.
 const FOLDERS: [&str; 4] = ["crates", "xtask", "bench", "fuzz"];
 
-/// Folders that are not looked into: build output and generated code.
+/// The skipped folders: build output and generated code.
 const SKIPPED: [&str; 2] = ["target", "generated"];
 
+/// Adds the Rust files below a folder.
 fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("an entry").path();
@@ -24,8 +25,8 @@ fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Returns the numbers of the comment lines that are too wide, from 1. Tables, code samples and
-/// words without a space, such as links, can't be wrapped and may be wider.
+/// Returns the line numbers, from 1, of comments that are too wide. Tables, code samples and single
+/// words such as links can't be wrapped and may be wider.
 fn wide_comments(text: &str) -> Vec<usize> {
     let mut is_sample = false;
     let mut wide = Vec::new();
@@ -64,7 +65,7 @@ fn comments_stay_within_the_line_width() {
 }
 
 #[test]
-fn wide_prose_is_found_beside_tables_samples_and_links() {
+fn wide_prose_is_found_beside_tables_samples_links() {
     let prose = format!("/// {}", "word ".repeat(30));
     let link = format!("// {}", "x".repeat(200));
     let table = format!("//! | {} |", "word ".repeat(30));

@@ -1,5 +1,5 @@
-//! What people install: the wheel, the plain binary, what is in them, and sums of both, below
-//! `target/dist/chiasm-VERSION`.
+//! Release artifacts in `target/dist/chiasm-VERSION`: the wheel, the binary, the bill of materials,
+//! the licences and the checksums.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,15 +19,15 @@ const MAKE_WHEEL: &str = "python/wheel/make_wheel.py";
 const SBOM: &str = "chiasm.cdx.json";
 const NOTICES: &str = "THIRD-PARTY-LICENSES.txt";
 const SUMS: &str = "SHA256SUMS";
-/// A binary that outgrows this has something in it that nobody meant to ship.
-const LARGEST: u64 = 40_000_000;
+/// The maximum size of the wheel. A larger one contains something by mistake.
+const MAX_WHEEL_BYTES: u64 = 40_000_000;
 
-/// How the binary is built.
+/// The cargo profile of the binary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Profile {
-    /// As it is shipped: minutes to build.
+    /// The profile of releases, which takes minutes to build.
     Dist,
-    /// As `cargo build --release` has it: built already, as a rule.
+    /// The profile of `cargo build --release`, which is usually built already.
     Release,
 }
 
@@ -43,7 +43,7 @@ impl Profile {
         }
     }
 
-    /// What cargo is told behind its command. The fast way is the build of README.md.
+    /// Returns the arguments after `cargo build`. Those of `Release` are the build of README.md.
     fn arguments(self) -> &'static [&'static str] {
         match self {
             Self::Dist => {
@@ -54,18 +54,22 @@ impl Profile {
     }
 }
 
-/// What was made.
-pub(crate) struct Made {
+/// The paths of the artifacts.
+pub(crate) struct Artifacts {
     pub(crate) folder: PathBuf,
     pub(crate) binary: PathBuf,
     pub(crate) wheel: PathBuf,
 }
 
-/// Makes all of it, for this system or another one.
-pub(crate) fn run(setup: &Setup, profile: Profile, target: Option<Target>) -> Result<Made, Error> {
+/// Makes all artifacts for `target`, or for this system.
+pub(crate) fn run(
+    setup: &Setup,
+    profile: Profile,
+    target: Option<Target>,
+) -> Result<Artifacts, Error> {
     let workspace = &setup.workspace;
     let out = workspace.root.join("target/dist").join(format!("chiasm-{VERSION}"));
-    // What an earlier run of another system or version has left is not of this one.
+    // Removes the files of an earlier run.
     if out.exists() {
         fs::remove_dir_all(&out).map_err(Error::io("remove", &out))?;
     }
@@ -75,7 +79,7 @@ pub(crate) fn run(setup: &Setup, profile: Profile, target: Option<Target>) -> Re
     let binary = out.join(format!("chiasm-{VERSION}-{system}"));
     match target {
         None => strip(&built, &binary)?,
-        // It has no symbols already.
+        // The cross build has stripped it already.
         Some(_) => fs::copy(&built, &binary).map(drop).map_err(Error::io("copy", &built))?,
     }
     let bill = out.join(SBOM);
@@ -85,7 +89,7 @@ pub(crate) fn run(setup: &Setup, profile: Profile, target: Option<Target>) -> Re
     let wheel = make_wheel(workspace, &binary, Some((&bill, &texts)), &out)?;
     check_size(&wheel)?;
     sum(&out)?;
-    Ok(Made { folder: out, binary, wheel })
+    Ok(Artifacts { folder: out, binary, wheel })
 }
 
 /// Installs the wheel beside the newest vLLM and serves from there.
@@ -93,11 +97,11 @@ pub(crate) fn test(setup: &Setup, wheel: &Path) -> Result<(), Error> {
     let base = vllm_env::ensure(setup)?;
     let models = models::ensure(setup, &base)?;
     let env = vllm_overlay::ensure_version(setup, &base, NEWEST)?;
-    let mut tests = wheel::tests_of(wheel, &setup.workspace, &env, &models)?;
+    let mut tests = wheel::tests_of_wheel(wheel, &setup.workspace, &env, &models)?;
     child::run(&mut tests, "the wheel's tests", &setup.output, &setup.cancel)
 }
 
-/// Builds the binary, or finds it built.
+/// Builds the binary and returns its path.
 fn build(setup: &Setup, profile: Profile, target: Option<Target>) -> Result<PathBuf, Error> {
     let mut cargo = match target {
         Some(target) => cross::cargo(setup, target, profile.name())?,
@@ -112,16 +116,16 @@ fn build(setup: &Setup, profile: Profile, target: Option<Target>) -> Result<Path
     child::run(&mut cargo, &what, &Output::Terminal, &Cancel::default())?;
     let folder =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
-    let of_target = target.map_or("", Target::name);
-    Ok(setup.workspace.root.join(folder).join(of_target).join(profile.name()).join("chiasm"))
+    let target_folder = target.map_or("", Target::name);
+    Ok(setup.workspace.root.join(folder).join(target_folder).join(profile.name()).join("chiasm"))
 }
 
-/// Packs a binary as a wheel in the folder `out`, with a bill of materials and the licences of what
-/// is in it, and returns its path.
+/// Packs a binary as a wheel in the folder `out` and returns its path. `documents` are the bill of
+/// materials and the licences.
 pub(crate) fn make_wheel(
     workspace: &Workspace,
     binary: &Path,
-    of_what_is_in_it: Option<(&Path, &Path)>,
+    documents: Option<(&Path, &Path)>,
     out: &Path,
 ) -> Result<PathBuf, Error> {
     let mut python = Command::new(python::find()?);
@@ -131,21 +135,21 @@ pub(crate) fn make_wheel(
         .args(["--version", VERSION, "--binary"])
         .arg(binary);
     python.arg("--out").arg(out);
-    if let Some((bill, notices)) = of_what_is_in_it {
+    if let Some((bill, notices)) = documents {
         python.arg("--sbom").arg(bill).arg("--notices").arg(notices);
     }
     child::read(&mut python, MAKE_WHEEL).map(PathBuf::from)
 }
 
-/// The system that cargo builds for, as Rust names it.
+/// Returns the target triple of this system.
 fn host(workspace: &Workspace) -> Result<String, Error> {
     let mut rustc = Command::new("rustc");
-    let told = child::read(rustc.arg("-vV").current_dir(&workspace.root), "rustc -vV")?;
-    let host = told.lines().find_map(|line| line.strip_prefix("host: "));
-    host.map(str::to_owned).ok_or(Error::Unreadable { what: "rustc -vV".to_owned(), printed: told })
+    let printed = child::read(rustc.arg("-vV").current_dir(&workspace.root), "rustc -vV")?;
+    let host = printed.lines().find_map(|line| line.strip_prefix("host: "));
+    host.map(str::to_owned).ok_or(Error::Unreadable { what: "rustc -vV".to_owned(), printed })
 }
 
-/// Writes the binary without its symbols.
+/// Writes the binary without symbols.
 fn strip(built: &Path, binary: &Path) -> Result<(), Error> {
     let mut strip = Command::new("strip");
     strip.arg("-o").arg(binary).arg(built);
@@ -154,14 +158,14 @@ fn strip(built: &Path, binary: &Path) -> Result<(), Error> {
 
 fn check_size(wheel: &Path) -> Result<(), Error> {
     let bytes = fs::metadata(wheel).map_err(Error::io("read", wheel))?.len();
-    if bytes <= LARGEST {
+    if bytes <= MAX_WHEEL_BYTES {
         Ok(())
     } else {
-        Err(Error::TooLarge { path: wheel.to_owned(), bytes, most: LARGEST })
+        Err(Error::TooLarge { path: wheel.to_owned(), bytes, max_bytes: MAX_WHEEL_BYTES })
     }
 }
 
-/// Writes what `sha256sum --check` reads, over all files of the folder.
+/// Writes the checksums of all files in the folder, in the format of `sha256sum --check`.
 fn sum(out: &Path) -> Result<(), Error> {
     let entries = fs::read_dir(out).map_err(Error::io("list", out))?;
     let mut names: Vec<_> =
@@ -178,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_are_those_of_the_files_and_not_of_themselves() {
+    fn sums_exclude_their_own_file() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("b"), "b").unwrap();
         fs::write(dir.path().join("a"), "abc").unwrap();
@@ -196,13 +200,13 @@ mod tests {
     }
 
     #[test]
-    fn a_wheel_that_is_too_large_is_refused() {
+    fn wheel_over_size_limit_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let wheel = dir.path().join("w.whl");
         let file = fs::File::create(&wheel).unwrap();
-        file.set_len(LARGEST).unwrap();
+        file.set_len(MAX_WHEEL_BYTES).unwrap();
         assert!(check_size(&wheel).is_ok());
-        file.set_len(LARGEST + 1).unwrap();
+        file.set_len(MAX_WHEEL_BYTES + 1).unwrap();
         assert!(check_size(&wheel).unwrap_err().to_string().contains("w.whl"));
     }
 }

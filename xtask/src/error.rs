@@ -1,4 +1,4 @@
-//! Everything that can go wrong in a developer command, in words that say what to do about it.
+//! The errors of developer commands. Each text says what to do.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::process::ExitStatus;
 
 use crate::structure::StructureError;
 
-/// Why a command did not do what it was asked.
+/// The reason why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     #[error("there is no command `{name}`, see `cargo xtask help`")]
@@ -24,10 +24,8 @@ pub(crate) enum Error {
     #[error("there is no bench `{name}`, see `cargo xtask help`")]
     UnknownBench { name: String },
 
-    #[error(
-        "`--rounds` takes a number of at least {fewest}, not `{found}`: fewer rounds say nothing"
-    )]
-    Rounds { found: String, fewest: u32 },
+    #[error("`--rounds` takes a number of at least {min}, not `{found}`: fewer rounds say nothing")]
+    Rounds { found: String, min: u32 },
 
     #[error("`--engines` takes a number of at least 1, not `{found}`")]
     Engines { found: String },
@@ -42,7 +40,8 @@ pub(crate) enum Error {
     Release { found: String },
 
     #[error(
-        "no manifest in python/vllm_drift/manifests is of vLLM {version} or an older one, write it with --write"
+        "no manifest in python/vllm_drift/manifests is of vLLM {version} or an older one, \
+         write it with --write"
     )]
     NoManifest { version: String },
 
@@ -73,7 +72,7 @@ pub(crate) enum Error {
     Failed {
         what: String,
         status: ExitStatus,
-        /// Empty, or a line break and the end of the log.
+        /// The end of the log or of the standard error, with a separator in front; may be empty.
         log: String,
     },
 
@@ -99,25 +98,37 @@ pub(crate) enum Error {
     Platform { os: &'static str, arch: &'static str },
 
     #[error(
-        "found no Python 3.11 to 3.14 with its venv and ensurepip modules, install one (Debian: python3.11 and \
-         python3.11-venv); tried {tried}"
+        "found no Python 3.11 to 3.14 with its venv and ensurepip modules, install one \
+         (Debian: python3.11 and python3.11-venv); tried {tried}"
     )]
     NoPython { tried: String },
 
     #[error(
-        "{path} has {free_gb:.1} GB free, making the vLLM environment takes {need_gb:.0} GB; free some or point \
-         XDG_CACHE_HOME at a bigger disk", path = .path.display()
+        "{path} has {free_gb:.1} GB free, making the vLLM environment takes {need_gb:.0} GB; \
+         free some or point XDG_CACHE_HOME at a bigger disk",
+        path = .path.display()
     )]
     DiskFull { path: PathBuf, free_gb: f64, need_gb: f64 },
 
-    #[error("the new environment says vLLM {found:?} where {wanted} was installed, remove {path} and try again", path = .path.display())]
+    #[error(
+        "the new environment says vLLM {found:?} where {wanted} was installed, \
+         remove {path} and try again",
+        path = .path.display()
+    )]
     WrongVersion { found: String, wanted: String, path: PathBuf },
 
-    #[error("the new environment says SGLang {found:?} where {wanted} was installed, remove {path} and try again", path = .path.display())]
+    #[error(
+        "the new environment says SGLang {found:?} where {wanted} was installed, \
+         remove {path} and try again",
+        path = .path.display()
+    )]
     WrongSglang { found: String, wanted: &'static str, path: PathBuf },
 
-    #[error("{path} has {bytes} bytes, more than {most}: see what has come into it", path = .path.display())]
-    TooLarge { path: PathBuf, bytes: u64, most: u64 },
+    #[error(
+        "{path} has {bytes} bytes, more than {max_bytes}: see what has come into it",
+        path = .path.display()
+    )]
+    TooLarge { path: PathBuf, bytes: u64, max_bytes: u64 },
 
     #[error("`--target` takes {known}, not `{found}`")]
     Target { found: String, known: String },
@@ -130,7 +141,7 @@ pub(crate) enum Error {
 
     #[error("the code exceeds limits in xtask/src/structure/limits.rs: {problems}")]
     StructureLimits {
-        /// The limits, each with what was measured.
+        /// The exceeded limits, each with the measured number.
         problems: String,
     },
 
@@ -142,7 +153,7 @@ pub(crate) enum Error {
 }
 
 impl Error {
-    /// A function for `map_err` on file operations: `action` completes "could not … PATH".
+    /// Returns a function for `map_err` on file operations. `action` completes "could not … PATH".
     pub(crate) fn io(
         action: &'static str,
         path: impl Into<PathBuf>,

@@ -1,4 +1,4 @@
-//! etcd for tests: the system's, or its package unpacked into the cache.
+//! etcd for tests: the installed program, or a package that is unpacked into the cache.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -8,16 +8,16 @@ use crate::error::Error;
 use crate::keyed_dir::KeyedDir;
 use crate::setup::Setup;
 
-/// What tests are told of it by.
+/// The environment variable that passes the program to tests.
 pub(crate) const VARIABLE: &str = "CHIASM_TEST_ETCD";
 
 const PACKAGES: [&str; 2] = ["etcd-server", "etcd"];
-/// Where it is in the package.
+/// The path of the program in the package.
 const PROGRAM: &str = "usr/bin/etcd";
 
-/// The program. An error says why there is none.
+/// Returns the program; unpacks its package if etcd is not installed.
 pub(crate) fn ensure(setup: &Setup) -> Result<PathBuf, Error> {
-    if is_there() {
+    if is_installed() {
         return Ok("etcd".into());
     }
     let dir = KeyedDir::new(&setup.workspace.cache, "etcd", &[b"1"]);
@@ -25,13 +25,13 @@ pub(crate) fn ensure(setup: &Setup) -> Result<PathBuf, Error> {
         &setup.output,
         &setup.cancel,
         |path| path.join(PROGRAM).is_file(),
-        |path, held| debian::unpack(setup, &PACKAGES, path, held),
+        |path, lock| debian::unpack(setup, &PACKAGES, path, lock),
     )?;
     Ok(dir.path().join(PROGRAM))
 }
 
-fn is_there() -> bool {
-    let mut ask = Command::new("etcd");
-    ask.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    ask.status().is_ok_and(|status| status.success())
+fn is_installed() -> bool {
+    let mut version = Command::new("etcd");
+    version.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    version.status().is_ok_and(|status| status.success())
 }

@@ -1,4 +1,4 @@
-//! Free space on the disk that a path is on, asked of `df`, whose -P output POSIX fixes.
+//! Free disk space, read from `df -P`, whose output format is fixed by POSIX.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::child;
 use crate::error::Error;
 
-/// Bytes that this user may still write at `path`, which has to exist.
+/// Returns the number of bytes that this user may still write at `path`, which has to exist.
 pub(crate) fn free_bytes(path: &Path) -> Result<u64, Error> {
     let what = "df -Pk";
     let printed = child::read(Command::new("df").arg("-Pk").arg(path), what)?;
@@ -15,8 +15,8 @@ pub(crate) fn free_bytes(path: &Path) -> Result<u64, Error> {
         .ok_or_else(|| Error::Unreadable { what: what.to_owned(), printed })
 }
 
-/// The fourth column of the last line, counted from the capacity in per cent: a device's name may
-/// hold spaces.
+/// Parses the available KiB from the last line: the column in front of the capacity in per cent.
+/// Columns can't be counted from the left, because a device name may contain spaces.
 fn available_kib(printed: &str) -> Option<u64> {
     let columns: Vec<&str> = printed.lines().last()?.split_whitespace().collect();
     let capacity = columns.iter().position(|column| column.ends_with('%'))?;
@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_available_column_is_found() {
+    fn available_column_is_found_beside_spaces() {
         let head = "Filesystem     1024-blocks     Used Available Capacity Mounted on\n";
         let plain = "/dev/vda       264122368 18874368  77594624      20% /";
         assert_eq!(available_kib(&format!("{head}{plain}")), Some(77_594_624));
@@ -39,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn df_answers_for_a_real_directory() {
+    fn df_reports_existing_directory_only() {
         let dir = tempfile::tempdir().unwrap();
         assert!(free_bytes(dir.path()).is_ok());
         assert!(free_bytes(&dir.path().join("missing")).is_err());

@@ -1,6 +1,5 @@
-//! Makes the golden files again with the newest vLLM and says which of the repository's files came
-//! out different; or with another version on a copy of the repository, and says what that version
-//! makes otherwise.
+//! Regenerates the golden files with the newest vLLM and reports the files that changed. With
+//! another version it works on a copy of the repository and reports the differences.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt::Write;
@@ -14,7 +13,7 @@ use crate::error::Error;
 use crate::setup::Setup;
 use crate::vllm_env::VllmEnv;
 
-/// Each is run from the repository's root and writes its files where the tests read them.
+/// The scripts. Each runs in the repository's root and writes its files where the tests read them.
 const SCRIPTS: [Script; 7] = [
     Script::new("python/goldens/make_vision_goldens.py", Arguments::None),
     Script::new(
@@ -67,10 +66,10 @@ enum Arguments {
     Models(&'static [&'static str]),
 }
 
-/// Path in the repository → hash of the file's bytes.
+/// The hashes of files by their paths in the repository.
 type Snapshot = BTreeMap<String, blake3::Hash>;
 
-/// Runs every script, then reports. `models` are the tiny ones.
+/// Runs all scripts and reports the changed files. `models` is the directory of the tiny models.
 pub(crate) fn remake(setup: &Setup, env: &VllmEnv, models: &Path) -> Result<(), Error> {
     let root = &setup.workspace.root;
     let before = snapshot(root)?;
@@ -88,8 +87,7 @@ pub(crate) fn remake(setup: &Setup, env: &VllmEnv, models: &Path) -> Result<(), 
     Ok(())
 }
 
-/// Runs every script on a copy of the repository, and says which lines of which files came out
-/// different.
+/// Runs all scripts on a copy of the repository and reports the lines that differ.
 pub(crate) fn compare(setup: &Setup, env: &VllmEnv, models: &Path) -> Result<(), Error> {
     let root = &setup.workspace.root;
     let copy = tempfile::tempdir().map_err(Error::io("create", "a folder for a copy"))?;
@@ -103,7 +101,7 @@ pub(crate) fn compare(setup: &Setup, env: &VllmEnv, models: &Path) -> Result<(),
     child::read(git(copy).args(["init", "-q"]), "git init")?;
     run_scripts(setup, env, models, copy)?;
     let after = snapshot(copy)?;
-    let mut same = true;
+    let mut is_same = true;
     let names: BTreeSet<&String> = before.keys().chain(after.keys()).collect();
     for name in names {
         if before.get(name) == after.get(name) {
@@ -112,17 +110,18 @@ pub(crate) fn compare(setup: &Setup, env: &VllmEnv, models: &Path) -> Result<(),
         let read = |root: &Path| fs::read(root.join(name)).unwrap_or_default();
         let difference = difference(&read(root), &read(copy));
         if !difference.is_empty() {
-            same = false;
+            is_same = false;
             println!("{name}: {difference}");
         }
     }
-    if same {
+    if is_same {
         println!("this version makes the same goldens");
     }
     Ok(())
 }
 
-/// What differs between two files beside the versions that they were made with; empty for nothing.
+/// Describes the differences between two files, except the versions that they were made with. Empty
+/// if there are none.
 fn difference(ours: &[u8], theirs: &[u8]) -> String {
     let (Ok(ours), Ok(theirs)) = (str::from_utf8(ours), str::from_utf8(theirs)) else {
         return "other bytes".to_owned();
@@ -132,34 +131,35 @@ fn difference(ours: &[u8], theirs: &[u8]) -> String {
             .iter()
             .any(|name| line.contains(&format!("\"{name}\": \"")))
     };
-    let (ours, theirs): (HashSet<&str>, HashSet<&str>) =
-        (ours.lines().collect(), theirs.lines().collect());
-    let mut other: Vec<&str> =
+    let ours: HashSet<&str> = ours.lines().collect();
+    let theirs: HashSet<&str> = theirs.lines().collect();
+    let mut added: Vec<&str> =
         theirs.difference(&ours).copied().filter(|line| !names_versions(line)).collect();
     let gone = ours.difference(&theirs).filter(|line| !names_versions(line)).count();
-    if other.is_empty() && gone == 0 {
+    if added.is_empty() && gone == 0 {
         return String::new();
     }
-    other.sort_unstable();
-    let mut text = format!("{gone} of {} lines are gone, {} others came", ours.len(), other.len());
-    for line in other.iter().take(SHOWN_LINES) {
-        let _ = write!(text, "\n    {}", line.chars().take(SHOWN_CHARACTERS).collect::<String>());
+    added.sort_unstable();
+    let mut text = format!("{gone} of {} lines are gone, {} others came", ours.len(), added.len());
+    for line in added.iter().take(SHOWN_LINES) {
+        let _ = write!(text, "\n    {}", line.chars().take(SHOWN_CHARS).collect::<String>());
     }
     text
 }
 
-/// Lines shown of what differs in one file, and how much of each.
+/// The number of different lines that are printed per file.
 const SHOWN_LINES: usize = 3;
-const SHOWN_CHARACTERS: usize = 160;
+/// The number of characters that are printed of each such line.
+const SHOWN_CHARS: usize = 160;
 
 fn run_scripts(setup: &Setup, env: &VllmEnv, models: &Path, root: &Path) -> Result<(), Error> {
     for script in SCRIPTS {
         setup.workspace.file(script.path)?;
     }
     for Script { path, arguments } in SCRIPTS {
-        setup.output.say(&format!("running {path}"))?;
+        setup.output.print_line(&format!("running {path}"))?;
         let mut python = env.python_command();
-        // -B: a __pycache__ beside a script would be one more thing to ignore.
+        // -B: no __pycache__ beside the script.
         python.args(["-B", path]);
         if let Arguments::Models(names) = arguments {
             python.args(names.iter().map(|name| models.join(name)));
@@ -173,15 +173,15 @@ fn run_scripts(setup: &Setup, env: &VllmEnv, models: &Path, root: &Path) -> Resu
 fn git(root: &Path) -> Command {
     let mut git = Command::new("git");
     git.arg("-C").arg(root);
-    // git sets them for hooks, and they would win over the directory.
+    // git sets these variables for hooks, and they take precedence over the directory.
     for name in ["GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE"] {
         git.env_remove(name);
     }
     git
 }
 
-/// Every file that git tracks or would track. The working tree is the baseline, not the last
-/// commit: whoever changes a script has other changes lying about.
+/// Hashes all files that git tracks or would track. The baseline is the working tree and not the
+/// last commit, because a script is usually edited together with other uncommitted changes.
 fn snapshot(root: &Path) -> Result<Snapshot, Error> {
     let mut list = git(root);
     list.args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]);
@@ -191,7 +191,7 @@ fn snapshot(root: &Path) -> Result<Snapshot, Error> {
         let path = root.join(name);
         match fs::read(&path) {
             Ok(bytes) => snapshot.insert(name.to_owned(), blake3::hash(&bytes)),
-            // Deleted in the working tree and not yet in the index.
+            // The file is deleted in the working tree but not yet in the index.
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(Error::io("read", path)(error)),
         };
@@ -199,7 +199,7 @@ fn snapshot(root: &Path) -> Result<Snapshot, Error> {
     Ok(snapshot)
 }
 
-/// One line for each file that is new, different or gone.
+/// Returns a line for each file that is new, different or gone.
 fn changes(before: &Snapshot, after: &Snapshot) -> String {
     let mut lines = String::new();
     let mut line = |what: &str, name: &str| {
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_alone_are_no_difference() {
+    fn lines_with_versions_are_ignored() {
         let ours = b"{\"vllm\": \"0.33.0\"}\n{\"a\": 1}\n{\"b\": 2}\n";
         assert_eq!(difference(ours, b"{\"vllm\": \"0.32.0\"}\n{\"a\": 1}\n{\"b\": 2}\n"), "");
         let found = difference(ours, b"{\"vllm\": \"0.32.0\"}\n{\"a\": 1}\n{\"b\": 3}\n");
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn new_different_and_gone_files_are_told_apart() {
+    fn changes_distinguish_new_different_gone_files() {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
         child::read(git(root).args(["init", "-q"]), "git init").unwrap();

@@ -1,10 +1,9 @@
-//! A directory in the cache that is named by what it is made from, and is either complete or made
-//! again.
+//! A cache directory whose name contains a hash of its inputs. It is either complete or rebuilt.
 //!
-//! Things that can't be moved once made (a Python environment has its own path in it) can't be
-//! built elsewhere and renamed. So they are built in place, under a lock, and a marker file is
-//! written last: without the marker a directory is what a killed run left behind, and is removed.
-//! Locks are the operating system's and go away with the processes that hold them.
+//! A Python environment contains its own path, so it can't be built elsewhere and renamed. It is
+//! built in place under a lock, and a marker file is written last. A directory without the marker
+//! is left over from a killed run and is removed. The locks are file locks of the operating system,
+//! which end with the processes that hold them.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -17,96 +16,96 @@ use crate::child::{Cancel, Output};
 use crate::error::Error;
 
 const MARKER: &str = ".complete";
-/// How often a lock that somebody else holds is tried again.
+/// The interval between attempts to take a lock that another process holds.
 const LOCK_POLL: Duration = Duration::from_millis(200);
 
-/// `ROOT/NAME-KEY`, with its lock file `ROOT/NAME-KEY.lock` beside it.
+/// The directory `ROOT/NAME-KEY` and its lock file `ROOT/NAME-KEY.lock`.
 #[derive(Clone, Debug)]
 pub(crate) struct KeyedDir {
     path: PathBuf,
-    lock: PathBuf,
+    lock_path: PathBuf,
 }
 
-/// The lock, while a directory is made.
-pub(crate) struct Held(File);
+/// The lock on a directory that is being built.
+pub(crate) struct DirLock(File);
 
-impl Held {
-    /// An empty input for a child that writes into the directory.
+impl DirLock {
+    /// Returns an empty standard input for a child process that writes into the directory.
     ///
-    /// It holds the lock too: should this process be killed while the child lives on, nobody starts
-    /// over beneath it.
-    pub(crate) fn as_input(&self) -> Result<Stdio, Error> {
+    /// The handle shares the lock. If this process is killed and the child lives on, no other
+    /// process rebuilds the directory while the child still writes.
+    pub(crate) fn as_stdin(&self) -> Result<Stdio, Error> {
         let copy = self.0.try_clone();
         Ok(copy.map_err(Error::io("copy", "the lock's handle"))?.into())
     }
 }
 
 impl KeyedDir {
-    /// `inputs` is everything that the directory's contents depend on.
+    /// Creates a handle; `inputs` is everything that the directory's contents depend on.
     pub(crate) fn new(root: &Path, name: &str, inputs: &[&[u8]]) -> Self {
         let stem = format!("{name}-{}", key(inputs));
-        Self { path: root.join(&stem), lock: root.join(stem + ".lock") }
+        Self { path: root.join(&stem), lock_path: root.join(stem + ".lock") }
     }
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Makes the directory with `build` unless it is complete and `still_works`.
+    /// Builds the directory with `build` unless it is complete and `still_works`.
     ///
-    /// Waits while another process makes it. `build` finds an empty directory; when it fails, the
-    /// directory stays as it is for a look at it, and the next call removes it.
+    /// Waits while another process builds it. `build` gets an empty directory. If it fails, the
+    /// directory stays for inspection until the next call removes it.
     pub(crate) fn ensure(
         &self,
         output: &Output,
         cancel: &Cancel,
         still_works: impl FnOnce(&Path) -> bool,
-        build: impl FnOnce(&Path, &Held) -> Result<(), Error>,
+        build: impl FnOnce(&Path, &DirLock) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        if let Some(root) = self.lock.parent() {
+        if let Some(root) = self.lock_path.parent() {
             fs::create_dir_all(root).map_err(Error::io("create", root))?;
         }
-        let held = self.acquire(output, cancel)?;
+        let lock = self.acquire(output, cancel)?;
         let marker = self.path.join(MARKER);
         if marker.is_file() && still_works(&self.path) {
             return Ok(());
         }
-        // The marker goes first: a removal that is cut short must not leave a torso that looks
-        // complete.
+        // The marker is removed first: an interrupted removal must not leave a partial directory
+        // that looks complete.
         remove_file(&marker)?;
         if self.path.exists() {
             fs::remove_dir_all(&self.path).map_err(Error::io("remove", &self.path))?;
         }
         fs::create_dir(&self.path).map_err(Error::io("create", &self.path))?;
-        build(&self.path, &held)?;
-        let unnamed = self.path.join(".complete.new");
-        let file = File::create(&unnamed).map_err(Error::io("create", &unnamed))?;
-        file.sync_all().map_err(Error::io("write", &unnamed))?;
-        fs::rename(&unnamed, &marker).map_err(Error::io("create", &marker))
+        build(&self.path, &lock)?;
+        let temporary = self.path.join(".complete.new");
+        let file = File::create(&temporary).map_err(Error::io("create", &temporary))?;
+        file.sync_all().map_err(Error::io("write", &temporary))?;
+        fs::rename(&temporary, &marker).map_err(Error::io("create", &marker))
     }
 
-    fn acquire(&self, output: &Output, cancel: &Cancel) -> Result<Held, Error> {
-        // Never removed: another process may hold a lock on the file that this name stood for a
-        // moment ago.
+    fn acquire(&self, output: &Output, cancel: &Cancel) -> Result<DirLock, Error> {
+        // The lock file is never removed. Otherwise another process could hold a lock on a removed
+        // file while this one locks a new file of the same name.
         let file = File::options()
             .read(true)
             .append(true)
             .create(true)
-            .open(&self.lock)
-            .map_err(Error::io("open", &self.lock))?;
-        let mut said = false;
+            .open(&self.lock_path)
+            .map_err(Error::io("open", &self.lock_path))?;
+        let mut has_printed = false;
         loop {
             match file.try_lock() {
-                Ok(()) => return Ok(Held(file)),
+                Ok(()) => return Ok(DirLock(file)),
                 Err(TryLockError::Error(source)) => {
-                    return Err(Error::io("lock", &self.lock)(source));
+                    return Err(Error::io("lock", &self.lock_path)(source));
                 }
                 Err(TryLockError::WouldBlock) => {}
             }
-            if !said {
+            if !has_printed {
                 let path = self.path.display();
-                output.say(&format!("waiting: another process is making {path}"))?;
-                said = true;
+                output.print_line(&format!("waiting: another process is making {path}"))?;
+                has_printed = true;
             }
             cancel.check()?;
             thread::sleep(LOCK_POLL);
@@ -114,7 +113,7 @@ impl KeyedDir {
     }
 }
 
-/// Whether the directory at `path` was made to its end.
+/// Returns `true` if the directory at `path` was built to its end.
 pub(crate) fn is_complete(path: &Path) -> bool {
     path.join(MARKER).is_file()
 }
@@ -128,8 +127,8 @@ fn remove_file(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// 12 hex digits over the inputs and their borders: enough that two of a developer's environments
-/// don't meet.
+/// Hashes the inputs and their lengths to 12 hex digits, enough to tell one developer's
+/// environments apart.
 fn key(inputs: &[&[u8]]) -> String {
     let mut hasher = blake3::Hasher::new();
     for input in inputs {
@@ -155,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_holds_the_key_and_the_key_every_byte_and_border() {
+    fn name_depends_on_input_bytes_lengths_order() {
         let root = Path::new("/cache");
         let name = |inputs: &[&[u8]]| KeyedDir::new(root, "vllm-0.32.0", inputs).path().to_owned();
         let one = name(&[b"ab", b"c"]);
@@ -170,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_complete_directory_is_made_once_and_again_when_it_stopped_working() {
+    fn complete_directory_is_rebuilt_only_when_broken() {
         let root = tempfile::tempdir().unwrap();
         let dir = KeyedDir::new(&root.path().join("not/there/yet"), "x", &[b"1"]);
         let built = Cell::new(0);
@@ -189,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_failed_build_left_is_removed_by_the_next() {
+    fn leftovers_of_failed_build_are_removed_by_next_build() {
         let root = tempfile::tempdir().unwrap();
         let dir = KeyedDir::new(root.path(), "x", &[b"1"]);
         let error = ensure(&dir, true, |path| {
@@ -206,10 +205,11 @@ mod tests {
     }
 
     #[test]
-    fn of_several_at_once_one_builds_and_the_others_wait_for_it() {
+    fn concurrent_calls_build_once() {
         let root = tempfile::tempdir().unwrap();
         let dir = KeyedDir::new(root.path(), "x", &[b"1"]);
-        let (inside, built) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let inside = AtomicUsize::new(0);
+        let built = AtomicUsize::new(0);
         thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_for_a_lock_can_be_cancelled() {
+    fn wait_for_lock_can_be_cancelled() {
         let root = tempfile::tempdir().unwrap();
         let dir = KeyedDir::new(root.path(), "x", &[b"1"]);
         let cancel = Cancel::default();
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_outlives_its_parent_keeps_the_lock() {
+    fn child_that_outlives_parent_keeps_lock() {
         let root = tempfile::tempdir().unwrap();
         let dir = KeyedDir::new(root.path(), "x", &[b"1"]);
         let mut orphan = None;
@@ -252,9 +252,9 @@ mod tests {
             &Output::Terminal,
             &Cancel::default(),
             |_| true,
-            |_, held| {
+            |_, lock| {
                 let child =
-                    std::process::Command::new("sleep").arg("600").stdin(held.as_input()?).spawn();
+                    std::process::Command::new("sleep").arg("600").stdin(lock.as_stdin()?).spawn();
                 orphan = Some(child.unwrap());
                 Err(Error::Cancelled)
             },

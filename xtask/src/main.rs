@@ -1,34 +1,36 @@
-//! Developer commands, run as `cargo xtask COMMAND`: one way to test, and the real vLLM that the
-//! tests run against.
+//! Developer commands, run as `cargo xtask COMMAND`: tests, environments with real engines,
+//! benchmarks, generated pages and releases.
 //!
 //! | file | is |
 //! |---|---|
-//! | `command_line` | what was asked for |
-//! | `test_steps`, `test_run`, `test_step_run` | the table of what `test` does; walking it; one step |
-//! | `check` | the short form of `test`, for changed crates |
-//! | `real_engines` | the environments and models of the real engines, made beside other work |
-//! | `debian`, `etcd`, `chromium`, `prometheus`, `nginx` | packages unpacked without root, and programs of them for tests and benches |
-//! | `vllm_env`, `python`, `free_disk` | a Python environment with vLLM for CPU |
+//! | `command_line` | the parser of the command line |
+//! | `test_steps`, `test_run`, `test_step_run` | the table of steps of `test`; a run of steps; the execution of one step |
+//! | `check` | a short form of `test` for changed crates |
+//! | `real_engines` | the setup of real engines in the background |
+//! | `debian`, `etcd`, `chromium`, `prometheus`, `nginx` | packages unpacked without root, and their programs for tests and benchmarks |
+//! | `vllm_env`, `venv`, `python`, `free_disk` | a Python environment with vLLM for CPU |
 //! | `vllm_overlay` | other versions of vLLM over that environment |
 //! | `sglang_env` | real SGLang for CPU over that environment |
-//! | `manifests` | the manifests of `deploy/kubernetes` against Kubernetes' schemas |
-//! | `clients_env` | a Python environment with clients that other people use, and what they send |
-//! | `vllm_drift` | what a version of vLLM changes of what Chiasm relies on |
-//! | `versions_page` | what is told of these versions |
-//! | `models_page` | which of vLLM's models are served, and how |
-//! | `models` | tiny random models made in that environment |
-//! | `structure` | lines per crate, circles of files, the order of modules, against their limits |
-//! | `page_links`, `comment_width` | tests of the documentation's links, and of the width of comments |
-//! | `agent_proto` | the protocol of agents as Rust code |
-//! | `goldens` | golden files made again, and what changed |
-//! | `dist`, `sbom`, `notices` | what people install, and what is in it |
-//! | `cross` | binaries for other systems, and for older ones |
-//! | `wheel` | the wheel installed beside the real vLLM |
-//! | `soak` | the service in any weather, for as long as is asked |
-//! | `bench_peers` | Chiasm measured against its peers |
+//! | `manifests` | tests of the manifests in `deploy/kubernetes` against Kubernetes' schemas |
+//! | `clients_env` | a Python environment with third-party clients, and recordings of their requests |
+//! | `plugin` | the tests and the installation of the vLLM plugin |
+//! | `vllm_drift` | changes in a version of vLLM that affect Chiasm |
+//! | `versions_page` | `docs/versions.md`: the supported versions of vLLM |
+//! | `models_page` | `docs/models.md`: the models of vLLM and how they are served |
+//! | `models` | tiny random models |
+//! | `structure` | lines per crate, circles of files and the order of modules, with limits |
+//! | `page_links`, `comment_width` | tests of links in the documentation and of the width of comments |
+//! | `agent_proto` | the generated code of the agent protocol |
+//! | `goldens` | golden files, made again and compared |
+//! | `dist`, `sbom`, `notices` | release artifacts, their bill of materials and licences |
+//! | `cross` | binaries for other systems and for older ones |
+//! | `wheel` | tests of the wheel beside a real vLLM |
+//! | `soak` | the soak test for any number of minutes |
+//! | `bench_peers` | benchmarks against peers |
 //! | `keyed_dir` | a cached directory that is complete or absent, also after a crash |
-//! | `workspace` | where the repository and the cache are |
-//! | `child` | running other programs, their output and their end |
+//! | `workspace` | the paths of the repository and the cache |
+//! | `setup`, `error`, `outcome` | the context, the errors and the outcomes of commands |
+//! | `cargo`, `child` | running cargo and other programs |
 
 #![forbid(unsafe_code)]
 
@@ -98,7 +100,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs a command in the release build of this program.
+/// Runs the same command in the release build of xtask.
 fn rerun_in_release(setup: &Setup, arguments: &[String]) -> Result<ExitCode, Error> {
     let mut cargo = cargo::cargo(&setup.workspace);
     cargo.args(["run", "--quiet", "--release", "--package", "xtask", "--"]).args(arguments);
@@ -120,33 +122,29 @@ fn run(command: Command, arguments: &[String]) -> Result<ExitCode, Error> {
         })
     };
     match command {
-        Command::Help => println!("{USAGE}"),
+        Command::Help => print!("{USAGE}"),
         Command::VllmEnv { version } => {
             let setup = setup()?;
             let base = vllm_env::ensure(&setup)?;
             let env = vllm_overlay::ensure_version(&setup, &base, version)?;
             let mut current = vllm_overlay::paths(&setup.workspace)?;
             current.push(base.path().to_owned());
-            vllm_env::hint_at_old_ones(&setup, &current);
+            vllm_env::print_unused(&setup, &current);
             println!("{}", env.path().display());
         }
         Command::SglangEnv { version } => {
             let setup = setup()?;
-            println!(
-                "{}",
-                sglang_env::ensure(&setup, &vllm_env::ensure(&setup)?, version)?.path().display()
-            );
+            let base = vllm_env::ensure(&setup)?;
+            let env = sglang_env::ensure(&setup, &base, version)?;
+            println!("{}", env.path().display());
         }
         Command::ClientsEnv => println!("{}", clients_env::ensure(&setup()?)?.path().display()),
         Command::RecordClients => {
             let setup = setup()?;
             let clients = clients_env::ensure(&setup)?;
             let base = vllm_env::ensure(&setup)?;
-            clients_env::record(
-                &setup,
-                &clients,
-                &vllm_overlay::ensure_version(&setup, &base, NEWEST)?,
-            )?;
+            let vllm = vllm_overlay::ensure_version(&setup, &base, NEWEST)?;
+            clients_env::record(&setup, &clients, &vllm)?;
         }
         Command::Models => {
             let setup = setup()?;
@@ -163,7 +161,7 @@ fn run(command: Command, arguments: &[String]) -> Result<ExitCode, Error> {
                 _ => goldens::compare(&setup, &env, &models)?,
             }
         }
-        // An unoptimized program makes load too slowly to measure with.
+        // An unoptimized build generates load too slowly for measurements.
         Command::BenchPeers { .. } if cfg!(debug_assertions) => {
             return rerun_in_release(&setup()?, arguments);
         }
@@ -175,14 +173,13 @@ fn run(command: Command, arguments: &[String]) -> Result<ExitCode, Error> {
         }
         Command::Dist { profile, target, test } => {
             let setup = setup()?;
-            let made = dist::run(&setup, profile, target)?;
+            let artifacts = dist::run(&setup, profile, target)?;
             match target {
-                Some(target) if test => cross::test(&setup, target, &made.binary)?,
-                None if test => dist::test(&setup, &made.wheel)?,
+                Some(target) if test => cross::test(&setup, target, &artifacts.binary)?,
+                None if test => dist::test(&setup, &artifacts.wheel)?,
                 _ => {}
             }
-            let folder = made.folder;
-            println!("{}", folder.display());
+            println!("{}", artifacts.folder.display());
         }
         Command::AgentProto => agent_proto::run(&setup()?)?,
         Command::ModelsPage => models_page::run(&setup()?)?,

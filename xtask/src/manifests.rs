@@ -1,23 +1,22 @@
-//! The manifests of `deploy/kubernetes` against Kubernetes' own schemas, which a Python package has
-//! in it.
+//! Tests of the manifests in `deploy/kubernetes` against Kubernetes' schemas from a Python package.
 //!
-//! Its environment is made once per list of pinned packages and kept in the user's cache.
+//! The Python environment is made once per list of pinned packages and kept in the user's cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::error::Error;
-use crate::keyed_dir::{Held, KeyedDir};
+use crate::keyed_dir::{DirLock, KeyedDir};
 use crate::setup::Setup;
 use crate::venv;
 
 const TESTS: &str = "python/manifests";
 const REQUIREMENTS: &str = "python/manifests/requirements.txt";
-/// Counted up when the steps below change what comes out of the same list.
+/// The version of the build steps below; incremented when they change the result for the same list.
 const RECIPE: &[u8] = b"1";
 
-/// The tests, with what they need. An error says why that can't be had.
+/// Returns the command that runs the tests. Makes their Python environment unless it exists.
 pub(crate) fn tests(setup: &Setup) -> Result<Command, Error> {
     let mut python = venv::python(&ensure(setup)?);
     python.args(["-B", "-m", "unittest", "discover", "-s"]).arg(setup.workspace.root.join(TESTS));
@@ -37,16 +36,16 @@ fn ensure(setup: &Setup) -> Result<PathBuf, Error> {
                 .status()
                 .is_ok_and(|status| status.success())
         },
-        |path, held| build(setup, path, held),
+        |path, lock| build(setup, path, lock),
     )?;
     Ok(dir.path().to_owned())
 }
 
-fn build(setup: &Setup, path: &Path, held: &Held) -> Result<(), Error> {
-    venv::make(setup, path, held, None)?;
+fn build(setup: &Setup, path: &Path, lock: &DirLock) -> Result<(), Error> {
+    venv::make(setup, path, lock, None)?;
     venv::install(setup, REQUIREMENTS, || {
         let mut pip = venv::pip(venv::python(path), "install");
-        pip.args(["--no-compile", "--quiet"]).stdin(held.as_input()?);
+        pip.args(["--no-compile", "--quiet"]).stdin(lock.as_stdin()?);
         Ok(pip)
     })
 }
@@ -56,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_package_is_pinned_and_comes_from_the_users_index() {
+    fn packages_are_pinned_without_urls() {
         let list =
             fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(REQUIREMENTS))
                 .unwrap();

@@ -1,4 +1,4 @@
-//! Tiny random models for the real engines, made by the environment's own transformers.
+//! Tiny random models for the real engines, made with `transformers` of the vLLM environment.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::vllm_env::{self, VllmEnv};
 
 const FOLDER: &str = "python/models";
 const SCRIPT: &str = "python/models/make_tiny_models.py";
-/// One directory each.
+/// The names of the models, which have one directory each.
 pub(crate) const MODELS: [&str; 19] = [
     "qwen2vl",
     "qwen25vl",
@@ -34,16 +34,15 @@ pub(crate) const MODELS: [&str; 19] = [
     "mistral_small",
 ];
 
-/// LoRA adapters of theirs, one directory each.
+/// The names of their LoRA adapters, which have one directory each.
 const ADAPTERS: [&str; 2] = ["qwen25vl-lora-a", "qwen25vl-lora-b"];
 
-/// Makes the models, or finds them made; returns the directory that holds them by name.
+/// Makes the models unless they exist; returns the directory that contains their directories.
 pub(crate) fn ensure(setup: &Setup, env: &VllmEnv) -> Result<PathBuf, Error> {
     let script = setup.workspace.file(SCRIPT)?;
-    // transformers decides what the files look like, so its version is an input as much as the
-    // script.
+    // The contents of the files depend on the version of transformers as well as on the script.
     let mut inputs = vllm_env::inputs(&setup.workspace)?;
-    sources(&setup.workspace.root.join(FOLDER), &mut inputs)?;
+    add_python_sources(&setup.workspace.root.join(FOLDER), &mut inputs)?;
     let inputs: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
     let dir = KeyedDir::new(&setup.workspace.cache, "models", &inputs);
     dir.ensure(
@@ -54,20 +53,20 @@ pub(crate) fn ensure(setup: &Setup, env: &VllmEnv) -> Result<PathBuf, Error> {
             MODELS.iter().all(|model| has(model, "config.json"))
                 && ADAPTERS.iter().all(|adapter| has(adapter, "adapter_config.json"))
         },
-        |path, held| {
-            setup.output.say(&format!("making {}", path.display()))?;
+        |path, lock| {
+            setup.output.print_line(&format!("making {}", path.display()))?;
             let mut python = env.python_command();
-            // -B: a __pycache__ beside a script would be one more thing to ignore.
-            python.arg("-B").arg(&script).arg(path).stdin(held.as_input()?);
+            // -B: no __pycache__ beside the script.
+            python.arg("-B").arg(&script).arg(path).stdin(lock.as_stdin()?);
             child::run(&mut python, SCRIPT, &setup.output, &setup.cancel)
         },
     )?;
     Ok(dir.path().to_owned())
 }
 
-/// Adds name and contents of every Python file in a folder and the folders in it, in the order of
-/// their names.
-pub(crate) fn sources(folder: &Path, inputs: &mut Vec<Vec<u8>>) -> Result<(), Error> {
+/// Adds the name and contents of each Python file below a folder to `inputs`, in the order of
+/// names.
+pub(crate) fn add_python_sources(folder: &Path, inputs: &mut Vec<Vec<u8>>) -> Result<(), Error> {
     let read = || {
         fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>()
     };
@@ -75,7 +74,7 @@ pub(crate) fn sources(folder: &Path, inputs: &mut Vec<Vec<u8>>) -> Result<(), Er
     paths.sort();
     for path in paths {
         if path.is_dir() {
-            sources(&path, inputs)?;
+            add_python_sources(&path, inputs)?;
         } else if path.extension().is_some_and(|extension| extension == "py") {
             inputs.push(path.file_name().unwrap_or_default().as_encoded_bytes().to_vec());
             inputs.push(fs::read(&path).map_err(Error::io("read", &path))?);

@@ -1,4 +1,4 @@
-//! nginx for a bench: the system's, or its package unpacked into the cache.
+//! nginx for a benchmark: the installed program, or a package that is unpacked into the cache.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -9,12 +9,12 @@ use crate::keyed_dir::KeyedDir;
 use crate::setup::Setup;
 
 const PACKAGES: [&str; 1] = ["nginx"];
-/// Where it is in the package, which needs no libraries but those that every system has.
+/// The path of the program in the package. It needs only libraries that every system has.
 const PROGRAM: &str = "usr/sbin/nginx";
-/// What it says before its version.
-const SAYS: &str = "nginx version: nginx/";
+/// The text in front of the version in the output of `nginx -v`.
+const VERSION_PREFIX: &str = "nginx version: nginx/";
 
-/// The program and its version. An error says why there is none.
+/// Returns the program and its version; unpacks its package if nginx is not installed.
 pub(crate) fn ensure(setup: &Setup) -> Result<(PathBuf, String), Error> {
     if let Some(version) = version(Path::new("nginx")) {
         return Ok(("nginx".into(), version));
@@ -24,18 +24,18 @@ pub(crate) fn ensure(setup: &Setup) -> Result<(PathBuf, String), Error> {
         &setup.output,
         &setup.cancel,
         |path| version(&path.join(PROGRAM)).is_some(),
-        |path, held| debian::unpack(setup, &PACKAGES, path, held),
+        |path, lock| debian::unpack(setup, &PACKAGES, path, lock),
     )?;
     let program = dir.path().join(PROGRAM);
     let version = version(&program).ok_or_else(|| Error::MissingFile { path: program.clone() })?;
     Ok((program, version))
 }
 
-/// Its version, by its own account, if it starts.
+/// Returns the version that the program prints; `None` if the program does not start.
 fn version(program: &Path) -> Option<String> {
-    let mut ask = Command::new(program);
-    let said =
-        ask.arg("-v").stdin(Stdio::null()).output().ok().filter(|said| said.status.success())?;
-    let said = String::from_utf8_lossy(&said.stderr).into_owned();
-    Some(said.strip_prefix(SAYS)?.split_whitespace().next()?.to_owned())
+    let mut print_version = Command::new(program);
+    print_version.arg("-v").stdin(Stdio::null());
+    let output = print_version.output().ok().filter(|output| output.status.success())?;
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    Some(text.strip_prefix(VERSION_PREFIX)?.split_whitespace().next()?.to_owned())
 }

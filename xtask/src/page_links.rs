@@ -1,13 +1,13 @@
-//! Tests that every relative link of the documentation leads somewhere.
+//! A test that all relative links of the documentation have a target.
 
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-/// The pages that are read from, relative to the repository. Folders are searched.
+/// The checked pages and folders of pages, relative to the repository.
 const PAGES: [&str; 5] = ["README.md", "AGENTS.md", "ARCHITECTURE.md", "docs", "deploy"];
 
-/// A link of a page, and the line that it is in, from 1.
+/// A link and its line in the page, from 1.
 #[derive(Debug, PartialEq)]
 struct Link {
     line: usize,
@@ -18,6 +18,7 @@ fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
+/// Adds the pages below a path.
 fn pages(path: &Path, found: &mut Vec<PathBuf>) {
     if path.is_dir() {
         for entry in fs::read_dir(path).expect("a folder") {
@@ -28,7 +29,7 @@ fn pages(path: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The lines of a page with their numbers, but for those of code blocks.
+/// Returns the lines of a page with their numbers, without code blocks.
 fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut is_code = false;
     text.lines().enumerate().filter_map(move |(number, line)| {
@@ -40,12 +41,12 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// The line without what is between backticks.
+/// Removes the code between backticks from a line.
 fn without_code(line: &str) -> String {
     line.split('`').step_by(2).collect()
 }
 
-/// The targets of `[text](target)`.
+/// Returns the links `[text](target)` of a page.
 fn links(text: &str) -> Vec<Link> {
     let mut links = Vec::new();
     for (number, line) in prose(text) {
@@ -58,8 +59,8 @@ fn links(text: &str) -> Vec<Link> {
     links
 }
 
-/// The anchors of a page's headings, as GitHub makes them: lower-case, spaces as dashes, no
-/// punctuation, a number for one that was there before.
+/// Returns the anchors of a page's headings as GitHub makes them: lower-case, spaces as dashes, no
+/// punctuation, and a number for a repeated anchor.
 fn anchors(text: &str) -> Vec<String> {
     let mut seen: HashMap<String, usize> = HashMap::new();
     let headings = prose(text)
@@ -76,7 +77,7 @@ fn anchors(text: &str) -> Vec<String> {
     anchors
 }
 
-/// Why a link of this page leads nowhere.
+/// Returns the reason why a link of a page is broken; `None` if it is valid or external.
 fn fault(page: &Path, target: &str) -> Option<String> {
     if target.contains("://") || target.starts_with("mailto:") {
         return None;
@@ -90,13 +91,13 @@ fn fault(page: &Path, target: &str) -> Option<String> {
     if anchor.is_empty() || path.extension().is_none_or(|extension| extension != "md") {
         return None;
     }
-    let there = anchors(&fs::read_to_string(&path).expect("a page"));
-    (!there.iter().any(|other| other == anchor))
-        .then(|| format!("it has no heading of that name, but {there:?}"))
+    let existing = anchors(&fs::read_to_string(&path).expect("a page"));
+    (!existing.iter().any(|other| other == anchor))
+        .then(|| format!("it has no heading of that name, but {existing:?}"))
 }
 
 #[test]
-fn every_relative_link_of_the_documentation_leads_somewhere() {
+fn relative_links_have_targets() {
     let mut found = Vec::new();
     for page in PAGES {
         pages(&root().join(page), &mut found);
@@ -123,7 +124,7 @@ fn every_relative_link_of_the_documentation_leads_somewhere() {
 }
 
 #[test]
-fn links_and_anchors_are_found_as_github_finds_them() {
+fn links_with_anchors_follow_github_rules() {
     let text =
         "# A `b`: c_d\n[x](y.md#z) `[no](no)` [w](v)\n```\n# not\n[no](no)\n```\n## A b c_d\n";
     let expected =

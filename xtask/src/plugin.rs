@@ -1,6 +1,7 @@
-//! The Python that ships with Chiasm: its tests, and the plugin for vLLM, installed as its users
-//! install it, but beside the environment instead of in it: the environment is shared by all
-//! checkouts, the plugin belongs to one.
+//! The Python packages that ship with Chiasm: their tests, and an installation of the vLLM plugin.
+//!
+//! The plugin is installed with pip as users install it, but outside the vLLM environment. All
+//! checkouts share the environment; each has its own plugin.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use std::process::Command;
 use crate::child;
 use crate::error::Error;
 use crate::keyed_dir::KeyedDir;
-use crate::models::sources;
+use crate::models::add_python_sources;
 use crate::setup::Setup;
 use crate::venv;
 use crate::vllm_env::{self, VllmEnv};
@@ -19,13 +20,13 @@ const PACKAGE: &str = "python/chiasm_vllm";
 const PROCESSOR: &str = "python/chiasm_processor";
 const PROJECT: &str = "python/chiasm_vllm/pyproject.toml";
 
-/// Installs the plugin, or finds it installed. The directory belongs on the engines' PYTHONPATH.
+/// Installs the plugin unless it is installed. Returns the directory for the engines' PYTHONPATH.
 pub(crate) fn ensure(setup: &Setup, env: &VllmEnv) -> Result<PathBuf, Error> {
     let project = setup.workspace.file(PROJECT)?;
     let package = setup.workspace.root.join(PACKAGE);
     let mut inputs = vllm_env::inputs(&setup.workspace)?;
     inputs.push(fs::read(&project).map_err(Error::io("read", &project))?);
-    sources(&package, &mut inputs)?;
+    add_python_sources(&package, &mut inputs)?;
     let inputs: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
     let dir = KeyedDir::new(&setup.workspace.cache, "plugin", &inputs);
     let installed = dir.path().join("site");
@@ -33,31 +34,32 @@ pub(crate) fn ensure(setup: &Setup, env: &VllmEnv) -> Result<PathBuf, Error> {
         &setup.output,
         &setup.cancel,
         |path| path.join("site/chiasm_vllm/__init__.py").is_file(),
-        |path, held| {
-            setup.output.say(&format!("installing {PACKAGE} into {}", path.display()))?;
-            // setuptools builds where the sources are, and leaves its files there.
+        |path, lock| {
+            setup.output.print_line(&format!("installing {PACKAGE} into {}", path.display()))?;
+            // setuptools builds in the source folder and leaves its files there.
             let copy = path.join("source");
             copy_tree(&package, &copy)?;
             let mut pip = venv::pip(env.python_command(), "install");
             pip.args(["--no-build-isolation", "--no-index", "--target"])
                 .arg(&installed)
                 .arg(&copy)
-                .stdin(held.as_input()?);
+                .stdin(lock.as_stdin()?);
             child::run(&mut pip, "pip install ./python/chiasm_vllm", &setup.output, &setup.cancel)
         },
     )?;
     Ok(installed)
 }
 
-/// The plugin's own tests, which need vLLM and no model.
+/// Returns the command that runs the plugin's tests, which need vLLM and no model.
 pub(crate) fn tests(workspace: &Workspace, env: &VllmEnv) -> Command {
     unit_tests(env, &workspace.root.join(PACKAGE))
 }
 
-/// The tests of vLLM's processor in processes of its own, which need vLLM and the tiny models.
+/// Returns the command that runs the tests of the processor processes, which need vLLM and the tiny
+/// models.
 pub(crate) fn processor_tests(workspace: &Workspace, env: &VllmEnv) -> Command {
     let mut python = unit_tests(env, &workspace.root.join(PROCESSOR));
-    // vLLM and its libraries tell much of what no test is about.
+    // Hides the log of vLLM and its libraries, which is irrelevant here.
     python.envs([("VLLM_LOGGING_LEVEL", "ERROR"), ("PYTHONWARNINGS", "ignore")]);
     python
 }

@@ -1,4 +1,4 @@
-//! Prometheus and its promtool for tests: their package unpacked into the cache.
+//! Prometheus and promtool for tests, from a package that is unpacked into the cache.
 
 use std::path::PathBuf;
 
@@ -7,14 +7,14 @@ use crate::error::Error;
 use crate::keyed_dir::KeyedDir;
 use crate::setup::Setup;
 
-/// What tests are told of the programs' folder by.
+/// The environment variable that passes the folder of the programs to tests.
 pub(crate) const VARIABLE: &str = "CHIASM_TEST_PROMETHEUS";
 
 const PACKAGES: [&str; 1] = ["prometheus"];
-/// Where the programs are in the package.
+/// The folder of the programs in the package.
 const FOLDER: &str = "usr/bin";
 
-/// The folder with `prometheus` and `promtool`. An error says why there is none.
+/// Returns the folder with `prometheus` and `promtool`; unpacks the package if needed.
 pub(crate) fn ensure(setup: &Setup) -> Result<PathBuf, Error> {
     let dir = KeyedDir::new(&setup.workspace.cache, "prometheus", &[b"1"]);
     dir.ensure(
@@ -25,7 +25,7 @@ pub(crate) fn ensure(setup: &Setup) -> Result<PathBuf, Error> {
                 .iter()
                 .all(|program| path.join(FOLDER).join(program).is_file())
         },
-        |path, held| debian::unpack(setup, &PACKAGES, path, held),
+        |path, lock| debian::unpack(setup, &PACKAGES, path, lock),
     )?;
     Ok(dir.path().join(FOLDER))
 }

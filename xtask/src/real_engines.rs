@@ -1,5 +1,5 @@
-//! The environments and models of the real engines, made on another thread while Rust compiles: it
-//! is mostly downloading.
+//! The setup of real engines: environments and models are made on another thread while Rust
+//! compiles. The setup is mostly downloads.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -15,22 +15,22 @@ use crate::vllm_env::{self, VllmEnv};
 use crate::vllm_overlay;
 use crate::workspace::Workspace;
 
-/// Paths and versions for the tests with real engines.
+/// The paths and versions for tests with real engines.
 #[derive(Clone, Debug)]
 pub(crate) struct Engines {
     pub(crate) version: &'static str,
     pub(crate) env: VllmEnv,
     pub(crate) models: PathBuf,
     plugin: PathBuf,
-    /// Another version, for tests of both together.
+    /// Another version, for tests with engines of both versions.
     other_version: &'static str,
     other: VllmEnv,
-    /// Clients that other people use.
+    /// Third-party clients.
     clients: ClientsEnv,
 }
 
 impl Engines {
-    /// Returns the environment variables that tell tests of these.
+    /// Returns the environment variables that pass the paths and versions to tests.
     pub(crate) fn variables(&self) -> [(&'static str, OsString); 11] {
         [
             ("CHIASM_TEST_OTHER_VLLM_VERSION", self.other_version.into()),
@@ -38,7 +38,7 @@ impl Engines {
             ("CHIASM_TEST_VLLM_VERSION", self.version.into()),
             ("CHIASM_TEST_VLLM", self.env.vllm().into()),
             ("CHIASM_TEST_PYTHON", self.env.python().into()),
-            // Another version's environment is over the one that has it.
+            // NIXL is in the base environment, so an overlay takes it from the other environment.
             (
                 "CHIASM_TEST_NIXL",
                 self.env.nixl().or_else(|| self.other.nixl()).unwrap_or_default().into(),
@@ -52,8 +52,7 @@ impl Engines {
     }
 }
 
-/// The environment and the models, made on another thread; stopped when dropped before they are
-/// done.
+/// The setup of environments and models on another thread. Dropping it stops the thread.
 pub(crate) struct EngineSetup {
     cancel: Cancel,
     thread: Option<JoinHandle<Result<Engines, Error>>>,
@@ -80,14 +79,14 @@ impl EngineSetup {
                 let models = models::ensure(&setup, &base)?;
                 let plugin = plugin::ensure(&setup, &base)?;
                 let env = vllm_overlay::ensure_version(&setup, &base, version)?;
-                let other_version = vllm_overlay::beside(version);
+                let other_version = vllm_overlay::companion(version);
                 let other = vllm_overlay::ensure_version(&setup, &base, other_version)?;
                 let clients = clients_env::ensure(&setup)?;
                 Ok(Engines { version, env, models, plugin, other_version, other, clients })
             });
             match &result {
                 Ok(_) | Err(Error::Cancelled) => {}
-                // Minutes before the step that needs it: whoever watches can start to mend it now.
+                // The step that needs the engines fails minutes later; report the error now.
                 Err(error) => eprintln!("the real engines will fail: {error}"),
             }
             result
@@ -95,7 +94,7 @@ impl EngineSetup {
         Ok(Self { cancel, thread: Some(thread), engines: None })
     }
 
-    /// Returns the handle that stops the setup.
+    /// Returns a handle that stops the setup.
     pub(crate) fn canceller(&self) -> Cancel {
         self.cancel.clone()
     }
@@ -105,7 +104,7 @@ impl EngineSetup {
         if let Some(thread) = self.thread.take() {
             self.engines = Some(thread.join().map_err(|_| Error::Panicked)??);
         }
-        // Empty only after a failure was returned, which ends the run.
+        // `None` only after an error was returned, which ends the run.
         self.engines.clone().ok_or(Error::Panicked)
     }
 }
@@ -114,7 +113,7 @@ impl Drop for EngineSetup {
     fn drop(&mut self) {
         self.cancel.cancel();
         if let Some(thread) = self.thread.take() {
-            // Its result no longer matters, only that it and its children are gone.
+            // The result is irrelevant; the thread and its child processes have to end.
             let _ = thread.join();
         }
     }
@@ -129,7 +128,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let workspace =
             Workspace { root: dir.path().join("empty"), cache: dir.path().join("cache") };
-        // No requirements there: the background work ends in an error that says so.
+        // The repository has no requirements.txt, so the setup fails with an error that names it.
         let error =
             EngineSetup::start(&workspace, vllm_env::VLLM_VERSION).unwrap().wait().unwrap_err();
         assert!(error.to_string().contains("requirements.txt"), "{error}");

@@ -1,5 +1,5 @@
-//! The bill of materials of the binary: which crates are linked into it or run while it is built,
-//! in which versions, under which licences, as CycloneDX 1.5 in JSON.
+//! The bill of materials of the binary in the JSON format of CycloneDX 1.5: the crates that are
+//! linked into it or used to build it, with versions and licences.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,10 +15,10 @@ use crate::notices::Sources;
 use crate::workspace::VERSION;
 use crate::workspace::Workspace;
 
-/// The package that the bill is of.
+/// The package that the bill describes.
 const ROOT: &str = "chiasm";
 
-/// What of `cargo metadata` the bill needs.
+/// The part of `cargo metadata` that the bill needs.
 #[derive(Deserialize)]
 struct Metadata {
     packages: Vec<Package>,
@@ -32,7 +32,7 @@ struct Package {
     version: String,
     license: Option<String>,
     license_file: Option<String>,
-    /// The registry or repository; none for packages of this workspace.
+    /// The registry or repository; `None` for packages of this workspace.
     source: Option<String>,
     description: Option<String>,
     manifest_path: PathBuf,
@@ -57,12 +57,11 @@ struct Dependency {
 
 #[derive(Deserialize)]
 struct Kind {
-    /// `dev`, `build`, or none for what is linked.
+    /// `dev`, `build`, or `None` for a linked dependency.
     kind: Option<String>,
 }
 
-/// Writes the bill of what is built for `target`, and returns where the sources are of those crates
-/// that are not ours.
+/// Writes the bill of the binary for `target`. Returns the sources of the third-party crates.
 pub(crate) fn write(
     workspace: &Workspace,
     target: &str,
@@ -75,19 +74,20 @@ pub(crate) fn write(
     let metadata: Metadata = serde_json::from_str(&child::read(&mut cargo, what)?).map_err(json)?;
     let bill = serde_json::to_string_pretty(&bill(&metadata)).map_err(json)?;
     fs::write(path, bill + "\n").map_err(Error::io("write", path))?;
-    Ok(foreign(&metadata))
+    Ok(third_party(&metadata))
 }
 
-fn foreign(metadata: &Metadata) -> Vec<Sources> {
+/// Returns the sources of the third-party crates in the bill.
+fn third_party(metadata: &Metadata) -> Vec<Sources> {
     let needs = needs(metadata);
     let reached = reached(root(metadata).map_or("", |package| package.id.as_str()), &needs);
-    let is_foreign =
+    let is_third_party =
         |package: &&Package| package.source.is_some() && reached.contains(package.id.as_str());
     let sources = |package: &Package| Sources {
         name: format!("{} {}", package.name, package.version),
         folder: package.manifest_path.parent().unwrap_or(&package.manifest_path).to_owned(),
     };
-    metadata.packages.iter().filter(is_foreign).map(sources).collect()
+    metadata.packages.iter().filter(is_third_party).map(sources).collect()
 }
 
 fn root(metadata: &Metadata) -> Option<&Package> {
@@ -107,9 +107,9 @@ fn bill(metadata: &Metadata) -> Value {
     let mut components: Vec<Value> = others.map(|package| component(package)).collect();
     components.push(plugin());
     let dependencies = reached.iter().map(|id| {
-        let on: BTreeSet<String> =
+        let depends_on: BTreeSet<String> =
             needs.get(id).into_iter().flatten().map(|id| reference(id)).collect();
-        json!({"ref": reference(id), "dependsOn": on})
+        json!({"ref": reference(id), "dependsOn": depends_on})
     });
     json!({
         "bomFormat": "CycloneDX",
@@ -121,24 +121,28 @@ fn bill(metadata: &Metadata) -> Value {
     })
 }
 
-/// What each package is linked with or built by. What only its tests need is no part of the binary.
+/// Returns the dependencies of each package, without those of its tests, which are not in the
+/// binary.
 fn needs(metadata: &Metadata) -> BTreeMap<&str, BTreeSet<&str>> {
     let mut needs = BTreeMap::new();
     for node in &metadata.resolve.nodes {
-        let is_shipped = |one: &&Dependency| {
-            one.dep_kinds.iter().any(|kind| kind.kind.as_deref() != Some("dev"))
+        let is_shipped = |dependency: &&Dependency| {
+            dependency.dep_kinds.iter().any(|kind| kind.kind.as_deref() != Some("dev"))
         };
-        let on = node.deps.iter().filter(is_shipped).map(|one| one.pkg.as_str());
-        needs.insert(node.id.as_str(), on.collect());
+        let shipped = node.deps.iter().filter(is_shipped);
+        let ids = shipped.map(|dependency| dependency.pkg.as_str());
+        needs.insert(node.id.as_str(), ids.collect());
     }
     needs
 }
 
+/// Returns `root` and its direct and indirect dependencies.
 fn reached<'a>(root: &'a str, needs: &BTreeMap<&'a str, BTreeSet<&'a str>>) -> BTreeSet<&'a str> {
-    let (mut reached, mut open) = (BTreeSet::from([root]), vec![root]);
-    while let Some(id) = open.pop() {
+    let mut reached = BTreeSet::from([root]);
+    let mut pending = vec![root];
+    while let Some(id) = pending.pop() {
         let next = needs.get(id).into_iter().flatten().filter(|id| reached.insert(id));
-        open.extend(next.copied().collect::<Vec<_>>());
+        pending.extend(next.copied().collect::<Vec<_>>());
     }
     reached
 }
@@ -164,10 +168,10 @@ fn component_of_type(kind: &str, package: &Package) -> Value {
     })
 }
 
-/// An expression of SPDX, or the name of the file that has the licence.
+/// Returns the SPDX expression of a package's licence, or the name of its licence file.
 fn licence(package: &Package) -> Value {
     match (&package.license, &package.license_file) {
-        // A slash is how crates of old say OR.
+        // Old crates write a slash for OR.
         (Some(expression), _) => {
             json!({"expression": expression.replace('/', " OR ").replace("  ", " ")})
         }
@@ -175,7 +179,7 @@ fn licence(package: &Package) -> Value {
     }
 }
 
-/// vLLM's plugin, which the wheel has beside the binary.
+/// Returns the component of the vLLM plugin, which the wheel contains beside the binary.
 fn plugin() -> Value {
     json!({
         "type": "library",
@@ -192,11 +196,19 @@ mod tests {
 
     fn metadata() -> Metadata {
         let package = |name: &str, license: Value, source: Value| {
-            json!({"id": name, "name": name, "version": "1.0.0", "license": license, "license_file": "COPYING", "source": source,
-                   "description": "What it is.\n", "manifest_path": format!("/sources/{name}/Cargo.toml")})
+            json!({
+                "id": name,
+                "name": name,
+                "version": "1.0.0",
+                "license": license,
+                "license_file": "COPYING",
+                "source": source,
+                "description": "What it is.\n",
+                "manifest_path": format!("/sources/{name}/Cargo.toml"),
+            })
         };
         let needs = |id: &str, kind: Value| json!({"pkg": id, "dep_kinds": [{"kind": kind}]});
-        let made = json!({
+        let metadata = json!({
             "packages": [
                 package(ROOT, json!("Apache-2.0"), Value::Null),
                 package("linked", json!("MIT/Apache-2.0"), json!("registry")),
@@ -204,54 +216,59 @@ mod tests {
                 package("tested-by", json!("MIT"), json!("registry")),
             ],
             "resolve": {"nodes": [
-                {"id": ROOT, "deps": [needs("linked", Value::Null), needs("tested-by", json!("dev"))]},
+                {
+                    "id": ROOT,
+                    "deps": [needs("linked", Value::Null), needs("tested-by", json!("dev"))],
+                },
                 {"id": "linked", "deps": [needs("built-by", json!("build"))]},
                 {"id": "built-by", "deps": []},
                 {"id": "tested-by", "deps": []},
             ]},
         });
-        serde_json::from_value(made).unwrap()
+        serde_json::from_value(metadata).unwrap()
     }
 
     #[test]
-    fn what_is_linked_or_builds_is_in_the_bill_and_what_only_tests_need_is_not() {
+    fn bill_excludes_dev_dependencies() {
         let bill = bill(&metadata());
-        let named = |field: &str| -> Vec<String> {
+        let values = |field: &str| -> Vec<String> {
             bill["components"]
                 .as_array()
                 .unwrap()
                 .iter()
-                .map(|one| one[field].as_str().unwrap().to_owned())
+                .map(|component| component[field].as_str().unwrap().to_owned())
                 .collect()
         };
-        assert_eq!(named("name"), ["built-by", "linked", "chiasm_vllm"]);
+        assert_eq!(values("name"), ["built-by", "linked", "chiasm_vllm"]);
         assert_eq!(bill["metadata"]["component"]["purl"], "pkg:cargo/chiasm@1.0.0");
-        let on_root = &bill["dependencies"].as_array().unwrap()[1];
+        let root = &bill["dependencies"].as_array().unwrap()[1];
         assert_eq!(
-            on_root,
+            root,
             &json!({"ref": "pkg:cargo/chiasm@1.0.0", "dependsOn": ["pkg:cargo/linked@1.0.0"]})
         );
     }
 
     #[test]
-    fn sources_are_those_of_what_is_in_the_bill_and_not_ours() {
-        let names: Vec<_> =
-            foreign(&metadata()).into_iter().map(|one| (one.name, one.folder)).collect();
+    fn sources_are_third_party_crates_of_the_bill() {
+        let sources: Vec<_> = third_party(&metadata())
+            .into_iter()
+            .map(|sources| (sources.name, sources.folder))
+            .collect();
         let expected = ["linked", "built-by"]
             .map(|name| (format!("{name} 1.0.0"), format!("/sources/{name}").into()));
-        assert_eq!(names, expected);
+        assert_eq!(sources, expected);
     }
 
     #[test]
-    fn licences_are_expressions_or_the_name_of_a_file() {
+    fn licence_is_expression_or_file_name() {
         let bill = bill(&metadata());
-        let of = |index: usize| bill["components"][index]["licenses"].clone();
-        assert_eq!(of(0), json!([{"license": {"name": "COPYING"}}]));
-        assert_eq!(of(1), json!([{"expression": "MIT OR Apache-2.0"}]));
+        let licences = |index: usize| bill["components"][index]["licenses"].clone();
+        assert_eq!(licences(0), json!([{"license": {"name": "COPYING"}}]));
+        assert_eq!(licences(1), json!([{"expression": "MIT OR Apache-2.0"}]));
     }
 
     #[test]
-    fn the_fields_that_the_standard_requires_are_there() {
+    fn required_fields_are_present() {
         let bill = bill(&metadata());
         assert_eq!(
             (&bill["bomFormat"], &bill["specVersion"]),
@@ -261,11 +278,12 @@ mod tests {
             .as_array()
             .unwrap()
             .iter()
-            .map(|one| one["bom-ref"].as_str().unwrap())
+            .map(|component| component["bom-ref"].as_str().unwrap())
             .collect();
         assert_eq!(references.len(), 3, "references are unique");
-        for one in bill["components"].as_array().unwrap() {
-            assert!(one["type"].is_string() && one["name"].is_string(), "{one}");
+        for component in bill["components"].as_array().unwrap() {
+            let is_complete = component["type"].is_string() && component["name"].is_string();
+            assert!(is_complete, "{component}");
         }
     }
 }

@@ -1,9 +1,9 @@
-//! What the steps that make things in the cache are given.
+//! The context of commands that build things in the cache.
 
 use crate::child::{Cancel, Output};
 use crate::workspace::Workspace;
 
-/// What making things in the cache needs to know.
+/// The context of commands that build things in the cache.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
     pub(crate) workspace: Workspace,

@@ -1,28 +1,28 @@
-//! Real SGLang for CPU: the packages that it needs beside vLLM's environment, in a folder that
-//! Python looks into first.
+//! Real SGLang for CPU, as an overlay over the vLLM environment.
 //!
-//! No build of its kernels for CPUs is published. What is put in their place raises when it is
-//! called (`python/sglang_env/sitecustomize.py`), and with `torch_native` attention nothing does
-//! for some of the image families.
+//! No build of SGLang's kernels for CPUs is published. Stand-ins raise an exception when called
+//! (`python/sglang_env/sitecustomize.py`). With `torch_native` attention some of the image families
+//! call none of them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::child;
 use crate::error::Error;
-use crate::keyed_dir::{Held, KeyedDir};
+use crate::keyed_dir::{DirLock, KeyedDir};
 use crate::setup::Setup;
 use crate::venv;
 use crate::vllm_env::{self, VllmEnv};
 use crate::vllm_overlay::add_program;
 
-/// The versions that the tests were run with, whose hashes `chiasm-upstream` knows.
+/// The tested versions, whose hashes `chiasm-upstream` knows.
 pub(crate) const VERSIONS: [&str; 2] = ["0.5.22", NEWEST];
 pub(crate) const NEWEST: &str = "0.5.23";
 const REQUIREMENTS: &str = "python/sglang_env/requirements.txt";
-/// Python imports a module of this name by itself.
+/// The stand-ins for kernels. Python imports a module of this name at startup.
 const STAND_INS: &str = "python/sglang_env/sitecustomize.py";
-/// Counted up when the steps below change what comes out of the same files.
+/// The version of the build steps below; incremented when they change the result for the same
+/// files.
 const RECIPE: &[u8] = b"2";
 
 /// A complete environment.
@@ -37,13 +37,13 @@ impl SglangEnv {
         &self.path
     }
 
-    /// A Python that finds SGLang.
+    /// Returns the Python that finds SGLang.
     pub(crate) fn python(&self) -> PathBuf {
         self.path.join("bin/python")
     }
 }
 
-/// Makes the environment with a version over that of vLLM, or finds it made.
+/// Makes the environment with this version over the vLLM environment `base` unless it exists.
 pub(crate) fn ensure(
     setup: &Setup,
     base: &VllmEnv,
@@ -62,7 +62,7 @@ pub(crate) fn ensure(
         &setup.output,
         &setup.cancel,
         |_| base.python().is_file() && env.python().is_file(),
-        |path, held| build(setup, base, &env, path, held),
+        |path, lock| build(setup, base, &env, path, lock),
     )?;
     Ok(env)
 }
@@ -72,11 +72,11 @@ fn build(
     base: &VllmEnv,
     env: &SglangEnv,
     path: &Path,
-    held: &Held,
+    lock: &DirLock,
 ) -> Result<(), Error> {
-    setup.output.say(&format!("making {}", path.display()))?;
+    setup.output.print_line(&format!("making {}", path.display()))?;
     let site = path.join("site");
-    // /tmp is often small, or memory.
+    // /tmp is often small or a RAM disk.
     let downloads = path.join("downloads");
     fs::create_dir(&downloads).map_err(Error::io("create", &downloads))?;
     venv::install(setup, REQUIREMENTS, || {
@@ -85,14 +85,14 @@ fn build(
             .arg(&site)
             .arg(format!("sglang=={}", env.version))
             .env("TMPDIR", &downloads)
-            .stdin(held.as_input()?);
+            .stdin(lock.as_stdin()?);
         Ok(pip)
     })?;
     fs::remove_dir_all(&downloads).map_err(Error::io("remove", &downloads))?;
-    let (from, to) = (setup.workspace.file(STAND_INS)?, site.join("sitecustomize.py"));
-    fs::copy(&from, &to).map_err(Error::io("copy", from))?;
+    let stand_ins = setup.workspace.file(STAND_INS)?;
+    fs::copy(&stand_ins, site.join("sitecustomize.py")).map_err(Error::io("copy", stand_ins))?;
     add_program(&base.python(), path, "python", "")?;
-    setup.output.say("checking that SGLang is found")?;
+    setup.output.print_line("checking that SGLang is found")?;
     check_version(env)
 }
 
@@ -100,10 +100,10 @@ fn check_version(env: &SglangEnv) -> Result<(), Error> {
     let mut python = venv::python(&env.path);
     python.args(["-c", "import sgl_kernel, importlib.metadata as m; print(m.version('sglang'))"]);
     let found = child::read(&mut python, "asking for SGLang's version")?;
-    match found == env.version {
-        true => Ok(()),
-        false => Err(Error::WrongSglang { found, wanted: env.version, path: env.path.clone() }),
+    if found == env.version {
+        return Ok(());
     }
+    Err(Error::WrongSglang { found, wanted: env.version, path: env.path.clone() })
 }
 
 #[cfg(test)]
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_package_is_pinned_and_comes_from_the_users_index() {
+    fn packages_are_pinned_without_urls() {
         let list =
             fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(REQUIREMENTS))
                 .unwrap();

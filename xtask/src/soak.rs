@@ -1,14 +1,15 @@
-//! The soak test of `crates/chiasm/tests/soak.rs`, for as long as is asked.
+//! The soak test of `crates/chiasm/tests/soak.rs`, for a chosen number of minutes.
 
 use crate::cargo::cargo;
 use crate::child;
 use crate::error::Error;
 use crate::setup::Setup;
 
-/// Cargo's arguments for the soak test, which `cargo xtask test` runs, too.
+/// The cargo arguments of the soak test, which `cargo xtask test` runs too.
 pub(crate) const ARGUMENTS: &str =
-    "test --workspace --test testsuite -- soak::no_weather --ignored --nocapture";
+    "test --workspace --test testsuite -- soak::random_faults --ignored --nocapture";
 
+/// Runs the soak test. Without `seed` the test draws one.
 pub(crate) fn run(setup: &Setup, minutes: u32, seed: Option<u64>) -> Result<(), Error> {
     let mut cargo = cargo(&setup.workspace);
     cargo

@@ -1,8 +1,8 @@
-//! The structure of the code, measured: lines per crate, circles of files, arrows against the order
-//! of a crate's modules, errors that are only text. The limits are in `limits.rs`, the orders in
-//! `orders.rs`.
+//! Measures the structure of the code: lines per crate, circles of files, arrows against the order
+//! of modules, and errors that are strings. `limits.rs` has the limits, `orders.rs` the orders.
 //!
-//! Tests do not count: items under `#[cfg(test)]`, files that only such items declare, and test
+//! A circle is a dependency cycle, an arrow a dependency of one file or module on another. Tests
+//! are not counted: items under `#[cfg(test)]`, files that only such items declare, and test
 //! functions.
 
 mod circles;
@@ -22,7 +22,7 @@ use self::circles::Arrows;
 use self::limits::{LIMITS, Limits};
 use self::source::Package;
 
-/// Why the structure could not be measured.
+/// The reason why the structure could not be measured.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StructureError {
     #[error("could not read {path}: {source}", path = .path.display())]
@@ -35,15 +35,15 @@ pub(crate) enum StructureError {
     UnknownCrate { name: String },
 }
 
-/// The measured numbers, and the limits that they exceed.
+/// The measured numbers and the limits that they exceed.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     pub(crate) text: String,
-    /// One line for each limit that is exceeded.
+    /// A line for each exceeded limit.
     pub(crate) problems: Vec<String>,
 }
 
-/// A package and what was found in it.
+/// A package and its measurements.
 struct Measured {
     package: Package,
     arrows: Arrows,
@@ -56,8 +56,8 @@ pub(crate) fn measure(root: &Path) -> Result<Report, StructureError> {
     measure_against(root, &LIMITS)
 }
 
-/// Describes one crate: what the files of its circles take from each other, and its arrows against
-/// the order.
+/// Describes one crate: the items that the files of its circles use from each other, and its arrows
+/// against the order.
 pub(crate) fn describe(root: &Path, name: &str) -> Result<String, StructureError> {
     let found = source_folders(root)?.into_iter().find(|(package, _)| package == name);
     let unknown = || StructureError::UnknownCrate { name: name.to_owned() };
@@ -149,7 +149,7 @@ impl Report {
         }
     }
 
-    /// A caller can't decide on an error that is a text. The programs of xtask decide nothing.
+    /// Adds the errors that are strings, which callers can't match on. Callers in xtask never do.
     fn add_string_errors(&mut self, measured: &[Measured]) {
         let packages = measured
             .iter()
@@ -174,6 +174,7 @@ fn joined(words: &BTreeSet<String>, separator: &str) -> String {
     words.iter().map(String::as_str).collect::<Vec<_>>().join(separator)
 }
 
+/// Reads a package and measures it.
 fn read(name: &str, src: &Path, limits: &Limits) -> Result<Measured, StructureError> {
     let package = Package::read(name, src)?;
     let references = references::references(&package);

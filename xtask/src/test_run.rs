@@ -1,10 +1,10 @@
-//! Runs steps of the table: a title and a time for each, a stop at the first failure, a summary at
-//! the end.
+//! Runs steps of the table: prints a title and a time for each, stops at the first failure, and
+//! prints a summary.
 //!
-//! Once everything is compiled, steps with real engines run on a second thread. They print into
-//! logs. The log of a step that fails is shown. When the main thread has performed its own steps,
-//! it takes steps with real engines, too. Without real engines the second thread performs the steps
-//! that follow `tests`.
+//! Steps that compile run first, on the main thread. Then steps with real engines run on a second
+//! thread, which writes their output to logs and prints the log of a step that fails. When the main
+//! thread has run its own steps, it takes steps with real engines too. Without real engines the
+//! second thread runs the steps after `tests`.
 
 use std::io::{self, Write};
 use std::iter;
@@ -19,7 +19,7 @@ use crate::outcome::Outcome;
 use crate::real_engines::EngineSetup;
 use crate::test_step_run::StepExecutor;
 use crate::test_steps::{self, Action, Step};
-use crate::versions_page::{self, Passed, Tested};
+use crate::versions_page::{self, PassedStep, VersionResult};
 use crate::workspace::Workspace;
 
 const WITHOUT_ENGINES: &str = "\
@@ -33,13 +33,13 @@ const WITHOUT_ENGINES: &str = "\
 pub(crate) struct TestOptions {
     /// The vLLM versions to test, one after the other.
     pub(crate) versions: Vec<&'static str>,
-    /// Records what passed in `docs/versions.md`.
+    /// Records the results in `docs/versions.md`.
     pub(crate) record: bool,
     /// The SGLang version to test, if any.
     pub(crate) sglang: Option<&'static str>,
-    /// The names of the only steps to run; all steps if there are none.
+    /// The names of the steps to run; empty for all steps.
     pub(crate) steps: Vec<String>,
-    /// A step that takes twice its budget fails.
+    /// Fails a step that takes more than [`MAX_BUDGET_FACTOR`] times its budget.
     pub(crate) enforces_budgets: bool,
 }
 
@@ -50,20 +50,20 @@ struct StepResult {
     time: Duration,
     budget: Option<Duration>,
     outcome: Outcome,
-    /// It failed, and not only for its time.
-    has_broken: bool,
+    /// The step failed for another reason than its time.
+    is_broken: bool,
 }
 
-/// Runs the steps of `options`, those with real engines for each version. Returns `true` if all
-/// passed.
+/// Runs the steps of `options`; those with real engines run for each version. Returns `true` if all
+/// steps passed.
 pub(crate) fn run(workspace: &Workspace, options: &TestOptions) -> Result<bool, Error> {
     let TestOptions { versions, record, sglang, steps, .. } = options;
     let first_plan = if steps.is_empty() {
         test_steps::plan(!versions.is_empty(), sglang.is_some())
     } else {
-        test_steps::named(steps)?
+        test_steps::select(steps)?
     };
-    let Some((first, others)) = versions.split_first() else {
+    let Some((first, other_versions)) = versions.split_first() else {
         println!("{WITHOUT_ENGINES}\n");
         let passed = run_plan(workspace, &first_plan, None, options)?.is_some();
         println!("\n{WITHOUT_ENGINES}");
@@ -71,28 +71,28 @@ pub(crate) fn run(workspace: &Workspace, options: &TestOptions) -> Result<bool, 
     };
     let mut passed = Vec::new();
     let mut run = |plan: &[&'static Step], version| -> Result<(), Error> {
-        let version_in_use = plan.iter().any(|step| step.needs_vllm()).then_some(version);
-        let results = run_plan(workspace, plan, version_in_use, options)?;
-        passed.extend(results.map(|results| tested(version, results)));
+        let used_version = plan.iter().any(|step| step.needs_vllm()).then_some(version);
+        let results = run_plan(workspace, plan, used_version, options)?;
+        passed.extend(results.map(|results| version_result(version, results)));
         Ok(())
     };
     run(&first_plan, first)?;
     let is_repeated =
         |step: &&&Step| test_steps::engine_steps().iter().any(|other| other.name == step.name);
     let repeated: Vec<&'static Step> = first_plan.iter().filter(is_repeated).copied().collect();
-    for version in others {
+    for version in other_versions {
         println!("\n==> vLLM {version}");
         run(&repeated, version)?;
     }
-    let all = passed.len() == versions.len();
+    let all_passed = passed.len() == versions.len();
     if *record && steps.is_empty() {
         versions_page::record(workspace, versions, &passed)?;
     }
-    Ok(all)
+    Ok(all_passed)
 }
 
-/// Returns the steps with real engines that passed.
-fn tested(version: &str, results: Vec<StepResult>) -> Tested {
+/// Returns the steps with real engines that passed with a version.
+fn version_result(version: &str, results: Vec<StepResult>) -> VersionResult {
     let is_listed = |title: &str| {
         test_steps::engine_steps()
             .iter()
@@ -101,13 +101,15 @@ fn tested(version: &str, results: Vec<StepResult>) -> Tested {
     let steps = results
         .into_iter()
         .filter(|result| is_listed(result.title) && result.outcome == Outcome::Passed);
-    let steps = steps
-        .map(|result| Passed { title: result.title.to_owned(), seconds: result.time.as_secs() });
-    Tested { version: version.to_owned(), steps: steps.collect() }
+    let steps = steps.map(|result| PassedStep {
+        title: result.title.to_owned(),
+        seconds: result.time.as_secs(),
+    });
+    VersionResult { version: version.to_owned(), steps: steps.collect() }
 }
 
-/// Runs `plan`, its steps with real engines against `version`. Returns `None` if a step failed or
-/// did not run.
+/// Runs `plan` with the real engines of `version`. Returns `None` if a step failed or was not
+/// reached.
 fn run_plan(
     workspace: &Workspace,
     plan: &[&'static Step],
@@ -117,17 +119,16 @@ fn run_plan(
     let start = Instant::now();
     let setup = version.map(|version| EngineSetup::start(workspace, version)).transpose()?;
     let cancel = setup.as_ref().map(EngineSetup::canceller).unwrap_or_default();
-    let mut beside: Vec<&'static Step> =
-        plan.iter().copied().filter(|step| step.is_beside()).collect();
-    let main: Vec<&'static Step> = plan.iter().copied().filter(|step| !step.is_beside()).collect();
-    // Steps that compile hold cargo's lock, which the tests of the other thread would wait for.
-    let compiled = main.iter().rposition(|step| step.compiles()).map_or(0, |last| last + 1);
-    let (compiling, testing) = main.split_at(compiled);
-    // Without real engines the second thread performs what follows the step `tests`.
-    let leaves_others = beside.is_empty() && options.steps.is_empty();
-    let (testing, others) =
-        testing.split_at(if leaves_others { testing.len().min(1) } else { testing.len() });
-    beside.extend(others);
+    let (mut second_thread_steps, main_steps): (Vec<&'static Step>, Vec<&'static Step>) =
+        plan.iter().copied().partition(|step| step.runs_on_second_thread());
+    // Steps that compile hold cargo's lock. Tests on the other thread would wait for it.
+    let compiled = main_steps.iter().rposition(|step| step.compiles()).map_or(0, |last| last + 1);
+    let (compiling, testing) = main_steps.split_at(compiled);
+    // Without real engines the second thread runs the steps after `tests`.
+    let is_shared = second_thread_steps.is_empty() && options.steps.is_empty();
+    let (testing, after_tests) =
+        testing.split_at(if is_shared { testing.len().min(1) } else { testing.len() });
+    second_thread_steps.extend(after_tests);
 
     let run = Run {
         plan,
@@ -143,24 +144,25 @@ fn run_plan(
     };
     let setup = setup.map(Mutex::new);
     let main_executor = executor(setup.as_ref());
-    let mut beside_executor = executor(setup.as_ref());
+    let mut second_executor = executor(setup.as_ref());
     let logs = if testing.is_empty() { None } else { Some(workspace.root.join("target/xtask")) };
-    let waiting = Mutex::new(beside.into_iter());
-    let next_beside = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let waiting = Mutex::new(second_thread_steps.into_iter());
+    let next_waiting = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
     let mut results = run.main_thread(compiling, |step| main_executor.timed(step));
     let later = thread::scope(|scope| {
-        let beside = scope.spawn(|| {
-            run.steps(iter::from_fn(next_beside), |step| match &logs {
-                Some(folder) => beside_executor.logged(step, folder),
-                None => beside_executor.timed(step),
+        let second_thread = scope.spawn(|| {
+            run.steps(iter::from_fn(next_waiting), |step| match &logs {
+                Some(folder) => second_executor.logged(step, folder),
+                None => second_executor.timed(step),
             })
         });
         let mut results = run.main_thread(testing, |step| main_executor.timed(step));
         if logs.is_some() {
-            // Whichever thread is free takes the next step.
-            results.extend(run.steps(iter::from_fn(next_beside), |step| main_executor.timed(step)));
+            // Both threads take steps until none is left.
+            results
+                .extend(run.steps(iter::from_fn(next_waiting), |step| main_executor.timed(step)));
         }
-        results.extend(beside.join().map_err(|_| Error::Panicked)?);
+        results.extend(second_thread.join().map_err(|_| Error::Panicked)?);
         Ok::<_, Error>(results)
     })?;
     results.extend(later);
@@ -173,30 +175,30 @@ fn run_plan(
 struct Run<'a> {
     plan: &'a [&'static Step],
     enforces_budgets: bool,
-    /// Set by the first failure on the main thread. No further step begins.
+    /// Set by the first failure on the main thread; no further step begins.
     has_failed: AtomicBool,
     /// Cancels the setup of the engines.
     cancel: Cancel,
 }
 
 impl Run<'_> {
-    /// Performs steps in order. The first failure ends the run, once the step of the other thread
-    /// has ended.
+    /// Runs steps in order on the main thread. A failure ends the run after the step of the other
+    /// thread.
     fn main_thread(
         &self,
         steps: &[&'static Step],
         perform: impl FnMut(&Step) -> (Outcome, Duration),
     ) -> Vec<StepResult> {
         let results = self.steps(steps.iter().copied(), perform);
-        if results.len() < steps.len() || results.last().is_some_and(|last| last.has_broken) {
+        if results.len() < steps.len() || results.last().is_some_and(|last| last.is_broken) {
             self.has_failed.store(true, Ordering::Relaxed);
             self.cancel.cancel();
         }
         results
     }
 
-    /// Performs steps in order until one fails, which lets the other thread go on. A step that only
-    /// takes too long does not count as failed: later steps may tell more.
+    /// Runs steps in order until one fails. The other thread continues. A step that only takes too
+    /// long does not stop the steps after it, because their results may explain more.
     fn steps(
         &self,
         steps: impl Iterator<Item = &'static Step>,
@@ -214,15 +216,15 @@ impl Run<'_> {
             let ending = match &outcome {
                 Outcome::Passed => String::new(),
                 Outcome::Failed(_) => ", failed".to_owned(),
-                Outcome::LeftOut(reason) => format!(", left out: {reason}"),
+                Outcome::Skipped(reason) => format!(", left out: {reason}"),
             };
             println!("    {}: {}{ending}", step.title, time_and_budget(time, step.budget));
-            let has_broken = matches!(outcome, Outcome::Failed(_));
+            let is_broken = matches!(outcome, Outcome::Failed(_));
             let budget = step.budget;
             let outcome =
-                if self.enforces_budgets { in_time(outcome, time, budget) } else { outcome };
-            results.push(StepResult { title: step.title, time, budget, outcome, has_broken });
-            if has_broken {
+                if self.enforces_budgets { check_time(outcome, time, budget) } else { outcome };
+            results.push(StepResult { title: step.title, time, budget, outcome, is_broken });
+            if is_broken {
                 break;
             }
         }
@@ -230,22 +232,26 @@ impl Run<'_> {
     }
 }
 
-/// How much longer than its budget a step may take on a machine that others use too.
-const NOISE: u32 = 2;
+/// The maximum time of a step as a multiple of its budget, on a machine that is used by others too.
+const MAX_BUDGET_FACTOR: u32 = 2;
 
-fn in_time(outcome: Outcome, time: Duration, budget: Option<Duration>) -> Outcome {
+/// Fails a passed step that took more than [`MAX_BUDGET_FACTOR`] times its budget.
+fn check_time(outcome: Outcome, time: Duration, budget: Option<Duration>) -> Outcome {
     match (outcome, budget) {
-        (Outcome::Passed, Some(budget)) if time > budget * NOISE => Outcome::Failed(format!(
-            "it took {}, more than {NOISE} times its budget: make it faster, or raise the budget in test_steps.rs and say why",
-            time_and_budget(time, Some(budget)),
-        )),
+        (Outcome::Passed, Some(budget)) if time > budget * MAX_BUDGET_FACTOR => {
+            Outcome::Failed(format!(
+                "it took {}, more than {MAX_BUDGET_FACTOR} times its budget: make it faster, \
+             or raise the budget in test_steps.rs and say why",
+                time_and_budget(time, Some(budget)),
+            ))
+        }
         (outcome, _) => outcome,
     }
 }
 
-/// Returns `true` if a step passed in more than its budget and a fifth.
-fn has_grown(result: &StepResult) -> bool {
-    !result.has_broken && result.budget.is_some_and(|budget| result.time * 5 > budget * 6)
+/// Returns `true` if a step took more than its budget and a fifth, and did not fail otherwise.
+fn is_slow(result: &StepResult) -> bool {
+    !result.is_broken && result.budget.is_some_and(|budget| result.time * 5 > budget * 6)
 }
 
 fn time_and_budget(time: Duration, budget: Option<Duration>) -> String {
@@ -258,11 +264,11 @@ fn announce(number: usize, total: usize, step: &Step) {
         _ => String::new(),
     };
     println!("\n==> {number}/{total} {}{detail}", step.title);
-    // Before the output of the step itself. A closed output is the step's to report.
+    // The title is printed before the output of the step. The step reports a closed output.
     let _ = io::stdout().flush();
 }
 
-/// A table of all steps, the steps that have grown, the failures if there were any, and the total.
+/// Returns a table of all steps with the total time, then the slow steps and the failures.
 fn summary(plan: &[&Step], results: &[StepResult], total: Duration) -> String {
     let mut lines = Vec::new();
     let width = plan.iter().map(|step| step.title.len()).max().unwrap_or(0);
@@ -275,7 +281,7 @@ fn summary(plan: &[&Step], results: &[StepResult], total: Duration) -> String {
                 let outcome = match result.outcome {
                     Outcome::Passed => "passed",
                     Outcome::Failed(_) => "FAILED",
-                    Outcome::LeftOut(reason) => reason,
+                    Outcome::Skipped(reason) => reason,
                 };
                 line(result.title, &time_and_budget(result.time, result.budget), outcome)
             }
@@ -283,7 +289,7 @@ fn summary(plan: &[&Step], results: &[StepResult], total: Duration) -> String {
         });
     }
     lines.push(line("total", &readable(total), ""));
-    for result in results.iter().filter(|result| has_grown(result)) {
+    for result in results.iter().filter(|result| is_slow(result)) {
         let time = time_and_budget(result.time, result.budget);
         lines.push(format!(
             "\nSLOWER: {} took {time}, a fifth over its budget or more",
@@ -319,14 +325,14 @@ mod tests {
     }
 
     #[test]
-    fn failure_on_the_main_thread_ends_the_run() {
+    fn failure_on_main_thread_ends_run() {
         let plan = test_steps::plan(true, false);
         let mut seen = 0;
         let run = run(&plan);
         let results = run.main_thread(&plan, |_| {
             seen += 1;
             let outcome = match seen {
-                2 => Outcome::LeftOut("no tool"),
+                2 => Outcome::Skipped("no tool"),
                 3 => Outcome::Failed("it broke".into()),
                 _ => Outcome::Passed,
             };
@@ -345,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn failure_beside_lets_the_main_thread_go_on() {
+    fn failure_on_second_thread_lets_main_thread_continue() {
         let plan = test_steps::plan(true, false);
         let run = run(&plan);
         let failed = run
@@ -355,14 +361,14 @@ mod tests {
     }
 
     #[test]
-    fn step_left_out_does_not_end_the_run() {
+    fn skipped_step_does_not_end_run() {
         let plan = test_steps::plan(false, false);
         let results =
-            run(&plan).main_thread(&plan, |_| (Outcome::LeftOut("no tool"), Duration::ZERO));
+            run(&plan).main_thread(&plan, |_| (Outcome::Skipped("no tool"), Duration::ZERO));
         assert_eq!(results.len(), plan.len());
     }
 
-    /// Runs a plan in which one step takes this time.
+    /// Runs a plan in which the step `name` takes `time` and all others none.
     fn with_slow_step(plan: &[&'static Step], name: &str, time: Duration) -> Vec<StepResult> {
         let timed =
             |step: &Step| (Outcome::Passed, if step.name == name { time } else { Duration::ZERO });
@@ -370,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn step_over_twice_its_budget_fails_and_others_follow() {
+    fn step_over_twice_its_budget_fails_without_ending_run() {
         let plan = test_steps::plan(true, false);
         let slow = plan.iter().find(|step| step.budget.is_some()).unwrap();
         let budget = slow.budget.unwrap();
@@ -386,24 +392,24 @@ mod tests {
     }
 
     #[test]
-    fn step_a_fifth_over_its_budget_is_named() {
+    fn step_over_budget_by_a_fifth_is_reported() {
         let plan = test_steps::plan(true, false);
         let slow = plan.iter().find(|step| step.budget.is_some()).unwrap();
-        let grown = slow.budget.unwrap() * 6 / 5;
+        let limit = slow.budget.unwrap() * 6 / 5;
         let text = |time| summary(&plan, &with_slow_step(&plan, slow.name, time), Duration::ZERO);
-        assert!(!text(grown).contains("SLOWER"));
-        let named = text(grown + Duration::from_millis(1));
-        assert!(named.contains(&format!("SLOWER: {} took", slow.title)), "{named}");
+        assert!(!text(limit).contains("SLOWER"));
+        let over = text(limit + Duration::from_millis(1));
+        assert!(over.contains(&format!("SLOWER: {} took", slow.title)), "{over}");
     }
 
     #[test]
-    fn step_without_a_budget_takes_any_time() {
-        assert_eq!(in_time(Outcome::Passed, Duration::MAX, None), Outcome::Passed);
+    fn step_without_budget_may_take_any_time() {
+        assert_eq!(check_time(Outcome::Passed, Duration::MAX, None), Outcome::Passed);
         assert_eq!(time_and_budget(Duration::from_secs(5), None), "5.0 s");
     }
 
     #[test]
-    fn times_are_readable() {
+    fn times_have_readable_units() {
         assert_eq!(readable(Duration::from_millis(840)), "0.8 s");
         assert_eq!(readable(Duration::from_secs(61)), "1 min 01 s");
     }

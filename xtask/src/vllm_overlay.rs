@@ -1,8 +1,8 @@
-//! Other versions of vLLM than the environment's own: the packages that differ, in a folder that
-//! Python looks into first, and programs that know of it.
+//! Overlays over the vLLM environment with other versions of vLLM: a folder with the packages that
+//! differ, which Python searches first, and programs that use the folder.
 //!
-//! Those that have no build for CPUs yet run on the compiled parts of the environment's. Tests with
-//! them verify their Python and their wire, not their kernels.
+//! A version that has no build for CPUs yet uses the compiled files of the environment. Tests with
+//! such a version verify its Python and its wire, not its kernels.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -11,52 +11,52 @@ use std::path::{Path, PathBuf};
 
 use crate::child;
 use crate::error::Error;
-use crate::keyed_dir::{Held, KeyedDir};
+use crate::keyed_dir::{DirLock, KeyedDir};
 use crate::setup::Setup;
 use crate::venv;
 use crate::vllm_env::{self, VllmEnv};
 use crate::workspace::Workspace;
 
-/// A version of vLLM as the difference from the environment's.
+/// A version of vLLM as a difference from the environment.
 struct Overlay {
     version: &'static str,
-    /// The list that names vLLM's wheel and its bytes.
+    /// The list with vLLM's wheel and its hash.
     list: &'static str,
-    /// Whether the wheel is built for CPUs.
+    /// `true` if the wheel is built for CPUs.
     runs_on_cpus: bool,
-    /// Other packages that have to differ.
-    beside: &'static [&'static str],
+    /// The other packages that have to differ.
+    other_packages: &'static [&'static str],
 }
 
 const V0_31: Overlay = Overlay {
     version: "0.31.0",
     list: "python/vllm_env/vllm_0.31.txt",
     runs_on_cpus: true,
-    beside: &["transformers==5.17.0", "huggingface-hub==1.33.0", "xgrammar==0.2.7"],
+    other_packages: &["transformers==5.17.0", "huggingface-hub==1.33.0", "xgrammar==0.2.7"],
 };
 
 const V0_33: Overlay = Overlay {
     version: "0.33.0",
     list: "python/vllm_env/vllm_0.33.txt",
     runs_on_cpus: false,
-    beside: &["orjson==3.13.0", "transformers==5.20.2"],
+    other_packages: &["orjson==3.13.0", "transformers==5.20.2"],
 };
 
 const OVERLAYS: [Overlay; 2] = [V0_31, V0_33];
 
-/// The versions that tests can run with, oldest first.
+/// The versions that tests can use, oldest first.
 pub(crate) const VERSIONS: [&str; 3] = [V0_31.version, vllm_env::VLLM_VERSION, V0_33.version];
 
-/// The version that is tested unless another one is asked for.
+/// The version that is tested by default.
 pub(crate) const NEWEST: &str = VERSIONS[VERSIONS.len() - 1];
 
-/// The version that runs in one fleet with `version` in the tests: the environment's own, which is
-/// there in any case, or if it is this one, the newest.
-pub(crate) fn beside(version: &str) -> &'static str {
+/// Returns the version that tests combine with `version` in one fleet: the environment's own
+/// version, which always exists, or the newest if `version` is the environment's own.
+pub(crate) fn companion(version: &str) -> &'static str {
     if version == vllm_env::VLLM_VERSION { NEWEST } else { vllm_env::VLLM_VERSION }
 }
 
-/// Makes one of [`VERSIONS`] ready over the environment `base`, or finds it made.
+/// Makes one of [`VERSIONS`] over the environment `base` unless it exists.
 pub(crate) fn ensure_version(
     setup: &Setup,
     base: &VllmEnv,
@@ -68,10 +68,11 @@ pub(crate) fn ensure_version(
     }
 }
 
-/// Counted up when the steps below change what comes out of the same lists.
+/// The version of the build steps below; incremented when they change the result for the same
+/// lists.
 const RECIPE: &[u8] = b"1";
 
-/// Where the versions are, made or not.
+/// Returns the paths of all overlays, whether they exist or not.
 pub(crate) fn paths(workspace: &Workspace) -> Result<Vec<PathBuf>, Error> {
     OVERLAYS
         .iter()
@@ -83,7 +84,7 @@ fn dir(workspace: &Workspace, overlay: &Overlay) -> Result<KeyedDir, Error> {
     let list = workspace.file(overlay.list)?;
     let mut inputs = vllm_env::inputs(workspace)?;
     inputs.extend([RECIPE.to_vec(), fs::read(&list).map_err(Error::io("read", &list))?]);
-    inputs.extend(overlay.beside.iter().map(|package| package.as_bytes().to_vec()));
+    inputs.extend(overlay.other_packages.iter().map(|package| package.as_bytes().to_vec()));
     let inputs: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
     Ok(KeyedDir::new(&workspace.cache, &format!("vllm-{}", overlay.version), &inputs))
 }
@@ -91,47 +92,50 @@ fn dir(workspace: &Workspace, overlay: &Overlay) -> Result<KeyedDir, Error> {
 fn ensure(setup: &Setup, base: &VllmEnv, overlay: &'static Overlay) -> Result<VllmEnv, Error> {
     let dir = dir(&setup.workspace, overlay)?;
     let list = ["--require-hashes", "-r", overlay.list];
-    let make = |path: &Path, held: &Held| -> Result<(), Error> {
+    let make = |path: &Path, lock: &DirLock| -> Result<(), Error> {
         build(
             setup,
             base,
             overlay.version,
             overlay.runs_on_cpus,
-            &[&list, overlay.beside],
+            &[&list, overlay.other_packages],
             path,
-            held,
+            lock,
         )?;
-        setup.output.say("checking that vLLM starts")?;
+        setup.output.print_line("checking that vLLM starts")?;
         vllm_env::check_version(&VllmEnv::at(path), &local_version(overlay.version))
     };
     ensure_made(setup, base, &dir, make)
 }
 
-/// A version that no list pins and that is no part of the tests, over the environment `base`, on
-/// whose compiled parts it may not even start: the published wheel.
-pub(crate) fn ensure_for_a_look(
+/// Installs the published wheel of any version over the environment `base`, for inspection only.
+///
+/// No list pins the version and no test uses it. It may not even start on the compiled files of
+/// `base`.
+pub(crate) fn ensure_for_inspection(
     setup: &Setup,
     base: &VllmEnv,
     version: &str,
 ) -> Result<VllmEnv, Error> {
     let inputs = vllm_env::inputs(&setup.workspace)?;
     let inputs: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
-    let dir = KeyedDir::new(&setup.workspace.cache, &format!("{FOR_A_LOOK}{version}"), &inputs);
+    let dir =
+        KeyedDir::new(&setup.workspace.cache, &format!("{INSPECTION_PREFIX}{version}"), &inputs);
     let wheel = format!("vllm=={version}");
-    ensure_made(setup, base, &dir, |path, held| {
-        build(setup, base, version, false, &[&[&wheel]], path, held)
+    ensure_made(setup, base, &dir, |path, lock| {
+        build(setup, base, version, false, &[&[&wheel]], path, lock)
     })
 }
 
-/// Names of environments for a look start so, those for tests with `vllm-`: no test finds one by
-/// mistake.
-pub(crate) const FOR_A_LOOK: &str = "drift-";
+/// The prefix of the names of environments for inspection. Those for tests start with `vllm-`, so
+/// no test finds the wrong one.
+pub(crate) const INSPECTION_PREFIX: &str = "drift-";
 
 fn ensure_made(
     setup: &Setup,
     base: &VllmEnv,
     dir: &KeyedDir,
-    make: impl FnOnce(&Path, &Held) -> Result<(), Error>,
+    make: impl FnOnce(&Path, &DirLock) -> Result<(), Error>,
 ) -> Result<VllmEnv, Error> {
     let env = VllmEnv::at(dir.path());
     dir.ensure(
@@ -143,12 +147,12 @@ fn ensure_made(
     Ok(env)
 }
 
-/// What an overlay's vLLM says that its version is: it picks its platform by that.
+/// Returns the version that an overlay's metadata names. vLLM selects its platform by the suffix.
 fn local_version(version: &str) -> String {
     format!("{version}+cpu")
 }
 
-/// Fills the folder `path`; `packages` are what pip is told, one installation each.
+/// Fills the folder `path`. Each item of `packages` has the arguments of one `pip install`.
 fn build(
     setup: &Setup,
     base: &VllmEnv,
@@ -156,11 +160,11 @@ fn build(
     runs_on_cpus: bool,
     packages: &[&[&str]],
     path: &Path,
-    held: &Held,
+    lock: &DirLock,
 ) -> Result<(), Error> {
-    setup.output.say(&format!("making {}", path.display()))?;
+    setup.output.print_line(&format!("making {}", path.display()))?;
     let site = path.join("site");
-    // /tmp is often small, or memory.
+    // /tmp is often small or a RAM disk.
     let downloads = path.join("downloads");
     fs::create_dir(&downloads).map_err(Error::io("create", &downloads))?;
     for packages in packages {
@@ -170,7 +174,7 @@ fn build(
             .args(*packages)
             .current_dir(&setup.workspace.root)
             .env("TMPDIR", &downloads)
-            .stdin(held.as_input()?);
+            .stdin(lock.as_stdin()?);
         child::run(
             &mut pip,
             &format!("pip install {}", packages.join(" ")),
@@ -183,9 +187,10 @@ fn build(
         remove_compiled(&site.join("vllm"))?;
         link_compiled(&vllm_env::site_packages(base)?.join("vllm"), &site.join("vllm"))?;
     }
-    let published = site.join(format!("vllm-{version}.dist-info"));
-    if published.exists() {
-        fs::remove_dir_all(&published).map_err(Error::io("remove", &published))?;
+    let published_metadata = site.join(format!("vllm-{version}.dist-info"));
+    if published_metadata.exists() {
+        fs::remove_dir_all(&published_metadata)
+            .map_err(Error::io("remove", &published_metadata))?;
     }
     vllm_env::add_vllm_name(&site, &local_version(version))?;
     add_programs(&base.python(), path)
@@ -209,15 +214,15 @@ fn remove_compiled(folder: &Path) -> Result<(), Error> {
 
 fn link_compiled(from: &Path, to: &Path) -> Result<(), Error> {
     each_entry(from, &mut |path| {
-        let place = to.join(path.file_name().unwrap_or_default());
+        let link = to.join(path.file_name().unwrap_or_default());
         if path.is_dir() {
-            return link_compiled(path, &place);
+            return link_compiled(path, &link);
         }
         if !is_compiled(path) {
             return Ok(());
         }
         fs::create_dir_all(to).map_err(Error::io("create", to))?;
-        symlink(path, &place).map_err(Error::io("create", &place))
+        symlink(path, &link).map_err(Error::io("create", &link))
     })
 }
 
@@ -230,8 +235,8 @@ fn each_entry(
     read().map_err(Error::io("list", folder))?.iter().try_for_each(|path| visit(path))
 }
 
-/// The programs of an environment, for this folder's packages: `bin/python` and `bin/vllm`. What
-/// PYTHONPATH says comes after them.
+/// Writes the programs `bin/python` and `bin/vllm`, which search this folder's packages before
+/// PYTHONPATH.
 fn add_programs(python: &Path, path: &Path) -> Result<(), Error> {
     let serve =
         "import sys; from vllm.entrypoints.cli.main import main; sys.argv[0] = \"vllm\"; main()";
@@ -239,8 +244,8 @@ fn add_programs(python: &Path, path: &Path) -> Result<(), Error> {
     add_program(python, path, "vllm", &format!(" -P -c '{serve}'"))
 }
 
-/// A program of this name in `bin`: `python` with these arguments before its own, which finds the
-/// packages of this folder's `site` first.
+/// Writes a program to `bin` that runs `python` with these arguments in front of its own, and
+/// searches the packages in `site` first.
 pub(crate) fn add_program(
     python: &Path,
     path: &Path,
@@ -250,7 +255,8 @@ pub(crate) fn add_program(
     let bin = path.join("bin");
     fs::create_dir_all(&bin).map_err(Error::io("create", &bin))?;
     let text = format!(
-        "#!/bin/sh\nexport PYTHONPATH=\"{}${{PYTHONPATH:+:$PYTHONPATH}}\"\nexec \"{}\"{arguments} \"$@\"\n",
+        "#!/bin/sh\nexport PYTHONPATH=\"{}${{PYTHONPATH:+:$PYTHONPATH}}\"\n\
+         exec \"{}\"{arguments} \"$@\"\n",
         path.join("site").display(),
         python.display(),
     );
@@ -267,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_environment_s_compiled_parts_take_the_place_of_others() {
+    fn compiled_files_of_environment_replace_others() {
         let dir = tempfile::tempdir().unwrap();
         let [base, site] = ["base", "site"].map(|name| dir.path().join(name).join("vllm"));
         for (folder, file) in [
@@ -292,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_put_their_packages_before_what_the_caller_names() {
+    fn programs_search_their_packages_before_pythonpath() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("with space");
         fs::create_dir(&path).unwrap();

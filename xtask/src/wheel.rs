@@ -1,5 +1,5 @@
-//! The wheel as its users install it: by pip, into an environment that has vLLM. That environment
-//! is new each time and sees the packages of the tests' own, which stays as it is.
+//! Tests of the wheel: pip installs it into an environment with vLLM, as users do. That environment
+//! is new each time. It sees the packages of the tests' vLLM environment, which does not change.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -14,21 +14,21 @@ use crate::vllm_env::{self, VllmEnv};
 use crate::workspace::Workspace;
 
 const TESTS: &str = "python/wheel/test_wheel.py";
-const OF_MAKING: &str = "python/wheel/test_make_wheel.py";
+const MAKER_TESTS: &str = "python/wheel/test_make_wheel.py";
 
-/// Packs the binary that the tests have built as a wheel; then as [`tests_of`].
+/// Packs the debug binary as a wheel, installs it and returns its tests as [`tests_of_wheel`] does.
 pub(crate) fn tests(workspace: &Workspace, env: &VllmEnv, models: &Path) -> Result<Command, Error> {
-    child::read(env.python_command().arg("-B").arg(workspace.file(OF_MAKING)?), OF_MAKING)?;
+    child::read(env.python_command().arg("-B").arg(workspace.file(MAKER_TESTS)?), MAKER_TESTS)?;
     let folder = empty(workspace.root.join("target/wheel-test"))?;
-    // Not built here: another set of features would compile the dependencies again.
+    // The binary is not built here: another set of features would compile the dependencies again.
     let wheel =
         dist::make_wheel(workspace, &workspace.file("target/debug/chiasm")?, None, &folder)?;
-    tests_of(&wheel, workspace, env, models)
+    tests_of_wheel(&wheel, workspace, env, models)
 }
 
-/// Installs a wheel beside the vLLM of `env`, and returns what tests it there. `models` are the
-/// tiny models.
-pub(crate) fn tests_of(
+/// Installs a wheel beside the vLLM of `env` and returns the command that tests it. `models` is the
+/// directory of the tiny models.
+pub(crate) fn tests_of_wheel(
     wheel: &Path,
     workspace: &Workspace,
     env: &VllmEnv,
@@ -47,6 +47,7 @@ pub(crate) fn tests_of(
     Ok(tests)
 }
 
+/// Empties or creates the folder, and returns it.
 fn empty(folder: PathBuf) -> Result<PathBuf, Error> {
     if folder.exists() {
         fs::remove_dir_all(&folder).map_err(Error::io("remove", &folder))?;
@@ -55,16 +56,16 @@ fn empty(folder: PathBuf) -> Result<PathBuf, Error> {
     Ok(folder)
 }
 
-/// Makes an environment that has the packages of `env` and its own before them, with the command
-/// `vllm` as pip writes it; returns its Python.
+/// Makes an environment that searches its own packages first, then those of `env`. Its command
+/// `vllm` is what pip writes. Returns its Python.
 fn environment(env: &VllmEnv, path: &Path) -> Result<PathBuf, Error> {
     child::read(
         env.python_command().args(["-m", "venv", "--without-pip"]).arg(path),
         "python -m venv",
     )?;
-    let made = VllmEnv::at(path);
-    let own = vllm_env::site_packages(&made)?;
-    // An overlay's packages come before those that it is made over.
+    let environment = VllmEnv::at(path);
+    let own = vllm_env::site_packages(&environment)?;
+    // The packages of an overlay are searched before those of its base.
     let overlay = env.path().join("site");
     let sites = [overlay, vllm_env::site_packages(env)?];
     let lines = sites
@@ -73,13 +74,14 @@ fn environment(env: &VllmEnv, path: &Path) -> Result<PathBuf, Error> {
         .map(|site| format!("import site; site.addsitedir({site:?})\n"));
     let links = own.join("vllm_of_tests.pth");
     fs::write(&links, lines.collect::<String>()).map_err(Error::io("write", &links))?;
-    let vllm = made.vllm();
+    let vllm = environment.vllm();
     let text = format!(
-        "#!{}\nimport sys\nfrom vllm.entrypoints.cli.main import main\nif __name__ == \"__main__\":\n    sys.exit(main())\n",
-        made.python().display()
+        "#!{}\nimport sys\nfrom vllm.entrypoints.cli.main import main\n\
+         if __name__ == \"__main__\":\n    sys.exit(main())\n",
+        environment.python().display()
     );
     fs::write(&vllm, text).map_err(Error::io("write", &vllm))?;
     fs::set_permissions(&vllm, Permissions::from_mode(0o755))
         .map_err(Error::io("change", &vllm))?;
-    Ok(made.python())
+    Ok(environment.python())
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::Error;
 
-/// The version of everything in this workspace.
+/// The version of all packages in this workspace.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The two directories that every command works in.
@@ -13,15 +13,15 @@ pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 pub(crate) struct Workspace {
     /// The repository's root.
     pub(crate) root: PathBuf,
-    /// `chiasm` in the user's cache directory; may not exist yet.
+    /// The directory `chiasm` in the user's cache directory; may not exist yet.
     pub(crate) cache: PathBuf,
 }
 
 impl Workspace {
-    /// The repository that `cargo xtask` was called in and this user's cache.
+    /// Finds the repository that `cargo xtask` was called in, and this user's cache.
     pub(crate) fn find() -> Result<Self, Error> {
-        // cargo sets it at run time too; the compiled-in value would be stale in a checkout that
-        // was moved.
+        // cargo sets the variable at run time too. The compiled-in value would be stale in a
+        // checkout that was moved.
         let manifest = env::var_os("CARGO_MANIFEST_DIR")
             .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
         let root = manifest.parent().unwrap_or(&manifest).to_path_buf();
@@ -32,14 +32,17 @@ impl Workspace {
         Ok(Self { root, cache })
     }
 
-    /// A file of the repository, which has to exist.
+    /// Returns the full path of a file of the repository.
+    ///
+    /// # Errors
+    /// `MissingFile` if the file does not exist.
     pub(crate) fn file(&self, path: &str) -> Result<PathBuf, Error> {
         let path = self.root.join(path);
         if path.is_file() { Ok(path) } else { Err(Error::MissingFile { path }) }
     }
 }
 
-/// The XDG rule: a relative XDG_CACHE_HOME is to be ignored.
+/// Returns the cache directory by the XDG rule, which ignores a relative XDG_CACHE_HOME.
 fn cache_dir(xdg: Option<PathBuf>, home: Option<PathBuf>) -> Result<PathBuf, Error> {
     let absolute = |path: &PathBuf| Path::is_absolute(path);
     xdg.filter(absolute)
@@ -57,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_follows_the_xdg_rule() {
+    fn cache_follows_xdg_rule() {
         assert_eq!(cache(Some("/x"), Some("/h")), Some("/x/chiasm".into()));
         assert_eq!(cache(None, Some("/h")), Some("/h/.cache/chiasm".into()));
         assert_eq!(cache(Some("rel"), Some("/h")), Some("/h/.cache/chiasm".into()));

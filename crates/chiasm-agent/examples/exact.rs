@@ -1,4 +1,4 @@
-//! How long a frontend that has just started takes until it knows all that the engines of an agent
+//! Measures how long a new frontend takes until it knows everything that the engines of an agent
 //! hold.
 //!
 //! `cargo run --release -p chiasm-agent --example exact [million blocks] [engines]`;
@@ -15,7 +15,7 @@ use chiasm_backend::fake::{FakeBackend, FakeConnector, fake_capabilities};
 use chiasm_backend::{Capabilities, Connector, KvSource};
 use chiasm_fleet::{Fleet, Patience};
 use chiasm_kv::event::{BlockStored, ExternalHash, KvEvent, KvEventBatch};
-use chiasm_media::{ByteBudget, MediaConfig, MediaDoor};
+use chiasm_media::{ByteBudget, MediaConfig, MediaLoader};
 use chiasm_pipeline::model::ServedModel;
 use chiasm_pipeline::{MachineMedia, PipelineLimits};
 use chiasm_router::RouterConfig;
@@ -23,60 +23,66 @@ use chiasm_types::{TokenId, WorkerId};
 use tokio::net::TcpListener;
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/model");
-const BLOCK: usize = 16;
-/// Blocks of a conversation.
-const TURNS: usize = 64;
+const BLOCK_TOKENS: usize = 16;
+const BLOCKS_PER_CONVERSATION: usize = 64;
 
 #[tokio::main]
 async fn main() {
-    let number = |at: usize, usual: usize| {
-        std::env::args().nth(at).and_then(|text| text.parse().ok()).unwrap_or(usual)
+    let argument = |index: usize, default: usize| {
+        std::env::args().nth(index).and_then(|text| text.parse().ok()).unwrap_or(default)
     };
-    let (millions, engines) = (number(1, 10), number(2, 64));
-    let of_agent = fleet(
+    let millions = argument(1, 10);
+    let engines = argument(2, 64);
+    let agent_fleet = fleet(
         (0..engines).map(|_| Box::new(FakeConnector::new([Ok(engine())])) as Box<dyn Connector>),
     );
-    assert!(of_agent.wait_ready(engines).await);
-    let conversations = millions * 1_000_000 / engines / TURNS;
+    assert!(agent_fleet.wait_ready(engines).await);
+    let conversations = millions * 1_000_000 / engines / BLOCKS_PER_CONVERSATION;
     for worker in 0..engines {
         for conversation in 0..conversations {
-            of_agent.router().apply(
+            agent_fleet.router().apply(
                 WorkerId(worker as u32),
                 &stored((worker * conversations + conversation) as u32),
             );
         }
     }
-    let held = of_agent.router().index_totals().entries;
+    let held = agent_fleet.router().index_totals().entries;
 
     let model = Arc::new(ServedModel::load(Path::new(MODEL), "m", None).unwrap());
     let budget = ByteBudget::new(1 << 30);
-    let door = MediaDoor::new(MediaConfig::default(), budget.clone()).unwrap();
-    let media =
-        MachineMedia::new(model, door, of_agent.clone(), &PipelineLimits::default(), None, false);
+    let loader = MediaLoader::new(MediaConfig::default(), budget.clone()).unwrap();
+    let media = MachineMedia::new(
+        model,
+        loader,
+        agent_fleet.clone(),
+        &PipelineLimits::default(),
+        None,
+        false,
+    );
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     tokio::spawn(serve(
-        AgentServer::new(of_agent.clone(), media, budget, engines as u32),
+        AgentServer::new(agent_fleet.clone(), media, budget, engines as u32),
         listener,
         None,
         std::future::pending(),
     ));
 
-    let started = Instant::now();
+    let start = Instant::now();
     let link = AgentLink::new(&address, None).unwrap();
     let processor = fake_capabilities().class.processor;
     let connector = |engine| {
         Box::new(AgentConnector::new(link.clone(), engine, processor.clone())) as Box<dyn Connector>
     };
-    let of_frontend = fleet((0..engines as u32).map(connector));
+    let frontend_fleet = fleet((0..engines as u32).map(connector));
     let mut known = 0;
     while known < held {
         tokio::time::sleep(Duration::from_millis(10)).await;
-        known = of_frontend.router().index_totals().entries;
+        known = frontend_fleet.router().index_totals().entries;
     }
     println!(
         "{engines} engines, {held} blocks: all known after {:.2} s",
-        started.elapsed().as_secs_f64()
+        start.elapsed().as_secs_f64()
     );
 }
 
@@ -84,9 +90,10 @@ fn fleet(connectors: impl Iterator<Item = Box<dyn Connector>>) -> Arc<Fleet> {
     Fleet::start(connectors.collect(), RouterConfig::default(), Patience::default()).unwrap()
 }
 
-/// One that tells itself what it holds. Here that is put into the agent's index directly.
+/// Returns an engine whose backend reports its cache. Here its blocks are put into the agent's
+/// index directly.
 fn engine() -> FakeBackend {
-    FakeBackend::with(Capabilities {
+    FakeBackend::with_capabilities(Capabilities {
         kv: KvSource::Backend,
         total_blocks: 1 << 20,
         ..fake_capabilities()
@@ -94,13 +101,15 @@ fn engine() -> FakeBackend {
 }
 
 fn stored(number: u32) -> KvEventBatch {
-    let tokens = (0..(TURNS * BLOCK) as u32)
+    let tokens = (0..(BLOCKS_PER_CONVERSATION * BLOCK_TOKENS) as u32)
         .map(|at| TokenId((number.wrapping_mul(2_654_435_761) ^ at) % 150_000));
-    let hash = |block: usize| ExternalHash::U64(number as u64 * TURNS as u64 + block as u64);
+    let hash = |block: usize| {
+        ExternalHash::U64(number as u64 * BLOCKS_PER_CONVERSATION as u64 + block as u64)
+    };
     let stored = BlockStored {
-        block_hashes: (0..TURNS).map(hash).collect(),
+        block_hashes: (0..BLOCKS_PER_CONVERSATION).map(hash).collect(),
         token_ids: tokens.collect(),
-        block_size: BLOCK as u32,
+        block_size: BLOCK_TOKENS as u32,
         ..Default::default()
     };
     KvEventBatch {

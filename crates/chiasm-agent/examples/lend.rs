@@ -1,5 +1,6 @@
-//! How long tensors take from a frontend to an engine of an agent in another process, and how much
-//! CPU time of both: as messages, and read by NIXL over what it finds and over TCP alone.
+//! Measures how long tensors take from a frontend to an engine of an agent in another process, and
+//! the CPU time of both: as messages, and read by NIXL over the transports it finds and over TCP
+//! alone.
 //!
 //! `cargo run --release -p chiasm-agent --example lend PATH_OF_LIBNIXL_CAPI [items]`;
 //! docs/many-machines.md has the numbers of one run. The connection is over loopback, in plain
@@ -15,13 +16,13 @@ use std::time::{Duration, Instant};
 use chiasm_agent::{AgentConnector, AgentLink, AgentServer, Lending, serve};
 use chiasm_backend::fake::{FakeBackend, FakeConnector, fake_capabilities};
 use chiasm_backend::{
-    Connected, Connector, Delivered, EncodedItem, FieldValue, Input, ItemField, Job, JobItem,
+    Connected, Connector, EncodedItem, FieldValue, Input, ItemField, Job, JobItem, MediaDelivery,
     MediaObserver, MediaSource, ReasoningHints, RequestId, Sampling, SourceError, Stage, Tensor,
-    TensorBytes, TensorOrder,
+    TensorBytes, TensorRequest,
 };
 use chiasm_fleet::{Fleet, Patience};
 use chiasm_kv::KeySecret;
-use chiasm_media::{ByteBudget, MediaConfig, MediaDoor};
+use chiasm_media::{ByteBudget, MediaConfig, MediaLoader};
 use chiasm_nixl::{Lender, Reader, Settings};
 use chiasm_pipeline::model::ServedModel;
 use chiasm_pipeline::{MachineMedia, PipelineLimits};
@@ -33,16 +34,16 @@ use tokio::net::TcpListener;
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/model");
 const MB: usize = 1_000_000;
 const SIZES: [usize; 3] = [MB, 13 * MB, 50 * MB];
-/// Rounds in which each way has its turn.
+/// The number of rounds; each measures every way once.
 const ROUNDS: usize = 2;
 
 #[tokio::main]
 async fn main() {
-    // Both sides have to have the same.
+    // Both sides need the same secret.
     KeySecret::new([7; 32]).use_in_process().unwrap();
-    let words: Vec<String> = std::env::args().collect();
-    let items = words.get(2).and_then(|items| items.parse().ok()).unwrap_or(40);
-    match &words[1..] {
+    let arguments: Vec<String> = std::env::args().collect();
+    let items = arguments.get(2).and_then(|items| items.parse().ok()).unwrap_or(40);
+    match &arguments[1..] {
         [library, way, ..] if way == "agent" => agent(Some(library)).await,
         [way] if way == "agent" => agent(None).await,
         [library, _, way] => frontend(library, items, way == "nixl").await,
@@ -66,16 +67,15 @@ async fn main() {
 }
 
 fn settings(library: &str) -> Settings {
-    let within = Duration::from_secs(10);
     Settings {
         library: PathBuf::from(library),
         pool_bytes: 1 << 30,
-        within,
+        read_timeout: Duration::from_secs(10),
         devices: Some("lo".to_owned()),
     }
 }
 
-/// The other process.
+/// Runs the agent, in the other process.
 async fn agent(library: Option<&str>) {
     let connector: Box<dyn Connector> = Box::new(FakeConnector::new([Ok(FakeBackend::new())]));
     let fleet =
@@ -83,10 +83,10 @@ async fn agent(library: Option<&str>) {
     assert!(fleet.wait_ready(1).await);
     let model = Arc::new(ServedModel::load(Path::new(MODEL), "m", None).unwrap());
     let budget = ByteBudget::new(1 << 30);
-    let door = MediaDoor::new(MediaConfig::default(), budget.clone()).unwrap();
+    let loader = MediaLoader::new(MediaConfig::default(), budget.clone()).unwrap();
     let media = MachineMedia::new(
         model,
-        door,
+        loader,
         fleet.clone(),
         &PipelineLimits::default(),
         Some(64 << 20),
@@ -102,7 +102,7 @@ async fn agent(library: Option<&str>) {
     serve(agent, listener, None, std::future::pending()).await.unwrap();
 }
 
-/// A process that ends with this one.
+/// A process that is killed on drop.
 struct Process(Child);
 
 impl Drop for Process {
@@ -118,32 +118,35 @@ async fn frontend(library: &str, items: usize, is_lent: bool) {
     let mut agent = Process(run.spawn().unwrap());
     let mut address = String::new();
     BufReader::new(agent.0.stdout.take().unwrap()).read_line(&mut address).unwrap();
-    let lending = match is_lent {
-        true => Lending::new(Arc::new(Lender::start(&settings(library)).unwrap())),
-        false => Lending::default(),
+    let lending = if is_lent {
+        Lending::new(Arc::new(Lender::start(&settings(library)).unwrap()))
+    } else {
+        Lending::default()
     };
     let link = AgentLink::new(address.trim(), None).unwrap().with_lending(&lending);
     let connector = AgentConnector::new(link, 0, fake_capabilities().class.processor);
-    let Connected { backend, .. } = connector.connect(WorkerId(0), Arc::new(Strict)).await.unwrap();
+    let Connected { backend, .. } =
+        connector.connect(WorkerId(0), Arc::new(StrictObserver)).await.unwrap();
     for bytes in SIZES {
-        // Made before: what is measured is how they travel.
+        // MadeTensors beforehand, as only the transfer is measured.
         let jobs: Vec<Arc<Job>> = (0..=items).map(|_| Arc::new(job(bytes))).collect();
-        // Connections are made, and memory is touched for the first time.
+        // A first job makes connections and touches memory for the first time.
         drop(backend.start(jobs[0].clone()).await.unwrap());
         let pids = [std::process::id(), agent.0.id()];
         let before = pids.map(cpu_ticks);
         let mut times = Vec::new();
         for job in &jobs[1..] {
-            let since = Instant::now();
+            let start = Instant::now();
             drop(backend.start(job.clone()).await.unwrap());
-            times.push(since.elapsed().as_secs_f64() * 1e3);
+            times.push(start.elapsed().as_secs_f64() * 1e3);
         }
         let cpu: Vec<f64> =
             pids.into_iter().zip(before).map(|(pid, before)| cpu_ticks(pid) - before).collect();
         let [frontend, agent] = [0, 1].map(|side: usize| cpu[side] * 10.0 / items as f64);
         times.sort_by(f64::total_cmp);
         println!(
-            "  {:>2} MB: median {:.2} ms ({:.2} to {:.2}); CPU frontend {frontend:.2} ms, agent {agent:.2} ms",
+            "  {:>2} MB: median {:.2} ms ({:.2} to {:.2}); \
+             CPU frontend {frontend:.2} ms, agent {agent:.2} ms",
             bytes / MB,
             times[items / 2],
             times[0],
@@ -152,18 +155,18 @@ async fn frontend(library: &str, items: usize, is_lent: bool) {
     }
 }
 
-/// CPU time of a process, in hundredths of a second.
+/// Returns the CPU time of a process, in hundredths of a second.
 fn cpu_ticks(pid: u32) -> f64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let words: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
     words[11].parse::<f64>().unwrap() + words[12].parse::<f64>().unwrap()
 }
 
-/// Fails if something does not travel as it was to.
-struct Strict;
+/// An observer that fails on any step down.
+struct StrictObserver;
 
-impl MediaObserver for Strict {
-    fn delivered(&self, _: Delivered) {}
+impl MediaObserver for StrictObserver {
+    fn delivered(&self, _: MediaDelivery) {}
 
     fn missed(&self, _: usize) {}
 
@@ -172,12 +175,12 @@ impl MediaObserver for Strict {
     }
 }
 
-struct Made(Vec<ItemField>);
+struct MadeTensors(Vec<ItemField>);
 
-impl MediaSource for Made {
+impl MediaSource for MadeTensors {
     fn tensors(
         &self,
-        _: TensorOrder,
+        _: TensorRequest,
     ) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
         let fields = self.0.clone();
         async move { Ok(Some(fields)) }.boxed()
@@ -198,11 +201,11 @@ fn job(bytes: usize) -> Job {
     let field = ItemField { name: "pixel_values".into(), field, value: FieldValue::Tensor(tensor) };
     let item = JobItem {
         modality: Modality::Video,
-        // Not one that the agent has kept.
+        // A new item, which the agent has not kept.
         hash: MmHash::new(rand::random()),
         placeholder: Placeholder { offset: 0, length: 4, is_embed: None },
         elements: bytes as u64,
-        source: Arc::new(Made(vec![field])),
+        source: Arc::new(MadeTensors(vec![field])),
     };
     Job {
         id: RequestId::new("id").unwrap(),

@@ -1,31 +1,34 @@
-//! Outputs and failures of jobs as messages, and back.
+//! Conversion of outputs and failures of jobs to and from messages.
 
 use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
 use chiasm_backend::{
-    Content, Death, Delivered, Embeddings, Finish, JobError, Output, Prefill, PromptLogprobs,
-    SourceError, TokenLogprob,
+    Content, DeathReason, Finish, JobError, MediaDelivery, Output, Prefill, PromptLogprobs,
+    SourceError, StoredEmbeddings, TokenLogprob,
 };
 use chiasm_types::TokenId;
 
 use crate::job::hash;
 use crate::proto::{self, finish::Reason, job_failure::Kind};
 
-pub(crate) fn embeddings_to_message(left: &Embeddings) -> proto::Embeddings {
-    let Embeddings { item, bytes } = left;
+pub(crate) fn embeddings_to_message(stored: &StoredEmbeddings) -> proto::Embeddings {
+    let StoredEmbeddings { item, bytes } = stored;
     proto::Embeddings { item: Bytes::copy_from_slice(item.as_bytes()), bytes: *bytes }
 }
 
-/// `None` if they are malformed.
-pub(crate) fn embeddings_from_message(left: &proto::Embeddings) -> Option<Embeddings> {
-    let proto::Embeddings { item, bytes } = left;
-    Some(Embeddings { item: hash(item)?, bytes: *bytes })
+/// Parses stored embeddings; `None` if they are malformed.
+pub(crate) fn embeddings_from_message(message: &proto::Embeddings) -> Option<StoredEmbeddings> {
+    let proto::Embeddings { item, bytes } = message;
+    Some(StoredEmbeddings { item: hash(item)?, bytes: *bytes })
 }
 
-pub(crate) fn delivered_to_message(delivered: Delivered, hand_off: Duration) -> proto::Delivered {
-    let Delivered { cached, shared_memory, inline, unfound } = delivered;
+pub(crate) fn delivered_to_message(
+    delivered: MediaDelivery,
+    hand_off: Duration,
+) -> proto::Delivered {
+    let MediaDelivery { cached, shared_memory, inline, unfound } = delivered;
     proto::Delivered {
         cached: cached as u32,
         shared_memory: shared_memory as u32,
@@ -35,10 +38,10 @@ pub(crate) fn delivered_to_message(delivered: Delivered, hand_off: Duration) -> 
     }
 }
 
-/// How items travelled, and after how long the job was on its way.
-pub(crate) fn delivered_from_message(message: proto::Delivered) -> (Delivered, Duration) {
+/// Parses how a job's items were delivered, and the time until the job was handed to the engine.
+pub(crate) fn delivered_from_message(message: proto::Delivered) -> (MediaDelivery, Duration) {
     let proto::Delivered { cached, shared_memory, inline, unfound, hand_off_us } = message;
-    let delivered = Delivered {
+    let delivered = MediaDelivery {
         cached: cached as usize,
         shared_memory: shared_memory as usize,
         inline: inline as usize,
@@ -47,7 +50,8 @@ pub(crate) fn delivered_from_message(message: proto::Delivered) -> (Delivered, D
     (delivered, Duration::from_micros(hand_off_us))
 }
 
-/// The message of an output. Text is of backends that take messages, of which no agent has one.
+/// Builds the message of an output. Text is dropped: only backends that take messages produce it,
+/// and no agent has one.
 pub(crate) fn output_to_message(output: Output) -> proto::Output {
     let Output { choice, content, finish, prefill, prompt_logprobs } = output;
     let (tokens, logprobs) = match content {
@@ -76,7 +80,7 @@ pub(crate) fn output_to_message(output: Output) -> proto::Output {
     }
 }
 
-/// `None` if an agent says what it must not.
+/// Parses an output; `None` if it is malformed.
 pub(crate) fn output_from_message(message: proto::Output) -> Option<Output> {
     let proto::Output { choice, tokens, logprobs, has_logprobs, finish, prefill, prompt_logprobs } =
         message;
@@ -115,14 +119,16 @@ fn logprob_to_message(logprob: TokenLogprob) -> proto::TokenLogprob {
 
 fn logprob_from_message(message: proto::TokenLogprob) -> Option<TokenLogprob> {
     let proto::TokenLogprob { token, logprob, top_tokens, top_logprobs } = message;
-    let top = top_tokens.len() == top_logprobs.len();
-    let top = top.then(|| top_tokens.into_iter().map(TokenId).zip(top_logprobs).collect())?;
+    if top_tokens.len() != top_logprobs.len() {
+        return None;
+    }
+    let top = top_tokens.into_iter().map(TokenId).zip(top_logprobs).collect();
     Some(TokenLogprob { token: TokenId(token), logprob, top })
 }
 
 fn finish_to_message(finish: Finish) -> proto::Finish {
     let reason = match finish {
-        // Calls are read from tokens by the frontend.
+        // The frontend parses calls from the tokens.
         Finish::Eos | Finish::ToolCalls => Reason::Eos(true),
         Finish::StopToken(token) => Reason::StopToken(token.0),
         Finish::StopString(text) => Reason::StopString(text),
@@ -154,7 +160,7 @@ pub(crate) fn failure_to_message(error: &JobError) -> proto::JobFailure {
         JobError::Refused { field, message } => {
             proto::JobFailure { field: field.clone(), ..failure(Kind::Refused, message.clone()) }
         }
-        // Frontends of earlier versions read only the kind.
+        // Older frontends read only the kind.
         JobError::ConstraintFailed { field, message } => {
             proto::JobFailure { field: field.clone(), ..failure(Kind::Failed, message.clone()) }
         }
@@ -166,19 +172,19 @@ pub(crate) fn failure_to_message(error: &JobError) -> proto::JobFailure {
     }
 }
 
-/// What went wrong with a media item where its tensors are made, in the agent's words.
+/// The error of a media item that could not be processed at the agent, in its words.
 #[derive(Debug)]
-pub(crate) struct MediaFailed(String);
+pub(crate) struct RemoteMediaError(String);
 
-impl fmt::Display for MediaFailed {
+impl fmt::Display for RemoteMediaError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for MediaFailed {}
+impl std::error::Error for RemoteMediaError {}
 
-/// The error of a job whose constraint came from this field.
+/// Parses the error of a job whose constraint came from this field of the client's request.
 pub(crate) fn failure_from_message(
     failure: proto::JobFailure,
     constraint: Option<&'static str>,
@@ -189,10 +195,10 @@ pub(crate) fn failure_from_message(
         constraint.filter(|_| is_constraint).map_or(field, str::to_owned)
     };
     match Kind::try_from(kind) {
-        Ok(Kind::NotTaken) => JobError::NotTaken(Death::new(message)),
-        Ok(Kind::Dead) => JobError::Dead(Death::new(message)),
+        Ok(Kind::NotTaken) => JobError::NotTaken(DeathReason::new(message)),
+        Ok(Kind::Dead) => JobError::Dead(DeathReason::new(message)),
         Ok(Kind::Refused) => JobError::Refused { field: client_field(field), message },
-        Ok(Kind::Media) => JobError::Source(SourceError::new(MediaFailed(message))),
+        Ok(Kind::Media) => JobError::Source(SourceError::new(RemoteMediaError(message))),
         Ok(Kind::KeepsLosingMedia) => JobError::KeepsLosingMedia,
         Ok(Kind::Unread) => JobError::Unread,
         Ok(Kind::Unfinished) => JobError::Unfinished,
@@ -211,15 +217,15 @@ mod tests {
     fn failed_constraint_names_the_clients_field() {
         let failed = JobError::ConstraintFailed {
             field: "structured_outputs".to_owned(),
-            message: "the engine's words".to_owned(),
+            message: "the engine's message".to_owned(),
         };
-        let arrived = failure_from_message(failure_to_message(&failed), Some("response_format"));
+        let parsed = failure_from_message(failure_to_message(&failed), Some("response_format"));
         assert!(
-            matches!(&arrived, JobError::ConstraintFailed { field, message }
-            if field == "response_format" && message == "the engine's words"),
-            "{arrived}"
+            matches!(&parsed, JobError::ConstraintFailed { field, message }
+            if field == "response_format" && message == "the engine's message"),
+            "{parsed}"
         );
-        let arrived = failure_from_message(failure_to_message(&JobError::Failed), None);
-        assert!(matches!(arrived, JobError::Failed), "{arrived}");
+        let parsed = failure_from_message(failure_to_message(&JobError::Failed), None);
+        assert!(matches!(parsed, JobError::Failed), "{parsed}");
     }
 }

@@ -1,10 +1,10 @@
-//! What an engine can do as a message, and back.
+//! Conversion of an engine's capabilities to and from messages.
 
 use std::net::IpAddr;
 
 use chiasm_backend::{
-    Capabilities, HandOff, InputForm, KeyScheme, KvSource, Locality, MediaForm, OwnAdapter,
-    PlaceholderForm, PlanClass, TensorFormat, VllmItems, adapter_engine_name,
+    Capabilities, HandOff, InputForm, KeyScheme, KvSource, Locality, MediaForm, PlaceholderForm,
+    PlanClass, PreloadedAdapter, TensorFormat, VllmItems, adapter_engine_name,
 };
 use chiasm_types::{BlockSize, Dtype, Role};
 
@@ -12,33 +12,33 @@ use crate::job::SUPPORTS;
 use crate::proto;
 
 /// The name of raw values among the types of tensors.
-const RAW: &str = "raw";
+const RAW_TENSORS: &str = "raw";
 
-/// The longest name and folder of an adapter, in bytes.
-const MOST_NAME_BYTES: usize = 4096;
+/// The maximum length of an adapter's name and folder, in bytes.
+const MAX_NAME_BYTES: usize = 4096;
 
-/// What an agent tells of an engine beside what that can do.
-pub(crate) struct OfAgent {
-    /// Tells this start of the engine from others.
+/// The facts about an engine that an agent reports beside the engine's capabilities.
+pub(crate) struct AgentFacts {
+    /// The id of this start of the engine.
     pub(crate) life: u64,
-    /// The most bytes of an item's tensors; `None` if the agent takes none.
+    /// The maximum size of an item's tensors in bytes; `None` if the agent takes none.
     pub(crate) tensor_bytes: Option<u64>,
-    /// Whether the agent fetches media items.
+    /// `true` if the agent fetches media items.
     pub(crate) fetches_media: bool,
-    pub(crate) adapters: Vec<OwnAdapter>,
+    pub(crate) adapters: Vec<PreloadedAdapter>,
 }
 
-pub(crate) fn to_message(can: &Capabilities, of_agent: OfAgent) -> proto::Ready {
-    let OfAgent { life, tensor_bytes, fetches_media, adapters } = of_agent;
+pub(crate) fn to_message(capabilities: &Capabilities, facts: AgentFacts) -> proto::Ready {
+    let AgentFacts { life, tensor_bytes, fetches_media, adapters } = facts;
     let Capabilities {
         engine,
         class:
             PlanClass {
                 processor,
                 block_size,
-                // Follows from the engine and from whether tensors are taken.
+                // Follows from the engine, and from whether the agent takes tensors.
                 vllm_items: _,
-                // As of every EngineCore.
+                // The same for every EngineCore.
                 placeholders: _,
                 keys: _,
             },
@@ -50,19 +50,19 @@ pub(crate) fn to_message(can: &Capabilities, of_agent: OfAgent) -> proto::Ready 
         total_blocks,
         encoder_cache_tokens,
         receiver_cache_bytes,
-        // Frontends load no adapters at agents: `adapters` of the agent are those that there are.
+        // Frontends load no adapters at agents: the agent's `adapters` are all there are.
         max_loras: _,
         adapters: _,
-        // As of every engine of an agent: `job::SUPPORTS`.
+        // The same for every engine of an agent: `job::SUPPORTS`.
         supports: _,
         input: _,
         media,
-        // These are of the agent's machine, and others than what a frontend has to do with it.
+        // These describe the agent's machine and do not apply to a frontend elsewhere.
         hand_off: _,
         locality: _,
         private_network,
         kv,
-    } = can;
+    } = capabilities;
     proto::Ready {
         life,
         engine: engine.clone(),
@@ -86,7 +86,7 @@ pub(crate) fn to_message(can: &Capabilities, of_agent: OfAgent) -> proto::Ready 
         adapters: adapters.into_iter().map(adapter_to_message).collect(),
         fetches_media,
         image_tensors: match (media, tensor_bytes) {
-            (MediaForm::Tensors(TensorFormat::Raw), Some(_)) => RAW.to_owned(),
+            (MediaForm::Tensors(TensorFormat::Raw), Some(_)) => RAW_TENSORS.to_owned(),
             (MediaForm::Tensors(TensorFormat::Normalized(dtype)), Some(_)) => {
                 dtype.torch_name().to_owned()
             }
@@ -96,11 +96,11 @@ pub(crate) fn to_message(can: &Capabilities, of_agent: OfAgent) -> proto::Ready 
     }
 }
 
-/// What an engine's tensors of images are to be, if the agent takes them and this version knows how
-/// to make them.
+/// Returns the format of an engine's image tensors, if the agent takes them and this version can
+/// make them.
 pub(crate) fn image_tensors(ready: &proto::Ready) -> Option<TensorFormat> {
     match ready.image_tensors.as_str() {
-        RAW => Some(TensorFormat::Raw),
+        RAW_TENSORS => Some(TensorFormat::Raw),
         name => {
             let dtype = Dtype::from_torch_name(name)?;
             matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16)
@@ -109,7 +109,9 @@ pub(crate) fn image_tensors(ready: &proto::Ready) -> Option<TensorFormat> {
     }
 }
 
-fn adapter_to_message(OwnAdapter { name, root, stamp, refused }: OwnAdapter) -> proto::Adapter {
+fn adapter_to_message(
+    PreloadedAdapter { name, root, stamp, refused }: PreloadedAdapter,
+) -> proto::Adapter {
     proto::Adapter {
         name,
         root,
@@ -118,17 +120,18 @@ fn adapter_to_message(OwnAdapter { name, root, stamp, refused }: OwnAdapter) -> 
     }
 }
 
-/// The adapter, with the name that engines know it by. `None` if it is malformed.
-fn adapter_from_message(message: proto::Adapter) -> Option<(String, OwnAdapter)> {
+/// Parses an adapter and the name by which engines know it; `None` if it is malformed.
+fn adapter_from_message(message: proto::Adapter) -> Option<(String, PreloadedAdapter)> {
     let proto::Adapter { name, root, stamp, refused } = message;
-    if !(1..=MOST_NAME_BYTES).contains(&name.len()) || root.len() > MOST_NAME_BYTES {
+    if !(1..=MAX_NAME_BYTES).contains(&name.len()) || root.len() > MAX_NAME_BYTES {
         return None;
     }
-    let (stamp, refused) = (stamp.to_be_bytes(), Some(refused).filter(|why| !why.is_empty()));
-    Some((adapter_engine_name(&name, stamp), OwnAdapter { name, root, stamp, refused }))
+    let stamp = stamp.to_be_bytes();
+    let refused = Some(refused).filter(|reason| !reason.is_empty());
+    Some((adapter_engine_name(&name, stamp), PreloadedAdapter { name, root, stamp, refused }))
 }
 
-/// The capabilities of an engine on the machine of this address. `None` if they are malformed.
+/// Parses the capabilities of an engine on the machine at `address`; `None` if they are malformed.
 pub(crate) fn from_message(ready: proto::Ready, address: Option<IpAddr>) -> Option<Capabilities> {
     let proto::Ready {
         engine,
@@ -147,7 +150,7 @@ pub(crate) fn from_message(ready: proto::Ready, address: Option<IpAddr>) -> Opti
         embedding_store_bytes,
         private_network,
         adapters,
-        // The connector looks at these.
+        // The connector reads these.
         life: _,
         fetches_media: _,
         image_tensors: _,
@@ -156,7 +159,11 @@ pub(crate) fn from_message(ready: proto::Ready, address: Option<IpAddr>) -> Opti
     Some(Capabilities {
         class: PlanClass {
             processor: processor.as_ref().into(),
-            vllm_items: if takes_tensors { VllmItems::of_engine(&engine) } else { VllmItems::None },
+            vllm_items: if takes_tensors {
+                VllmItems::for_engine(&engine)
+            } else {
+                VllmItems::None
+            },
             placeholders: PlaceholderForm::Expanded,
             keys: KeyScheme::Chiasm,
             block_size: BlockSize::new(block_size)?,
@@ -173,7 +180,7 @@ pub(crate) fn from_message(ready: proto::Ready, address: Option<IpAddr>) -> Opti
         total_blocks,
         encoder_cache_tokens,
         receiver_cache_bytes,
-        // Frontends load none: which it has is for the agent's operator to say.
+        // Frontends load none: the agent's operator decides which adapters there are.
         max_loras: 0,
         adapters: adapters.into_iter().map(adapter_from_message).collect::<Option<_>>()?,
         supports: SUPPORTS,

@@ -1,28 +1,29 @@
-//! Jobs as messages, and back.
+//! Conversion of jobs to and from messages.
 
 mod head;
 mod sampling;
 
 use bytes::Bytes;
 use chiasm_backend::{
-    Job, JobItem, Left, ReasoningHints, RequestId, Sampling, Stage, TensorFormat, TraceContext,
+    Job, JobItem, KvTransferParams, ReasoningHints, RequestId, Sampling, Stage, TensorFormat,
+    TraceContext,
 };
 use chiasm_media::ContentHash;
 use chiasm_pipeline::{ItemOrigin, PlannedItem};
 use chiasm_types::{MmHash, Modality, Placeholder, TokenId};
 use serde_json::Value;
 
-use crate::{MOST_MESSAGE_BYTES, proto};
+use crate::{MAX_MESSAGE_BYTES, proto};
 
 #[cfg(test)]
-pub(crate) use head::MOST_ENTRIES;
-pub(crate) use head::{claimed_bytes, head, number_at};
+pub(crate) use head::MAX_ENTRIES;
+pub(crate) use head::{claimed_bytes, parse_head, peek_number};
 pub(crate) use sampling::SUPPORTS;
 
-/// The variables of templates that a message may name.
+/// The template variables that a message may name.
 const THINKING_VARIABLES: [&str; 2] = ["thinking", "enable_thinking"];
 
-/// What a job of a message is, without its media items.
+/// The parts of a job in a message, with planned media items.
 #[derive(Debug)]
 pub(crate) struct JobParts {
     pub(crate) id: RequestId,
@@ -35,28 +36,29 @@ pub(crate) struct JobParts {
     pub(crate) reasoning: ReasoningHints,
     pub(crate) stage: Stage,
     pub(crate) embedded: Vec<MmHash>,
-    /// The LoRA adapter, by the name that engines know it by.
+    /// The name by which engines know the LoRA adapter.
     pub(crate) adapter: Option<String>,
 }
 
-/// Continuations of a job: more than a frontend asks for. Each is a request of the engine.
-pub(crate) const MOST_CHOICES: usize = 1024;
+/// The maximum number of continuations of a job, more than a frontend requests. Each is a request
+/// of the engine.
+pub(crate) const MAX_CHOICES: usize = 1024;
 
 const TOKEN_BYTES: usize = size_of::<u32>();
 
-/// A token that follows itself at least so often stands once: to say how often it is there takes
-/// eight bytes.
-const FEWEST_REPEATS: usize = 8;
+/// The number of repeats from which a token is written once with a count, which takes eight bytes.
+const MIN_REPEATS: usize = 8;
 
-/// Tokens of a prompt at most: as many as a message could have, however often each is repeated.
-const MOST_TOKENS: usize = MOST_MESSAGE_BYTES / TOKEN_BYTES;
+/// The maximum number of tokens of a prompt: as many as a message could hold without repeat counts.
+const MAX_TOKENS: usize = MAX_MESSAGE_BYTES / TOKEN_BYTES;
 
-/// The tokens as bytes, with what follows itself often once.
-fn collapsed(tokens: &[TokenId]) -> (Bytes, Vec<proto::Repeats>) {
-    let (mut once, mut repeats) = (Vec::with_capacity(size_of_val(tokens)), Vec::new());
+/// Encodes tokens as bytes, with long runs of one token written once.
+fn collapse_repeats(tokens: &[TokenId]) -> (Bytes, Vec<proto::Repeats>) {
+    let mut once = Vec::with_capacity(size_of_val(tokens));
+    let mut repeats = Vec::new();
     for run in tokens.chunk_by(PartialEq::eq) {
         let more = run.len() - 1;
-        let times = if more >= FEWEST_REPEATS {
+        let times = if more >= MIN_REPEATS {
             repeats
                 .push(proto::Repeats { at: (once.len() / TOKEN_BYTES) as u32, more: more as u32 });
             1
@@ -68,16 +70,17 @@ fn collapsed(tokens: &[TokenId]) -> (Bytes, Vec<proto::Repeats>) {
     (once.into(), repeats)
 }
 
-/// The tokens again. `None` if there is half a token, or if the repeats are not in order, of no
-/// token, or too many.
-fn expanded(once: &[u8], repeats: &[proto::Repeats]) -> Option<Vec<TokenId>> {
+/// Decodes tokens. `None` if the bytes end within a token, or if the repeats are out of order, of
+/// no token, or too many.
+fn expand_repeats(once: &[u8], repeats: &[proto::Repeats]) -> Option<Vec<TokenId>> {
     let (once, []) = once.as_chunks::<TOKEN_BYTES>() else { return None };
     let token = |token: &[u8; TOKEN_BYTES]| TokenId(u32::from_le_bytes(*token));
     let more = repeats.iter().map(|repeats| repeats.more as usize).sum::<usize>();
-    if once.len() + more > MOST_TOKENS {
+    if once.len() + more > MAX_TOKENS {
         return None;
     }
-    let (mut all, mut from) = (Vec::with_capacity(once.len() + more), 0);
+    let mut all = Vec::with_capacity(once.len() + more);
+    let mut from = 0;
     for proto::Repeats { at, more } in repeats {
         let until = *at as usize + 1;
         all.extend(once.get(from..until)?.iter().map(token));
@@ -89,24 +92,25 @@ fn expanded(once: &[u8], repeats: &[proto::Repeats]) -> Option<Vec<TokenId>> {
     Some(all)
 }
 
-/// The longest URL that an agent is told: some servers take no longer ones.
-const MOST_URL_BYTES: usize = 8 << 10;
+/// The maximum length of a URL that is sent to an agent, in bytes. Some servers accept no longer
+/// ones.
+const MAX_URL_BYTES: usize = 8 << 10;
 
-/// What an agent is told of media items beside what they are.
+/// The details of media items that are sent to an agent beside the items' identities.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct MediaTold {
-    /// Whether it is told where files are.
+pub(crate) struct MediaDetails {
+    /// `true` to send the URLs of files.
     pub(crate) urls: bool,
-    /// What the engine's tensors of images are, if they may be sent in place of files.
+    /// The format of the engine's image tensors, if tensors may be sent in place of files.
     pub(crate) image_tensors: Option<TensorFormat>,
 }
 
-/// The message of a job, without its number. `None` if an item is too long. Those that can't be had
-/// as files are to be had as tensors.
-pub(crate) fn to_message(job: &Job, prompt: &[TokenId], media: MediaTold) -> Option<proto::Job> {
+/// Builds the message of a job, without its number. `None` if an item is too long. An item without
+/// a file is announced as tensors.
+pub(crate) fn to_message(job: &Job, prompt: &[TokenId], media: MediaDetails) -> Option<proto::Job> {
     let Job {
         id,
-        // `prompt` is the part of it that is sent.
+        // Only `prompt` is sent.
         input: _,
         media: items,
         sampling,
@@ -119,10 +123,10 @@ pub(crate) fn to_message(job: &Job, prompt: &[TokenId], media: MediaTold) -> Opt
         embedded,
     } = job;
     let headers: Vec<_> = trace.iter().flat_map(TraceContext::headers).collect();
-    let header = |wanted| {
-        headers.iter().find(|(name, _)| *name == wanted).map(|(_, value)| (*value).to_owned())
+    let header = |header| {
+        headers.iter().find(|(name, _)| *name == header).map(|(_, value)| (*value).to_owned())
     };
-    let (tokens, repeats) = collapsed(prompt);
+    let (tokens, repeats) = collapse_repeats(prompt);
     Some(proto::Job {
         number: 0,
         request_id: id.as_str().to_owned(),
@@ -144,7 +148,7 @@ pub(crate) fn to_message(job: &Job, prompt: &[TokenId], media: MediaTold) -> Opt
             .collect(),
         leaves_prompt: *stage == Stage::Prefill,
         left: match stage {
-            Stage::Decode(left) => left.words().clone(),
+            Stage::Decode(left) => left.bytes().clone(),
             Stage::Whole | Stage::Encode | Stage::Prefill => Bytes::new(),
         },
         leaves_embeddings: *stage == Stage::Encode,
@@ -153,14 +157,14 @@ pub(crate) fn to_message(job: &Job, prompt: &[TokenId], media: MediaTold) -> Opt
     })
 }
 
-/// What a message asks for.
+/// Parses a job.
 ///
 /// # Errors
 /// The field at fault, and what is wrong with it.
 pub(crate) fn from_message(message: proto::Job) -> Result<JobParts, (String, String)> {
     let wrong = |field: &str, what: &str| (field.to_owned(), what.to_owned());
     let proto::Job {
-        // The call knows the job by it.
+        // The call identifies the job by it.
         number: _,
         request_id,
         tokens,
@@ -180,7 +184,7 @@ pub(crate) fn from_message(message: proto::Job) -> Result<JobParts, (String, Str
         adapter,
     } = message;
     let sampling = sampling.ok_or_else(|| wrong("sampling_params", "is missing"))?;
-    let prompt = expanded(&tokens, &repeats);
+    let prompt = expand_repeats(&tokens, &repeats);
     let prompt = prompt.ok_or_else(|| wrong("tokens", "are malformed, or too many"))?;
     let length = prompt.len();
     let media = media.into_iter().enumerate().map(|(number, item)| {
@@ -210,9 +214,9 @@ pub(crate) fn from_message(message: proto::Job) -> Result<JobParts, (String, Str
             _ if leaves_embeddings => Stage::Encode,
             (true, _) => Stage::Prefill,
             (false, left) if left.is_empty() => Stage::Whole,
-            (false, left) => {
-                Stage::Decode(Left::new(left).ok_or_else(|| wrong("left", "is too long"))?)
-            }
+            (false, left) => Stage::Decode(
+                KvTransferParams::new(left).ok_or_else(|| wrong("left", "is too long"))?,
+            ),
         },
         embedded: embedded
             .iter()
@@ -223,12 +227,12 @@ pub(crate) fn from_message(message: proto::Job) -> Result<JobParts, (String, Str
     })
 }
 
-fn item_to_message(item: &JobItem, told: MediaTold) -> Option<proto::MediaItem> {
-    let MediaTold { urls, image_tensors } = told;
+fn item_to_message(item: &JobItem, details: MediaDetails) -> Option<proto::MediaItem> {
+    let MediaDetails { urls, image_tensors } = details;
     let JobItem { modality, hash, placeholder, elements, source } = item;
     let encoded = source.encoded();
-    let making = image_tensors.and_then(|format| source.making(format));
-    let (width, height) = making.map_or((0, 0), |making| making.size);
+    let cost = image_tensors.and_then(|format| source.processing_cost(format));
+    let (width, height) = cost.map_or((0, 0), |cost| cost.image_size);
     let Placeholder { offset, length, is_embed } = placeholder;
     let url = encoded.as_ref().and_then(|encoded| encoded.url.as_deref());
     Some(proto::MediaItem {
@@ -244,15 +248,16 @@ fn item_to_message(item: &JobItem, told: MediaTold) -> Option<proto::MediaItem> 
             .unwrap_or_default(),
         offset: u32::try_from(*offset).ok()?,
         length: u32::try_from(*length).ok()?,
-        embeds: is_embed.as_deref().map(turns).unwrap_or_default(),
+        embeds: is_embed.as_deref().map(run_lengths).unwrap_or_default(),
         elements: if encoded.is_none() { *elements } else { 0 },
-        url: url.filter(|url| urls && url.len() <= MOST_URL_BYTES).unwrap_or_default().to_owned(),
+        url: url.filter(|url| urls && url.len() <= MAX_URL_BYTES).unwrap_or_default().to_owned(),
         width,
         height,
     })
 }
 
-/// The item of a prompt of so many tokens. `None` if it can't be in it, or is malformed.
+/// Parses an item of a prompt with `prompt` tokens. `None` if it does not fit into the prompt or is
+/// malformed.
 fn item_from_message(item: proto::MediaItem, prompt: usize) -> Option<PlannedItem> {
     let proto::MediaItem {
         modality,
@@ -267,9 +272,9 @@ fn item_from_message(item: proto::MediaItem, prompt: usize) -> Option<PlannedIte
         width,
         height,
     } = item;
-    // Before memory is taken for what a message claims.
+    // Checked before memory is allocated for what a message claims.
     let length = Some(length as usize).filter(|length| (1..=prompt).contains(length))?;
-    let is_embed = if embeds.is_empty() { None } else { Some(mask(&embeds, length)?) };
+    let is_embed = if embeds.is_empty() { None } else { Some(mask_from_runs(&embeds, length)?) };
     let origin = if content.is_empty() {
         ItemOrigin::Tensors { elements }
     } else {
@@ -278,8 +283,8 @@ fn item_from_message(item: proto::MediaItem, prompt: usize) -> Option<PlannedIte
         };
         let content = ContentHash::new(content.as_ref().try_into().ok()?);
         let url = Some(url).filter(|url| !url.is_empty());
-        // Nothing else of this machine is a frontend's to name.
-        if !url.as_deref().is_none_or(is_on_the_web) {
+        // A frontend must not name local files or other resources of this machine.
+        if !url.as_deref().is_none_or(is_http_url) {
             return None;
         }
         let size = Some((width, height)).filter(|&(width, height)| width > 0 && height > 0);
@@ -293,40 +298,40 @@ fn item_from_message(item: proto::MediaItem, prompt: usize) -> Option<PlannedIte
     })
 }
 
-fn is_on_the_web(url: &str) -> bool {
-    url.len() <= MOST_URL_BYTES
+fn is_http_url(url: &str) -> bool {
+    url.len() <= MAX_URL_BYTES
         && ["http://", "https://"].into_iter().any(|scheme| url.starts_with(scheme))
 }
 
-/// `None` unless these are the bytes of an identity.
+/// Parses an identity; `None` if it has another length.
 pub(crate) fn hash(bytes: &[u8]) -> Option<MmHash> {
     Some(MmHash::new(bytes.try_into().ok()?))
 }
 
-/// How many don't embed, then how many do, and so on.
-fn turns(mask: &[bool]) -> Vec<u32> {
-    let mut turns = Vec::new();
+/// Returns the run lengths of a mask: first of tokens that don't embed, then of those that do, and
+/// so on.
+fn run_lengths(mask: &[bool]) -> Vec<u32> {
+    let mut runs = Vec::new();
     let mut embeds = false;
     let mut rest = mask;
     while !rest.is_empty() {
         let count = rest.iter().take_while(|embed| **embed == embeds).count();
-        turns.push(count as u32);
+        runs.push(count as u32);
         rest = &rest[count..];
         embeds = !embeds;
     }
-    turns
+    runs
 }
 
-/// The mask of these turns. `None` unless it has this length.
-fn mask(turns: &[u32], length: usize) -> Option<Vec<bool>> {
-    let total: u64 = turns.iter().map(|count| u64::from(*count)).sum();
+/// Returns the mask with these run lengths; `None` if their sum is not `length`.
+fn mask_from_runs(runs: &[u32], length: usize) -> Option<Vec<bool>> {
+    let total: u64 = runs.iter().map(|count| u64::from(*count)).sum();
     if total != length as u64 {
         return None;
     }
     let embeds = [false, true].into_iter().cycle();
     Some(
-        turns
-            .iter()
+        runs.iter()
             .zip(embeds)
             .flat_map(|(count, embed)| std::iter::repeat_n(embed, *count as usize))
             .collect(),
@@ -338,7 +343,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_that_follow_themselves_stand_once() {
+    fn long_runs_of_a_token_are_written_once() {
         let prompt = |runs: &[(u32, usize)]| -> Vec<TokenId> {
             runs.iter()
                 .flat_map(|&(token, count)| std::iter::repeat_n(TokenId(token), count))
@@ -351,22 +356,23 @@ mod tests {
             (&[(7, 9)], 1),
             (&[(1, 3), (7, 1000), (8, 1), (7, 1000), (2, 2)], 8),
         ] {
-            let told = prompt(runs);
-            let (tokens, repeats) = collapsed(&told);
+            let prompt = prompt(runs);
+            let (tokens, repeats) = collapse_repeats(&prompt);
             assert_eq!(tokens.len(), once * TOKEN_BYTES, "{runs:?}");
-            assert_eq!(expanded(&tokens, &repeats).unwrap(), told);
+            assert_eq!(expand_repeats(&tokens, &repeats).unwrap(), prompt);
         }
     }
 
     #[test]
-    fn repeats_of_nothing_out_of_order_or_too_many_are_refused() {
-        let of = |at, more| proto::Repeats { at, more };
-        let (one, two) = ([5, 0, 0, 0], [5, 0, 0, 0, 6, 0, 0, 0]);
-        assert_eq!(expanded(&one, &[of(0, 2)]).unwrap(), [TokenId(5); 3]);
-        assert!(expanded(&one, &[of(1, 2)]).is_none());
-        assert!(expanded(&one, &[of(u32::MAX, 2)]).is_none());
-        assert!(expanded(&two, &[of(1, 2), of(0, 2)]).is_none());
-        assert!(expanded(&one, &[of(0, u32::MAX)]).is_none());
-        assert!(expanded(&two[..7], &[]).is_none());
+    fn malformed_repeats_are_refused() {
+        let repeats = |at, more| proto::Repeats { at, more };
+        let one = [5, 0, 0, 0];
+        let two = [5, 0, 0, 0, 6, 0, 0, 0];
+        assert_eq!(expand_repeats(&one, &[repeats(0, 2)]).unwrap(), [TokenId(5); 3]);
+        assert!(expand_repeats(&one, &[repeats(1, 2)]).is_none());
+        assert!(expand_repeats(&one, &[repeats(u32::MAX, 2)]).is_none());
+        assert!(expand_repeats(&two, &[repeats(1, 2), repeats(0, 2)]).is_none());
+        assert!(expand_repeats(&one, &[repeats(0, u32::MAX)]).is_none());
+        assert!(expand_repeats(&two[..7], &[]).is_none());
     }
 }

@@ -1,4 +1,4 @@
-//! The agent: what frontends may ask of it.
+//! The agent: the calls that it serves to frontends.
 
 mod accepting;
 mod announcements;
@@ -38,71 +38,73 @@ use crate::proto::{
     ReadTensorsRequest, StatusReply, StatusRequest, TensorChunk, WatchEvent, WatchRequest,
 };
 use crate::tls::AgentTls;
-use crate::wire::LAST_WORDS;
-use crate::{ANSWER_WITHIN, ASK_EVERY, MOST_MESSAGE_BYTES, PROTOCOLS, SENT_WITHIN};
+use crate::wire::CLOSE_TIMEOUT;
+use crate::{
+    KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, MAX_MESSAGE_BYTES, PROTOCOL_VERSIONS, TRANSFER_TIMEOUT,
+};
 
 use accepting::Bounds;
 use announcements::Announcements;
-use arriving::{Counting, MOST_ARRIVING, WithoutRoom};
+use arriving::{CountingService, LeftOutJobs, MAX_INCOMING_BYTES};
 use call::JobCall;
 pub use drain::Drain;
-use jobs::Place;
-pub(crate) use shares::{Held, Shares};
-use shares::{NoRoom, Share};
+use jobs::JobContext;
+use shares::{Share, ShareExhausted};
+pub(crate) use shares::{ShareGuard, Shares};
 use watching::Watch;
 
-/// Calls of one connection: two for each engine, or files that are under way, which have the
-/// connection's bytes in common. A frontend that wants more waits.
-const MOST_STREAMS: u32 = 256;
+/// The maximum number of calls of one connection: two for each engine, or files, which share the
+/// connection's window. A frontend with more calls waits.
+const MAX_STREAMS: u32 = 256;
 
-/// Bytes that may be under way on a stream, and on a connection. What nobody reads stays in memory,
-/// of each connection that there may be: a frontend that does not read what it is told of its jobs
-/// is not heard any more.
-const STREAM_WINDOW: u32 = 1 << 20;
-const CONNECTION_WINDOW: u32 = 2 << 20;
+/// The flow-control window of a stream, in bytes. Unread bytes stay in memory, for each of the
+/// possible connections. A frontend that does not read its jobs' events is not read from either.
+const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+/// The flow-control window of a connection, in bytes.
+const CONNECTION_WINDOW_BYTES: u32 = 2 << 20;
 
-/// Files and tensors that may be on their way here at once, of all frontends: each call takes
-/// memory before any byte of a file has come.
-const MOST_FILES: usize = 4096;
+/// The maximum number of files and tensors that arrive at once, from all frontends. Each call takes
+/// memory before the first byte has arrived.
+const MAX_FILES: usize = 4096;
 
-/// Calls that may watch an engine, of all frontends: each has queues of its own. A frontend has one
-/// for each engine.
-const MOST_WATCHES: u64 = 4096;
-/// Snapshots of what an engine holds that were made and not yet read, of all frontends.
-const MOST_SNAPSHOTS: u64 = 32;
+/// The maximum number of calls that watch an engine, from all frontends. Each has queues of its
+/// own; a frontend has one call for each engine.
+const MAX_WATCHES: u64 = 4096;
+/// The maximum number of snapshots of KV caches that were made and not yet read, for all frontends.
+const MAX_SNAPSHOTS: u64 = 32;
 
-/// How many times as much memory the frontends at one address may hold as they leave to all others.
-/// One alone has seven eighths of it, and may need that.
-const MEMORY_TIMES: u64 = 7;
+/// The weight of a share of memory: an address may hold this many times the free memory. One
+/// address alone gets seven eighths, which it may need.
+const MEMORY_WEIGHT: u64 = 7;
 
-/// The engines of this machine, for frontends on any.
+/// The agent: the engines of this machine, for frontends on any machine.
 pub struct AgentServer {
     fleet: Arc<Fleet>,
     media: Arc<MachineMedia>,
-    /// What jobs and files on their way hold is counted in it.
+    /// The memory of jobs and arriving files.
     memory: Shares,
-    /// Messages that have begun to come are counted in it.
+    /// The memory of messages that are not complete yet.
     arriving: Shares,
-    /// Calls that watch an engine.
+    /// The calls that watch an engine.
     watches: Shares,
-    /// Snapshots for these.
+    /// The snapshots for these calls.
     snapshots: Shares,
     engines: u32,
     incarnation: u64,
-    /// Of each engine.
+    /// The announcements of each engine's jobs.
     announcements: Vec<Arc<Announcements>>,
-    /// One for each engine, of which every frontend that gives it jobs holds a clone.
+    /// One for each engine. Every frontend that has admitted the engine holds a clone.
     admissions: Vec<Arc<()>>,
     drain: Drain,
-    /// Places of files that are on their way.
+    /// The permits of arriving files.
     files: Arc<Semaphore>,
-    /// What reads tensors out of frontends' memory, if they are read.
+    /// The reader of tensors in frontends' memory, if there is one.
     reader: Option<Arc<Reader>>,
 }
 
 impl AgentServer {
-    /// An agent for the first `engines` workers of a fleet. What the jobs of all frontends hold is
-    /// counted in `budget`, which is that of the media's door where one bound is for both.
+    /// Creates an agent for the first `engines` workers of a fleet. The memory of all frontends'
+    /// jobs is charged to `budget`; it may be the media loader's, for one bound on both.
     pub fn new(
         fleet: Arc<Fleet>,
         media: Arc<MachineMedia>,
@@ -112,82 +114,76 @@ impl AgentServer {
         let drain = Drain::default();
         let announcements = (0..engines).map(|_| Arc::default()).collect();
         let admissions = (0..engines).map(|_| Arc::new(())).collect();
-        let (incarnation, files) = (rand::random(), Arc::new(Semaphore::new(MOST_FILES)));
-        let (memory, arriving) =
-            (Shares::new(budget, MEMORY_TIMES), Shares::new(ByteBudget::new(MOST_ARRIVING), 1));
-        let [watches, snapshots] =
-            [MOST_WATCHES, MOST_SNAPSHOTS].map(|most| Shares::new(ByteBudget::new(most), 1));
         Self {
             fleet,
             media,
-            memory,
-            arriving,
-            watches,
-            snapshots,
+            memory: Shares::new(budget, MEMORY_WEIGHT),
+            arriving: Shares::new(ByteBudget::new(MAX_INCOMING_BYTES), 1),
+            watches: Shares::new(ByteBudget::new(MAX_WATCHES), 1),
+            snapshots: Shares::new(ByteBudget::new(MAX_SNAPSHOTS), 1),
             engines,
-            incarnation,
+            incarnation: rand::random(),
             announcements,
             admissions,
             drain,
-            files,
+            files: Arc::new(Semaphore::new(MAX_FILES)),
             reader: None,
         }
     }
 
-    /// Reads tensors out of the memory of frontends that lend them.
+    /// Returns the agent with a reader of tensors that frontends lend.
     #[must_use]
     pub fn with_reader(self, reader: Reader) -> Self {
         Self { reader: Some(Arc::new(reader)), ..self }
     }
 
-    /// What ends it.
+    /// Returns the agent's drain state.
     pub fn drain(&self) -> Drain {
         self.drain.clone()
     }
 
-    /// A place for a file, if there is one.
-    fn place_of_file(&self) -> Result<SemaphorePermit<'_>, Status> {
+    /// Takes a permit for an arriving file, if there is one.
+    fn file_permit(&self) -> Result<SemaphorePermit<'_>, Status> {
         self.files
             .try_acquire()
             .map_err(|_| Status::resource_exhausted("too many files are on their way there"))
     }
 
-    /// The shares of memory, and of messages that have begun to come.
+    /// Returns the shares of memory, and of incomplete messages.
     #[cfg(test)]
     pub(crate) fn shares(&self) -> (Shares, Shares) {
         (self.memory.clone(), self.arriving.clone())
     }
 
-    /// The places of calls that watch.
+    /// Returns the shares of calls that watch an engine.
     #[cfg(test)]
     pub(crate) fn watches(&self) -> Shares {
         self.watches.clone()
     }
 
-    /// The places of files.
+    /// Returns the permits of arriving files.
     #[cfg(test)]
-    pub(crate) fn places_of_files(&self) -> Arc<Semaphore> {
+    pub(crate) fn file_permits(&self) -> Arc<Semaphore> {
         self.files.clone()
     }
 
-    /// The share of memory of whoever sends a request.
+    /// Returns the share of memory of a request's sender.
     fn memory<T>(&self, request: &Request<T>) -> Share {
-        self.memory.of(peer(request))
+        self.memory.for_peer(peer(request))
     }
 
     fn engine(&self, number: u32) -> Result<WorkerId, Status> {
-        let there = number < self.engines;
-        there
-            .then_some(WorkerId(number))
-            .ok_or_else(|| Status::invalid_argument(format!("there is no engine {number}")))
+        if number >= self.engines {
+            return Err(no_engine(number));
+        }
+        Ok(WorkerId(number))
     }
 
     fn announcements(&self, engine: u32) -> Result<&Arc<Announcements>, Status> {
-        let there = self.announcements.get(engine as usize);
-        there.ok_or_else(|| Status::invalid_argument(format!("there is no engine {engine}")))
+        self.announcements.get(engine as usize).ok_or_else(|| no_engine(engine))
     }
 
-    /// The start of an engine that a frontend means.
+    /// Returns the engine if its current start is `life`.
     fn worker(&self, engine: u32, life: u64) -> Result<Arc<Worker>, Status> {
         let worker = self.fleet.worker(self.engine(engine)?);
         worker
@@ -196,12 +192,9 @@ impl AgentServer {
     }
 }
 
-/// Answers frontends until `stop`, then no new ones. Those that are connected are told that their
-/// calls are over, and hang up when they have read all; who takes longer than some seconds is let
-/// go.
-///
-/// # Errors
-/// The server fails.
+/// Serves frontends until `stop`, then accepts no new ones. The calls of connected frontends end,
+/// and frontends disconnect when they have read everything. Those that take longer than some
+/// seconds are disconnected.
 pub async fn serve(
     agent: AgentServer,
     listener: TcpListener,
@@ -209,15 +202,15 @@ pub async fn serve(
     stop: impl Future<Output = ()>,
 ) -> Result<(), tonic::transport::Error> {
     let mut server = Server::builder()
-        .http2_keepalive_interval(Some(ASK_EVERY))
-        .http2_keepalive_timeout(Some(ANSWER_WITHIN))
-        .max_concurrent_streams(MOST_STREAMS)
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW);
+        .http2_keepalive_interval(Some(KEEP_ALIVE_INTERVAL))
+        .http2_keepalive_timeout(Some(KEEP_ALIVE_TIMEOUT))
+        .max_concurrent_streams(MAX_STREAMS)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
     let drain = agent.drain();
-    let late = async {
-        drain.over().await;
-        sleep(LAST_WORDS).await;
+    let close_timeout = async {
+        drain.wait_calls_ended().await;
+        sleep(CLOSE_TIMEOUT).await;
     };
     let stop = async {
         stop.await;
@@ -225,14 +218,14 @@ pub async fn serve(
     };
     let arriving = agent.arriving.clone();
     let routes = AgentRoutes::new(agent)
-        .max_decoding_message_size(MOST_MESSAGE_BYTES)
-        .max_encoding_message_size(MOST_MESSAGE_BYTES);
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
     let connections = accepting::accept(listener, tls, Bounds::default());
-    let routes = Counting::new(routes, arriving, SENT_WITHIN);
+    let routes = CountingService::new(routes, arriving, TRANSFER_TIMEOUT);
     let serving = server.add_service(routes).serve_with_incoming_shutdown(connections, stop);
     tokio::select! {
         served = serving => served,
-        () = late => {
+        () = close_timeout => {
             tracing::info!("frontends that have not hung up are let go");
             Ok(())
         }
@@ -246,23 +239,30 @@ impl Agent for AgentServer {
     async fn hello(&self, request: Request<HelloRequest>) -> Result<Response<HelloReply>, Status> {
         let HelloRequest { oldest_protocol, newest_protocol, key_secret_fingerprint } =
             request.into_inner();
-        let protocol = newest_protocol.min(*PROTOCOLS.end());
-        if protocol < oldest_protocol.max(*PROTOCOLS.start()) {
+        let protocol = newest_protocol.min(*PROTOCOL_VERSIONS.end());
+        if protocol < oldest_protocol.max(*PROTOCOL_VERSIONS.start()) {
             return Err(Status::failed_precondition(format!(
-                "it speaks versions {} to {} of the protocol, the frontend {oldest_protocol} to {newest_protocol}",
-                PROTOCOLS.start(),
-                PROTOCOLS.end()
+                "it speaks versions {} to {} of the protocol, \
+                 the frontend {oldest_protocol} to {newest_protocol}",
+                PROTOCOL_VERSIONS.start(),
+                PROTOCOL_VERSIONS.end()
             )));
         }
-        if *key_secret_fingerprint != KeySecret::of_process().fingerprint() {
-            let others = "it makes block keys with another secret: all need the same file (--block-key-secret)";
-            return Err(Status::failed_precondition(others));
+        if *key_secret_fingerprint != KeySecret::for_process().fingerprint() {
+            return Err(Status::failed_precondition(
+                "it makes block keys with another secret: \
+                 all need the same file (--block-key-secret)",
+            ));
         }
-        let version = env!("CARGO_PKG_VERSION").to_owned();
-        let (engines, incarnation) = (self.engines, self.incarnation);
         let reads_tensors = self.media.max_tensor_bytes().is_some()
-            && self.reader.as_ref().is_some_and(|reader| !reader.is_off());
-        Ok(Response::new(HelloReply { protocol, engines, incarnation, version, reads_tensors }))
+            && self.reader.as_ref().is_some_and(|reader| !reader.is_disabled());
+        Ok(Response::new(HelloReply {
+            protocol,
+            engines: self.engines,
+            incarnation: self.incarnation,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            reads_tensors,
+        }))
     }
 
     type WatchStream = Events<WatchEvent>;
@@ -273,21 +273,20 @@ impl Agent for AgentServer {
     ) -> Result<Response<Self::WatchStream>, Status> {
         let from = peer(&request);
         let WatchRequest { engine, frontend } = request.into_inner();
-        let place = self.watches.of(from).take(1);
-        let place = place
-            .map_err(|NoRoom| Status::resource_exhausted("too many calls watch engines there"))?;
-        let (id, announcements) = (self.engine(engine)?, self.announcements(engine)?.clone());
+        let slot = self.watches.for_peer(from).acquire(1).map_err(|ShareExhausted| {
+            Status::resource_exhausted("too many calls watch engines there")
+        })?;
         let watch = Watch {
             fleet: self.fleet.clone(),
-            id,
+            id: self.engine(engine)?,
             media: self.media.clone(),
-            announcements,
+            announcements: self.announcements(engine)?.clone(),
             frontend,
             drain: self.drain.clone(),
-            _place: place,
-            snapshots: self.snapshots.of(from),
+            _slot: slot,
+            snapshots: self.snapshots.for_peer(from),
         };
-        Ok(Response::new(Box::pin(ReceiverStream::new(watch.begin()))))
+        Ok(Response::new(Box::pin(ReceiverStream::new(watch.start()))))
     }
 
     type GenerateStream = Events<GenerateReply>;
@@ -297,7 +296,7 @@ impl Agent for AgentServer {
         request: Request<Streaming<GenerateRequest>>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
         let memory = self.memory(&request);
-        let without_room = request.extensions().get::<WithoutRoom>().cloned().unwrap_or_default();
+        let left_out_jobs = request.extensions().get::<LeftOutJobs>().cloned().unwrap_or_default();
         let mut requests = request.into_inner();
         let Some(GenerateRequest { request: Some(JobRequest::Open(open)) }) =
             requests.message().await?
@@ -307,7 +306,7 @@ impl Agent for AgentServer {
             ));
         };
         let Open { engine, life, frontend } = open;
-        let place = Place {
+        let context = JobContext {
             fleet: self.fleet.clone(),
             media: self.media.clone(),
             memory,
@@ -316,11 +315,11 @@ impl Agent for AgentServer {
             announcements: self.announcements(engine)?.clone(),
             drain: self.drain.clone(),
         };
-        Ok(Response::new(Box::pin(JobCall::new(place, requests, without_room))))
+        Ok(Response::new(Box::pin(JobCall::new(context, requests, left_out_jobs))))
     }
 
     async fn drain(&self, request: Request<DrainRequest>) -> Result<Response<DrainReply>, Status> {
-        let running = self.drain.set(request.into_inner().draining) as u64;
+        let running = self.drain.set_draining(request.into_inner().draining) as u64;
         Ok(Response::new(DrainReply { running }))
     }
 
@@ -333,13 +332,13 @@ impl Agent for AgentServer {
         let AdmitRequest { engine, life } = request.into_inner();
         let worker = self.worker(engine, life)?;
         let admission = self.admissions.get(engine as usize).cloned();
-        let over = self.drain.over();
-        // Dropped when the frontend goes away, and over when the engine or the agent is.
+        let calls_ended = self.drain.wait_calls_ended();
+        // The stream is dropped when the frontend disconnects, and ends with the engine or agent.
         Ok(Response::new(Box::pin(stream::once(async move {
             let _admission = admission;
             Err(Status::unavailable(tokio::select! {
                 death = worker.backend.ended() => death.to_string(),
-                () = over => "the agent goes down".to_owned(),
+                () = calls_ended => "the agent goes down".to_owned(),
             }))
         }))))
     }
@@ -350,7 +349,7 @@ impl Agent for AgentServer {
         Ok(Response::new(StatusReply {
             engines: self.engines,
             admitted,
-            draining: self.drain.is_begun(),
+            draining: self.drain.is_draining(),
         }))
     }
 
@@ -358,8 +357,8 @@ impl Agent for AgentServer {
         &self,
         request: Request<Streaming<MediaChunk>>,
     ) -> Result<Response<PutMediaReply>, Status> {
-        let _place = self.place_of_file()?;
-        files::put(&self.media, self.memory(&request).nothing_beside(), request.into_inner())
+        let _permit = self.file_permit()?;
+        files::put_file(&self.media, self.memory(&request).empty_uncharged(), request.into_inner())
             .await?;
         Ok(Response::new(PutMediaReply {}))
     }
@@ -368,10 +367,10 @@ impl Agent for AgentServer {
         &self,
         request: Request<Streaming<TensorChunk>>,
     ) -> Result<Response<PutTensorsReply>, Status> {
-        let _place = self.place_of_file()?;
+        let _permit = self.file_permit()?;
         files::put_tensors(
             &self.media,
-            self.memory(&request).nothing_beside(),
+            self.memory(&request).empty_uncharged(),
             request.into_inner(),
         )
         .await?;
@@ -386,17 +385,21 @@ impl Agent for AgentServer {
         let reader = reader.ok_or_else(|| {
             Status::failed_precondition("nothing is read by NIXL (--nixl-library)")
         })?;
-        let _place = self.place_of_file()?;
+        let _permit = self.file_permit()?;
         files::read_lent(&self.media, reader, request.into_inner()).await.map(Response::new)
     }
 }
 
-/// Where a request comes from.
+fn no_engine(number: u32) -> Status {
+    Status::invalid_argument(format!("there is no engine {number}"))
+}
+
+/// Returns the peer that sent a request.
 fn peer<T>(request: &Request<T>) -> Peer {
     request.extensions().get::<Peer>().copied().unwrap_or_default()
 }
 
-/// What a hash of a message is.
-fn digest(bytes: &Bytes) -> Option<[u8; 32]> {
+/// Parses a hash; `None` if it has another length.
+fn parse_digest(bytes: &Bytes) -> Option<[u8; 32]> {
     bytes.as_ref().try_into().ok()
 }

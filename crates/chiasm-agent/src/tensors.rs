@@ -1,64 +1,66 @@
-//! An item's tensors as messages, and back.
+//! Conversion of an item's tensors to and from messages.
 
 use bytes::Bytes;
 use chiasm_backend::{FieldValue, ItemField, Tensor, TensorBytes};
 use chiasm_types::{Dtype, MmHash, TensorField};
 
-use crate::CHUNK;
+use crate::CHUNK_BYTES;
 use crate::proto::field_value::Value;
 use crate::proto::tensor_field::Join;
 use crate::proto::{self, TensorChunk};
 
-/// What models have are some ten fields, with a few values in each.
-const MOST_VALUES: usize = 4096;
-const LONGEST_NAME: usize = 128;
+/// The maximum number of values in an item's fields. Models have some ten fields with a few values
+/// each.
+const MAX_VALUES: usize = 4096;
+/// The maximum length of a field's name, in bytes.
+const MAX_NAME_BYTES: usize = 128;
 
-/// The messages in which an item's tensors are sent.
+/// Returns the messages in which an item's tensors are sent.
 pub(crate) fn to_messages(
     hash: &MmHash,
     fields: &[ItemField],
 ) -> impl Iterator<Item = TensorChunk> + Send + use<> {
     let first = TensorChunk {
         mm_hash: Bytes::copy_from_slice(hash.as_bytes()),
-        fields: announcement(fields),
+        fields: describe(fields),
         bytes: Bytes::new(),
     };
-    let chunks = parts(fields).into_iter().flat_map(|tensor| {
+    let chunks = tensor_bytes(fields).into_iter().flat_map(|tensor| {
         (0..tensor.len())
-            .step_by(CHUNK)
-            .map(move |from| tensor.slice(from..tensor.len().min(from + CHUNK)))
+            .step_by(CHUNK_BYTES)
+            .map(move |from| tensor.slice(from..tensor.len().min(from + CHUNK_BYTES)))
     });
     [first].into_iter().chain(chunks.map(|bytes| TensorChunk { bytes, ..TensorChunk::default() }))
 }
 
-/// What an item's tensors will be.
-pub(crate) fn announcement(fields: &[ItemField]) -> Vec<proto::TensorField> {
+/// Returns the announcement of an item's tensors.
+pub(crate) fn describe(fields: &[ItemField]) -> Vec<proto::TensorField> {
     fields.iter().map(field_to_message).collect()
 }
 
-/// An item's tensors, in the order in which their bytes go.
-pub(crate) fn parts(fields: &[ItemField]) -> Vec<Bytes> {
+/// Returns the bytes of an item's tensors, in the order in which they are sent.
+pub(crate) fn tensor_bytes(fields: &[ItemField]) -> Vec<Bytes> {
     let mut tensors = Vec::new();
-    fields.iter().for_each(|field| tensors_of(&field.value, &mut tensors));
+    fields.iter().for_each(|field| collect_tensors(&field.value, &mut tensors));
     tensors
 }
 
-/// Bytes of an item's tensors.
-pub(crate) fn bytes(fields: &[ItemField]) -> u64 {
-    fn of(value: &FieldValue) -> u64 {
+/// Returns the total size of an item's tensors, in bytes.
+pub(crate) fn total_bytes(fields: &[ItemField]) -> u64 {
+    fn value_bytes(value: &FieldValue) -> u64 {
         match value {
             FieldValue::Int(_) | FieldValue::Float(_) => 0,
-            FieldValue::List(list) => list.iter().map(of).sum(),
+            FieldValue::List(list) => list.iter().map(value_bytes).sum(),
             FieldValue::Tensor(tensor) => tensor.bytes.as_ref().len() as u64,
         }
     }
-    fields.iter().map(|field| of(&field.value)).sum()
+    fields.iter().map(|field| value_bytes(&field.value)).sum()
 }
 
-fn tensors_of(value: &FieldValue, tensors: &mut Vec<Bytes>) {
+fn collect_tensors(value: &FieldValue, tensors: &mut Vec<Bytes>) {
     match value {
         FieldValue::Int(_) | FieldValue::Float(_) => {}
-        FieldValue::List(list) => list.iter().for_each(|value| tensors_of(value, tensors)),
+        FieldValue::List(list) => list.iter().for_each(|value| collect_tensors(value, tensors)),
         FieldValue::Tensor(tensor) => tensors.push(match &tensor.bytes {
             TensorBytes::Here(bytes) => bytes.clone(),
             TensorBytes::Slot(slot) => Bytes::copy_from_slice(slot),
@@ -97,25 +99,27 @@ fn value_to_message(value: &FieldValue) -> proto::FieldValue {
     proto::FieldValue { value: Some(value) }
 }
 
-/// What an item's tensors will be, before their bytes have come.
+/// The announcement of an item's tensors, whose bytes have not arrived yet.
 #[derive(Debug)]
-pub(crate) struct Announced {
+pub(crate) struct AnnouncedTensors {
     fields: Vec<ItemField>,
-    /// Bytes of all tensors together.
+    /// The total size of all tensors.
     pub(crate) bytes: u64,
 }
 
-impl Announced {
-    /// What a first message announces. `None` if it is malformed.
+impl AnnouncedTensors {
+    /// Parses the fields of a first message; `None` if they are malformed.
     pub(crate) fn from_message(fields: Vec<proto::TensorField>) -> Option<Self> {
-        let (mut bytes, mut left) = (0, MOST_VALUES);
+        let mut bytes = 0;
+        let mut left = MAX_VALUES;
         let fields =
             fields.into_iter().map(|field| field_from_message(field, &mut bytes, &mut left));
         Some(Self { fields: fields.collect::<Option<_>>()?, bytes })
     }
 
-    /// The fields, with the bytes of all tensors one after the other; as many as were announced.
-    pub(crate) fn with(mut self, mut bytes: Bytes) -> Vec<ItemField> {
+    /// Returns the fields with their bytes. `bytes` are those of all tensors in order, as many as
+    /// announced.
+    pub(crate) fn into_fields(mut self, mut bytes: Bytes) -> Vec<ItemField> {
         self.fields.iter_mut().for_each(|field| fill(&mut field.value, &mut bytes));
         self.fields
     }
@@ -139,7 +143,7 @@ fn field_from_message(
 ) -> Option<ItemField> {
     let proto::TensorField { name, join, keep_on_cpu, value } = field;
     let is_name = |name: &str| {
-        (1..=LONGEST_NAME).contains(&name.len())
+        (1..=MAX_NAME_BYTES).contains(&name.len())
             && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
     };
     let field = match join? {
@@ -190,12 +194,12 @@ mod tests {
     fn fields() -> Vec<ItemField> {
         let field =
             |name: &'static str, field, value| ItemField { name: name.into(), field, value };
-        let pixels: Vec<u8> = (0..3 * CHUNK / 2).map(|byte| byte as u8).collect();
+        let pixels: Vec<u8> = (0..3 * CHUNK_BYTES / 2).map(|byte| byte as u8).collect();
         let rows = TensorField::Flat { rows: 3, dim: -1, keep_on_cpu: true };
         let list =
             vec![tensor(Dtype::U8, &[2], &[7, 8]), FieldValue::Int(-4), FieldValue::Float(0.5)];
         vec![
-            field("pixel_values", rows, tensor(Dtype::BF16, &[3, CHUNK / 4], &pixels)),
+            field("pixel_values", rows, tensor(Dtype::BF16, &[3, CHUNK_BYTES / 4], &pixels)),
             field("of_many", TensorField::Batched { keep_on_cpu: false }, FieldValue::List(list)),
             field(
                 "nothing",
@@ -206,47 +210,47 @@ mod tests {
     }
 
     #[test]
-    fn tensors_are_the_same_at_the_other_end() {
-        let told = fields();
-        let mut messages = to_messages(&MmHash::new([9; 32]), &told);
+    fn tensors_survive_the_wire() {
+        let sent = fields();
+        let mut messages = to_messages(&MmHash::new([9; 32]), &sent);
         let first = messages.next().unwrap();
         assert_eq!(*first.mm_hash, [9; 32]);
-        let announced = Announced::from_message(first.fields).unwrap();
+        let announced = AnnouncedTensors::from_message(first.fields).unwrap();
         let bytes: Vec<u8> = messages
             .flat_map(|message| {
-                assert!(message.bytes.len() <= CHUNK);
+                assert!(message.bytes.len() <= CHUNK_BYTES);
                 message.bytes.to_vec()
             })
             .collect();
         assert_eq!(announced.bytes, bytes.len() as u64);
-        let heard = announced.with(bytes.into());
-        assert_eq!(format!("{heard:?}"), format!("{told:?}"));
+        let received = announced.into_fields(bytes.into());
+        assert_eq!(format!("{received:?}"), format!("{sent:?}"));
     }
 
     #[test]
     fn malformed_announcements_are_refused() {
         let first = to_messages(&MmHash::new([9; 32]), &fields()).next().unwrap();
-        let is_taken = |change: &dyn Fn(&mut proto::TensorField)| {
+        let is_accepted = |change: &dyn Fn(&mut proto::TensorField)| {
             let mut fields = first.fields.clone();
             change(&mut fields[0]);
-            Announced::from_message(fields).is_some()
+            AnnouncedTensors::from_message(fields).is_some()
         };
-        let of = |dtype: &str, shape: &[u64]| {
+        let value = |dtype: &str, shape: &[u64]| {
             let tensor = proto::Tensor { dtype: dtype.to_owned(), shape: shape.to_vec() };
             Some(proto::FieldValue { value: Some(Value::Tensor(tensor)) })
         };
-        assert!(is_taken(&|_| {}));
-        assert!(is_taken(&|field| field.value = of("float32", &[2, 2])));
-        assert!(!is_taken(&|field| field.value = of("float3", &[2, 2])));
-        assert!(!is_taken(&|field| field.value = of("float32", &[u64::MAX, 2])));
-        assert!(!is_taken(&|field| field.value = of("float32", &[u64::MAX / 2])));
-        assert!(!is_taken(&|field| field.value = None));
-        assert!(!is_taken(&|field| field.join = None));
-        assert!(!is_taken(&|field| field.name.clear()));
-        assert!(!is_taken(&|field| field.name = "a b".to_owned()));
-        assert!(!is_taken(&|field| field.name = "a".repeat(129)));
-        let many = proto::FieldValues { values: vec![of("uint8", &[]).unwrap(); MOST_VALUES] };
+        assert!(is_accepted(&|_| {}));
+        assert!(is_accepted(&|field| field.value = value("float32", &[2, 2])));
+        assert!(!is_accepted(&|field| field.value = value("float3", &[2, 2])));
+        assert!(!is_accepted(&|field| field.value = value("float32", &[u64::MAX, 2])));
+        assert!(!is_accepted(&|field| field.value = value("float32", &[u64::MAX / 2])));
+        assert!(!is_accepted(&|field| field.value = None));
+        assert!(!is_accepted(&|field| field.join = None));
+        assert!(!is_accepted(&|field| field.name.clear()));
+        assert!(!is_accepted(&|field| field.name = "a b".to_owned()));
+        assert!(!is_accepted(&|field| field.name = "a".repeat(129)));
+        let many = proto::FieldValues { values: vec![value("uint8", &[]).unwrap(); MAX_VALUES] };
         let many = proto::FieldValue { value: Some(Value::List(many)) };
-        assert!(!is_taken(&|field| field.value = Some(many.clone())));
+        assert!(!is_accepted(&|field| field.value = Some(many.clone())));
     }
 }

@@ -1,4 +1,4 @@
-//! An agent before fake engines, and frontends that ask for what they must not have.
+//! Tests with an agent in front of a fake engine, and with frontends that misbehave.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::path::Path;
@@ -8,15 +8,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use chiasm_backend::fake::{FakeBackend, FakeConnector, Script, fake_capabilities};
 use chiasm_backend::{
-    Backend, Capabilities, Connected, Connector, Constraint, Delivered, EncodedItem, Finish, Input,
-    ItemField, Job, JobError, JobItem, MediaObserver, MediaSource, Output, PlanClass,
-    ReasoningHints, RequestId, RunningJob, Sampling, SourceError, Stage, Structured, TensorOrder,
+    Backend, Capabilities, Connected, Connector, Constraint, EncodedItem, Finish, Input, ItemField,
+    Job, JobError, JobItem, MediaDelivery, MediaObserver, MediaSource, Output, PlanClass,
+    ReasoningHints, RequestId, RunningJob, Sampling, SourceError, Stage, Structured, TensorRequest,
     TraceContext,
 };
 use chiasm_fleet::adapters::Adapters;
 use chiasm_fleet::{Fleet, Patience};
 use chiasm_media::{
-    ByteBudget, ContentHash, EncodedMedia, MediaConfig, MediaDoor, MediaHeader, MediaLimits,
+    ByteBudget, ContentHash, EncodedMedia, MediaConfig, MediaHeader, MediaLimits, MediaLoader,
 };
 use chiasm_nixl::Reader;
 use chiasm_pipeline::model::ServedModel;
@@ -53,7 +53,7 @@ const PICTURE: &[u8] =
 struct Unobserved;
 
 impl MediaObserver for Unobserved {
-    fn delivered(&self, _: Delivered) {}
+    fn delivered(&self, _: MediaDelivery) {}
 
     fn missed(&self, _: usize) {}
 
@@ -61,46 +61,51 @@ impl MediaObserver for Unobserved {
 }
 
 /// An agent with one fake engine, and a link to it.
-struct Stand {
+struct TestHarness {
     engine: FakeBackend,
     model: Arc<ServedModel>,
     link: AgentLink,
     fleet: Arc<Fleet>,
-    places_of_files: Arc<Semaphore>,
-    /// What files and jobs are counted in.
+    file_permits: Arc<Semaphore>,
+    /// The budget of files and jobs.
     budget: ByteBudget,
-    /// How memory, and room for messages that have begun to come, are shared.
+    /// The shares of memory, and of incomplete messages.
     shares: (Shares, Shares),
     watches: Shares,
     drain: Drain,
-    /// Sent to when the agent is to go down.
+    /// Sent to when the agent should go down.
     stop: oneshot::Sender<()>,
     serving: JoinHandle<Result<(), tonic::transport::Error>>,
 }
 
-impl Stand {
+impl TestHarness {
     async fn new() -> Self {
-        Self::of(FakeBackend::new(), Arc::default()).await
+        Self::with_adapters(FakeBackend::new(), Arc::default()).await
     }
 
-    /// An agent with these adapters.
-    async fn of(engine: FakeBackend, adapters: Arc<Adapters>) -> Self {
-        Self::reading(engine, adapters, None).await
+    /// Starts an agent with these adapters.
+    async fn with_adapters(engine: FakeBackend, adapters: Arc<Adapters>) -> Self {
+        Self::with_reader(engine, adapters, None).await
     }
 
-    /// An agent that reads what frontends lend.
-    async fn reading(engine: FakeBackend, adapters: Arc<Adapters>, reader: Option<Reader>) -> Self {
+    /// Starts an agent that reads lent tensors if it has a reader.
+    async fn with_reader(
+        engine: FakeBackend,
+        adapters: Arc<Adapters>,
+        reader: Option<Reader>,
+    ) -> Self {
         let connector: Box<dyn Connector> = Box::new(FakeConnector::new([Ok(engine.clone())]));
-        let (config, patience) = (RouterConfig::default(), Patience::default());
+        let config = RouterConfig::default();
+        let patience = Patience::default();
         let fleet =
             Fleet::start_with_adapters(vec![connector], config, patience, adapters).unwrap();
         assert!(fleet.wait_ready(1).await);
         let model = Arc::new(ServedModel::load(Path::new(MODEL), "m", None).unwrap());
         let budget = ByteBudget::new(1 << 30);
-        let door = MediaDoor::new(MediaConfig::default(), budget.clone()).unwrap();
+        let loader = MediaLoader::new(MediaConfig::default(), budget.clone()).unwrap();
         let media = MachineMedia::new(
             model.clone(),
-            door,
+            loader,
             fleet.clone(),
             &PipelineLimits::default(),
             Some(1 << 20),
@@ -113,26 +118,23 @@ impl Stand {
             Some(reader) => agent.with_reader(reader),
             None => agent,
         };
-        let (places_of_files, shares, watches) =
-            (agent.places_of_files(), agent.shares(), agent.watches());
-        let (drain, (stop, stopped)) = (agent.drain(), oneshot::channel());
-        let serving = tokio::spawn(serve(agent, listener, None, stopped.map(drop)));
+        let (stop, stopped) = oneshot::channel();
         Self {
             engine,
             model,
             link,
             fleet,
-            places_of_files,
+            file_permits: agent.file_permits(),
             budget,
-            shares,
-            watches,
-            drain,
+            shares: agent.shares(),
+            watches: agent.watches(),
+            drain: agent.drain(),
             stop,
-            serving,
+            serving: tokio::spawn(serve(agent, listener, None, stopped.map(drop))),
         }
     }
 
-    /// The engine as a frontend has it.
+    /// Connects to the engine as a frontend does.
     async fn connect(&self) -> Arc<dyn Backend> {
         self.connect_over(self.link.clone(), Arc::new(Unobserved)).await
     }
@@ -147,21 +149,21 @@ impl Stand {
         backend
     }
 
-    /// Waits until the engine was given so many jobs.
-    async fn engine_has_jobs(&self, count: usize) {
-        let given = async {
+    /// Waits until the engine has received `count` jobs.
+    async fn wait_for_jobs(&self, count: usize) {
+        let received = async {
             while self.engine.jobs().len() < count {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(10), given).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(10), received).await.unwrap();
     }
 
     fn life(&self) -> u64 {
         self.fleet.worker(WorkerId(0)).unwrap().life
     }
 
-    /// A prompt with one picture, as a frontend plans it.
+    /// Returns a job with one picture, as a frontend plans it.
     fn with_picture(&self, file: &Bytes) -> Job {
         let media = EncodedMedia::from_bytes(file.clone(), &MediaLimits::default()).unwrap();
         let MediaHeader::Image(header) = media.header else { panic!("an image") };
@@ -175,8 +177,10 @@ impl Stand {
             plan.placeholder.iter().flat_map(|run| std::iter::repeat_n(run.token, run.count)),
         );
         tokens.push(TokenId(2));
-        let fingerprint =
-            PlanClass::identify(&fake_capabilities().class.processor, &vision.fingerprint(&kwargs));
+        let fingerprint = PlanClass::item_identity(
+            &fake_capabilities().class.processor,
+            &vision.fingerprint(&kwargs),
+        );
         let item = JobItem {
             modality: Modality::Image,
             hash: chiasm_media::mm_hash(&media.content, &Modality::Image, &fingerprint),
@@ -203,7 +207,7 @@ impl File {
 impl MediaSource for File {
     fn tensors(
         &self,
-        _: TensorOrder,
+        _: TensorRequest,
     ) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
         panic!("tensors are made by the agent");
     }
@@ -238,25 +242,28 @@ fn job(tokens: &[TokenId]) -> Job {
     }
 }
 
-/// The message of a job as it is read at the other end, after a later version has added a field to
-/// it.
-fn sent(job: &Job) -> proto::Job {
+/// Encodes and decodes the message of a job. A field is added in between, as a later version may
+/// do.
+fn over_the_wire(job: &Job) -> proto::Job {
     let Input::Tokens(prompt) = &job.input else { panic!("tokens") };
-    let media = job::MediaTold { urls: true, image_tensors: None };
+    let media = job::MediaDetails { urls: true, image_tensors: None };
     let mut bytes = job::to_message(job, prompt, media).unwrap().encode_to_vec();
     // Field 1000, of variable length: two bytes.
     bytes.extend([0xc2, 0x3e, 2, 7, 7]);
     proto::Job::decode(&bytes[..]).unwrap()
 }
 
-/// A job of which something has come, and that. What is wrong with a job is told behind its start.
-async fn begun(engine: &dyn Backend, job: &Job) -> Result<(Box<dyn RunningJob>, Output), JobError> {
+/// Starts a job and waits for its first output. An invalid job fails only after it was started.
+async fn first_output(
+    engine: &dyn Backend,
+    job: &Job,
+) -> Result<(Box<dyn RunningJob>, Output), JobError> {
     let mut running = engine.start(Arc::new(job.clone())).await?;
     let first = tokio::time::timeout(Duration::from_secs(10), running.next()).await.unwrap();
     first.unwrap().map(|output| (running, output))
 }
 
-/// How the items of a job of which something has come have travelled.
-async fn delivered(engine: &dyn Backend, job: &Job) -> Result<Delivered, JobError> {
-    begun(engine, job).await.map(|(running, _)| running.delivered())
+/// Starts a job and returns how its items were delivered.
+async fn delivered(engine: &dyn Backend, job: &Job) -> Result<MediaDelivery, JobError> {
+    first_output(engine, job).await.map(|(running, _)| running.delivered())
 }

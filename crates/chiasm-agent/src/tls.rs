@@ -1,5 +1,5 @@
-//! TLS between frontends and agents. Both show certificates, which are read again when their files
-//! have changed.
+//! TLS between frontends and agents. Both sides present certificates, which are reloaded when their
+//! files change.
 
 use std::fs;
 use std::io;
@@ -13,14 +13,14 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
-/// The files are looked at before a connection is made, but no more often than this.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Most bytes of one of the files.
-const MOST: u64 = 1 << 20;
-/// The name of HTTP/2 in ALPN.
+/// The minimum interval between two checks of the files, which are made before a connection.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
+/// The maximum size of each file, in bytes.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+/// The ALPN name of HTTP/2.
 const PROTOCOL: &[u8] = b"h2";
 
-/// Why certificates can't be used.
+/// An error with certificates that can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file can't be read, or has more than 1 MiB.
@@ -28,49 +28,49 @@ pub enum TlsError {
     File {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The error.
         source: io::Error,
     },
-    /// A file has not what it is for.
+    /// A file lacks what it should contain.
     #[error("{path} has no {what} in PEM form: {source}")]
     Pem {
         /// The file.
         path: PathBuf,
-        /// What it should have.
+        /// The expected content.
         what: &'static str,
-        /// What is wrong with it.
+        /// The error.
         source: pem::Error,
     },
-    /// The key is not the certificate's, or they are of a kind that is not known.
+    /// The key does not match the certificate, or they are of an unsupported kind.
     #[error("the certificate {certificate} and the key {key} can't be used: {source}")]
     Pair {
         /// The certificate's file.
         certificate: PathBuf,
         /// The key's file.
         key: PathBuf,
-        /// What is wrong with them.
+        /// The error.
         source: rustls::Error,
     },
-    /// An authority's certificate is none.
+    /// A certificate that can't be an authority's.
     #[error("{path} has a certificate that can't be an authority's: {reason}")]
     Authority {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The error.
         reason: String,
     },
-    /// The name that agents are to have can't stand in a certificate.
+    /// The name that agents should have is not valid in a certificate.
     #[error("'{0}' is no name of a host, and no address")]
     Name(String),
 }
 
-/// What one side shows the other, and what it wants to see.
+/// The TLS settings of one side: its certificate, and how it verifies the other side.
 #[derive(Debug)]
 pub struct AgentTls {
     files: Files,
-    /// What agents' certificates must name, if not the host that is connected to.
+    /// The name that agents' certificates must have; `None` for the host that is connected to.
     agents: Option<ServerName<'static>>,
-    current: Mutex<Current>,
+    current: Mutex<LoadedFiles>,
 }
 
 #[derive(Clone, Debug)]
@@ -80,33 +80,35 @@ struct Files {
     authorities: PathBuf,
 }
 
-/// What the files had when they were last taken over.
+/// The files as they were last loaded.
 #[derive(Debug)]
-struct Current {
+struct LoadedFiles {
     contents: Contents,
-    sides: Sides,
-    looked: Instant,
-    /// What was wrong with the files when they were last looked at.
-    wrong: Option<String>,
+    configs: TlsConfigs,
+    checked_at: Instant,
+    /// The error of the last check, if there was one.
+    error: Option<String>,
 }
 
 /// The bytes of certificate, key and authorities.
 type Contents = [Vec<u8>; 3];
 
-/// The settings of both sides of a connection.
+/// The TLS configurations for both sides of a connection.
 #[derive(Clone, Debug)]
-pub(crate) struct Sides {
+pub(crate) struct TlsConfigs {
     pub(crate) server: Arc<ServerConfig>,
     pub(crate) client: Arc<ClientConfig>,
 }
 
 impl AgentTls {
-    /// Reads PEM files: the certificate, with those that prove it behind it; its key; and the
-    /// authorities of which one must have signed the other side's certificate. A frontend also
-    /// wants an agent's certificate to name `agents` or, without it, the host that it connects to.
+    /// Loads PEM files: the certificate followed by its chain; its key; and the authorities of
+    /// which one must have signed the other side's certificate.
+    ///
+    /// A frontend also requires an agent's certificate to name `agents` or, without it, the host
+    /// that it connects to.
     ///
     /// # Errors
-    /// [`TlsError`] if one of them is not what it should be.
+    /// [`TlsError`] if one of the files has invalid content.
     pub fn load(
         certificate: PathBuf,
         key: PathBuf,
@@ -118,65 +120,71 @@ impl AgentTls {
         let agents = parsed.transpose()?;
         let files = Files { certificate, key, authorities };
         let contents = files.read()?;
-        let sides = files.sides(&contents)?;
-        let current = Mutex::new(Current { contents, sides, looked: Instant::now(), wrong: None });
-        Ok(Arc::new(Self { files, agents, current }))
+        let configs = files.configs(&contents)?;
+        let loaded = LoadedFiles { contents, configs, checked_at: Instant::now(), error: None };
+        Ok(Arc::new(Self { files, agents, current: Mutex::new(loaded) }))
     }
 
-    /// What the certificate of an agent at this host must name.
-    pub(crate) fn name_at(&self, host: &str) -> io::Result<ServerName<'static>> {
+    /// Returns the name that the certificate of an agent at this host must have.
+    pub(crate) fn server_name(&self, host: &str) -> io::Result<ServerName<'static>> {
         match &self.agents {
             Some(name) => Ok(name.clone()),
             None => ServerName::try_from(host.to_owned()).map_err(io::Error::other),
         }
     }
 
-    /// What a connection that is made now has. Files that can't be used leave what was there
-    /// before, with a warning.
-    pub(crate) async fn sides(self: &Arc<Self>) -> Sides {
-        if self.current().looked.elapsed() < LOOK_EVERY {
-            return self.current().sides.clone();
+    /// Returns the configurations for a new connection. If the files can't be used, a warning is
+    /// logged and the previous ones stay.
+    pub(crate) async fn configs(self: &Arc<Self>) -> TlsConfigs {
+        if self.current().checked_at.elapsed() < RELOAD_INTERVAL {
+            return self.current().configs.clone();
         }
         self.reload().await;
-        self.current().sides.clone()
+        self.current().configs.clone()
     }
 
-    /// Reads the files now. Files that can't be used leave what was there before, with a warning.
+    /// Reloads the files now. If they can't be used, a warning is logged and the previous ones
+    /// stay.
     pub async fn reload(self: &Arc<Self>) {
         let this = self.clone();
-        // It fails only with the runtime.
-        let _ = tokio::task::spawn_blocking(move || this.look()).await;
+        // Fails only if the runtime shuts down.
+        let _ = tokio::task::spawn_blocking(move || this.reload_blocking()).await;
     }
 
-    /// Takes over what the files have now.
-    fn look(&self) {
+    /// Loads the files if they have changed.
+    fn reload_blocking(&self) {
         let read = self.files.read();
         let mut current = self.current();
-        current.looked = Instant::now();
-        let new = match read {
+        current.checked_at = Instant::now();
+        let loaded = match read {
             Ok(contents) if contents == current.contents => {
-                current.wrong = None;
+                current.error = None;
                 return;
             }
-            Ok(contents) => self.files.sides(&contents).map(|sides| (contents, sides)),
+            Ok(contents) => self.files.configs(&contents).map(|configs| (contents, configs)),
             Err(error) => Err(error),
         };
-        match new {
-            Ok((contents, sides)) => {
-                tracing::info!(certificate = %self.files.certificate.display(), "the certificate has been read again");
-                (current.contents, current.sides, current.wrong) = (contents, sides, None);
+        match loaded {
+            Ok((contents, configs)) => {
+                tracing::info!(
+                    certificate = %self.files.certificate.display(),
+                    "the certificate has been read again"
+                );
+                current.contents = contents;
+                current.configs = configs;
+                current.error = None;
             }
             Err(error) => {
                 let error = error.to_string();
-                if current.wrong.as_ref() != Some(&error) {
+                if current.error.as_ref() != Some(&error) {
                     tracing::warn!(error, "the new certificate is not taken, the old one stays");
-                    current.wrong = Some(error);
+                    current.error = Some(error);
                 }
             }
         }
     }
 
-    fn current(&self) -> MutexGuard<'_, Current> {
+    fn current(&self) -> MutexGuard<'_, LoadedFiles> {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -186,33 +194,34 @@ impl Files {
         Ok([read(&self.certificate)?, read(&self.key)?, read(&self.authorities)?])
     }
 
-    fn sides(&self, [certificate, key, authorities]: &Contents) -> Result<Sides, TlsError> {
+    fn configs(&self, [certificate, key, authorities]: &Contents) -> Result<TlsConfigs, TlsError> {
         let chain = chain(&self.certificate, certificate)?;
         let key = PrivateKeyDer::from_pem_slice(key).map_err(|source| TlsError::Pem {
             path: self.key.clone(),
             what: "private key",
             source,
         })?;
-        let authority =
+        let authority_error =
             |reason: String| TlsError::Authority { path: self.authorities.clone(), reason };
         let mut roots = RootCertStore::empty();
         for certificate in self::chain(&self.authorities, authorities)? {
-            roots.add(certificate).map_err(|error| authority(error.to_string()))?;
+            roots.add(certificate).map_err(|error| authority_error(error.to_string()))?;
         }
-        let (roots, provider) = (Arc::new(roots), Arc::new(ring::default_provider()));
+        let roots = Arc::new(roots);
+        let provider = Arc::new(ring::default_provider());
         let verifier =
             WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone()).build();
         let verifier =
-            verifier.map_err(|error: VerifierBuilderError| authority(error.to_string()))?;
-        let pair = |source| TlsError::Pair {
+            verifier.map_err(|error: VerifierBuilderError| authority_error(error.to_string()))?;
+        let pair_error = |source| TlsError::Pair {
             certificate: self.certificate.clone(),
             key: self.key.clone(),
             source,
         };
-        let server =
-            server(provider.clone(), verifier, chain.clone(), key.clone_key()).map_err(pair)?;
-        let client = client(provider, roots, chain, key).map_err(pair)?;
-        Ok(Sides { server: Arc::new(server), client: Arc::new(client) })
+        let server = server(provider.clone(), verifier, chain.clone(), key.clone_key())
+            .map_err(pair_error)?;
+        let client = client(provider, roots, chain, key).map_err(pair_error)?;
+        Ok(TlsConfigs { server: Arc::new(server), client: Arc::new(client) })
     }
 }
 
@@ -252,10 +261,10 @@ fn chain(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsErr
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
-    let fault = |source| TlsError::File { path: path.to_owned(), source };
-    let length = fs::metadata(path).map_err(fault)?.len();
-    if length > MOST {
-        return Err(fault(io::Error::other("it has more than 1 MiB")));
+    let file_error = |source| TlsError::File { path: path.to_owned(), source };
+    let length = fs::metadata(path).map_err(file_error)?.len();
+    if length > MAX_FILE_BYTES {
+        return Err(file_error(io::Error::other("it has more than 1 MiB")));
     }
-    fs::read(path).map_err(fault)
+    fs::read(path).map_err(file_error)
 }

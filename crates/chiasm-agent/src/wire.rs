@@ -1,4 +1,4 @@
-//! What gRPC is read from and written to: a socket as it is, or within TLS.
+//! The byte stream under gRPC: a socket, plain or with TLS.
 
 use std::io;
 use std::pin::Pin;
@@ -14,28 +14,28 @@ use tokio_rustls::TlsStream;
 use tonic::transport::server::Connected;
 
 use crate::peer::Peer;
-use crate::server::Held;
+use crate::server::ShareGuard;
 
-/// The first byte of what TLS says when it can't go on. A frame of HTTP/2 that begins so would be
-/// longer than any that may be sent.
+/// The first byte of a TLS alert. An HTTP/2 frame that begins with this byte would be longer than
+/// any that may be sent.
 const ALERT: u8 = 0x15;
 
-/// How long frontends may take to read what they are told last, and to hang up. Longer than a
-/// silent one is taken for gone.
-pub(crate) const LAST_WORDS: Duration = Duration::from_secs(3);
+/// The time that frontends have to read the last messages and to disconnect. It is longer than the
+/// time until a silent frontend counts as gone.
+pub(crate) const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// One connection.
+/// A connection between a frontend and an agent.
 pub(crate) struct Wire {
     socket: Socket,
-    /// Whether an agent wants TLS is noted there when the first byte of it is read. `None` from
-    /// then on, and at the agent itself.
-    unheard: Option<Arc<AtomicBool>>,
-    /// Was read already, and is read again first.
-    again: &'static [u8],
+    /// Set by the frontend's side when the first byte from the agent shows whether it requires TLS.
+    /// `None` after that, and at the agent.
+    requires_tls: Option<Arc<AtomicBool>>,
+    /// Bytes that were read from the socket already and are returned first.
+    replay: &'static [u8],
     peer: Peer,
-    /// Its place among those that there may be, at an agent.
-    place: Option<Held>,
-    /// How long what else is sent is read, once the last is written.
+    /// The connection's share of the agent's connections; `None` at a frontend.
+    slot: Option<ShareGuard>,
+    /// The timer for reading what the frontend still sends after the last write.
     closing: Option<Pin<Box<Sleep>>>,
 }
 
@@ -53,32 +53,34 @@ impl Wire {
         Self::new(Socket::Encrypted(Box::new(stream.into())))
     }
 
-    /// A connection to an agent, which may want TLS: `wants_tls` says so once it has answered.
-    pub(crate) fn plain_to_agent(stream: TcpStream, wants_tls: Arc<AtomicBool>) -> Self {
-        Self { unheard: Some(wants_tls), ..Self::plain(stream) }
+    /// Creates a plain connection to an agent. `requires_tls` is set once the agent has answered.
+    pub(crate) fn plain_to_agent(stream: TcpStream, requires_tls: Arc<AtomicBool>) -> Self {
+        Self { requires_tls: Some(requires_tls), ..Self::plain(stream) }
     }
 
     fn new(socket: Socket) -> Self {
         Self {
             socket,
-            unheard: None,
-            again: &[],
+            requires_tls: None,
+            replay: &[],
             peer: Peer::default(),
-            place: None,
+            slot: None,
             closing: None,
         }
     }
 
-    /// The same, which comes from there, of which these bytes were read and are read again, and
-    /// which gives its place back when it is closed.
-    pub(crate) fn placed(self, peer: Peer, again: &'static [u8], place: Held) -> Self {
-        Self { peer, again, place: Some(place), ..self }
+    /// Returns the connection as one from `peer`. Reads return `replay` first, and `slot` is
+    /// released when the connection is closed.
+    pub(crate) fn with_peer(self, peer: Peer, replay: &'static [u8], slot: ShareGuard) -> Self {
+        Self { peer, replay, slot: Some(slot), ..self }
     }
 
-    /// Reads what a frontend still sends until it hangs up. A socket that is closed with something
-    /// in it that was not read is reset, and what the frontend has not read by then is lost to it.
-    fn poll_hung_up(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let closing = self.closing.get_or_insert_with(|| Box::pin(sleep(LAST_WORDS)));
+    /// Reads and discards what a frontend still sends until it disconnects.
+    ///
+    /// A socket that is closed with unread bytes is reset, and the frontend loses what it has not
+    /// read by then.
+    fn poll_peer_closed(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let closing = self.closing.get_or_insert_with(|| Box::pin(sleep(CLOSE_TIMEOUT)));
         if closing.as_mut().poll(cx).is_ready() {
             return Poll::Ready(());
         }
@@ -104,10 +106,10 @@ impl AsyncRead for Wire {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        if !this.again.is_empty() {
-            let (now, later) = this.again.split_at(this.again.len().min(buf.remaining()));
+        if !this.replay.is_empty() {
+            let (now, later) = this.replay.split_at(this.replay.len().min(buf.remaining()));
             buf.put_slice(now);
-            this.again = later;
+            this.replay = later;
             return Poll::Ready(Ok(()));
         }
         let before = buf.filled().len();
@@ -115,8 +117,10 @@ impl AsyncRead for Wire {
             Socket::Plain(stream) => ready!(Pin::new(stream).poll_read(cx, buf))?,
             Socket::Encrypted(stream) => return Pin::new(stream).poll_read(cx, buf),
         }
-        if let (Some(&first), Some(wants_tls)) = (buf.filled().get(before), this.unheard.take()) {
-            wants_tls.store(first == ALERT, Relaxed);
+        if let (Some(&first), Some(requires_tls)) =
+            (buf.filled().get(before), this.requires_tls.take())
+        {
+            requires_tls.store(first == ALERT, Relaxed);
             if first == ALERT {
                 return Poll::Ready(Err(io::Error::new(
                     io::ErrorKind::InvalidData,
@@ -173,10 +177,10 @@ impl AsyncWrite for Wire {
                 Socket::Encrypted(stream) => Pin::new(stream).poll_shutdown(cx),
             })?;
         }
-        match this.place {
-            Some(_) => this.poll_hung_up(cx).map(Ok),
-            None => Poll::Ready(Ok(())),
+        if this.slot.is_some() {
+            return this.poll_peer_closed(cx).map(Ok);
         }
+        Poll::Ready(Ok(()))
     }
 }
 

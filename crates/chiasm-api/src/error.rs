@@ -1,4 +1,4 @@
-//! Errors that an API tells its clients, without a word about HTTP.
+//! Errors as an API reports them to clients, independent of HTTP.
 
 mod anthropic;
 mod openai;
@@ -6,86 +6,87 @@ mod openai;
 use chiasm_media::{Fault, MediaError};
 use serde_json::Value;
 
-/// The longest message of an error, in characters. Messages quote what clients sent, which may be
-/// megabytes.
+/// The maximum length of an error message, in characters. Messages quote client input, which may be
+/// megabytes long.
 const MAX_MESSAGE_CHARS: usize = 2000;
-/// The longest name of a field at fault, in characters.
+/// The maximum length of [`ApiError::param`], in characters.
 const MAX_PARAM_CHARS: usize = 300;
 
-/// The kind of an error, after which each API names its type. A server that speaks HTTP has one
-/// status for each.
+/// The kind of an error. Each API maps it to an error type, and the HTTP server maps it to a
+/// status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// The client can mend the request.
+    /// The request is invalid; the client can correct it.
     Invalid,
     /// The request has no valid key.
     Unauthenticated,
-    /// The client may not do this.
+    /// The client is not allowed to do this.
     Forbidden,
-    /// There is no such thing.
+    /// The requested object does not exist.
     NotFound,
-    /// The request is larger than it may be.
+    /// The request exceeds a size limit.
     TooLarge,
-    /// The body, or a media item, is of a type that is not taken.
+    /// The type of the body or of a media item is not supported.
     UnsupportedType,
-    /// A media item can't be understood.
+    /// A media item is corrupt.
     Unprocessable,
-    /// The client has its share of what there is.
+    /// The client has used up its share of the capacity.
     RateLimited,
-    /// The fault is the server's.
+    /// The server or an engine failed.
     Internal,
-    /// The fault is that of a server behind this one.
+    /// Another server, on which the request depends, failed.
     BadGateway,
-    /// The request can't be taken now.
+    /// The request can't be accepted at the moment.
     Unavailable,
-    /// The server has more requests than it can take.
+    /// The server has more requests than it can handle.
     Overloaded,
-    /// The answer did not come in time.
+    /// The answer was not ready before its deadline.
     TimedOut,
 }
 
-/// A failed request, as its client is told of it.
+/// An error as the client receives it.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {
     /// The kind of the error.
     pub kind: ErrorKind,
-    /// The fault and its remedy, for people: at most 2,000 characters.
+    /// The cause and the remedy in plain text: at most 2,000 characters.
     pub message: String,
     /// The request field at fault, such as `messages[2].content[1].image_url`: at most 300
     /// characters.
     pub param: Option<String>,
-    /// A stable word for programs, such as `unsupported_field`. Nothing here decides by it.
+    /// A stable machine-readable code, such as `unsupported_field`. No code in Chiasm depends on
+    /// it.
     pub code: &'static str,
 }
 
 impl ApiError {
-    /// Creates an error that no field is at fault for.
+    /// Creates an error without a field at fault.
     pub fn new(kind: ErrorKind, code: &'static str, message: impl Into<String>) -> Self {
-        Self { kind, message: shortened(message.into(), MAX_MESSAGE_CHARS), param: None, code }
+        Self { kind, message: truncate(message.into(), MAX_MESSAGE_CHARS), param: None, code }
     }
 
-    /// Creates the error of a request that the client can mend by changing `param`.
+    /// Creates an error for an invalid value of `param`.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         Self {
-            param: Some(shortened(param.into(), MAX_PARAM_CHARS)),
+            param: Some(truncate(param.into(), MAX_PARAM_CHARS)),
             ..Self::new(ErrorKind::Invalid, "invalid_value", message)
         }
     }
 
-    /// Creates the error of a field that would change the answer and is not implemented.
+    /// Creates an error for a field that would change the answer but is not implemented.
     pub fn unsupported(param: impl Into<String>) -> Self {
         let param = param.into();
         let message = format!("'{param}' is not supported; remove it from the request");
         Self { code: "unsupported_field", ..Self::invalid(param, message) }
     }
 
-    /// Creates the error of a field that must be there and is not.
+    /// Creates an error for a missing required field.
     pub fn missing(param: &str) -> Self {
         Self { code: "missing_field", ..Self::invalid(param, format!("'{param}' is required")) }
     }
 
-    /// Creates the error of a body that is no JSON.
+    /// Creates an error for a body that is not valid JSON.
     pub fn invalid_json(error: impl std::fmt::Display) -> Self {
         Self {
             code: "invalid_json",
@@ -93,20 +94,20 @@ impl ApiError {
         }
     }
 
-    /// Creates the error of a field that holds more than may be built of it.
+    /// Creates an error for a field that exceeds a limit on its element count or its memory.
     pub fn too_many(param: &str, message: String) -> Self {
         Self { kind: ErrorKind::TooLarge, ..Self::invalid(param, message) }
     }
 
-    /// Creates an error that is the server's fault or the engine's.
+    /// Creates an error caused by the server or an engine.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Internal, "internal_error", message)
     }
 
-    /// Names the field if the error does not name one yet.
+    /// Sets the field at fault if the error does not name one yet.
     #[must_use]
     pub fn at(mut self, param: &str) -> Self {
-        self.param.get_or_insert_with(|| shortened(param.to_owned(), MAX_PARAM_CHARS));
+        self.param.get_or_insert_with(|| truncate(param.to_owned(), MAX_PARAM_CHARS));
         self
     }
 }
@@ -117,15 +118,15 @@ impl ApiError {
         openai::error_body(self)
     }
 
-    /// Returns Anthropic's error body: `{"type": "error", "error": {"type", "message"}}`. It has no
-    /// place for the field at fault, so the message names it.
+    /// Returns Anthropic's error body: `{"type": "error", "error": {"type", "message"}}`. This
+    /// format has no place for the field at fault, so the message names the field.
     pub fn anthropic_body(&self) -> Value {
         anthropic::error_body(self)
     }
 }
 
-/// Cuts `text` off behind `max` characters, and ends it with `…` then.
-fn shortened(mut text: String, max: usize) -> String {
+/// Truncates `text` to `max` characters. A truncated text ends with an additional `…`.
+fn truncate(mut text: String, max: usize) -> String {
     if let Some((end, _)) = text.char_indices().nth(max) {
         text.truncate(end);
         text.push('…');
@@ -168,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn long_message_and_field_are_cut_off() {
+    fn overlong_texts_are_truncated() {
         let long = "ö".repeat(1 << 20);
         let error = ApiError::invalid(long.as_str(), long.as_str());
         assert_eq!(error.message.chars().count(), MAX_MESSAGE_CHARS + 1);

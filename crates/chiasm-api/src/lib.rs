@@ -6,12 +6,12 @@
 //! | [`openai`] | chat completions, completions, tokens, adapters |
 //! | [`responses`] | OpenAI's Responses API |
 //! | [`anthropic`] | Anthropic's Messages API |
-//! | [`forward`] | requests and answers that are passed on |
+//! | [`forward`] | requests and answers that are forwarded unchanged |
 //! | [`sse`] | server-sent events |
-//! | `server_failure` | errors that are a server's own fault |
-//! | `stream_begin` | the first event of a stream that has content |
-//! | `stream_end` | the end of every stream, in the words of its API |
-//! | `error` | errors as clients are told of them |
+//! | `server_failure` | detection of errors that a server itself caused |
+//! | `stream_begin` | detection of a stream's first event with content |
+//! | `stream_end` | the events that end a stream in each API |
+//! | `error` | errors as clients receive them |
 #![forbid(unsafe_code)]
 
 #[cfg(test)]
@@ -30,5 +30,5 @@ mod stream_begin;
 mod stream_end;
 
 pub use error::{ApiError, ErrorKind};
-pub use stream_begin::Beginning;
+pub use stream_begin::LeadingEvent;
 pub use stream_end::{StreamApi, StreamOutcome};

@@ -1,9 +1,10 @@
-//! Errors that are a server's own fault.
+//! Detection of errors that a server itself caused.
 
 use serde_json::Value;
 
-/// Returns the message of an error that is the server's own fault, by the codes and types of the
-/// three APIs, of vLLM and of Chiasm.
+/// Returns the first 200 characters of an error's message if the server caused the error.
+///
+/// Recognizes the codes and types of the three APIs, of vLLM and of Chiasm.
 pub(crate) fn server_failure(name: &[u8], data: &Value) -> Option<String> {
     const SERVER_FAULTS: [&str; 11] = [
         "server_error",
@@ -25,7 +26,7 @@ pub(crate) fn server_failure(name: &[u8], data: &Value) -> Option<String> {
     };
     let is_server_fault = ["code", "type"].iter().any(|field| match &error[field] {
         Value::Number(code) => code.as_u64().is_some_and(|code| code >= 500),
-        Value::String(word) => SERVER_FAULTS.contains(&word.as_str()),
+        Value::String(code) => SERVER_FAULTS.contains(&code.as_str()),
         _ => false,
     });
     is_server_fault

@@ -1,4 +1,4 @@
-//! Finds the first event of a stream that has content. Servers send a head, a role or an empty
+//! Detection of a stream's first event with content. Servers send a head, a role or an empty
 //! message long before their first token.
 
 use serde_json::Value;
@@ -6,12 +6,12 @@ use serde_json::Value;
 use crate::server_failure::server_failure;
 use crate::stream_end::StreamApi;
 
-/// The meaning of an event before any content has come.
+/// The class of an event that arrives before any content.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Beginning {
+pub enum LeadingEvent {
     /// The event has no content.
     Prelude,
-    /// The server reports its own failure, with this message. The client is not at fault.
+    /// The server reports its own failure, with this message. The request is not at fault.
     Failure(String),
     /// The event has content, or refuses the request.
     Content,
@@ -19,13 +19,13 @@ pub enum Beginning {
 
 impl StreamApi {
     /// Classifies an event by its name and its first line of data.
-    pub fn begins(self, name: &[u8], data: &[u8]) -> Beginning {
+    pub fn classify(self, name: &[u8], data: &[u8]) -> LeadingEvent {
         if data.is_empty() {
-            return Beginning::Prelude;
+            return LeadingEvent::Prelude;
         }
-        let Ok(data) = serde_json::from_slice::<Value>(data) else { return Beginning::Content };
-        if let Some(words) = server_failure(name, &data) {
-            return Beginning::Failure(words);
+        let Ok(data) = serde_json::from_slice::<Value>(data) else { return LeadingEvent::Content };
+        if let Some(message) = server_failure(name, &data) {
+            return LeadingEvent::Failure(message);
         }
         let is_prelude = match self {
             Self::Completions => is_empty_chunk(&data),
@@ -45,28 +45,28 @@ impl StreamApi {
                 _ => false,
             },
         };
-        if is_prelude { Beginning::Prelude } else { Beginning::Content }
+        if is_prelude { LeadingEvent::Prelude } else { LeadingEvent::Content }
     }
 }
 
-/// Returns `true` if a chunk has neither text nor a finish reason: it has a role, or data about the
+/// Returns `true` if a chunk has neither text nor a finish reason, only a role or data about the
 /// prompt.
 fn is_empty_chunk(chunk: &Value) -> bool {
-    let is_nothing = |value: &Value| match value {
+    let is_empty_value = |value: &Value| match value {
         Value::Null => true,
         Value::String(text) => text.is_empty(),
         Value::Array(items) => items.is_empty(),
         Value::Object(fields) => fields.is_empty(),
         _ => false,
     };
-    let says_nothing = |choice: &Value| {
+    let is_empty_choice = |choice: &Value| {
         let mut fields =
             choice["delta"].as_object().into_iter().flatten().filter(|(name, _)| *name != "role");
-        let is_empty = |name| is_nothing(&choice[name]);
-        fields.all(|(_, value)| is_nothing(value))
+        let is_empty = |name| is_empty_value(&choice[name]);
+        fields.all(|(_, value)| is_empty_value(value))
             && ["text", "finish_reason", "logprobs"].into_iter().all(is_empty)
     };
-    chunk["choices"].as_array().is_some_and(|choices| choices.iter().all(says_nothing))
+    chunk["choices"].as_array().is_some_and(|choices| choices.iter().all(is_empty_choice))
 }
 
 #[cfg(test)]
@@ -75,18 +75,22 @@ mod tests {
 
     use super::*;
 
-    fn begins(api: StreamApi, name: &str, data: &Value) -> Beginning {
-        api.begins(name.as_bytes(), data.to_string().as_bytes())
+    fn classify(api: StreamApi, name: &str, data: &Value) -> LeadingEvent {
+        api.classify(name.as_bytes(), data.to_string().as_bytes())
     }
 
     #[test]
-    fn role_of_a_chat_is_no_content() {
+    fn chat_role_is_prelude() {
         let chunk =
-            |choice: Value| begins(StreamApi::Completions, "", &json!({"choices": [choice]}));
-        let role = json!({"index": 0, "delta": {"role": "assistant", "content": "", "tool_calls": []}, "finish_reason": null});
-        assert_eq!(chunk(role), Beginning::Prelude);
-        assert_eq!(begins(StreamApi::Completions, "", &json!({"choices": []})), Beginning::Prelude);
-        assert_eq!(StreamApi::Completions.begins(b"", b""), Beginning::Prelude);
+            |choice: Value| classify(StreamApi::Completions, "", &json!({"choices": [choice]}));
+        let delta = json!({"role": "assistant", "content": "", "tool_calls": []});
+        let role = json!({"index": 0, "delta": delta, "finish_reason": null});
+        assert_eq!(chunk(role), LeadingEvent::Prelude);
+        assert_eq!(
+            classify(StreamApi::Completions, "", &json!({"choices": []})),
+            LeadingEvent::Prelude
+        );
+        assert_eq!(StreamApi::Completions.classify(b"", b""), LeadingEvent::Prelude);
         for content in [
             json!({"delta": {"content": "a"}}),
             json!({"delta": {"reasoning_content": "a"}}),
@@ -94,57 +98,61 @@ mod tests {
             json!({"delta": {}, "finish_reason": "stop"}),
             json!({"text": "a"}),
         ] {
-            assert_eq!(chunk(content.clone()), Beginning::Content, "{content}");
+            assert_eq!(chunk(content.clone()), LeadingEvent::Content, "{content}");
         }
-        assert_eq!(StreamApi::Completions.begins(b"", b"[DONE]"), Beginning::Content);
+        assert_eq!(StreamApi::Completions.classify(b"", b"[DONE]"), LeadingEvent::Content);
     }
 
     #[test]
-    fn empty_message_is_no_content() {
-        let messages = |name, data: Value| begins(StreamApi::Messages, name, &data);
-        assert_eq!(messages("message_start", json!({"message": {}})), Beginning::Prelude);
+    fn empty_message_is_prelude() {
+        let messages = |name, data: Value| classify(StreamApi::Messages, name, &data);
+        assert_eq!(messages("message_start", json!({"message": {}})), LeadingEvent::Prelude);
         assert_eq!(
             messages("content_block_start", json!({"content_block": {"type": "text"}})),
-            Beginning::Prelude
+            LeadingEvent::Prelude
         );
         assert_eq!(
             messages("content_block_start", json!({"content_block": {"type": "tool_use"}})),
-            Beginning::Content
+            LeadingEvent::Content
         );
-        assert_eq!(messages("content_block_delta", json!({"delta": {}})), Beginning::Content);
-        let responses = |name, data: Value| begins(StreamApi::Responses, name, &data);
+        assert_eq!(messages("content_block_delta", json!({"delta": {}})), LeadingEvent::Content);
+        let responses = |name, data: Value| classify(StreamApi::Responses, name, &data);
         assert_eq!(
             responses("response.created", json!({"response": {"error": null}})),
-            Beginning::Prelude
+            LeadingEvent::Prelude
         );
         assert_eq!(
             responses("response.output_item.added", json!({"item": {"type": "message"}})),
-            Beginning::Prelude
+            LeadingEvent::Prelude
         );
         assert_eq!(
             responses("response.output_item.added", json!({"item": {"type": "function_call"}})),
-            Beginning::Content
+            LeadingEvent::Content
         );
         assert_eq!(
             responses("response.output_text.delta", json!({"delta": "a"})),
-            Beginning::Content
+            LeadingEvent::Content
         );
     }
 
     #[test]
-    fn failure_of_a_server_is_no_refusal() {
-        let failed = Beginning::Failure("gone".to_owned());
-        let vllm = |code: u16| json!({"error": {"message": "gone", "type": "x", "param": null, "code": code}});
-        assert_eq!(begins(StreamApi::Completions, "", &vllm(500)), failed);
-        assert_eq!(begins(StreamApi::Completions, "", &vllm(400)), Beginning::Content);
+    fn server_failure_differs_from_refusal() {
+        let failed = LeadingEvent::Failure("gone".to_owned());
+        let vllm = |code: u16| {
+            json!({"error": {
+                "message": "gone", "type": "x", "param": null, "code": code,
+            }})
+        };
+        assert_eq!(classify(StreamApi::Completions, "", &vllm(500)), failed);
+        assert_eq!(classify(StreamApi::Completions, "", &vllm(400)), LeadingEvent::Content);
         let anthropic =
             |kind: &str| json!({"type": "error", "error": {"type": kind, "message": "gone"}});
-        assert_eq!(begins(StreamApi::Messages, "error", &anthropic("overloaded_error")), failed);
+        assert_eq!(classify(StreamApi::Messages, "error", &anthropic("overloaded_error")), failed);
         assert_eq!(
-            begins(StreamApi::Messages, "error", &anthropic("invalid_request_error")),
-            Beginning::Content
+            classify(StreamApi::Messages, "error", &anthropic("invalid_request_error")),
+            LeadingEvent::Content
         );
         let response = json!({"response": {"error": {"code": "server_error", "message": "gone"}}});
-        assert_eq!(begins(StreamApi::Responses, "response.failed", &response), failed);
+        assert_eq!(classify(StreamApi::Responses, "response.failed", &response), failed);
     }
 }

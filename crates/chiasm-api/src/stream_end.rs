@@ -1,14 +1,13 @@
-//! The end of every stream in each API, both for answers that are written here and for those that
-//! are passed on.
+//! The end of a stream in each API, for answers written here and for forwarded answers.
 //!
 //! | API | a whole stream ends with | a stream that breaks ends with |
 //! |---|---|---|
 //! | chat completions, completions | `data: [DONE]` | `data: {"error": …}`, then `data: [DONE]` as in vLLM |
-//! | Responses | `response.completed` or `response.incomplete` | `response.failed`; `error` where the response is a server's |
+//! | Responses | `response.completed` or `response.incomplete` | `response.failed`; `error` if the response is forwarded |
 //! | Messages | `message_stop` | `error` |
 //!
-//! A stream has one of these ends, and nothing follows it. Clients only get whole events, even if
-//! the stream breaks.
+//! Exactly one of these ends a stream, and nothing follows it. Clients receive only whole events,
+//! even if the stream breaks.
 
 use memchr::memmem;
 use serde_json::json;
@@ -17,10 +16,10 @@ use crate::error::ApiError;
 use crate::server_failure::server_failure;
 use crate::sse;
 
-/// An API with streams of its own form.
+/// An API with its own stream format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamApi {
-    /// OpenAI's completions, of chats or of texts.
+    /// OpenAI's chat completions and text completions.
     Completions,
     /// OpenAI's Responses API.
     Responses,
@@ -28,18 +27,18 @@ pub enum StreamApi {
     Messages,
 }
 
-/// The outcome of a stream that its server has ended.
+/// The outcome of a stream that the server has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StreamOutcome {
-    /// The answer is whole, or the server refuses the request.
+    /// The answer is complete, or the server refused the request.
     Finished,
-    /// The server reports its own failure, with this message; empty if there is none.
+    /// The server reported its own failure. Holds its message, empty if there is none.
     Failed(String),
 }
 
 impl StreamApi {
-    /// Appends the events that end a broken stream. `sequence_number` is that of the next event, in
-    /// APIs that number events.
+    /// Appends the events that end a broken stream. `sequence_number` is the number of the next
+    /// event, for APIs that number events.
     pub fn write_failure(self, events: &mut Vec<u8>, error: &ApiError, sequence_number: u64) {
         match self {
             Self::Completions => {
@@ -49,7 +48,11 @@ impl StreamApi {
             Self::Responses => {
                 let ApiError { code, message, param, .. } = error;
                 let body = json!({
-                    "type": "error", "code": code, "message": message, "param": param, "sequence_number": sequence_number,
+                    "type": "error",
+                    "code": code,
+                    "message": message,
+                    "param": param,
+                    "sequence_number": sequence_number,
                 });
                 sse::write_named(events, "error", &body);
             }
@@ -57,7 +60,7 @@ impl StreamApi {
         }
     }
 
-    /// Returns the outcome of the stream if an event ends it.
+    /// Returns the outcome of the stream if this event ends it.
     pub fn outcome(self, name: &[u8], data: &[u8]) -> Option<StreamOutcome> {
         let is_error = match (self, name) {
             (Self::Completions, _) if data == b"[DONE]" => return Some(StreamOutcome::Finished),
@@ -78,8 +81,8 @@ impl StreamApi {
     }
 }
 
-/// Returns `true` if a chunk has an error. Quotes within strings are escaped, so that no text is
-/// taken for the field. Some servers write `"error": null` into each chunk.
+/// Returns `true` if a chunk has an error. Quotes inside strings are escaped, so text can't match
+/// the field. Some servers write `"error": null` into each chunk.
 fn has_error(chunk: &[u8]) -> bool {
     const FIELD: &[u8] = b"\"error\":";
     memmem::find_iter(chunk, FIELD)
@@ -117,13 +120,17 @@ mod tests {
         let data = response.strip_prefix("event: error\ndata: ").unwrap().trim_end();
         let data: serde_json::Value = serde_json::from_str(data).unwrap();
         let expected = json!({
-            "type": "error", "code": "timeout", "message": MESSAGE, "param": null, "sequence_number": 7,
+            "type": "error",
+            "code": "timeout",
+            "message": MESSAGE,
+            "param": null,
+            "sequence_number": 7,
         });
         assert_eq!(data, expected);
     }
 
     #[test]
-    fn failure_is_the_end_of_its_stream() {
+    fn failure_event_ends_its_stream() {
         for api in [StreamApi::Completions, StreamApi::Responses, StreamApi::Messages] {
             let text = failure(api);
             let events: Vec<_> = text.split_terminator("\n\n").collect();
@@ -132,14 +139,14 @@ mod tests {
             let name = name.trim_start_matches("event: ").as_bytes();
             let outcome = api.outcome(name, data.as_bytes());
             assert!(
-                matches!(outcome, Some(StreamOutcome::Failed(words)) if words == MESSAGE),
+                matches!(outcome, Some(StreamOutcome::Failed(message)) if message == MESSAGE),
                 "{text}"
             );
         }
     }
 
     #[test]
-    fn text_about_an_end_is_no_end() {
+    fn end_marker_within_text_is_ignored() {
         assert_eq!(
             StreamApi::Completions.outcome(b"", br#"{"choices":[{"delta":{"content":"[DONE]"}}]}"#),
             None

@@ -1,56 +1,59 @@
 use std::num::NonZeroU32;
 
-use crate::Death;
+use crate::DeathReason;
 
 /// A LoRA adapter as backends know it.
 ///
-/// Its name is what blocks of the KV cache are kept apart by, here and in engines: it stands for
-/// one content. An adapter that clients know under the same name as another, or that was changed
-/// where it lies, has another one.
+/// Blocks of the KV cache are told apart by the adapter's name, here and in engines, so a name
+/// stands for exactly one content. Two adapters that clients know by the same name, or two versions
+/// of one adapter, have different names here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Adapter {
-    /// No two adapters that an engine may have at the same time share it. At most 2³¹ − 1.
+    /// The number in an engine's requests, unique among the adapters that the engine may hold at
+    /// the same time. At most 2³¹ − 1.
     pub id: NonZeroU32,
     /// The name in an engine's requests and in its KV events.
     pub name: String,
-    /// Where it lies, as the engine finds it. Not empty.
+    /// The path of the adapter, as the engine sees it. Not empty.
     pub path: String,
 }
 
-/// The name that engines know an adapter by: that in requests, and a stamp of its content.
+/// Returns the name by which engines know an adapter: the name in requests and a stamp of the
+/// content.
 pub fn adapter_engine_name(name: &str, stamp: [u8; 8]) -> String {
     format!("{name}@{:016x}", u64::from_be_bytes(stamp))
 }
 
-/// An adapter that a backend has without being asked to load it.
+/// An adapter that the operator of a backend has given it, so that no frontend needs to load it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OwnAdapter {
+pub struct PreloadedAdapter {
     /// The name in requests.
     pub name: String,
-    /// Its folder, as the backend was given it.
+    /// The adapter's folder, as it was given to the backend.
     pub root: String,
-    /// Tells its content from others.
+    /// A stamp of the content.
     pub stamp: [u8; 8],
-    /// Why requests can't name it there after all.
+    /// The reason why the backend can't use the adapter, if it can't.
     pub refused: Option<String>,
 }
 
-/// Why a backend does not have an adapter.
+/// The reason why a backend does not have an adapter.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum AdapterError {
-    /// It takes none at all.
+    /// The backend takes no adapters.
     #[error("LoRA is not enabled in the engine; start it with --enable-lora")]
     NotEnabled,
-    /// Backends that have it by themselves have it alone, or this one takes no others than its own.
+    /// The adapter is preloaded in other backends and can't be loaded, or this backend takes only
+    /// its preloaded adapters.
     #[error("only engines whose agent was given it have it (--lora-modules of chiasm agent)")]
-    NotOwn,
-    /// There is none at its path, as the backend sees that.
+    NotPreloaded,
+    /// There is no adapter at the path, as the backend sees it.
     #[error("no adapter is found at '{0}'")]
     NotFound(String),
-    /// The backend can't use it, in its own words.
+    /// The backend can't use the adapter; the text is the backend's own.
     #[error("{0}")]
     Refused(String),
-    /// The backend is gone, or says nothing.
+    /// The backend is gone or does not respond.
     #[error("the engine is gone: {0}")]
-    Gone(Death),
+    Gone(DeathReason),
 }

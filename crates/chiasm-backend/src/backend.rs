@@ -7,227 +7,233 @@ use chiasm_types::MmHash;
 use futures_util::future::BoxFuture;
 
 use crate::{
-    Adapter, AdapterError, Capabilities, Death, Delivered, Embeddings, Forward, Forwarded, Job,
-    JobError, KvSinkError, Left, MediaLoad, Output,
+    Adapter, AdapterError, Capabilities, DeathReason, ForwardRequest, ForwardResponse, Job,
+    JobError, KvSinkError, KvTransferParams, MediaDelivery, MediaLoad, Output, StoredEmbeddings,
 };
 
-/// Whatever executes prepared requests: one connection to one start of one engine, or of something
-/// like it.
+/// An executor of prepared requests: one connection to one start of an engine or a server.
 ///
-/// A backend belongs to one life of what is behind it. When that is gone, every running job ends
-/// with [`JobError::Dead`] and every later [`start`](Self::start) with [`JobError::NotTaken`]; its
-/// worker's [`Connector`](crate::Connector) makes the next one.
+/// A backend does not outlive that start. When the engine is gone, every running job ends with
+/// [`JobError::Dead`] and every later [`start`](Self::start) with [`JobError::NotTaken`]. The
+/// worker's [`Connector`](crate::Connector) makes the next backend.
 pub trait Backend: Send + Sync + fmt::Debug + 'static {
-    /// What this worker can do. Does not change during the backend's life.
+    /// Returns the worker's capabilities, which never change.
     fn capabilities(&self) -> &Capabilities;
 
-    /// Hands a job over, with the media items that the backend lacks, which it asks the items'
-    /// sources for. Returns once the job is on its way, long before its first output. A backend
-    /// elsewhere returns before that, and asks for items while the running job is polled.
+    /// Hands a job over, with the media items that the backend lacks, which it requests from their
+    /// sources. Returns once the job has been sent, long before its first output. A remote backend
+    /// returns earlier and requests items while the running job is polled.
     ///
-    /// A backend that turns out not to hold an item after all mends that by itself, as long as the
-    /// continuation has had no output. Dropping the future, or the running job, aborts what was
-    /// started.
+    /// A backend that turns out to lack an item which it should hold requests the item again by
+    /// itself, as long as the continuation has no output. Dropping the future or the running job
+    /// aborts the job.
     ///
     /// # Errors
     /// [`JobError::NotTaken`], [`JobError::Overloaded`], [`JobError::KeyRefused`] and
-    /// [`JobError::UnknownModel`] from a backend that did not begin, [`JobError::Dead`] and
-    /// [`JobError::ServerFailed`] from one that may have: another one should be tried. Everything
-    /// else is final for this job.
+    /// [`JobError::UnknownModel`] if the backend did not start the job, [`JobError::Dead`] and
+    /// [`JobError::ServerFailed`] if it may have started it: another backend should be tried. All
+    /// other errors are final for this job.
     fn start(&self, job: Arc<Job>) -> BoxFuture<'_, Result<Box<dyn RunningJob>, JobError>>;
 
-    /// Passes a request on as it came. Returns with the head of the answer.
+    /// Passes a request on unchanged. Returns once the head of the response has arrived.
     ///
     /// # Errors
-    /// Those of [`start`](Self::start); [`JobError::NotTaken`] also from a worker that takes no
-    /// messages. A 4xx that is the request's own fault is an answer, and passed on.
-    fn forward(&self, _request: Forward) -> BoxFuture<'_, Result<Forwarded, JobError>> {
-        Box::pin(async { Err(JobError::NotTaken(Death::new("it takes no requests as they come"))) })
+    /// The errors of [`start`](Self::start), and [`JobError::NotTaken`] from a worker that takes no
+    /// messages. A 4xx that is the request's own fault is a response, which is passed on.
+    fn forward(
+        &self,
+        _request: ForwardRequest,
+    ) -> BoxFuture<'_, Result<ForwardResponse, JobError>> {
+        Box::pin(async {
+            Err(JobError::NotTaken(DeathReason::new("it takes no requests as they come")))
+        })
     }
 
-    /// Loads an adapter, so that jobs may name it. One that is loaded already is left as it is.
+    /// Loads an adapter, so that jobs may name it. Does nothing if it is already loaded.
     ///
     /// # Errors
-    /// [`AdapterError`] says why not. The backend goes on without the adapter, and must not be
-    /// given a job that names it: an engine would die of what it now refuses.
+    /// [`AdapterError`] if the adapter can't be loaded. The backend keeps running without it and
+    /// must not get a job that names it: an engine would die of such a job.
     fn load_adapter<'a>(&'a self, adapter: &'a Adapter) -> BoxFuture<'a, Result<(), AdapterError>>;
 
-    /// Forgets an adapter that no job will name any more, as far as the backend can.
+    /// Unloads an adapter that no further job will name, as far as the backend supports that.
     fn unload_adapter<'a>(&'a self, adapter: &'a Adapter) -> BoxFuture<'a, ()>;
 
-    /// Whether the backend would need no bytes of this media item now.
+    /// Returns `true` if the backend holds this media item and needs no bytes of it at present.
     fn holds(&self, item: &MmHash) -> bool;
 
-    /// Reports the backend's load to `sink` from now on, each time it changes and from whichever
-    /// thread learns of it. A second call replaces the first sink. The sink must be quick and must
-    /// not call the backend.
+    /// Reports the backend's load to `sink` from now on, at every change and from any thread. A
+    /// second call replaces the sink. The sink must return quickly and must not call the backend.
     fn follow_load(&self, sink: LoadSink);
 
-    /// Tells `sink` from now on what the KV cache holds, if
-    /// [`KvSource::Backend`](crate::KvSource::Backend) is its source. Called once at most.
+    /// Reports the contents of the KV cache to `sink` from now on, if the worker's source is
+    /// [`KvSource::Backend`](crate::KvSource::Backend). Called at most once.
     fn follow_kv(&self, _sink: Box<dyn KvSink>) {}
 
-    /// Returns once it has turned out that what is known of its KV cache can't be exact, and why.
-    /// It is taken to hold what it was sent from then on, too.
+    /// Waits until the knowledge of the KV cache turns out to be inexact, and returns the reason.
+    /// From then on, the router also assumes that the worker holds the prompts that it was sent.
     fn distrusted(&self) -> BoxFuture<'_, String> {
         Box::pin(std::future::pending())
     }
 
-    /// Takes note that what is known of its KV cache can't be exact, for instance as a request that
-    /// it was passed as it came has become another prompt than was expected. Then
-    /// [`distrusted`](Self::distrusted) returns, with the first reason.
-    fn distrust(&self, _why: String) {}
+    /// Marks the knowledge of the KV cache as inexact, for instance because a forwarded request has
+    /// become another prompt than predicted. [`distrusted`](Self::distrusted) then returns the
+    /// first reason.
+    fn distrust(&self, _reason: String) {}
 
-    /// Returns once the backend is gone, and how it went.
-    fn ended(&self) -> BoxFuture<'_, Death>;
+    /// Waits until the backend is dead, and returns the reason.
+    fn ended(&self) -> BoxFuture<'_, DeathReason>;
 
-    /// How long the backend has said nothing although it was asked for a sign of life; zero while
-    /// it answers, and for one that is never asked. A backend that is merely busy may be silent for
-    /// as long as its longest step takes.
+    /// Returns the time for which the backend has not responded to a liveness probe; zero while it
+    /// responds, and for backends that are never probed. A busy backend may be silent for as long
+    /// as its longest step takes.
     fn silent_for(&self) -> Duration;
 
-    /// Declares the backend gone, for instance because its process was seen to end before its
-    /// connection was. Running jobs end with this cause unless another one is known already.
-    fn declare_dead(&self, death: Death);
+    /// Declares the backend dead, for instance because its process has ended but its connection has
+    /// not. Running jobs end with this reason, unless the backend has already died of another one.
+    fn declare_dead(&self, reason: DeathReason);
 
-    /// The shared memory that tensors are handed over in; `None` if there is none.
+    /// Returns the usage of the shared memory for tensors; `None` if there is no such memory.
     fn memory(&self) -> Option<MemoryUsage>;
 }
 
-/// The answer to one job, as it comes. Dropping it aborts the continuations that have not ended.
+/// The streamed answer to a job. Dropping it aborts the continuations that have not ended.
 pub trait RunningJob: Send {
-    /// The next output of any continuation; `None` when all have ended or were stopped. After an
-    /// error there is nothing more. Before the first output that may be one of
-    /// [`Backend::start`]'s: a backend elsewhere need not have been heard by then.
+    /// Polls for the next output of any continuation; `None` once all have ended or were stopped.
+    ///
+    /// Nothing follows an error. Before the first output, the error may be one of
+    /// [`Backend::start`]: a remote backend may not have responded before `start` returned.
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Output, JobError>>>;
 
-    /// Ends one continuation early. Outputs that the backend had read by then may still come.
+    /// Ends a continuation early. Outputs that have already been received may still follow.
     fn stop(&mut self, choice: usize);
 
-    /// How the job's media items reached the backend, over all continuations. May change until the
-    /// first output, as items that the backend turned out to lack are sent again.
-    fn delivered(&self) -> Delivered;
+    /// Returns how the job's media items reached the backend, over all continuations. May change
+    /// until the first output, because items that the backend turns out to lack are sent again.
+    fn delivered(&self) -> MediaDelivery;
 
-    /// How long the backend took to take the job, with the media items that it lacked, if
+    /// Returns the time that the hand-over of the job and its missing media items took, if
     /// [`Backend::start`] did not wait for that. May change until the first output.
     fn hand_off(&self) -> Duration {
         Duration::ZERO
     }
 
-    /// What a job of [`Stage::Prefill`](crate::Stage::Prefill) has left for another backend, once
-    /// it has ended; `None` if it left nothing.
-    fn left(&mut self) -> Option<Left> {
+    /// Takes the parameters with which another backend loads the prompt that this job of
+    /// [`Stage::Prefill`](crate::Stage::Prefill) has computed. Available once the job has ended;
+    /// `None` if it stored nothing.
+    fn kv_transfer_params(&mut self) -> Option<KvTransferParams> {
         None
     }
 
-    /// What a job of [`Stage::Encode`](crate::Stage::Encode) has left for other backends, once it
-    /// has ended.
-    fn embeddings(&mut self) -> Vec<Embeddings> {
+    /// Takes the embeddings that this job of [`Stage::Encode`](crate::Stage::Encode) has stored for
+    /// other backends. Available once the job has ended.
+    fn stored_embeddings(&mut self) -> Vec<StoredEmbeddings> {
         Vec::new()
     }
 }
 
 impl dyn RunningJob {
-    /// Waits for [`poll_next`](RunningJob::poll_next). Cancel safe.
+    /// Waits for the next output, as [`poll_next`](RunningJob::poll_next). Cancel-safe.
     pub async fn next(&mut self) -> Option<Result<Output, JobError>> {
         std::future::poll_fn(|context| self.poll_next(context)).await
     }
 }
 
-/// Takes what a backend says of its KV cache, in the order in which it came about. Some calls take
-/// as long as reading all of a cache, so none is made on an async thread.
+/// A receiver of a backend's KV events, in the order in which they occurred. A call may take as
+/// long as reading a whole cache, so calls are never made on async threads.
 pub trait KvSink: Send {
-    /// All that the cache holds, as `chiasm-kv` writes snapshots; `history_known` says whether
-    /// events told of all of that.
+    /// Replaces the contents of the cache with a snapshot in the format of `chiasm-kv`.
+    /// `history_known` is `true` if events have reported everything in the snapshot.
     ///
     /// # Errors
-    /// [`KvSinkError::Snapshot`].
+    /// [`KvSinkError::Snapshot`] if the snapshot is malformed.
     fn snapshot(&mut self, snapshot: &[u8], history_known: bool) -> Result<(), KvSinkError>;
 
-    /// The engine's next batch of events, as it published it.
+    /// Applies the engine's next batch of events, encoded as it was published.
     ///
     /// # Errors
-    /// [`KvSinkError::Batch`].
+    /// [`KvSinkError::Batch`] if the batch is malformed.
     fn batch(&mut self, payload: &[u8], history_known: bool) -> Result<(), KvSinkError>;
 
-    /// What was told is void: the cache is taken to be empty.
+    /// Discards everything that was reported: the cache is assumed to be empty.
     fn reset(&mut self);
 
-    /// Whether everything that there is to be told has been told.
+    /// Sets whether all events so far have been reported.
     fn set_caught_up(&mut self, caught_up: bool);
 
-    /// What other frontends have the engine do.
-    fn others(&mut self, event: OthersEvent);
+    /// Reports a change of another frontend's job on the engine.
+    fn foreign_job(&mut self, event: ForeignJobEvent);
 }
 
-/// Something that jobs of other frontends come to. Numbers name them among those of one engine.
+/// A change of another frontend's job. Jobs are numbered per engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum OthersEvent {
-    /// The engine was given a job.
-    Begun(u64, OthersJob),
-    /// The engine has computed its prompt.
-    Computed(u64),
-    /// The job is over, or lost.
+pub enum ForeignJobEvent {
+    /// The engine has received a job.
+    Started(u64, ForeignJob),
+    /// The engine has computed the job's prompt.
+    PromptComputed(u64),
+    /// The job has ended or is lost.
     Ended(u64),
-    /// None is known any more; those that there are will be told of again.
-    Forget,
+    /// All jobs are discarded. Those that still exist are reported again.
+    Reset,
 }
 
-/// What a router has to know of a job.
+/// The data of another frontend's job that the router needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct OthersJob {
-    /// Keys of the prompt's full blocks, as `chiasm-kv` numbers them; none if nothing that is held
-    /// is of use to it.
+pub struct ForeignJob {
+    /// The keys of the prompt's full blocks, as in `chiasm-kv`. Empty if cached blocks are of no
+    /// use to the job.
     pub keys: Vec<u128>,
-    /// Tokens of the prompt.
+    /// The number of prompt tokens.
     pub prompt_tokens: usize,
-    /// Its media items.
-    pub media: Vec<OthersItem>,
+    /// The media items.
+    pub media: Vec<ForeignMediaItem>,
 }
 
-/// A media item of a job.
+/// A media item of another frontend's job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OthersItem {
-    /// Its identity.
+pub struct ForeignMediaItem {
+    /// The identity.
     pub hash: MmHash,
-    /// Index of the prompt token after its placeholder.
+    /// The index of the prompt token after the item's placeholder.
     pub end: usize,
-    /// Embeddings that the encoder makes of it, in tokens.
+    /// The number of embeddings that the encoder makes of the item, in tokens.
     pub embeds: usize,
-    /// Elements of its tensors.
+    /// The number of elements in the item's tensors.
     pub elements: u64,
 }
 
-/// Takes what a backend says about its load.
+/// A receiver of a backend's load.
 pub type LoadSink = Box<dyn Fn(Load) + Send + Sync>;
 
-/// What a backend last said about itself.
+/// The load that a backend last reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
-    /// Requests in the running batch.
+    /// The number of requests in the running batch.
     pub running: u64,
-    /// Requests that wait to be run.
+    /// The number of queued requests.
     pub waiting: u64,
-    /// Part of the KV cache in use, 0 to 1.
+    /// The fraction of the KV cache that is in use, 0 to 1.
     pub kv_usage: f64,
-    /// Prompt tokens that the backend has to compute for requests of other frontends before those
-    /// have their first tokens; 0 where this frontend is the only one.
+    /// The number of prompt tokens that the backend still has to compute before the requests of
+    /// other frontends have their first tokens; 0 if this frontend is the only one.
     pub pending_tokens_of_others: u64,
-    /// The backend finishes what it has and should get nothing new.
+    /// `true` if the backend drains: it finishes its jobs and should get no new ones.
     pub draining: bool,
-    /// What its machine has to do with media items; `None` where that is this one, or is not told.
+    /// The media work on the backend's machine; `None` if that is this machine, or if it is not
+    /// reported.
     pub media: Option<MediaLoad>,
 }
 
-/// Shared memory of one backend, in bytes and pieces.
+/// The usage of a backend's shared memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUsage {
-    /// Bytes that were taken from the system.
+    /// The number of bytes that were taken from the system.
     pub reserved: u64,
-    /// Bytes that tensors take.
+    /// The number of bytes that tensors use.
     pub used: u64,
-    /// Tensors.
+    /// The number of tensors.
     pub slots: usize,
-    /// Tensors that the backend has not given back.
+    /// The number of leases that the backend has not returned.
     pub leases: usize,
 }

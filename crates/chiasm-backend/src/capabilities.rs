@@ -4,59 +4,60 @@ use std::net::IpAddr;
 
 use chiasm_types::{Dtype, Role};
 
-use crate::{Network, OwnAdapter, PlanClass, Supports};
+use crate::{Network, PlanClass, PreloadedAdapter, Supports};
 
-/// What one worker can do, as its backend found out when it connected.
+/// The capabilities of a worker, as its backend found them when it connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// The engine and its version, for people: `vLLM 0.32.0`.
+    /// The engine and its version, for operators: `vLLM 0.32.0`.
     pub engine: String,
-    /// How prompts are expanded and keyed for this worker.
+    /// The plan class: how prompts are expanded and keyed for this worker.
     pub class: PlanClass,
-    /// Which stages of requests it computes.
+    /// The stages of requests that the worker computes.
     pub role: Role,
-    /// Bytes of embeddings that engines of its machine have encoded and all of them find there; 0
-    /// where they leave none for each other.
+    /// The capacity in bytes of the store in which the engines of a machine share embeddings; 0 if
+    /// they share none.
     pub embedding_store_bytes: u64,
-    /// Tokens of prompt and answer together.
+    /// The maximum number of tokens of prompt and answer together.
     pub max_model_len: usize,
-    /// Tokens that one step computes. The engine's encoder cache holds at least as many embeddings.
+    /// The maximum number of tokens per step. The engine's encoder cache holds at least as many
+    /// embeddings.
     pub max_batched_tokens: usize,
-    /// Requests that it runs at once; more wait in it. 0 when it does not tell.
+    /// The maximum number of requests that run concurrently; more are queued. 0 if not reported.
     pub max_running: usize,
-    /// Blocks of the KV cache.
+    /// The number of blocks of the KV cache.
     pub total_blocks: u64,
-    /// Embeddings that the engine keeps between requests, in tokens, or is taken to keep if it does
-    /// not tell; 0 for none.
+    /// The number of embeddings that the engine's encoder cache keeps between requests, in tokens.
+    /// An estimate if the engine does not report it; 0 for none.
     pub encoder_cache_tokens: u64,
-    /// Bytes of processed media items that the engine keeps, so that they need not be sent again; 0
-    /// for none.
+    /// The capacity of the receiver cache in bytes: processed media items that need not be sent
+    /// again. 0 for none.
     pub receiver_cache_bytes: u64,
-    /// LoRA adapters that the requests of one step may use; 0 if it can't be made to load any.
+    /// The maximum number of LoRA adapters per step; 0 if adapters can't be loaded.
     pub max_loras: usize,
-    /// LoRA adapters that it has by itself, by the names that engines know them by.
-    pub adapters: BTreeMap<String, OwnAdapter>,
-    /// The optional parts of a request that it supports.
+    /// The preloaded LoRA adapters, by the names that engines use.
+    pub adapters: BTreeMap<String, PreloadedAdapter>,
+    /// The optional parts of a request that the worker supports.
     pub supports: Supports,
-    /// What a job for it consists of.
+    /// The form of a job's prompt.
     pub input: InputForm,
-    /// The form in which it takes media items.
+    /// The form in which the worker takes media items.
     pub media: MediaForm,
-    /// How tensors get to it.
+    /// The way tensors reach the worker.
     pub hand_off: HandOff,
-    /// Where it runs.
+    /// The location of the worker.
     pub locality: Locality,
-    /// The network over which it hands prompts to engines of other machines, and gets theirs;
-    /// `None` if prompts stay on its machine.
+    /// The network over which the worker exchanges prompts with engines on other machines; `None`
+    /// if prompts stay on its machine.
     pub private_network: Option<Network>,
-    /// Where knowledge of its KV cache comes from.
+    /// The source of knowledge about the KV cache.
     pub kv: KvSource,
 }
 
-/// What a job's prompt has to be.
+/// The form of a job's prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputForm {
-    /// Token ids; answers are tokens too.
+    /// Token ids; answers are token ids, too.
     Tokens,
     /// The client's own messages; answers are text.
     Messages,
@@ -65,21 +66,21 @@ pub enum InputForm {
 /// The form in which a worker takes media items.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MediaForm {
-    /// It takes none.
+    /// The worker takes no media items.
     None,
-    /// Tensors whose values are of this format.
+    /// Tensors with values of this format.
     Tensors(TensorFormat),
-    /// The encoded bytes as the client sent them, under our identity.
+    /// The encoded bytes that the client sent, under our identity.
     Encoded,
 }
 
-/// Who normalises an item's values, and what is therefore handed over.
+/// The format of tensor values. It determines whether Chiasm or the engine normalises them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TensorFormat {
-    /// 8-bit values as decoded and resized: the engine rescales and normalises them. Floats would
-    /// be normalised twice, silently.
+    /// 8-bit values, decoded and resized. The engine rescales and normalises them; floats would
+    /// silently be normalised twice.
     Raw,
-    /// Normalised here, as floats of this type.
+    /// Floats of this type, normalised by Chiasm.
     Normalized(Dtype),
 }
 
@@ -92,67 +93,68 @@ impl fmt::Display for TensorFormat {
     }
 }
 
-/// How tensors get to a worker.
+/// The way tensors reach a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HandOff {
-    /// Both sides map the memory that they lie in; what finds no room there goes inline.
+    /// In memory that both sides map. Tensors that find no room there are sent inline.
     SharedMemory,
-    /// They are part of the request's message.
+    /// In the request's message.
     Inline,
     /// The worker takes no tensors.
     None,
 }
 
-/// Where a worker runs.
+/// The location of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Locality {
-    /// The worker is on this machine: it can map memory of this process.
+    /// This machine: the worker can map memory of this process.
     Here,
-    /// The worker is on the machine of this address.
+    /// The machine with this address.
     Host(IpAddr),
-    /// It is not known where.
+    /// An unknown machine.
     Unknown,
 }
 
-/// Where knowledge of a worker's KV cache comes from.
+/// The source of knowledge about a worker's KV cache.
 ///
-/// Whatever the source, it is brought into one shape for the index: first a reset, then batches
-/// with rising numbers, none missing. A source that begins with a snapshot at revision R fits it as
-/// a batch with number R which clears everything and stores what is there, and deltas from R + 1
-/// on.
+/// Every source is converted to one form for the index: a reset, then batches with consecutive
+/// numbers. A source that begins with a snapshot of revision R sends it as batch R, which clears
+/// everything and stores the snapshot's blocks; its deltas follow from R + 1 on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvSource {
-    /// There is none, for this reason. The worker is taken to hold what it was sent, for a while.
+    /// No source. The router assumes that the worker keeps the prompts that it was sent, for a
+    /// while.
     Unknown {
-        /// Why, for people.
+        /// The reason, for operators.
         why: String,
     },
-    /// The engine publishes batches of events over ZMQ, numbered from its start with an empty cache
-    /// on.
+    /// Batches of events that the engine publishes over ZMQ, numbered from its start with an empty
+    /// cache.
     Events(KvEventStream),
-    /// The backend itself tells, to whom [`Backend::follow_kv`](crate::Backend::follow_kv) names.
+    /// The backend itself, which reports to the sink of
+    /// [`Backend::follow_kv`](crate::Backend::follow_kv).
     Backend,
 }
 
-/// Where an engine publishes its KV events.
+/// The address of an engine's KV events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvEventStream {
-    /// Address of the publisher, without wildcards.
+    /// The address of the publisher, without wildcards.
     pub endpoint: String,
-    /// Address where published batches can be asked for again; without one a lost message means
-    /// starting over.
+    /// The address for replays of published batches. Without it, a lost message means that the
+    /// stream has to start over.
     pub replay_endpoint: Option<String>,
-    /// Prefix of the topics that are published; empty for all.
+    /// The prefix of the topics to subscribe to; empty for all.
     pub topic: String,
 }
 
 impl KvEventStream {
-    /// The stream that an engine at `locality` says it publishes, as this machine can reach it: an
-    /// address with a wildcard is one of the machine where the engine runs, and of no other, as
-    /// what is there may be another engine's, whose blocks would be believed to be this one's.
-    /// `None` if it can't be reached, or batches that were lost could not be asked for where the
-    /// engine says they can.
-    pub fn at(
+    /// Returns the stream of an engine at `locality`, with addresses that this machine can reach.
+    ///
+    /// A wildcard in an engine's address stands for the engine's own machine only: on any other
+    /// machine, that port may belong to another engine, whose blocks would be attributed to this
+    /// one. `None` if the publisher, or the replay address that the engine has, can't be reached.
+    pub fn for_locality(
         endpoint: &str,
         replay_endpoint: Option<&str>,
         topic: &str,
@@ -170,11 +172,12 @@ impl KvEventStream {
     }
 }
 
-/// An address as this machine can reach it; `None` if it can't.
+/// Returns an address that this machine can reach for an engine's `endpoint`; `None` if there is
+/// none.
 fn reachable(endpoint: &str, locality: &Locality) -> Option<String> {
     let tcp = endpoint.strip_prefix("tcp://").and_then(|rest| rest.rsplit_once(':'));
     let Some((host, port)) = tcp else {
-        // Paths and names of the engine's machine mean nothing on another one.
+        // Paths and other names are only valid on the engine's machine.
         return (*locality == Locality::Here).then(|| endpoint.to_owned());
     };
     let host = match (host, locality) {

@@ -4,15 +4,15 @@ use std::time::Duration;
 use chiasm_types::WorkerId;
 use futures_util::future::{BoxFuture, FutureExt, pending};
 
-use crate::{Backend, Death, MediaObserver};
+use crate::{Backend, DeathReason, MediaObserver};
 
-/// Why no backend could be had. Worth trying again after a pause.
+/// The reason why connecting to a backend failed. Retry after a pause.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct ConnectError(#[source] Box<dyn std::error::Error + Send + Sync>);
 
 impl ConnectError {
-    /// Wraps the reason, or words for it.
+    /// Wraps an error or a text.
     pub fn new(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Self(reason.into())
     }
@@ -20,75 +20,76 @@ impl ConnectError {
 
 /// Starts or finds the backends of one worker, one after the other.
 pub trait Connector: Send + Sync + 'static {
-    /// Waits until the next backend can take jobs, which takes minutes where an engine has to load
-    /// its model. What happens to media on its way there is told to `observer`. Dropping the future
-    /// ends what it has started, at once.
+    /// Waits until the next backend can take jobs. An engine that has to load its model takes
+    /// minutes. The backend reports to `observer` how media items reach it. Dropping the future
+    /// immediately ends everything that it has started.
     ///
     /// # Errors
-    /// [`ConnectError`] says why there is none. Whatever was started has been ended.
+    /// [`ConnectError`] if there is no backend. Everything that was started has been ended.
     fn connect(
         &self,
         worker: WorkerId,
         observer: Arc<dyn MediaObserver>,
     ) -> BoxFuture<'_, Result<Connected, ConnectError>>;
 
-    /// What it does, for the log: `starting vllm for /models/m`.
+    /// Describes the attempt for the log: `starting vllm for /models/m`.
     fn describe(&self) -> String;
 
-    /// The longest pause before the backend after one that died. Engines that die again and again
-    /// must not keep a machine busy with starting them.
-    fn longest_pause(&self) -> Duration;
+    /// Returns the maximum pause between the death of a backend and the next attempt. The pause
+    /// keeps an engine that dies again and again from loading its machine with restarts.
+    fn max_retry_pause(&self) -> Duration;
 }
 
-/// A backend, and what keeps it alive.
+/// A connected backend and the handle to its processes.
 pub struct Connected {
-    /// Takes jobs.
+    /// The backend, which takes jobs.
     pub backend: Arc<dyn Backend>,
-    /// The other end: a process, or nothing that could be watched.
-    pub life: Box<dyn Life>,
+    /// The processes behind the backend.
+    pub lifecycle: Box<dyn BackendLifecycle>,
 }
 
-/// What the processes behind a backend do, as the system sees them.
+/// The activity of a backend's processes, as the operating system sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Activity {
-    /// One of them is stopped, as by SIGSTOP or a debugger.
+    /// `true` if a process is stopped, by SIGSTOP or by a debugger.
     pub stopped: bool,
-    /// CPU time that those which live have taken so far, all together.
+    /// The CPU time of all live processes together.
     pub cpu: Duration,
 }
 
-/// What keeps a backend alive, seen from outside its connection. Dropping it ends the backend at
-/// once.
-pub trait Life: Send {
-    /// Returns when it has ended by itself, and how. Never returns where only the connection can
-    /// tell.
-    fn ended(&mut self) -> BoxFuture<'_, Death>;
+/// The processes behind a backend, observed and controlled outside its connection. Dropping it
+/// immediately ends the backend.
+pub trait BackendLifecycle: Send {
+    /// Waits until the processes end by themselves, and returns the reason. Never returns if only
+    /// the connection can show that.
+    fn ended(&mut self) -> BoxFuture<'_, DeathReason>;
 
-    /// What its processes do; `None` where they are not ours to look at.
+    /// Returns the activity of the processes; `None` if this process can't observe them.
     fn activity(&self) -> BoxFuture<'_, Option<Activity>>;
 
-    /// Ends it in an orderly way, with everything that it started.
+    /// Shuts the backend down in an orderly way, with everything that it started.
     fn stop(self: Box<Self>) -> BoxFuture<'static, ()>;
 
-    /// Returns `true` if it runs on, with its caches, after this process has let go of it.
-    fn outlives(&self) -> bool {
+    /// Returns `true` if the backend keeps running, with its caches, after
+    /// [`detach`](Self::detach).
+    fn survives_detach(&self) -> bool {
         false
     }
 
-    /// Lets go of it because this process ends: what can be taken over by a later process runs on,
-    /// everything else ends.
-    fn leave(self: Box<Self>) -> BoxFuture<'static, ()> {
+    /// Releases the backend because this process ends. A backend that a later process can take over
+    /// keeps running; any other is stopped.
+    fn detach(self: Box<Self>) -> BoxFuture<'static, ()> {
         self.stop()
     }
 }
 
-/// The life of what is not ours to watch, such as an engine of another machine: only its connection
-/// tells.
+/// The lifecycle of a backend that this process can't observe, such as an engine on another
+/// machine. Only the connection shows whether it is alive.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Elsewhere;
+pub struct RemoteLifecycle;
 
-impl Life for Elsewhere {
-    fn ended(&mut self) -> BoxFuture<'_, Death> {
+impl BackendLifecycle for RemoteLifecycle {
+    fn ended(&mut self) -> BoxFuture<'_, DeathReason> {
         pending().boxed()
     }
 
@@ -100,7 +101,7 @@ impl Life for Elsewhere {
         async {}.boxed()
     }
 
-    fn outlives(&self) -> bool {
+    fn survives_detach(&self) -> bool {
         true
     }
 }

@@ -2,127 +2,128 @@ use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
-/// How a backend went, for people.
+/// The reason why a backend died, as a text for operators.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Death(String);
+pub struct DeathReason(String);
 
-impl Death {
-    /// Words that follow a colon: `its connection was lost`.
-    pub fn new(how: impl Into<String>) -> Self {
-        Self(how.into())
+impl DeathReason {
+    /// Creates a reason from a text that can follow a colon: `its connection was lost`.
+    pub fn new(reason: impl Into<String>) -> Self {
+        Self(reason.into())
     }
 }
 
-impl fmt::Display for Death {
+impl fmt::Display for DeathReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-/// Why a job has no result, and what its owner can do about it.
+/// The reason why a job failed. The variant tells the caller whether another backend may be tried.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JobError {
-    /// The backend never began with the job: it was gone, or takes none for now.
+    /// The backend never started the job: it was gone, or takes no jobs at present.
     #[error("the engine did not take the request: {0}")]
-    NotTaken(Death),
-    /// The backend is gone, and had the job. A job that nothing of was passed on can be given to
-    /// another one.
+    NotTaken(DeathReason),
+    /// The backend died with the job. The job can be given to another backend if no output has been
+    /// passed on.
     #[error("the engine is gone: {0}")]
-    Dead(Death),
-    /// The job would break the backend or be refused by it, so it was not sent. The fault is in the
-    /// request.
+    Dead(DeathReason),
+    /// The job was not sent, because the backend would die of it or refuse it. The request is at
+    /// fault.
     #[error("{field}: {message}")]
     Refused {
         /// The part of the job at fault, such as `sampling_params.max_tokens`.
         field: String,
-        /// What is wrong with it.
+        /// The problem with that part.
         message: String,
     },
-    /// A server failed before the head of its answer: with a 5xx, or by ending the connection
-    /// (502). It may have begun. While nothing of its answer was passed on, the job can be given to
-    /// another one.
+    /// A server failed before the head of its response: with a 5xx, or by closing the connection
+    /// (502). It may have started the job. The job can be given to another server if no output has
+    /// been passed on.
     #[error("the server failed ({status}): {message}")]
     ServerFailed {
         /// The HTTP status.
         status: u16,
-        /// The server's words.
+        /// The server's message.
         message: String,
     },
-    /// A server refuses the key that it is sent, which is the operator's. It did not begin.
+    /// A server refused the API key, which is the operator's. It did not start the job.
     #[error("the server refuses its key ({status}): {message}")]
     KeyRefused {
         /// The HTTP status: 401 or 403.
         status: u16,
-        /// The server's words.
+        /// The server's message.
         message: String,
     },
-    /// A server takes no requests for now. It did not begin.
+    /// A server takes no requests at present. It did not start the job.
     #[error("the server takes no requests now ({status}): {message}")]
     Overloaded {
         /// The HTTP status: 429 or 503.
         status: u16,
         /// The time after which the server may be tried again.
         retry_after: Duration,
-        /// The server's words.
+        /// The server's message.
         message: String,
     },
-    /// A server does not have the model. It did not begin.
+    /// A server does not have the model. It did not start the job.
     #[error("the server does not have the model: {message}")]
     UnknownModel {
-        /// The server's words.
+        /// The server's message.
         message: String,
     },
-    /// A server refused the job with a 4xx. The fault is in the request.
+    /// A server refused the job with a 4xx. The request is at fault.
     #[error("{field}: {message}")]
     Rejected {
         /// The HTTP status.
         status: u16,
         /// The part of the job at fault.
         field: String,
-        /// The server's words.
+        /// The server's message.
         message: String,
     },
-    /// The backend failed this job, whose answer it holds to a constraint, and does not say that
-    /// the constraint is at fault.
+    /// The backend failed a job with a constraint, without saying whether the constraint is at
+    /// fault.
     #[error("{field}: {message}")]
     ConstraintFailed {
-        /// The field of the request that the constraint came from.
+        /// The request field of the constraint.
         field: String,
-        /// The backend's reason, or that it gave none.
+        /// The backend's reason, or a note that it gave none.
         message: String,
     },
-    /// A media item could not be had from its source.
+    /// The source of a media item failed.
     #[error(transparent)]
     Source(SourceError),
-    /// The backend failed this job alone, for a reason that it keeps in its own log.
+    /// The backend failed this job only. The reason is in the backend's own log.
     #[error("the engine could not process the request; its log says why")]
     Failed,
-    /// The backend kept losing media items that it had been sent.
+    /// The backend repeatedly lost media items that had been sent to it.
     #[error("the engine keeps losing the request's media items")]
     KeepsLosingMedia,
-    /// Too many outputs were waiting to be read, so the job was aborted.
+    /// The job was aborted because too much of its output was unread.
     #[error("too much of the answer was waiting to be read")]
     Unread,
-    /// The backend ended a continuation without saying how.
+    /// The backend ended a continuation without a reason.
     #[error("the engine ended the request without a result")]
     Unfinished,
 }
 
-/// An index can't read what a backend says of its KV cache. The seam does not look at the index's
-/// own error.
+/// The error of a [`KvSink`](crate::KvSink) that can't decode a backend's KV events. It wraps the
+/// index's own error, which this crate does not inspect.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KvSinkError {
-    /// A malformed snapshot: nothing is known of the cache.
+    /// A malformed snapshot. Nothing is known about the cache.
     #[error(transparent)]
     Snapshot(Box<dyn Error + Send + Sync>),
-    /// A malformed batch of events: what it says is lost.
+    /// A malformed batch of events, whose events are lost.
     #[error(transparent)]
     Batch(Box<dyn Error + Send + Sync>),
 }
 
-/// What a media source's owner made of its failure: the seam passes it through without a look.
+/// The error of a media source. It wraps the error of the source's owner, which this crate does not
+/// inspect.
 #[derive(Debug)]
 pub struct SourceError(Box<dyn Error + Send + Sync>);
 
@@ -132,10 +133,10 @@ impl SourceError {
         Self(Box::new(error))
     }
 
-    /// The owner's error, if it is of this type.
+    /// Returns the owner's error if it has the type `E`.
     ///
     /// # Errors
-    /// The same error when it is of another type.
+    /// The unchanged error if it has another type.
     pub fn downcast<E: Error + Send + Sync + 'static>(self) -> Result<Box<E>, Self> {
         self.0.downcast().map_err(Self)
     }

@@ -1,4 +1,4 @@
-//! A backend that does what a test tells it to: for unit tests of whoever gives jobs to backends.
+//! A backend that follows a script, for unit tests of code that gives jobs to backends.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -22,41 +22,41 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::{
-    Activity, Adapter, AdapterError, Backend, Capabilities, ConnectError, Connected, Connector,
-    Content, Death, Delivered, Finish, HandOff, InputForm, Job, JobError, KeyScheme, KvSource,
-    Life, Load, LoadSink, Locality, MediaForm, MediaObserver, MemoryUsage, Output, PlaceholderForm,
-    PlanClass, Prefill, RunningJob, Supports, TensorBytes, TensorFormat, TensorMemory, TensorOrder,
-    VllmItems,
+    Activity, Adapter, AdapterError, Backend, BackendLifecycle, Capabilities, ConnectError,
+    Connected, Connector, Content, DeathReason, Finish, HandOff, InputForm, Job, JobError,
+    KeyScheme, KvSource, Load, LoadSink, Locality, MediaDelivery, MediaForm, MediaObserver,
+    MemoryUsage, Output, PlaceholderForm, PlanClass, Prefill, RunningJob, Supports, TensorBytes,
+    TensorFormat, TensorMemory, TensorRequest, VllmItems,
 };
 
-/// What a fake backend does with one job.
+/// The script of one job of a fake backend.
 #[derive(Debug, Default)]
 pub struct Script {
-    /// Time before each output, on tokio's clock.
+    /// The pause before each output, on tokio's clock.
     pub pause: Duration,
-    /// Outputs, in order, then the end.
+    /// The outputs, in order.
     pub outputs: VecDeque<Output>,
-    /// How the job ends after its outputs; `None` for an orderly end.
+    /// The error after the outputs; `None` for an orderly end.
     pub error: Option<JobError>,
-    /// The job is refused at once with `error`.
+    /// `true` if the job is refused immediately with `error`.
     pub refused: bool,
-    /// The job says nothing after its outputs, for ever.
+    /// `true` if the job never ends after its outputs.
     pub hangs: bool,
-    /// Outputs of a stopped continuation still come, like those that a connection had read before
-    /// the stop.
+    /// `true` if outputs of a stopped continuation still arrive, like outputs that a connection had
+    /// received before the stop.
     pub overtakes_stop: bool,
-    /// How media items travelled is told with the first output and not before, and that this was
-    /// how long it took.
-    pub told_late: Option<Duration>,
+    /// The time of the hand-over, if the job reports it and its [`MediaDelivery`] only with the
+    /// first output.
+    pub late_delivery: Option<Duration>,
 }
 
 impl Script {
-    /// One output with these tokens for the first continuation, and no end.
+    /// Creates a script with one output with these tokens for the first continuation, and no end.
     pub fn tokens(tokens: &[u32]) -> Self {
         Self { hangs: true, ..Self::default() }.then(0, tokens)
     }
 
-    /// One more output with tokens for a continuation.
+    /// Adds an output with tokens for a continuation.
     #[must_use]
     pub fn then(mut self, choice: usize, tokens: &[u32]) -> Self {
         let content = Content::Tokens {
@@ -74,7 +74,7 @@ impl Script {
         self
     }
 
-    /// The last output ends its continuation, and the job.
+    /// Makes the last output end its continuation and the job.
     #[must_use]
     pub fn finish(mut self, finish: Finish) -> Self {
         if let Some(last) = self.outputs.back_mut() {
@@ -83,19 +83,19 @@ impl Script {
         Self { hangs: false, ..self }
     }
 
-    /// The job fails after its outputs.
+    /// Makes the job fail after its outputs.
     #[must_use]
     pub fn fail(self, error: JobError) -> Self {
         Self { error: Some(error), hangs: false, ..self }
     }
 
-    /// The job is not taken.
+    /// Creates a script in which the job is refused.
     pub fn refuse(error: JobError) -> Self {
         Self { error: Some(error), refused: true, ..Self::default() }
     }
 }
 
-/// A backend whose jobs follow scripts. Clones are the same backend.
+/// A backend whose jobs follow scripts. Clones share the backend.
 #[derive(Clone, Debug)]
 pub struct FakeBackend {
     shared: Arc<Inner>,
@@ -104,7 +104,7 @@ pub struct FakeBackend {
 struct Inner {
     capabilities: Capabilities,
     state: Mutex<State>,
-    death: watch::Sender<Option<Death>>,
+    death: watch::Sender<Option<DeathReason>>,
 }
 
 #[derive(Default)]
@@ -113,7 +113,7 @@ struct State {
     jobs: Vec<Arc<Job>>,
     aborted: usize,
     holds: HashSet<MmHash>,
-    pulled: Vec<MmHash>,
+    requested_items: Vec<MmHash>,
     load_sink: Option<LoadSink>,
     silent_since: Option<Instant>,
     adapters: BTreeSet<String>,
@@ -133,85 +133,87 @@ impl Default for FakeBackend {
 }
 
 impl FakeBackend {
-    /// A backend with blocks of 16 tokens and a context of 4,096, which takes raw tensors inline
-    /// and says nothing of its KV cache.
+    /// Creates a backend with blocks of 16 tokens and a context of 4,096 tokens. It takes raw
+    /// tensors inline and reports no KV events.
     pub fn new() -> Self {
-        Self::with(fake_capabilities())
+        Self::with_capabilities(fake_capabilities())
     }
 
-    /// A backend that can do these things.
-    pub fn with(capabilities: Capabilities) -> Self {
+    /// Creates a backend with these capabilities.
+    pub fn with_capabilities(capabilities: Capabilities) -> Self {
         let shared =
             Inner { capabilities, state: Mutex::default(), death: watch::Sender::new(None) };
         Self { shared: Arc::new(shared) }
     }
 
-    /// The next job without a script follows this one. A job that finds none hangs.
+    /// Queues the script of a job. Jobs take scripts in order; a job without a script hangs.
     pub fn next_job(&self, script: Script) {
         self.state().scripts.push_back(script);
     }
 
-    /// The jobs that were given so far.
+    /// Returns the jobs that were started so far.
     pub fn jobs(&self) -> Vec<Arc<Job>> {
         self.state().jobs.clone()
     }
 
-    /// The items whose tensors were asked for so far.
-    pub fn pulled(&self) -> Vec<MmHash> {
-        self.state().pulled.clone()
+    /// Returns the items whose tensors were requested so far.
+    pub fn requested_items(&self) -> Vec<MmHash> {
+        self.state().requested_items.clone()
     }
 
-    /// How many jobs were dropped before their end.
+    /// Returns the number of jobs that were dropped before their end.
     pub fn aborted(&self) -> usize {
         self.state().aborted
     }
 
-    /// The adapters that it has, by name.
+    /// Returns the names of the loaded adapters.
     pub fn adapters(&self) -> Vec<String> {
         self.state().adapters.iter().cloned().collect()
     }
 
-    /// Refuses adapters from now on, or takes them again.
+    /// Sets whether the backend refuses to load adapters.
     pub fn refuse_adapters(&self, refuse: bool) {
         self.state().refuses_adapters = refuse;
     }
 
-    /// Tells the load to whoever follows it.
-    pub fn say(&self, load: Load) {
+    /// Reports the load to the sink, if there is one.
+    pub fn report_load(&self, load: Load) {
         if let Some(sink) = &self.state().load_sink {
             sink(load);
         }
     }
 
-    /// Stops to answer, or answers again. Jobs go on as their scripts say.
-    pub fn fall_silent(&self, silent: bool) {
+    /// Sets whether the backend stops responding to liveness probes. Jobs continue to follow their
+    /// scripts.
+    pub fn set_silent(&self, silent: bool) {
         self.state().silent_since = silent.then(Instant::now);
     }
 
-    /// Ends the backend.
-    pub fn die(&self, death: Death) {
-        self.shared.death.send_if_modified(|known| {
-            let first = known.is_none();
-            known.get_or_insert(death);
-            first
+    /// Kills the backend. Only the first reason counts.
+    pub fn die(&self, reason: DeathReason) {
+        self.shared.death.send_if_modified(|death| {
+            let is_first = death.is_none();
+            death.get_or_insert(reason);
+            is_first
         });
     }
 
-    /// How the backend went, if it did.
-    pub fn death(&self) -> Option<Death> {
+    /// Returns the reason of the backend's death; `None` while it lives.
+    pub fn death(&self) -> Option<DeathReason> {
         self.shared.death.borrow().clone()
     }
 
-    async fn death_to_come(self) -> Death {
-        let known = self
+    /// Waits until the backend dies.
+    async fn wait_for_death(self) -> DeathReason {
+        let death = self
             .shared
             .death
             .subscribe()
             .wait_for(Option::is_some)
             .await
             .ok()
-            .and_then(|known| known.clone());
-        known.unwrap_or_else(|| Death::new("it was forgotten"))
+            .and_then(|death| death.clone());
+        death.unwrap_or_else(|| DeathReason::new("it was forgotten"))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -219,12 +221,12 @@ impl FakeBackend {
     }
 }
 
-const SIXTEEN: BlockSize = match BlockSize::new(16) {
+const BLOCK_SIZE: BlockSize = match BlockSize::new(16) {
     Some(size) => size,
     None => panic!("16 is not 0"),
 };
 
-/// What [`FakeBackend::new`] can do.
+/// Returns the capabilities of [`FakeBackend::new`].
 pub fn fake_capabilities() -> Capabilities {
     Capabilities {
         engine: "fake".to_owned(),
@@ -233,7 +235,7 @@ pub fn fake_capabilities() -> Capabilities {
             vllm_items: VllmItems::Any,
             placeholders: PlaceholderForm::Expanded,
             keys: KeyScheme::Chiasm,
-            block_size: SIXTEEN,
+            block_size: BLOCK_SIZE,
         },
         role: Role::Aggregated,
         embedding_store_bytes: 0,
@@ -255,10 +257,10 @@ pub fn fake_capabilities() -> Capabilities {
     }
 }
 
-/// Everything in this process.
-struct NoMemory;
+/// No shared memory: all tensors are in this process's own memory.
+struct OwnMemory;
 
-impl TensorMemory for NoMemory {
+impl TensorMemory for OwnMemory {
     fn reserve(&self, _bytes: usize) -> Option<chiasm_transfer::SlotWriter> {
         None
     }
@@ -273,25 +275,25 @@ impl Backend for FakeBackend {
         &self.shared.capabilities
     }
 
-    /// Asks for the tensors of the items that it does not hold, as an engine does.
+    /// Requests the tensors of the items that the backend does not hold, as an engine does.
     fn start(&self, job: Arc<Job>) -> BoxFuture<'_, Result<Box<dyn RunningJob>, JobError>> {
         async move {
             if let Some(death) = self.death() {
                 return Err(JobError::NotTaken(death));
             }
-            let mut delivered = Delivered::default();
+            let mut delivered = MediaDelivery::default();
             for item in job.media.iter() {
                 if self.holds(&item.hash) {
                     delivered.cached += 1;
                     continue;
                 }
-                self.state().pulled.push(item.hash);
-                let order = TensorOrder {
+                self.state().requested_items.push(item.hash);
+                let request = TensorRequest {
                     format: TensorFormat::Raw,
-                    memory: Arc::new(NoMemory),
-                    still_wanted: Arc::new(|| true),
+                    memory: Arc::new(OwnMemory),
+                    is_still_needed: Arc::new(|| true),
                 };
-                item.source.tensors(order).await.map_err(JobError::Source)?;
+                item.source.tensors(request).await.map_err(JobError::Source)?;
                 self.state().holds.insert(item.hash);
                 delivered.inline += 1;
             }
@@ -305,7 +307,7 @@ impl Backend for FakeBackend {
                 return Err(error);
             }
             let running = FakeJob {
-                death: self.clone().death_to_come().boxed(),
+                death: self.clone().wait_for_death().boxed(),
                 backend: self.clone(),
                 script,
                 delivered,
@@ -352,16 +354,16 @@ impl Backend for FakeBackend {
         self.state().load_sink = Some(sink);
     }
 
-    fn ended(&self) -> BoxFuture<'_, Death> {
-        self.clone().death_to_come().boxed()
+    fn ended(&self) -> BoxFuture<'_, DeathReason> {
+        self.clone().wait_for_death().boxed()
     }
 
     fn silent_for(&self) -> Duration {
         self.state().silent_since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
-    fn declare_dead(&self, death: Death) {
-        self.die(death);
+    fn declare_dead(&self, reason: DeathReason) {
+        self.die(reason);
     }
 
     fn memory(&self) -> Option<MemoryUsage> {
@@ -372,8 +374,8 @@ impl Backend for FakeBackend {
 struct FakeJob {
     backend: FakeBackend,
     script: Script,
-    delivered: Delivered,
-    death: BoxFuture<'static, Death>,
+    delivered: MediaDelivery,
+    death: BoxFuture<'static, DeathReason>,
     sleep: Option<BoxFuture<'static, ()>>,
     stopped: HashSet<usize>,
     had_output: bool,
@@ -382,7 +384,7 @@ struct FakeJob {
 
 impl RunningJob for FakeJob {
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Output, JobError>>> {
-        // A death ends whatever is waited for.
+        // Death ends every wait.
         if let Poll::Ready(death) = self.death.poll_unpin(context) {
             self.ended = true;
             return Poll::Ready(Some(Err(JobError::Dead(death))));
@@ -414,13 +416,13 @@ impl RunningJob for FakeJob {
         self.stopped.insert(choice);
     }
 
-    fn delivered(&self) -> Delivered {
-        let is_told = self.had_output || self.script.told_late.is_none();
-        if is_told { self.delivered } else { Delivered::default() }
+    fn delivered(&self) -> MediaDelivery {
+        let is_reported = self.had_output || self.script.late_delivery.is_none();
+        if is_reported { self.delivered } else { MediaDelivery::default() }
     }
 
     fn hand_off(&self) -> Duration {
-        self.script.told_late.filter(|_| self.had_output).unwrap_or_default()
+        self.script.late_delivery.filter(|_| self.had_output).unwrap_or_default()
     }
 }
 
@@ -432,17 +434,21 @@ impl Drop for FakeJob {
     }
 }
 
-/// Connects to backends that a test made, one after the other; after the last it waits for ever.
+/// A connector to the backends of a test, one after the other. After the last backend, it never
+/// connects again.
 pub struct FakeConnector {
     backends: Mutex<VecDeque<Result<FakeBackend, ConnectError>>>,
-    /// How many connections were asked for.
-    pub asked: watch::Sender<usize>,
+    /// The number of attempts to connect.
+    pub attempts: watch::Sender<usize>,
 }
 
 impl FakeConnector {
-    /// A connector to these backends; an error is a failed try.
+    /// Creates a connector to these backends; an error is a failed attempt.
     pub fn new(backends: impl IntoIterator<Item = Result<FakeBackend, ConnectError>>) -> Self {
-        Self { backends: Mutex::new(backends.into_iter().collect()), asked: watch::Sender::new(0) }
+        Self {
+            backends: Mutex::new(backends.into_iter().collect()),
+            attempts: watch::Sender::new(0),
+        }
     }
 }
 
@@ -453,11 +459,11 @@ impl Connector for FakeConnector {
         _: Arc<dyn MediaObserver>,
     ) -> BoxFuture<'_, Result<Connected, ConnectError>> {
         async {
-            self.asked.send_modify(|asked| *asked += 1);
+            self.attempts.send_modify(|attempts| *attempts += 1);
             let next = self.backends.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
             match next {
                 Some(Ok(backend)) => {
-                    Ok(Connected { backend: Arc::new(backend), life: Box::new(FakeLife) })
+                    Ok(Connected { backend: Arc::new(backend), lifecycle: Box::new(FakeLifecycle) })
                 }
                 Some(Err(error)) => Err(error),
                 None => std::future::pending().await,
@@ -470,15 +476,15 @@ impl Connector for FakeConnector {
         "connecting to a fake".to_owned()
     }
 
-    fn longest_pause(&self) -> Duration {
+    fn max_retry_pause(&self) -> Duration {
         Duration::from_secs(60)
     }
 }
 
-struct FakeLife;
+struct FakeLifecycle;
 
-impl Life for FakeLife {
-    fn ended(&mut self) -> BoxFuture<'_, Death> {
+impl BackendLifecycle for FakeLifecycle {
+    fn ended(&mut self) -> BoxFuture<'_, DeathReason> {
         std::future::pending().boxed()
     }
 

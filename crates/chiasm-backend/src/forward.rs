@@ -7,41 +7,44 @@ use futures_util::stream::BoxStream;
 
 use crate::{JobError, RequestId, TraceContext};
 
-/// A request that a worker is given as its client sent it, for workers that take messages
+/// A client's request that is passed on to a worker unchanged.
+///
+/// Only workers that take messages get such requests
 /// ([`InputForm::Messages`](crate::InputForm::Messages)).
 #[derive(Clone, Debug)]
-pub struct Forward {
+pub struct ForwardRequest {
     /// The request's identity.
     pub id: RequestId,
-    /// Where it was sent: `v1/chat/completions`, below whatever the worker's own address is.
+    /// The path of the endpoint, such as `v1/chat/completions`, relative to the worker's address.
     pub path: &'static str,
     /// The body, a JSON object.
     pub body: Bytes,
-    /// Where in the body the value of its field `model` is, if it has one: workers may know the
-    /// model by another name.
+    /// The byte range of the value of `model` in the body, if the body has that field: workers may
+    /// know the model by another name.
     pub model: Option<Range<usize>>,
     /// The trace that the worker's own spans belong to.
     pub trace: Option<TraceContext>,
-    /// What the worker is expected to make of it, if it has media items and the worker's names of
-    /// these are learned ([`PlaceholderForm::Learned`](crate::PlaceholderForm::Learned)).
-    pub prompt: Option<ForeseenPrompt>,
+    /// The prompt that the worker is expected to make of the request. Set if the request has media
+    /// items and the worker's names of them are learned
+    /// ([`PlaceholderForm::Learned`](crate::PlaceholderForm::Learned)).
+    pub prompt: Option<PredictedPrompt>,
 }
 
-/// A prompt as a worker is expected to write it.
+/// The prompt that a worker is expected to make of a request.
 #[derive(Clone, Debug)]
-pub struct ForeseenPrompt {
-    /// Its tokens: each media item stands as its placeholder.
+pub struct PredictedPrompt {
+    /// The tokens, with a placeholder for each media item.
     pub tokens: Arc<Vec<TokenId>>,
-    /// The identities of its media items and where these stand, in the order of the prompt.
+    /// The identities and placeholders of the media items, in the order of the prompt.
     pub items: Vec<(MmHash, Placeholder)>,
 }
 
-/// What a worker answers to a request that it was given as it came.
-pub struct Forwarded {
-    /// The status, a success or what is the client's own fault.
+/// A worker's response to a [`ForwardRequest`].
+pub struct ForwardResponse {
+    /// The HTTP status: a success, or an error that is the client's fault.
     pub status: u16,
-    /// The header of that name.
+    /// The `Content-Type` header.
     pub content_type: Option<String>,
-    /// The body as it comes. Dropping it ends the request.
+    /// The body as it arrives. Dropping it aborts the request.
     pub body: BoxStream<'static, Result<Bytes, JobError>>,
 }

@@ -1,8 +1,8 @@
-//! What has come of one request and nobody has read yet.
+//! A queue of the unread outputs of one request.
 //!
-//! A channel of tokio's has room for 32 messages in each piece of its memory, which at one message
-//! per step and some hundred streams is more than a processor's cache; here it is a list of those
-//! that wait, mostly none or one.
+//! It replaces a tokio channel, which allocates blocks of 32 messages. With one message per step
+//! and some hundred streams, those blocks exceed a processor's cache. This queue only stores the
+//! unread items, mostly none or one.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -10,100 +10,100 @@ use std::task::{Context, Poll, Waker, ready};
 
 use tokio::task::coop;
 
-use crate::unread::{Cut, GRANULE_BYTES, UnreadJob};
+use crate::unread::{Cut, GRANULE_BYTES, UnreadShare};
 
-/// Arrivals that wait for one reader at most: minutes of an answer at reading speed. Who sends more
-/// ends the request instead: a slow reader holds up neither others nor the engine.
-pub const MOST_UNREAD: usize = 1 << 14;
-/// Bytes of memory that wait for the reader of one job at most: log probabilities are many times
-/// the tokens. A job that has several inboxes divides them.
-pub const MOST_UNREAD_BYTES: usize = 64 << 20;
+/// The maximum number of unread items per inbox: minutes of an answer at reading speed. A sender
+/// that exceeds it ends the request, so that a slow reader delays neither other requests nor the
+/// engine.
+pub const MAX_UNREAD_ITEMS: usize = 1 << 14;
+/// The maximum number of unread bytes per job. Log probabilities are many times larger than the
+/// tokens. A job with several inboxes divides this limit among them.
+pub const MAX_UNREAD_BYTES_PER_JOB: usize = 64 << 20;
 
-/// What takes memory beside what its type has.
-pub trait Held {
-    /// Bytes of it, nearly.
-    fn held_bytes(&self) -> usize;
+/// A value that owns heap memory.
+pub trait HeapBytes {
+    /// Returns the approximate number of bytes that the value owns on the heap.
+    fn heap_bytes(&self) -> usize;
 }
 
-impl<T: Held, E> Held for Result<T, E> {
-    fn held_bytes(&self) -> usize {
-        self.as_ref().map_or(0, T::held_bytes)
+impl<T: HeapBytes, E> HeapBytes for Result<T, E> {
+    fn heap_bytes(&self) -> usize {
+        self.as_ref().map_or(0, T::heap_bytes)
     }
 }
 
-/// The end that arrivals are put into. When it is dropped, nothing more comes.
+/// The sending half. Dropping it ends the stream.
 #[derive(Debug)]
-pub struct Sender<T: Held>(Arc<Inbox<T>>);
+pub struct Sender<T: HeapBytes>(Arc<Inbox<T>>);
 
-/// The end that is read.
+/// The receiving half.
 #[derive(Debug)]
-pub struct Receiver<T: Held>(Arc<Inbox<T>>);
+pub struct Receiver<T: HeapBytes>(Arc<Inbox<T>>);
 
 #[derive(Debug)]
-struct Inbox<T: Held> {
+struct Inbox<T: HeapBytes> {
     state: Mutex<State<T>>,
-    job: UnreadJob,
+    share: UnreadShare,
 }
 
 #[derive(Debug)]
 struct State<T> {
-    arrivals: VecDeque<T>,
-    /// What they hold.
+    items: VecDeque<T>,
+    /// The bytes of all items.
     bytes: usize,
-    /// The part of these that is counted for the whole process.
-    counted: usize,
-    most_bytes: usize,
-    /// Waits for the next arrival.
+    /// The part of `bytes` that is charged to the process's budget.
+    charged: usize,
+    max_bytes: usize,
+    /// The waker of a reader that waits for the next item.
     reader: Option<Waker>,
     is_closed: bool,
-    /// Everything that waited was dropped, as too much waited in the process. Nothing more is
-    /// taken.
+    /// `true` once the answer was cut: all items were dropped, and no more are accepted.
     is_cut: bool,
 }
 
-/// Creates an inbox of a job, in which arrivals of `most_bytes` may wait.
-pub fn inbox<T: Held + Send + 'static>(
-    most_bytes: usize,
-    job: &UnreadJob,
+/// Creates an inbox with a limit of `max_bytes` unread bytes, charged to a job's share.
+pub fn inbox<T: HeapBytes + Send + 'static>(
+    max_bytes: usize,
+    share: &UnreadShare,
 ) -> (Sender<T>, Receiver<T>) {
     let state = State {
-        arrivals: VecDeque::new(),
+        items: VecDeque::new(),
         bytes: 0,
-        counted: 0,
-        most_bytes,
+        charged: 0,
+        max_bytes,
         reader: None,
         is_closed: false,
         is_cut: false,
     };
-    let inbox = Arc::new(Inbox { state: Mutex::new(state), job: job.clone() });
+    let inbox = Arc::new(Inbox { state: Mutex::new(state), share: share.clone() });
     let weak: Weak<Inbox<T>> = Arc::downgrade(&inbox);
-    job.add(weak);
+    share.add(weak);
     (Sender(inbox.clone()), Receiver(inbox))
 }
 
-/// Bytes of an arrival.
-fn bytes<T: Held>(arrival: &T) -> usize {
-    size_of::<T>() + arrival.held_bytes()
+/// Returns the bytes of an item, on the heap and in the queue.
+fn bytes<T: HeapBytes>(item: &T) -> usize {
+    size_of::<T>() + item.heap_bytes()
 }
 
-impl<T: Held> Inbox<T> {
-    /// The state is never left half-changed, so a panic elsewhere does not make it unusable.
+impl<T: HeapBytes> Inbox<T> {
+    /// Locks the state. A panic never leaves it half-changed, so poisoning is ignored.
     fn state(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Drops everything that waits.
+    /// Drops all items.
     fn clear(&self, mut state: MutexGuard<'_, State<T>>) {
-        let arrivals = std::mem::take(&mut state.arrivals);
-        let counted = std::mem::take(&mut state.counted);
+        let items = std::mem::take(&mut state.items);
+        let charged = std::mem::take(&mut state.charged);
         state.bytes = 0;
         drop(state);
-        drop(arrivals);
-        self.job.discount(counted);
+        drop(items);
+        self.share.release(charged);
     }
 }
 
-impl<T: Held + Send> Cut for Inbox<T> {
+impl<T: HeapBytes + Send> Cut for Inbox<T> {
     fn cut(&self) {
         let mut state = self.state();
         state.is_cut = true;
@@ -113,68 +113,69 @@ impl<T: Held + Send> Cut for Inbox<T> {
     }
 }
 
-impl<T: Held> Drop for Inbox<T> {
+impl<T: HeapBytes> Drop for Inbox<T> {
     fn drop(&mut self) {
         self.clear(self.state());
     }
 }
 
 impl<T> State<T> {
-    /// Returns the bytes to count for the whole process from now on, in whole granules.
-    fn count_more(&mut self) -> usize {
-        let more = self.bytes.saturating_sub(self.counted) / GRANULE_BYTES * GRANULE_BYTES;
-        self.counted += more;
+    /// Marks the uncharged bytes as charged, in whole granules, and returns their number.
+    fn take_charge(&mut self) -> usize {
+        let more = self.bytes.saturating_sub(self.charged) / GRANULE_BYTES * GRANULE_BYTES;
+        self.charged += more;
         more
     }
 
-    /// Returns the bytes to count no more. A granule stays counted while anything waits, so that it
-    /// is not counted again at once.
-    fn count_less(&mut self) -> usize {
-        let less = self.counted.saturating_sub(self.bytes) / GRANULE_BYTES;
+    /// Marks the bytes that were read as released, in whole granules, and returns their number. One
+    /// granule stays charged while the queue is not empty, so that it need not be charged again at
+    /// once.
+    fn take_release(&mut self) -> usize {
+        let less = self.charged.saturating_sub(self.bytes) / GRANULE_BYTES;
         let less = less.saturating_sub(usize::from(self.bytes > 0)) * GRANULE_BYTES;
-        self.counted -= less;
+        self.charged -= less;
         less
     }
 }
 
-impl<T: Held> Sender<T> {
-    /// Adds an arrival, however many wait.
-    pub fn send(&self, arrival: T) {
-        self.add(self.0.state(), arrival);
+impl<T: HeapBytes> Sender<T> {
+    /// Adds an item, regardless of the limits.
+    pub fn send(&self, item: T) {
+        self.add(self.0.state(), item);
     }
 
-    /// Adds an arrival, unless the inbox is full or was cut. The arrival that goes over the limit
-    /// is taken, so that a large one can come at all.
+    /// Adds an item and returns `true`, unless the inbox is full or was cut. The item that exceeds
+    /// the limit is still accepted, so that an item larger than the limit can pass.
     #[must_use]
-    pub fn offer(&self, arrival: T) -> bool {
+    pub fn try_send(&self, item: T) -> bool {
         let state = self.0.state();
         let has_room =
-            state.arrivals.len() < MOST_UNREAD && state.bytes <= state.most_bytes && !state.is_cut;
+            state.items.len() < MAX_UNREAD_ITEMS && state.bytes <= state.max_bytes && !state.is_cut;
         if has_room {
-            self.add(state, arrival);
+            self.add(state, item);
         }
         has_room
     }
 
-    fn add(&self, mut state: MutexGuard<'_, State<T>>, arrival: T) {
+    fn add(&self, mut state: MutexGuard<'_, State<T>>, item: T) {
         if state.is_cut {
             return;
         }
-        state.bytes += bytes(&arrival);
-        state.arrivals.push_back(arrival);
+        state.bytes += bytes(&item);
+        state.items.push_back(item);
         let reader = state.reader.take();
-        let counted = state.count_more();
-        // Counted under the lock: a reader that takes the arrival discounts it.
-        let is_too_much = counted > 0 && self.0.job.count(counted);
+        let charged = state.take_charge();
+        // Charged under the lock, because a reader that takes the item releases it.
+        let is_over_budget = charged > 0 && self.0.share.charge(charged);
         drop(state);
         reader.into_iter().for_each(Waker::wake);
-        if is_too_much {
-            self.0.job.keep_within();
+        if is_over_budget {
+            self.0.share.enforce_limit();
         }
     }
 }
 
-impl<T: Held> Drop for Sender<T> {
+impl<T: HeapBytes> Drop for Sender<T> {
     fn drop(&mut self) {
         let mut state = self.0.state();
         state.is_closed = true;
@@ -184,19 +185,19 @@ impl<T: Held> Drop for Sender<T> {
     }
 }
 
-impl<T: Held> Receiver<T> {
-    /// The next arrival; `None` when no more come. Reads in turns with other streams of the task,
-    /// by tokio's budget.
+impl<T: HeapBytes> Receiver<T> {
+    /// Polls for the next item; `None` at the end of the stream. Uses tokio's cooperative budget,
+    /// so that the task's other streams are polled as well.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<T>> {
         let budget = ready!(coop::poll_proceed(context));
         let mut state = self.0.state();
-        let arrival = state.arrivals.pop_front();
-        state.bytes -= arrival.as_ref().map_or(0, bytes);
-        let discounted = state.count_less();
-        if discounted > 0 {
-            self.0.job.discount(discounted);
+        let item = state.items.pop_front();
+        state.bytes -= item.as_ref().map_or(0, bytes);
+        let released = state.take_release();
+        if released > 0 {
+            self.0.share.release(released);
         }
-        if arrival.is_none() && !state.is_closed && !state.is_cut {
+        if item.is_none() && !state.is_closed && !state.is_cut {
             let waker = context.waker();
             if !state.reader.as_ref().is_some_and(|reader| reader.will_wake(waker)) {
                 state.reader = Some(waker.clone());
@@ -204,19 +205,19 @@ impl<T: Held> Receiver<T> {
             return Poll::Pending;
         }
         budget.made_progress();
-        Poll::Ready(arrival)
+        Poll::Ready(item)
     }
 }
 
-impl<T: Held> Receiver<T> {
-    /// Returns `true` if everything that waited was dropped, as too much waited in the process.
-    /// Nothing more comes then.
+impl<T: HeapBytes> Receiver<T> {
+    /// Returns `true` if the answer was cut: its unread items were dropped because the process
+    /// exceeded its budget. No more items follow.
     pub fn is_cut(&self) -> bool {
         self.0.state().is_cut
     }
 }
 
-impl<T: Held> Drop for Receiver<T> {
+impl<T: HeapBytes> Drop for Receiver<T> {
     fn drop(&mut self) {
         self.0.clear(self.0.state());
     }
@@ -228,15 +229,15 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::unread::Unread;
+    use crate::unread::UnreadBudget;
 
-    /// An inbox of a job of its own.
-    fn inbox<T: Held + Send + 'static>(most_bytes: usize) -> (Sender<T>, Receiver<T>) {
-        super::inbox(most_bytes, &Arc::new(Unread::new(usize::MAX)).job())
+    /// Creates an inbox with a budget of its own.
+    fn inbox<T: HeapBytes + Send + 'static>(max_bytes: usize) -> (Sender<T>, Receiver<T>) {
+        super::inbox(max_bytes, &Arc::new(UnreadBudget::new(usize::MAX)).new_share())
     }
 
-    impl Held for u32 {
-        fn held_bytes(&self) -> usize {
+    impl HeapBytes for u32 {
+        fn heap_bytes(&self) -> usize {
             *self as usize
         }
     }
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_arrives_is_read_in_order_and_then_its_end() {
+    async fn items_are_read_in_order_before_the_end() {
         let (sender, mut receiver) = inbox(0);
         sender.send(1);
         sender.send(2);
@@ -257,22 +258,27 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_more_waits_than_may() {
+    async fn full_inbox_refuses_items() {
         let (sender, mut receiver) = inbox(1000);
-        assert!(sender.offer(5000), "the only one");
-        assert!(!sender.offer(1));
+        assert!(sender.try_send(5000), "the only one");
+        assert!(!sender.try_send(1));
         assert_eq!(next(&mut receiver).await, Some(5000));
-        assert_eq!((0..100).take_while(|_| sender.offer(96)).count(), 11);
+        assert_eq!((0..100).take_while(|_| sender.try_send(96)).count(), 11);
         for _ in 0..2 {
-            assert!(next(&mut receiver).await.is_some() && sender.offer(96) && !sender.offer(96));
+            assert!(
+                next(&mut receiver).await.is_some() && sender.try_send(96) && !sender.try_send(96)
+            );
         }
         let (sender, mut receiver) = inbox(usize::MAX);
-        assert_eq!((0..2 * MOST_UNREAD).take_while(|_| sender.offer(0)).count(), MOST_UNREAD);
-        assert!(next(&mut receiver).await.is_some() && sender.offer(0) && !sender.offer(0));
+        assert_eq!(
+            (0..2 * MAX_UNREAD_ITEMS).take_while(|_| sender.try_send(0)).count(),
+            MAX_UNREAD_ITEMS
+        );
+        assert!(next(&mut receiver).await.is_some() && sender.try_send(0) && !sender.try_send(0));
     }
 
     #[tokio::test]
-    async fn a_reader_is_woken_by_an_arrival_and_by_the_end() {
+    async fn reader_is_woken_by_item_or_end() {
         for ends in [false, true] {
             let (sender, mut receiver) = inbox(0);
             let reading = tokio::spawn(async move { next(&mut receiver).await.is_some() });
@@ -281,63 +287,64 @@ mod tests {
                 sender.send(1);
             }
             drop(sender);
-            let told =
+            let has_item =
                 tokio::time::timeout(Duration::from_secs(20), reading).await.unwrap().unwrap();
-            assert_eq!(told, !ends);
+            assert_eq!(has_item, !ends);
         }
     }
 
-    /// Arrivals that hold nearly this much each.
+    /// The approximate bytes of each item.
     const BYTES: u32 = 1 << 20;
 
     #[tokio::test]
-    async fn answer_furthest_behind_is_cut_with_all_its_inboxes() {
-        let unread = Arc::new(Unread::new(19 * BYTES as usize / 2));
-        let [slow, slower] = [unread.job(), unread.job()];
-        let most = usize::MAX;
-        let slow_inbox = super::inbox(most, &slow);
-        let mut slower_inboxes = [super::inbox(most, &slower), super::inbox(most, &slower)];
+    async fn largest_answer_is_cut_in_all_its_inboxes() {
+        let budget = Arc::new(UnreadBudget::new(19 * BYTES as usize / 2));
+        let slow = budget.new_share();
+        let slower = budget.new_share();
+        let no_limit = usize::MAX;
+        let slow_inbox = super::inbox(no_limit, &slow);
+        let mut slower_inboxes = [super::inbox(no_limit, &slower), super::inbox(no_limit, &slower)];
         for _ in 0..4 {
-            assert!(slow_inbox.0.offer(BYTES));
+            assert!(slow_inbox.0.try_send(BYTES));
         }
         for _ in 0..3 {
-            assert!(slower_inboxes.iter().all(|(sender, _)| sender.offer(BYTES)));
+            assert!(slower_inboxes.iter().all(|(sender, _)| sender.try_send(BYTES)));
         }
-        assert_eq!((unread.cut(), slower_inboxes[0].1.is_cut()), (1, true));
+        assert_eq!((budget.cut_count(), slower_inboxes[0].1.is_cut()), (1, true));
         for (sender, receiver) in &mut slower_inboxes {
-            assert!(!sender.offer(1), "its sender is told to stop");
+            assert!(!sender.try_send(1), "a cut inbox refuses items");
             sender.send(2);
             assert_eq!(
                 (next(receiver).await, receiver.is_cut()),
                 (None, true),
-                "nothing of it seems whole"
+                "a cut answer does not look complete"
             );
         }
-        assert!(!slow_inbox.1.is_cut() && slow_inbox.0.offer(BYTES));
-        assert!(unread.bytes() <= 6 * BYTES as usize, "{}", unread.bytes());
+        assert!(!slow_inbox.1.is_cut() && slow_inbox.0.try_send(BYTES));
+        assert!(budget.bytes() <= 6 * BYTES as usize, "{}", budget.bytes());
     }
 
     #[tokio::test]
-    async fn bytes_are_counted_until_they_are_read_or_left() {
-        let unread = Arc::new(Unread::new(usize::MAX));
-        let job = unread.job();
-        let (sender, mut receiver) = super::inbox(usize::MAX, &job);
+    async fn bytes_are_charged_until_read_or_dropped() {
+        let budget = Arc::new(UnreadBudget::new(usize::MAX));
+        let share = budget.new_share();
+        let (sender, mut receiver) = super::inbox(usize::MAX, &share);
         (0..3).for_each(|_| sender.send(BYTES));
-        let all = unread.bytes();
-        assert!(all >= 3 * BYTES as usize, "{all}");
-        while unread.bytes() > 0 {
+        let charged = budget.bytes();
+        assert!(charged >= 3 * BYTES as usize, "{charged}");
+        while budget.bytes() > 0 {
             assert!(next(&mut receiver).await.is_some());
         }
         (0..3).for_each(|_| sender.send(BYTES));
         drop(receiver);
-        assert_eq!(unread.bytes(), 0);
-        let (sender, mut receiver) = super::inbox(usize::MAX, &job);
+        assert_eq!(budget.bytes(), 0);
+        let (sender, mut receiver) = super::inbox(usize::MAX, &share);
         for _ in 0..100 {
             sender.send(GRANULE_BYTES as u32 / 2);
             assert_eq!(
-                (next(&mut receiver).await.is_some(), unread.bytes()),
+                (next(&mut receiver).await.is_some(), budget.bytes()),
                 (true, 0),
-                "a reader that keeps up"
+                "a reader that keeps up is charged nothing"
             );
         }
     }

@@ -9,129 +9,134 @@ use crate::{Adapter, MediaSource, Sampling};
 /// A prepared request for one backend.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// The request that it belongs to.
+    /// The identity of the request that the job belongs to.
     pub id: RequestId,
-    /// What to continue.
+    /// The prompt to continue.
     pub input: Input,
-    /// The media items, in the order in which they stand in the prompt.
+    /// The media items, in the order of the prompt.
     pub media: Arc<[JobItem]>,
-    /// How tokens are chosen and when to stop.
+    /// The sampling settings and stop conditions.
     pub sampling: Sampling,
-    /// The LoRA adapter that computes it, which the backend has loaded; `None` for the model alone.
+    /// The LoRA adapter, which the backend must have loaded; `None` for the base model.
     pub adapter: Option<Arc<Adapter>>,
-    /// Keeps prompts of different owners from sharing cached blocks.
+    /// A salt of the block keys: prompts with different salts share no cached blocks.
     pub cache_salt: Option<String>,
-    /// Lower is handled earlier, by backends with a priority scheduler.
+    /// The priority in backends with a priority scheduler; lower values run earlier.
     pub priority: i64,
     /// The trace that the backend's own spans belong to.
     pub trace: Option<TraceContext>,
-    /// What is known of the answer's reasoning, behind which a constraint begins.
+    /// Hints about the answer's reasoning, after which a constraint applies.
     pub reasoning: ReasoningHints,
-    /// What of the request the backend is to compute.
+    /// The stage of the request that the backend computes.
     pub stage: Stage,
-    /// These are the media items whose embeddings the backend's engine should find on its machine,
-    /// as others have encoded them.
+    /// The media items that other engines have encoded: the backend's engine should find their
+    /// embeddings on its machine.
     pub embedded: Vec<MmHash>,
 }
 
-/// The part of a request that a job is.
+/// The stage of a request that a job computes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Stage {
-    /// Prompt and answer.
+    /// The prompt and the answer.
     #[default]
     Whole,
-    /// The media items alone, which are all that the prompt consists of: their embeddings are left
-    /// for other backends of the machine, which find them by the items' identities.
-    /// [`RunningJob::embeddings`](crate::RunningJob::embeddings) tells what was left; nothing else
-    /// comes of it.
+    /// Only the media items, of which the prompt consists. Their embeddings are stored for other
+    /// backends on the machine, which find them by the items' identities. The only output is
+    /// [`RunningJob::stored_embeddings`](crate::RunningJob::stored_embeddings).
     Encode,
-    /// The prompt alone: its keys and values are left for another backend, which
-    /// [`RunningJob::left`](crate::RunningJob::left) tells how to get. The one token that comes of
-    /// it is not part of the answer.
+    /// Only the prompt. Another backend loads its keys and values with
+    /// [`RunningJob::kv_transfer_params`](crate::RunningJob::kv_transfer_params). The single token
+    /// that the job generates is not part of the answer.
     Prefill,
-    /// The answer, and of the prompt what did not come from the backend that has computed it.
-    Decode(Left),
+    /// The answer, and the part of the prompt that can't be loaded from the backend that has
+    /// computed it.
+    Decode(KvTransferParams),
 }
 
-/// How a backend gets the keys and values of a prompt that another one has computed, in the
-/// engine's own words: nothing else may be made of them, and they are good for one job.
+/// The parameters with which a backend loads the keys and values of a prompt that another backend
+/// has computed.
+///
+/// They are opaque: the engine that computes the prompt writes them, and the engine that answers
+/// reads them. They are valid for one job.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Left(Bytes);
+pub struct KvTransferParams(Bytes);
 
-impl Left {
-    /// Most bytes of it: an engine names some blocks with a few bytes each.
+impl KvTransferParams {
+    /// The maximum size: an engine names some blocks with a few bytes each.
     pub const MAX_BYTES: usize = 1 << 20;
 
-    /// Wraps what an engine has said. `None` if it is too long.
-    pub fn new(words: Bytes) -> Option<Self> {
-        (words.len() <= Self::MAX_BYTES).then_some(Self(words))
+    /// Wraps an engine's parameters. Returns `None` if they are longer than
+    /// [`MAX_BYTES`](Self::MAX_BYTES).
+    pub fn new(params: Bytes) -> Option<Self> {
+        (params.len() <= Self::MAX_BYTES).then_some(Self(params))
     }
 
-    /// What the engine has said.
-    pub fn words(&self) -> &Bytes {
+    /// Returns the encoded parameters.
+    pub fn bytes(&self) -> &Bytes {
         &self.0
     }
 }
 
-/// The embeddings of a media item that a backend has left for others of its machine.
+/// The embeddings of a media item that a backend has stored for other backends on its machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Embeddings {
-    /// The item.
+pub struct StoredEmbeddings {
+    /// The identity of the item.
     pub item: MmHash,
-    /// The room that they take.
+    /// The size of the embeddings in bytes.
     pub bytes: u64,
 }
 
-impl fmt::Debug for Left {
+impl fmt::Debug for KvTransferParams {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Left({} bytes)", self.0.len())
+        write!(f, "KvTransferParams({} bytes)", self.0.len())
     }
 }
 
-/// What a backend that looks for the end of an answer's reasoning can't see in the prompt.
+/// Hints for a backend that looks for the end of an answer's reasoning: facts that the prompt does
+/// not show.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReasoningHints {
-    /// A constraint holds from the first token on, whatever the prompt's end says.
+    /// `true` if a constraint applies from the first token on, regardless of the prompt's end.
     pub is_over: bool,
-    /// The variables of the chat template that turn thinking on and off, as far as they were set.
+    /// The variables of the chat template that turn thinking on or off, if they are set.
     pub variables: Vec<(&'static str, bool)>,
 }
 
-/// What a job continues. Which of the two a worker takes is in its
-/// [`Capabilities`](crate::Capabilities).
+/// The prompt that a job continues. A worker's [`Capabilities`](crate::Capabilities) say which form
+/// it takes.
 #[derive(Clone, Debug)]
 pub enum Input {
-    /// The expanded prompt: each media item stands as its placeholder.
+    /// The expanded prompt, with a placeholder for each media item.
     Tokens(Arc<Vec<TokenId>>),
-    /// The prompt with one marker for each media item, for a worker that expands it itself
+    /// The prompt with one marker per media item, for a worker that expands the markers itself
     /// ([`PlaceholderForm::Marker`](crate::PlaceholderForm::Marker)).
     Marked {
-        /// What the worker is given.
+        /// The prompt that the worker gets.
         tokens: Arc<Vec<TokenId>>,
-        /// What it is expected to make of that.
+        /// The prompt that the worker is expected to make of it.
         expanded: Arc<Vec<TokenId>>,
     },
     /// The client's own request body, as JSON.
     Messages(Bytes),
 }
 
-/// One media item of a job.
+/// A media item of a job.
 #[derive(Clone)]
 pub struct JobItem {
-    /// What kind of thing it is.
+    /// The kind of the item.
     pub modality: Modality,
-    /// Its identity: content, processor and settings.
+    /// The identity: a hash of content, processor and settings.
     pub hash: MmHash,
-    /// Where it stands in the prompt.
+    /// The placeholder in the prompt.
     pub placeholder: Placeholder,
-    /// Elements of its largest tensor.
+    /// The number of elements in the largest tensor.
     pub elements: u64,
-    /// Where its bytes or tensors can be had.
+    /// The source of the item's bytes and tensors.
     pub source: Arc<dyn MediaSource>,
 }
 
 impl JobItem {
-    /// The identity as engines see it.
+    /// Returns the identity in the form that engines use.
     pub fn name(&self) -> String {
         self.hash.to_string()
     }
@@ -148,18 +153,19 @@ impl fmt::Debug for JobItem {
     }
 }
 
-/// The one identity of a request: in the client's header, the OpenAI id, the engine's request id,
+/// The identity of a request, in the client's header, the OpenAI id, the engine's request id, and
 /// every span and log line.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct RequestId(Arc<str>);
 
 impl RequestId {
-    /// Most bytes of an id. Clients use UUIDs and trace ids; engines put it into every message.
+    /// The maximum length of an id. Clients use UUIDs and trace ids; engines repeat the id in every
+    /// message.
     pub const MAX_BYTES: usize = 128;
 
-    /// An id that a client gives. `None` if it is empty, longer than [`RequestId::MAX_BYTES`], or
-    /// has other characters than ASCII letters, digits, `-`, `_`, `.` and `:`, which are safe in
-    /// headers, logs and file names of traces.
+    /// Validates a client's id. Returns `None` if the id is empty, is longer than
+    /// [`RequestId::MAX_BYTES`], or has other characters than ASCII letters, digits, `-`, `_`, `.`
+    /// and `:`. These are safe in headers, logs and file names of traces.
     pub fn new(id: &str) -> Option<Self> {
         let is_safe =
             |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b':');
@@ -167,12 +173,12 @@ impl RequestId {
         is_valid.then(|| Self(id.into()))
     }
 
-    /// An id of 32 hex digits made of a random number.
+    /// Returns an id of 32 hex digits from a random number.
     pub fn from_random(number: u128) -> Self {
         Self(format!("{number:032x}").into())
     }
 
-    /// The id.
+    /// Returns the id.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -190,7 +196,7 @@ impl fmt::Debug for RequestId {
     }
 }
 
-/// W3C trace context: <https://www.w3.org/TR/trace-context/>.
+/// A W3C trace context: <https://www.w3.org/TR/trace-context/>.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceContext {
     traceparent: Arc<str>,
@@ -198,20 +204,25 @@ pub struct TraceContext {
 }
 
 impl TraceContext {
-    /// Most bytes of `tracestate`; the standard asks for 512 to be passed on.
+    /// The maximum length of `tracestate`. The standard recommends that at least 512
+    /// are passed on.
     const MAX_STATE_BYTES: usize = 512;
 
-    /// Reads the two headers. `None` if `traceparent` is not a valid one of version 00, or of a
-    /// later version that begins like it; the standard says to go on without a trace then. A
-    /// `tracestate` that is too long or not printable ASCII is dropped alone.
+    /// Parses the two headers.
+    ///
+    /// Returns `None` if `traceparent` is neither valid in version 00 nor in a later version that
+    /// begins like it; the standard says to proceed without a trace then. Only `tracestate` is
+    /// dropped if it is too long or not printable ASCII.
     pub fn parse(traceparent: &str, tracestate: Option<&str>) -> Option<Self> {
         let is_hex = |text: &str, digits: usize| {
             text.len() == digits && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
         };
         let is_zero = |text: &str| text.bytes().all(|b| b == b'0');
         let mut parts = traceparent.splitn(5, '-');
-        let (version, trace, parent, flags) =
-            (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+        let version = parts.next()?;
+        let trace = parts.next()?;
+        let parent = parts.next()?;
+        let flags = parts.next()?;
         let rest = parts.next();
         let is_valid = is_hex(version, 2)
             && version != "ff"
@@ -225,15 +236,16 @@ impl TraceContext {
             state.len() <= Self::MAX_STATE_BYTES && state.bytes().all(|b| matches!(b, b' '..=b'~'))
         };
         is_valid.then(|| Self {
-            // A later version's additions mean nothing to us: what is passed on is of version 00.
+            // The additions of a later version are unknown here, so version 00 is passed on.
             traceparent: format!("00-{trace}-{parent}-{flags}").into(),
             tracestate: tracestate.filter(state_is_valid).map(Into::into),
         })
     }
 
-    /// The context of a new span of a new trace, which is to be recorded if `sampled`.
-    pub fn begin(trace_id: [u8; 16], span_id: [u8; 8], sampled: bool) -> Self {
-        let (trace, span) = (u128::from_be_bytes(trace_id), u64::from_be_bytes(span_id));
+    /// Creates the context of the root span of a new trace, which is recorded if `sampled`.
+    pub fn new_root(trace_id: [u8; 16], span_id: [u8; 8], sampled: bool) -> Self {
+        let trace = u128::from_be_bytes(trace_id);
+        let span = u64::from_be_bytes(span_id);
         let flags = u8::from(sampled);
         Self {
             traceparent: format!("00-{trace:032x}-{span:016x}-{flags:02x}").into(),
@@ -241,11 +253,11 @@ impl TraceContext {
         }
     }
 
-    /// The context of a new span below this one: of the same trace, and to be recorded if this one
-    /// is.
+    /// Creates the context of a child span, which is recorded if this span is.
     #[must_use]
     pub fn child(&self, span_id: [u8; 8]) -> Self {
-        let (trace, flags) = (self.trace_id(), self.traceparent.get(53..).unwrap_or_default());
+        let trace = self.trace_id();
+        let flags = self.traceparent.get(53..).unwrap_or_default();
         let span = u64::from_be_bytes(span_id);
         Self {
             traceparent: format!("00-{trace}-{span:016x}-{flags}").into(),
@@ -253,13 +265,13 @@ impl TraceContext {
         }
     }
 
-    /// Whether whoever began the trace wants it recorded.
+    /// Returns `true` if the trace is to be recorded, by its `sampled` flag.
     pub fn is_sampled(&self) -> bool {
         let flags = self.traceparent.get(53..).and_then(|flags| u8::from_str_radix(flags, 16).ok());
         flags.is_some_and(|flags| flags & 1 == 1)
     }
 
-    /// The trace and the span, as numbers' bytes.
+    /// Returns the ids of the trace and the span as big-endian bytes.
     pub fn ids(&self) -> ([u8; 16], [u8; 8]) {
         let trace = u128::from_str_radix(self.trace_id(), 16).unwrap_or_default();
         let span = self
@@ -270,17 +282,17 @@ impl TraceContext {
         (trace.to_be_bytes(), span.to_be_bytes())
     }
 
-    /// What came in the header `tracestate`.
+    /// Returns the header `tracestate`.
     pub fn state(&self) -> Option<&str> {
         self.tracestate.as_deref()
     }
 
-    /// The 32 hex digits that all spans of the trace share.
+    /// Returns the trace id, 32 hex digits that all spans of the trace share.
     pub fn trace_id(&self) -> &str {
         self.traceparent.get(3..35).unwrap_or_default()
     }
 
-    /// The headers that carry the trace on, by their names.
+    /// Returns the names and values of the headers that propagate the trace.
     pub fn headers(&self) -> impl Iterator<Item = (&'static str, &str)> {
         let state = self.tracestate.as_deref().map(|state| ("tracestate", state));
         std::iter::once(("traceparent", &*self.traceparent)).chain(state)
@@ -292,7 +304,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_is_short_and_harmless() {
+    fn request_id_is_short_with_safe_characters() {
         for id in ["a", "5f0c-1_x.y:z", &"x".repeat(128)] {
             assert_eq!(RequestId::new(id).unwrap().as_str(), id);
         }
@@ -305,7 +317,7 @@ mod tests {
     const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
     #[test]
-    fn a_span_below_another_is_of_its_trace() {
+    fn child_span_belongs_to_its_parents_trace() {
         let parent = TraceContext::parse(PARENT, Some("a=b")).unwrap();
         let (trace, span) = parent.ids();
         assert_eq!((trace[0], trace[15], span[0], span[7]), (0x4b, 0x36, 0, 0xb7));
@@ -313,9 +325,9 @@ mod tests {
         let headers: Vec<_> = child.headers().collect();
         assert_eq!(headers[0].1, "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000102-01");
         assert_eq!((child.ids(), child.state()), ((trace, [0, 0, 0, 0, 0, 0, 1, 2]), Some("a=b")));
-        let begun = TraceContext::begin(trace, span, true);
-        assert_eq!(begun.headers().next(), Some(("traceparent", PARENT)));
-        assert!(!TraceContext::begin(trace, span, false).is_sampled());
+        let root = TraceContext::new_root(trace, span, true);
+        assert_eq!(root.headers().next(), Some(("traceparent", PARENT)));
+        assert!(!TraceContext::new_root(trace, span, false).is_sampled());
         for (flags, sampled) in [("00", false), ("01", true), ("02", false), ("ff", true)] {
             let context = TraceContext::parse(&format!("{}{flags}", &PARENT[..53]), None).unwrap();
             assert_eq!(
@@ -327,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_is_passed_on_as_it_came() {
+    fn trace_headers_are_passed_on_unchanged() {
         let trace = TraceContext::parse(PARENT, Some("congo=t61rcWkgMzE")).unwrap();
         assert_eq!(trace.trace_id(), "4bf92f3577b34da6a3ce929d0e0e4736");
         let headers: Vec<_> = trace.headers().collect();
@@ -340,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_trace_is_none() {
+    fn malformed_traceparent_is_dropped() {
         for parent in [
             "",
             "00",

@@ -1,30 +1,32 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// How many embeddings the largest media item of a model has, as far as that is known. It follows
-/// from the tokens of a context, of which an engine tells when it is ready.
+/// The number of embeddings of a model's largest media item, if it is known. The number depends on
+/// the context length, which an engine reports when it is ready.
 #[derive(Clone, Default)]
-pub struct LargestItem(Option<Embeddings>);
+pub struct LargestItem(Option<EmbeddingsOfContext>);
 
-/// Tokens of a context → embeddings.
-type Embeddings = Arc<dyn Fn(usize) -> usize + Send + Sync>;
+/// A function from tokens of a context to embeddings.
+type EmbeddingsOfContext = Arc<dyn Fn(usize) -> usize + Send + Sync>;
 
 impl LargestItem {
-    /// What the model says. `embeddings` is given the tokens of a context; 0 means that no item is
-    /// taken.
+    /// Creates the size that the model defines. `embeddings` maps the tokens of a context to the
+    /// embeddings of the largest item; 0 means that no item is taken.
     pub fn known(embeddings: impl Fn(usize) -> usize + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(embeddings)))
     }
 
-    /// Nobody says.
+    /// Creates an unknown size.
     pub fn unknown() -> Self {
         Self(None)
     }
 
-    /// Embeddings that the encoder cache of vLLM holds where a step computes `step` tokens: as
-    /// many, and those of the largest item if it has more; none where no item is taken
-    /// (`compute_mm_encoder_budget` in its `encoder_cache_manager.py`). `None` if the largest item
-    /// is not known.
+    /// Returns the capacity of vLLM's encoder cache in embeddings, for an engine whose steps
+    /// compute `step` tokens and whose context has `context` tokens. `None` if the largest item is
+    /// not known.
+    ///
+    /// The capacity is `step`, or the embeddings of the largest item if these are more; 0 if no
+    /// item is taken (`compute_mm_encoder_budget` in vLLM's `encoder_cache_manager.py`).
     pub fn encoder_cache(&self, step: usize, context: usize) -> Option<u64> {
         let largest = (self.0.as_ref()?)(context);
         Some(if largest == 0 { 0 } else { largest.max(step) as u64 })
@@ -42,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cache_holds_a_step_and_the_largest_item() {
+    fn encoder_cache_holds_a_step_or_the_largest_item() {
         let item = LargestItem::known(|context| context / 2);
         assert_eq!(item.encoder_cache(8192, 32_768), Some(16_384));
         assert_eq!(item.encoder_cache(8192, 4096), Some(8192));

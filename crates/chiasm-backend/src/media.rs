@@ -10,78 +10,82 @@ use futures_util::future::BoxFuture;
 
 use crate::{SourceError, TensorFormat};
 
-/// Where a media item can be had, in the form that a backend asks for. Made by whoever planned the
-/// item; asked only for items that the backend lacks.
+/// The source of a media item, in the form that a backend requests.
+///
+/// The planner of the item creates the source. Backends only use it for items that they lack.
 pub trait MediaSource: Send + Sync {
-    /// The item's tensors, large ones in the memory that the order names. Waits for whoever makes
-    /// the same tensors now and uses theirs. `None` if they were not wanted any more when the turn
-    /// came.
+    /// Returns the item's tensors, large ones in the memory that the request names. Concurrent
+    /// requests for the same tensors share one computation. `None` if the tensors were no longer
+    /// needed when the computation could start.
     fn tensors(
         &self,
-        order: TensorOrder,
+        request: TensorRequest,
     ) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>>;
 
-    /// The item as the client sent it. `None` if that and its settings don't say what it becomes.
+    /// Returns the item as the client sent it. `None` if the file and its settings do not determine
+    /// the tensors.
     fn encoded(&self) -> Option<EncodedItem>;
 
-    /// What it takes to make the item's tensors here, for who could also have them made elsewhere
-    /// of the file. `None` if they can only be made here, or only elsewhere.
-    fn making(&self, _format: TensorFormat) -> Option<Making> {
+    /// Returns the cost of making the item's tensors in this process, for backends that could also
+    /// make them from the file. `None` if there is no such choice: only this process, or only the
+    /// backend, can make them.
+    fn processing_cost(&self, _format: TensorFormat) -> Option<ProcessingCost> {
         None
     }
 }
 
-/// What it takes to make an image's tensors of its file.
+/// The cost of making an image's tensors from its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Making {
-    /// Width and height of the image in pixels. With the file's hash and its settings they say what
-    /// tensors it becomes.
-    pub size: (u32, u32),
-    /// Bytes of the tensor of pixels.
-    pub bytes: u64,
-    /// Time of one core, by estimate.
-    pub price: Duration,
-    /// How large a piece of work that is.
-    pub work: WorkSize,
-    /// Whether a thread of this process would begin with it at once.
-    pub at_once: bool,
+pub struct ProcessingCost {
+    /// The width and height of the image in pixels. With the file's hash and its settings, they
+    /// determine the tensors.
+    pub image_size: (u32, u32),
+    /// The bytes of the tensor of pixels.
+    pub tensor_bytes: u64,
+    /// The estimated CPU time on one core.
+    pub cpu_time: Duration,
+    /// The size class of the work.
+    pub work_size: WorkSize,
+    /// `true` if a thread of this process is free to start immediately.
+    pub starts_immediately: bool,
 }
 
 chiasm_types::every_variant! {
-    /// How large a piece of CPU-heavy work is. Smaller ones wait for no larger ones.
+    /// The size class of CPU-heavy work. Smaller work never waits for larger work.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub enum WorkSize {
-        /// Some milliseconds of one core at most.
+        /// At most some milliseconds of one core.
         Short,
-        /// What images mostly take.
+        /// The usual work for an image.
         Usual,
         /// Very large images.
         Heavy,
     }
 }
 
-/// What a machine has to do with media items.
+/// The queued and running media work of a machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MediaLoad {
-    /// Threads that do it.
+    /// The number of worker threads.
     pub threads: u32,
-    /// Time of one core, by estimate, of what waits or is being done: of each [`WorkSize`], the
+    /// The estimated CPU time on one core of queued and running work, per [`WorkSize`], the
     /// smallest first.
     pub pending: [Duration; WorkSize::ALL.len()],
 }
 
 impl MediaLoad {
-    /// How long a piece of work of this size and price would wait for a thread, if what is before
-    /// it consists of as large ones: as many of them as there are threads but one keep nobody
-    /// waiting.
-    pub fn wait(&self, work: WorkSize, price: Duration) -> Duration {
+    /// Estimates the time that new work waits for a thread.
+    ///
+    /// The estimate assumes that each piece of queued work takes `cpu_time`, too. Then `threads -
+    /// 1` pieces leave one thread free and cause no wait.
+    pub fn estimated_wait(&self, work_size: WorkSize, cpu_time: Duration) -> Duration {
         let threads = self.threads.max(1);
-        let before: Duration = self.pending[..=work as usize].iter().sum();
-        before.saturating_sub(price.saturating_mul(threads - 1)) / threads
+        let queued: Duration = self.pending[..=work_size as usize].iter().sum();
+        queued.saturating_sub(cpu_time.saturating_mul(threads - 1)) / threads
     }
 
-    /// All that waits or is being done.
-    pub fn all(&self) -> Duration {
+    /// Returns the total of queued and running work.
+    pub fn total(&self) -> Duration {
         self.pending.iter().sum()
     }
 }
@@ -91,46 +95,46 @@ impl MediaLoad {
 pub struct EncodedItem {
     /// The file.
     pub bytes: Bytes,
-    /// blake3 of it.
+    /// The blake3 hash of the file.
     pub content: [u8; 32],
-    /// The media type found from the bytes, such as `image/jpeg`.
+    /// The media type, detected from the bytes, such as `image/jpeg`.
     pub media_type: &'static str,
     /// The request's settings for its processor, as a JSON object.
     pub processor_kwargs: Arc<str>,
-    /// Where it was had, if at an `http:` or `https:` URL. May hold secrets.
+    /// The `http:` or `https:` URL of the file, if it was fetched. May contain secrets.
     pub url: Option<Arc<str>>,
 }
 
-/// What a backend wants of a source.
+/// A backend's request to a [`MediaSource`].
 #[derive(Clone)]
-pub struct TensorOrder {
-    /// What the values are to be.
+pub struct TensorRequest {
+    /// The format of the values.
     pub format: TensorFormat,
-    /// Where large tensors are to lie.
+    /// The memory for large tensors.
     pub memory: Arc<dyn TensorMemory>,
-    /// Whether the backend still lacks the item: asked when the source's turn to make it has come,
-    /// as the backend may have got the item with another request meanwhile.
-    pub still_wanted: Arc<dyn Fn() -> bool + Send + Sync>,
+    /// Returns `true` if the backend still lacks the item. Called when the computation can start,
+    /// because the backend may have received the item with another request in the meantime.
+    pub is_still_needed: Arc<dyn Fn() -> bool + Send + Sync>,
 }
 
-/// Memory that a backend hands tensors over from.
+/// The memory from which a backend hands tensors over.
 pub trait TensorMemory: Send + Sync {
-    /// Room for one tensor. `None` if it is to lie in this process's memory: the backend has no
-    /// other, or no room in it.
+    /// Reserves room for a tensor. `None` if the tensor belongs in this process's own memory: the
+    /// backend has no other memory, or no room in it.
     fn reserve(&self, bytes: usize) -> Option<SlotWriter>;
 
-    /// Whether the backend can hand these bytes over from where they are.
+    /// Returns `true` if the backend can hand these bytes over without copying them first.
     fn takes(&self, bytes: &TensorBytes) -> bool;
 }
 
-/// One named argument of the model for an item.
+/// A named argument of the model for an item.
 #[derive(Clone, Debug)]
 pub struct ItemField {
     /// The name, for instance `pixel_values`.
     pub name: Cow<'static, str>,
-    /// How the engine joins it with the same field of other items.
+    /// The way the engine joins it with the same field of other items.
     pub field: TensorField,
-    /// What it is.
+    /// The value.
     pub value: FieldValue,
 }
 
@@ -139,31 +143,31 @@ pub struct ItemField {
 pub enum FieldValue {
     /// A tensor.
     Tensor(Tensor),
-    /// A whole number.
+    /// An integer.
     Int(i64),
-    /// A number.
+    /// A floating-point number.
     Float(f64),
-    /// Several values.
+    /// A list of values.
     List(Vec<FieldValue>),
 }
 
-/// A tensor. Its elements lie densely, last dimension fastest, little-endian.
+/// A tensor. Its elements are dense, row-major (last dimension fastest) and little-endian.
 #[derive(Clone, Debug)]
 pub struct Tensor {
-    /// Element type.
+    /// The element type.
     pub dtype: Dtype,
-    /// Extents.
+    /// The extents of the dimensions.
     pub shape: Vec<usize>,
     /// The elements.
     pub bytes: TensorBytes,
 }
 
-/// A tensor's elements, where they lie.
+/// The elements of a tensor.
 #[derive(Clone, Debug)]
 pub enum TensorBytes {
-    /// The elements lie in this process's own memory.
+    /// Elements in this process's own memory.
     Here(Bytes),
-    /// The elements lie in shared memory that an engine maps.
+    /// Elements in shared memory that an engine maps.
     Slot(Slot),
 }
 
@@ -176,22 +180,22 @@ impl AsRef<[u8]> for TensorBytes {
     }
 }
 
-/// Numbers of items by the way that they took, over all continuations of a job.
+/// The number of media items by the way they reached the backend, over all continuations of a job.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Delivered {
-    /// Items that the backend held.
+pub struct MediaDelivery {
+    /// Items that the backend already held.
     pub cached: usize,
     /// Items with a tensor in shared memory.
     pub shared_memory: usize,
-    /// Items that were wholly in the message.
+    /// Items whose tensors were all in the message.
     pub inline: usize,
-    /// So many of them had embeddings that were to be found on the backend's machine and were not,
-    /// as far as it can tell.
+    /// Items of any kind above whose embeddings should have been on the backend's machine and were
+    /// not found, as far as the backend can tell.
     pub unfound: usize,
 }
 
-impl Delivered {
-    /// The costliest way that any item took.
+impl MediaDelivery {
+    /// Returns the most expensive way that any item took.
     pub fn transfer(self) -> Transfer {
         match self {
             Self { inline: 1.., .. } => Transfer::Inline,
@@ -202,7 +206,7 @@ impl Delivered {
     }
 }
 
-impl std::ops::AddAssign for Delivered {
+impl std::ops::AddAssign for MediaDelivery {
     fn add_assign(&mut self, other: Self) {
         let Self { cached, shared_memory, inline, unfound } = other;
         self.cached += cached;
@@ -212,21 +216,21 @@ impl std::ops::AddAssign for Delivered {
     }
 }
 
-/// How the tensors of media items reach a backend.
+/// The way the tensors of media items reach a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Transfer {
     /// There are no media items.
     None,
-    /// Nothing travelled: the backend held every item.
+    /// No tensor was sent: the backend held every item.
     Cached,
-    /// At least one item went in shared memory, and none inside the message.
+    /// At least one item was sent in shared memory, and none in the message.
     SharedMemory,
-    /// At least one item went inside the message.
+    /// At least one item was sent in the message.
     Inline,
 }
 
 impl Transfer {
-    /// The name in headers, metrics and reports.
+    /// Returns the name in headers, metrics and reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -237,17 +241,17 @@ impl Transfer {
     }
 }
 
-/// How an item is sent to another machine.
+/// The form in which an item is sent to another machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SentForm {
     /// The file that the client sent.
     Encoded,
-    /// The tensors that are made of it.
+    /// The tensors made from the file.
     Tensors,
 }
 
 impl SentForm {
-    /// The name in metrics.
+    /// Returns the name in metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Encoded => "encoded",
@@ -256,28 +260,30 @@ impl SentForm {
     }
 }
 
-/// Is told what happens to media on its way to backends: for counters and logs.
+/// An observer of media items on their way to backends, for counters and logs.
 pub trait MediaObserver: Send + Sync {
-    /// Items were handed over so.
-    fn delivered(&self, delivered: Delivered);
+    /// Called when items were handed over.
+    fn delivered(&self, delivered: MediaDelivery);
 
-    /// The backend lacked so many items that it was believed to hold; they are sent again.
+    /// Called when the backend lacked `items` items that the mirror of its receiver cache contains.
+    /// They are sent again.
     fn missed(&self, items: usize);
 
-    /// So many bytes of a file or of tensors were sent to another machine, which lacked them.
+    /// Called when `bytes` bytes of a file or of tensors were sent to another machine, which lacked
+    /// them.
     fn sent(&self, _bytes: u64) {}
 
-    /// An item was sent to another machine in this form.
+    /// Called when an item was sent to another machine in this form.
     fn sent_as(&self, _form: SentForm) {}
 
-    /// So many bytes of tensors were read out of this process's memory by another machine, which
-    /// lacked them.
+    /// Called when another machine, which lacked them, has read `bytes` bytes of tensors from this
+    /// process's memory.
     fn lent(&self, _bytes: u64) {}
 
-    /// An item that was to travel in shared memory or as tensors does not, or one that was to be
-    /// fetched or read elsewhere is sent. `cause` is one of a few words, `why` explains it to
-    /// people.
-    fn stepped_down(&self, cause: &'static str, why: &dyn fmt::Display);
+    /// Called when an item takes a slower way than planned: not in shared memory or not as tensors,
+    /// or sent instead of being fetched or read by the other machine. `cause` is one of a few words
+    /// for metrics; `reason` explains it to operators.
+    fn stepped_down(&self, cause: &'static str, reason: &dyn fmt::Display);
 }
 
 #[cfg(test)]
@@ -285,10 +291,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_waits_for_what_is_not_larger_once_all_threads_have_some() {
+    fn work_waits_for_smaller_or_equal_work_on_busy_threads() {
         let ms = Duration::from_millis;
         let load = |threads, pending: [u64; 3]| MediaLoad { threads, pending: pending.map(ms) };
-        let wait = |threads, pending, work| load(threads, pending).wait(work, ms(40));
+        let wait =
+            |threads, pending, work_size| load(threads, pending).estimated_wait(work_size, ms(40));
         assert_eq!(wait(4, [0; 3], WorkSize::Usual), ms(0));
         // Three of four threads are busy, then all of them twice.
         assert_eq!(wait(4, [0, 120, 0], WorkSize::Usual), ms(0));
@@ -298,15 +305,15 @@ mod tests {
         assert_eq!(wait(1, [3, 20, 900], WorkSize::Short), ms(3));
         assert_eq!(wait(1, [3, 20, 900], WorkSize::Usual), ms(23));
         assert_eq!(wait(1, [3, 20, 900], WorkSize::Heavy), ms(923));
-        // What another process says may be anything.
+        // The number of threads is another process's report and may be anything.
         assert_eq!(wait(0, [0, 20, 0], WorkSize::Usual), ms(20));
-        assert_eq!(load(4, [1, 2, 3]).all(), ms(6));
+        assert_eq!(load(4, [1, 2, 3]).total(), ms(6));
     }
 
     #[test]
-    fn the_costliest_way_names_a_jobs_transfer() {
+    fn most_expensive_way_names_the_transfer() {
         let ways = |cached, shared_memory, inline| {
-            Delivered { cached, shared_memory, inline, unfound: 0 }.transfer().name()
+            MediaDelivery { cached, shared_memory, inline, unfound: 0 }.transfer().name()
         };
         assert_eq!(
             [ways(0, 0, 0), ways(3, 0, 0), ways(3, 1, 0), ways(3, 1, 1)],

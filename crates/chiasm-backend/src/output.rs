@@ -2,46 +2,48 @@ use std::time::Duration;
 
 use chiasm_types::TokenId;
 
-/// What one step of a backend adds to one continuation.
+/// The new part of one continuation that a step of a backend has generated.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Output {
     /// The continuation's index, from 0.
     pub choice: usize,
-    /// What is new.
+    /// The new content.
     pub content: Content,
-    /// Why the continuation ended; set in its last output.
+    /// The reason why the continuation ended; set in its last output.
     pub finish: Option<Finish>,
-    /// How the prompt was computed; set in a continuation's first output where the backend tells.
+    /// Statistics of the prefill; set in a continuation's first output if the backend reports them.
     pub prefill: Option<Prefill>,
-    /// Log probabilities of the prompt's next tokens, from its second one on, if they were asked
-    /// for.
+    /// Log probabilities of the prompt's next tokens, from the second token on, if requested.
     pub prompt_logprobs: Option<PromptLogprobs>,
 }
 
-/// Log probabilities at some positions of a prompt, with `width` candidates at each: the token that
-/// stands there, then the likeliest ones, that token among them if it is one of those.
+/// Log probabilities at some positions of a prompt, with `width` candidates per position.
+///
+/// The first candidate is the prompt's token, followed by the most likely tokens. The prompt's
+/// token is repeated if it is one of those.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PromptLogprobs {
-    /// Candidates of a position, at least 1 unless there are no positions.
+    /// The number of candidates per position, at least 1 unless there are no positions.
     pub width: usize,
-    /// Candidates of all positions: `positions × width`.
+    /// The candidates of all positions: `positions × width`.
     pub tokens: Vec<TokenId>,
-    /// Natural logarithms of their probabilities: `positions × width`.
+    /// The natural logarithms of their probabilities: `positions × width`.
     pub logprobs: Vec<f32>,
-    /// How many tokens are as likely as the one that stands at a position, itself included, or
-    /// likelier: one per position.
+    /// The rank of the prompt's token at each position: the number of tokens that are at least as
+    /// likely, itself included.
     pub ranks: Vec<u32>,
 }
 
 impl PromptLogprobs {
-    /// The candidates of a position, with their log probabilities. `None` behind the last one.
+    /// Returns the candidates of a position with their log probabilities; `None` after the last
+    /// position.
     pub fn at(&self, position: usize) -> Option<(&[TokenId], &[f32])> {
         let range = position * self.width..(position + 1) * self.width;
         Some((self.tokens.get(range.clone())?, self.logprobs.get(range)?))
             .filter(|(tokens, _)| !tokens.is_empty())
     }
 
-    /// Adds the positions that come after.
+    /// Appends the positions of `next`.
     pub fn append(&mut self, next: Self) {
         let Self { width, tokens, logprobs, ranks } = next;
         self.width = self.width.max(width);
@@ -51,51 +53,51 @@ impl PromptLogprobs {
     }
 }
 
-/// What is new in a continuation.
+/// The new content of a continuation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Content {
-    /// Tokens, still to be turned into text.
+    /// Tokens that are not yet detokenized.
     Tokens {
-        /// Zero or more tokens, the one that ended the continuation included.
+        /// Zero or more tokens, including the one that ended the continuation.
         tokens: Vec<TokenId>,
-        /// One entry per token, if log probabilities were asked for.
+        /// One entry per token, if log probabilities were requested.
         logprobs: Option<Vec<TokenLogprob>>,
     },
-    /// Text and tool calls as the backend made them.
+    /// Text and tool calls that the backend has parsed itself.
     Text {
-        /// New text; may be empty. It stands before the calls.
+        /// The new text, which precedes the calls; may be empty.
         text: String,
-        /// Pieces of tool calls. A call's pieces follow each other, without text between them.
+        /// Pieces of tool calls. The pieces of a call are consecutive, without text between them.
         tool_calls: Vec<ToolCallDelta>,
     },
 }
 
-/// A piece of a tool call, in OpenAI's terms: the first piece of a call has its id and name, the
-/// others go on with its arguments.
+/// A piece of a tool call, in OpenAI's terms. The first piece of a call has the id and the name;
+/// the others continue the arguments.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ToolCallDelta {
-    /// The call's index in its continuation, from 0.
+    /// The call's index in the continuation, from 0.
     pub index: usize,
     /// The call's id.
     pub id: Option<String>,
     /// The function's name.
     pub name: Option<String>,
-    /// What is new of the arguments, JSON in pieces.
+    /// The next piece of the arguments, which are JSON.
     pub arguments: String,
 }
 
-/// A chosen token, its log probability, and the likeliest alternatives in the engine's order.
+/// A sampled token, its log probability, and the most likely alternatives in the engine's order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogprob {
-    /// The chosen token.
+    /// The sampled token.
     pub token: TokenId,
-    /// Natural logarithm of its probability.
+    /// The natural logarithm of its probability.
     pub logprob: f32,
-    /// At most as many as were asked for.
+    /// The alternatives, at most as many as were requested.
     pub top: Vec<(TokenId, f32)>,
 }
 
-/// Why a continuation ended.
+/// The reason why a continuation ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finish {
     /// The end-of-sequence token.
@@ -104,22 +106,23 @@ pub enum Finish {
     StopToken(TokenId),
     /// One of the job's stop strings.
     StopString(String),
-    /// The largest number of new tokens was reached, or the context is full.
+    /// The maximum number of new tokens was reached, or the context is full.
     Length,
-    /// The engine found that the continuation goes in circles.
+    /// The engine detected a repetition.
     Repetition,
     /// The model calls tools.
     ToolCalls,
 }
 
-/// How a prompt was computed.
+/// Statistics of a prefill.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Prefill {
-    /// Prompt tokens that the backend found in its KV cache, by its own count.
+    /// The number of prompt tokens that the backend found in its KV cache, by its own count.
     pub cached_tokens: usize,
-    /// Prompt tokens that it has computed and keeps there for others, where it tells.
+    /// The number of prompt tokens that the backend has computed and keeps in its cache, if it
+    /// reports that.
     pub created_tokens: Option<usize>,
-    /// How long the request waited in the backend before it was first scheduled, where the backend
-    /// tells.
+    /// The time that the request waited in the backend before it was first scheduled, if the
+    /// backend reports that.
     pub queued: Option<Duration>,
 }

@@ -2,28 +2,30 @@ use std::sync::Arc;
 
 use chiasm_types::{BlockSize, VllmVersion};
 
-/// Everything that decides how a prompt is expanded and keyed for a worker. Workers of equal
-/// classes can be given one plan of a request; a request is planned and keyed once per class that
-/// is present in the fleet.
+/// Everything that determines how a prompt is expanded and keyed for a worker.
+///
+/// Workers of equal classes can share a plan of a request. A request is planned and keyed once per
+/// class that is present in the fleet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PlanClass {
-    /// The processor that decides tokens and tensors of media items, in bytes that stand for its
-    /// name, version and settings. Part of every item's identity.
+    /// The processor that determines the tokens and tensors of media items, as bytes that encode
+    /// its name, version and settings. Part of every item's identity.
     pub processor: Arc<[u8]>,
-    /// Which media items that vLLM's own processor makes the worker takes.
+    /// The items of vLLM's own processor that the worker takes.
     pub vllm_items: VllmItems,
-    /// What stands for a media item in the prompt that the worker is given.
+    /// The form of a media item in the worker's prompt.
     pub placeholders: PlaceholderForm,
-    /// How the blocks of a prompt are named.
+    /// The scheme of block keys.
     pub keys: KeyScheme,
-    /// Tokens per block.
+    /// The number of tokens per block.
     pub block_size: BlockSize,
 }
 
 impl PlanClass {
-    /// Everything of a class and of one item's settings that changes the item's tensors: what its
-    /// identity is made of beside its content. `fingerprint` is the settings' own.
-    pub fn identify(processor: &[u8], fingerprint: &[u8]) -> Vec<u8> {
+    /// Returns the part of an item's identity that does not depend on its content: everything in
+    /// the class and in the item's settings that changes its tensors. `fingerprint` identifies the
+    /// settings.
+    pub fn item_identity(processor: &[u8], fingerprint: &[u8]) -> Vec<u8> {
         let mut identity = Vec::with_capacity(8 + processor.len() + fingerprint.len());
         identity.extend_from_slice(&(processor.len() as u64).to_le_bytes());
         identity.extend_from_slice(processor);
@@ -32,52 +34,54 @@ impl PlanClass {
     }
 }
 
-/// Media items that vLLM's own processor makes, by the release of vLLM: one may write or shape them
-/// otherwise than another.
+/// The items of vLLM's own processor that a worker takes. Releases of vLLM may serialize or shape
+/// such items differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum VllmItems {
-    /// Those of any release.
+    /// Items of any release.
     Any,
-    /// Those of the release that computes.
-    Of(VllmVersion),
-    /// None.
+    /// Items of this release, which is the worker's own.
+    Release(VllmVersion),
+    /// No such items.
     None,
 }
 
 impl VllmItems {
-    /// What an engine takes that says this of itself: `vLLM 0.32.0`. Builds that tell no release,
-    /// and other engines, take any.
-    pub fn of_engine(engine: &str) -> Self {
-        engine.strip_prefix("vLLM ").and_then(VllmVersion::parse).map_or(Self::Any, Self::Of)
+    /// Returns the items that an engine takes, by its description, such as `vLLM 0.32.0`. Builds
+    /// without a release number and other engines take items of any release.
+    pub fn for_engine(engine: &str) -> Self {
+        engine.strip_prefix("vLLM ").and_then(VllmVersion::parse).map_or(Self::Any, Self::Release)
     }
 }
 
-/// What stands for a media item in the prompt that a worker is given.
+/// The form of a media item in a worker's prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PlaceholderForm {
-    /// The item's own tokens stand in the prompt, as many as the engine computes.
+    /// The item's own tokens, as many as the engine computes.
     Expanded,
-    /// The template's one marker: the worker expands it itself.
+    /// The template's single marker, which the worker expands itself.
     Marker,
-    /// The worker writes them itself from the client's own messages, and has its own names of
-    /// items. The backend learns these from what the worker tells of its KV cache; for that it is
-    /// given what each request is expected to become ([`Forward::prompt`](crate::Forward::prompt)).
+    /// The worker makes the prompt from the client's own messages and has its own names of items.
+    /// The backend learns these names from the worker's KV events. To that end it gets the
+    /// predicted prompt of each request
+    /// ([`ForwardRequest::prompt`](crate::ForwardRequest::prompt)).
     Learned,
 }
 
-/// How the blocks of a prompt are named.
+/// A scheme of block keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KeyScheme {
     /// Our own 127-bit keys, from tokens and media identities (`chiasm-kv`).
     Chiasm,
-    /// The same function of a request's text, four bytes in place of a token, and of the hashes of
-    /// its media items: for workers that are given requests as they come.
+    /// Our own keys, but from a request's text, four bytes per token, and from the hashes of its
+    /// media items. Used for workers that get requests unchanged.
     Text,
-    /// SGLang's own hashes of its blocks, as `chiasm_kv::EngineHashing::Sglang` makes them.
+    /// SGLang's own block hashes, as `chiasm_kv::EngineHashing::Sglang` computes them.
     Sglang,
-    /// Those of SGLang 0.5.22, as `chiasm_kv::EngineHashing::SglangNarrow` makes them.
+    /// The block hashes of SGLang 0.5.22, as `chiasm_kv::EngineHashing::SglangNarrow` computes
+    /// them.
     SglangNarrow,
-    /// Dynamo's own hashes of its workers' blocks, as `chiasm_kv::EngineHashing::Dynamo` makes
+    /// Dynamo's own hashes of its workers' blocks, as `chiasm_kv::EngineHashing::Dynamo` computes
     /// them.
     Dynamo,
 }
@@ -87,9 +91,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_class_is_part_of_an_items_identity() {
-        assert_ne!(PlanClass::identify(b"a", b"bc"), PlanClass::identify(b"ab", b"c"));
-        assert_ne!(PlanClass::identify(b"a", b"x"), PlanClass::identify(b"b", b"x"));
-        assert_ne!(PlanClass::identify(b"", b"x"), PlanClass::identify(b"x", b""));
+    fn item_identity_depends_on_the_class() {
+        assert_ne!(PlanClass::item_identity(b"a", b"bc"), PlanClass::item_identity(b"ab", b"c"));
+        assert_ne!(PlanClass::item_identity(b"a", b"x"), PlanClass::item_identity(b"b", b"x"));
+        assert_ne!(PlanClass::item_identity(b"", b"x"), PlanClass::item_identity(b"x", b""));
     }
 }

@@ -1,38 +1,40 @@
-//! Networks over which engines of several machines hand prompts to each other.
+//! Private networks over which engines on several machines hand prompts to each other.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
-/// Addresses that begin with the same bits: `10.0.0.0/24`.
+/// A network: the addresses that share a prefix, such as `10.0.0.0/24`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Network {
     first: IpAddr,
-    bits: u8,
+    prefix_bits: u8,
 }
 
 impl Network {
-    /// The addresses that have this one's first bits: 1 to 32, and to 128 for IPv6. `None` for
-    /// other numbers.
-    pub fn around(address: IpAddr, bits: u8) -> Option<Self> {
+    /// Returns the network that contains `address`. The prefix has 1 to 32 bits for IPv4 and 1 to
+    /// 128 bits for IPv6; `None` for other lengths.
+    pub fn containing(address: IpAddr, prefix_bits: u8) -> Option<Self> {
         let first = match address {
-            IpAddr::V4(address) if (1..=32).contains(&bits) => {
-                IpAddr::V4(Ipv4Addr::from_bits(address.to_bits() & (u32::MAX << (32 - bits))))
+            IpAddr::V4(address) if (1..=32).contains(&prefix_bits) => {
+                let mask = u32::MAX << (32 - prefix_bits);
+                IpAddr::V4(Ipv4Addr::from_bits(address.to_bits() & mask))
             }
-            IpAddr::V6(address) if (1..=128).contains(&bits) => {
-                IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << (128 - bits))))
+            IpAddr::V6(address) if (1..=128).contains(&prefix_bits) => {
+                let mask = u128::MAX << (128 - prefix_bits);
+                IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & mask))
             }
             IpAddr::V4(_) | IpAddr::V6(_) => return None,
         };
-        Some(Self { first, bits })
+        Some(Self { first, prefix_bits })
     }
 
-    /// Whether an address is one of them.
+    /// Returns `true` if `address` belongs to this network.
     pub fn contains(&self, address: IpAddr) -> bool {
-        Self::around(address, self.bits) == Some(*self)
+        Self::containing(address, self.prefix_bits) == Some(*self)
     }
 
-    /// Whether its addresses are those of one machine.
+    /// Returns `true` if this is a loopback network, which does not leave the machine.
     pub fn is_loopback(&self) -> bool {
         self.first.is_loopback()
     }
@@ -40,24 +42,24 @@ impl Network {
 
 impl fmt::Display for Network {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.first, self.bits)
+        write!(f, "{}/{}", self.first, self.prefix_bits)
     }
 }
 
-/// The fault of a text that names no network.
+/// The error for a text that is not a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NetworkError {
-    /// It is no [`Network`].
+    /// The text is not a [`Network`].
     #[error("expected an address and a number of bits, such as 10.0.0.0/24")]
     Network,
-    /// It is no [`PrivateNetwork`].
+    /// The text is not a [`PrivateNetwork`].
     #[error(
         "expected this machine's address and how many of its bits are the network's, \
          such as 10.0.0.7/24"
     )]
     PrivateNetwork,
-    /// The address of a [`PrivateNetwork`] is one of several machines, or of none.
+    /// The address of a [`PrivateNetwork`] does not name exactly one machine.
     #[error("{0} is no address of one machine; {how}", how = NetworkError::PrivateNetwork)]
     NotOneMachine(IpAddr),
 }
@@ -66,21 +68,21 @@ impl FromStr for Network {
     type Err = NetworkError;
 
     fn from_str(text: &str) -> Result<Self, NetworkError> {
-        let around = |(address, bits)| Self::around(address, bits);
-        read(text).and_then(around).ok_or(NetworkError::Network)
+        let (address, prefix_bits) = split(text).ok_or(NetworkError::Network)?;
+        Self::containing(address, prefix_bits).ok_or(NetworkError::Network)
     }
 }
 
-/// A network that an operator says is private, and where this machine is on it: `10.0.0.7/24`.
+/// A network that the operator declares private, with this machine's address on it: `10.0.0.7/24`.
 ///
-/// The number of bits is not guessed. What it allows is which addresses engines connect to and send
-/// keys and values to, and neither an address's class nor a network card's mask tells whom the
+/// The prefix length is never guessed. It determines to which addresses engines connect and send
+/// keys and values. Neither an address's class nor a network card's mask shows which machines the
 /// operator trusts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrivateNetwork {
     /// This machine's address.
     pub address: IpAddr,
-    /// The addresses of all machines.
+    /// The network that all machines are on.
     pub network: Network,
 }
 
@@ -88,18 +90,20 @@ impl FromStr for PrivateNetwork {
     type Err = NetworkError;
 
     fn from_str(text: &str) -> Result<Self, NetworkError> {
-        let (address, bits) = read(text).ok_or(NetworkError::PrivateNetwork)?;
+        let (address, prefix_bits) = split(text).ok_or(NetworkError::PrivateNetwork)?;
         if address.is_unspecified() || address.is_multicast() {
             return Err(NetworkError::NotOneMachine(address));
         }
-        let network = Network::around(address, bits).ok_or(NetworkError::PrivateNetwork)?;
+        let network =
+            Network::containing(address, prefix_bits).ok_or(NetworkError::PrivateNetwork)?;
         Ok(Self { address, network })
     }
 }
 
-fn read(text: &str) -> Option<(IpAddr, u8)> {
-    let (address, bits) = text.split_once('/')?;
-    Some((address.parse().ok()?, bits.parse().ok()?))
+/// Splits a text into an address and the number of its prefix bits.
+fn split(text: &str) -> Option<(IpAddr, u8)> {
+    let (address, prefix_bits) = text.split_once('/')?;
+    Some((address.parse().ok()?, prefix_bits.parse().ok()?))
 }
 
 #[cfg(test)]
@@ -111,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_has_the_addresses_with_its_bits() {
+    fn network_contains_addresses_with_its_prefix() {
         let office = network("10.1.2.7/22");
         assert_eq!(office.to_string(), "10.1.0.0/22");
         let has = |address: &str| office.contains(address.parse().unwrap());
@@ -129,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn machines_of_one_network_say_the_same() {
+    fn machines_of_one_network_parse_to_equal_networks() {
         assert_eq!(network("10.0.0.7/24"), network("10.0.0.8/24"));
         assert_ne!(network("10.0.0.7/24"), network("10.0.1.7/24"));
         assert_ne!(network("10.0.0.0/24"), network("10.0.0.0/16"));
@@ -138,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_gives_no_network_is_told_how() {
+    fn text_that_is_not_a_network_gets_an_example() {
         for wrong in [
             "10.0.0.7",
             "",

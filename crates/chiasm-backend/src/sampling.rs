@@ -7,20 +7,22 @@ use std::sync::Arc;
 
 use chiasm_types::TokenId;
 
-/// Declares [`Supports`] and everything that has to know each of its fields.
+/// Declares [`Supports`] and the code that handles each of its fields.
 macro_rules! supports {
     ($($(#[$doc:meta])* $part:ident = $field:literal,)+) => {
-        /// The optional parts of a request that a worker supports, or those that a request has. A
-        /// job with another part is refused with [`JobError::Refused`](crate::JobError::Refused).
-        /// The default supports nothing.
+        /// The optional parts of a request: those that a worker supports, or those that a request
+        /// has.
+        ///
+        /// A job with an unsupported part is refused with
+        /// [`JobError::Refused`](crate::JobError::Refused). The default supports nothing.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct Supports {
             $($(#[$doc])* pub $part: bool,)+
         }
 
         impl Supports {
-            /// Every part, also those that are added later: for backends that pass on requests as
-            /// they come, and do not know what is in them.
+            /// Every part, including parts that are added later. For backends that pass requests on
+            /// unchanged and do not know their contents.
             pub const EVERYTHING: Self = Self { $($part: true,)+ };
 
             /// Returns the request field of the first part that is needed and not supported.
@@ -38,7 +40,7 @@ macro_rules! supports {
             }
         }
 
-        /// One part each, with its request field.
+        /// Returns each part alone, with its request field.
         #[cfg(test)]
         fn single_parts() -> Vec<(Supports, &'static str)> {
             vec![$((Supports { $part: true, ..Supports::default() }, $field),)+]
@@ -51,7 +53,7 @@ supports! {
     bad_words = "bad_words",
     /// [`Sampling::prompt_logprobs`].
     prompt_logprobs = "prompt_logprobs",
-    /// Settings of a request for the processor of its media items.
+    /// A request's settings for the processor of its media items.
     processor_kwargs = "mm_processor_kwargs",
     /// [`Sampling::logit_bias`].
     logit_bias = "logit_bias",
@@ -70,70 +72,72 @@ supports! {
 }
 
 impl Supports {
-    /// Returns `true` if every part that is needed is supported.
+    /// Returns `true` if every part in `needs` is supported.
     pub fn covers(self, needs: Self) -> bool {
         self.first_missing(needs).is_none()
     }
 }
 
-/// How tokens are chosen and when to stop, with all defaults filled in. Ranges are those of vLLM's
-/// `SamplingParams`.
+/// The sampling settings and stop conditions of a job, with all defaults filled in. The ranges are
+/// those of vLLM's `SamplingParams`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {
-    /// Number of continuations, 1 or more.
+    /// The number of continuations, at least 1.
     pub n: usize,
-    /// Most new tokens of each continuation, at least 1.
+    /// The maximum number of new tokens per continuation, at least 1.
     pub max_tokens: u32,
-    /// No stop before so many new tokens.
+    /// The minimum number of new tokens before a continuation may stop.
     pub min_tokens: u32,
-    /// 0 is greedy.
+    /// The temperature; 0 is greedy.
     pub temperature: f64,
-    /// Above 0, to 1.
+    /// More than 0, at most 1.
     pub top_p: f64,
     /// 0 considers all tokens.
     pub top_k: i32,
     /// 0 to 1.
     pub min_p: f64,
-    /// Makes sampling repeatable. Continuation `i` uses `seed + i`, so that they differ.
+    /// The seed that makes sampling reproducible. Continuation `i` uses `seed + i`, so that
+    /// continuations differ.
     pub seed: Option<i64>,
     /// -2 to 2.
     pub presence_penalty: f64,
     /// -2 to 2.
     pub frequency_penalty: f64,
-    /// Above 0; 1 is none.
+    /// More than 0; 1 means no penalty.
     pub repetition_penalty: f64,
-    /// Tokens that end a continuation, without the end-of-sequence token.
+    /// The tokens that end a continuation, without the end-of-sequence token.
     pub stop_token_ids: Vec<TokenId>,
     /// The end-of-sequence token; `None` if it does not end a continuation.
     pub eos_token: Option<TokenId>,
-    /// All tokens that could end a continuation: what `min_tokens` holds back.
+    /// All tokens that could end a continuation. `min_tokens` suppresses them.
     pub all_stop_token_ids: Vec<TokenId>,
-    /// Goes on after the end-of-sequence token.
+    /// Continues after the end-of-sequence token.
     pub ignore_eos: bool,
-    /// Log probabilities of each new token and so many alternatives.
+    /// The number of alternatives with log probabilities per new token; `None` for no log
+    /// probabilities.
     pub logprobs: Option<u32>,
-    /// Log probabilities of each prompt token but the first, and of so many alternatives. The whole
-    /// prompt is computed for them.
+    /// The number of alternatives with log probabilities per prompt token, without the first token;
+    /// `None` for no log probabilities. They require that the whole prompt is computed.
     pub prompt_logprobs: Option<u32>,
-    /// Computes the whole prompt, whatever of it is in the KV cache.
+    /// Computes the whole prompt, even if a part of it is in the KV cache.
     pub skip_reading_prefix_cache: bool,
-    /// Added to the logits of single tokens, -100 to 100.
+    /// The biases that are added to the logits of tokens, -100 to 100.
     pub logit_bias: Vec<(TokenId, f64)>,
-    /// Only these can be generated, unless empty.
+    /// The only tokens that may be generated; empty for all.
     pub allowed_token_ids: Vec<TokenId>,
-    /// The last token of none of these sequences is generated behind the others.
+    /// The token sequences that are never generated: the last token of a sequence is suppressed
+    /// after the others.
     pub bad_words: Vec<Vec<TokenId>>,
-    /// What the text has to be.
+    /// The constraint of the text.
     pub structured: Option<Structured>,
-    /// At most so many tokens of reasoning: then it is ended.
+    /// The maximum number of reasoning tokens, after which the engine ends the reasoning.
     pub thinking_budget: Option<u32>,
-    /// What counts as going round in circles, which ends a continuation.
+    /// The repetition that ends a continuation.
     pub repetition: Option<Repetition>,
 }
 
 impl Sampling {
-    /// Returns the optional parts that these settings have. Parts of the rest of a job are left
-    /// out.
+    /// Returns the optional parts that these settings use, without the parts in the rest of a job.
     pub fn needs(&self) -> Supports {
         let Self {
             // Every worker supports these.
@@ -152,9 +156,9 @@ impl Sampling {
             eos_token: _,
             all_stop_token_ids: _,
             ignore_eos: _,
-            // Backends refuse them themselves: it shows late which servers lack them.
+            // Backends refuse them, because a server shows late that it lacks them.
             logprobs: _,
-            // Which constraints a worker knows shows when it has one.
+            // A worker shows whether it supports a constraint when it gets one.
             structured: _,
             bad_words,
             prompt_logprobs,
@@ -172,14 +176,14 @@ impl Sampling {
             thinking_budget: thinking_budget.is_some(),
             repetition: repetition.is_some(),
             skip_reading_prefix_cache: *skip_reading_prefix_cache,
-            // Parts of the job beside its sampling.
+            // Parts of the job outside its sampling.
             processor_kwargs: false,
             media: false,
             cache_salt: false,
         }
     }
 
-    /// Greedy sampling of at most `max_tokens` tokens, with everything else off.
+    /// Returns greedy sampling of at most `max_tokens` tokens, with everything else off.
     #[cfg(feature = "fake")]
     pub fn greedy(max_tokens: u32) -> Self {
         Self {
@@ -210,7 +214,8 @@ impl Sampling {
         }
     }
 
-    /// Sampling in which every field has a value of its own, which shows whether a wire carries it.
+    /// Returns sampling with a distinct value in every field, for tests that a wire carries all
+    /// fields.
     #[cfg(feature = "fake")]
     pub fn distinctive() -> Self {
         let constraint = Constraint::Regex("a+".into());
@@ -243,45 +248,44 @@ impl Sampling {
     }
 }
 
-/// A pattern of tokens that is repeated at the end of a continuation.
+/// A repeated pattern of tokens at the end of a continuation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repetition {
-    /// Most tokens of the pattern, at least 1.
+    /// The maximum length of the pattern in tokens, at least 1.
     pub max_pattern: u32,
-    /// Fewest tokens of the pattern, at most `max_pattern`; 0 is as good as 1.
+    /// The minimum length of the pattern in tokens, at most `max_pattern`; 0 means 1.
     pub min_pattern: u32,
-    /// How often it has to be there, at least 2.
+    /// The minimum number of occurrences, at least 2.
     pub count: u32,
 }
 
-/// What the text of an answer has to be, and where the client said so.
+/// The constraint of an answer's text, with the request field that it came from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Structured {
-    /// The constraint. A backend that does not take it refuses the job with
+    /// The constraint. A backend that does not support it refuses the job with
     /// [`JobError::Refused`](crate::JobError::Refused).
     pub constraint: Constraint,
-    /// The field of the request that it came from.
+    /// The request field that it came from.
     pub field: &'static str,
 }
 
-/// Exactly one constraint of an answer's text, in the forms that engines compile.
+/// A constraint of an answer's text, in one of the forms that engines compile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Constraint {
-    /// JSON of this schema, which is JSON too.
+    /// JSON that matches this JSON schema.
     JsonSchema(Arc<str>),
     /// Any JSON object.
     JsonObject,
-    /// Text that this regular expression matches as a whole.
+    /// Text that this regular expression matches completely.
     Regex(Arc<str>),
-    /// A word of this grammar: GBNF with the start symbol `root`.
+    /// Text in the language of this grammar: GBNF with the start symbol `root`.
     Grammar(Arc<str>),
-    /// Text in which some tags begin parts of a form of their own: xgrammar's structural tag, as
-    /// JSON.
+    /// Text in which tags begin constrained parts: xgrammar's structural tag, as JSON.
     StructuralTag(Arc<str>),
 }
 
 impl Constraint {
-    /// Bytes of its text.
+    /// Returns the length of the constraint's text in bytes.
     pub fn bytes(&self) -> usize {
         match self {
             Self::JsonObject => 0,

@@ -1,4 +1,4 @@
-//! How servers are reached: certificates, and the cluster that a pod is in.
+//! Access to servers: certificates, and the cluster that a pod runs in.
 
 use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
@@ -7,111 +7,119 @@ use url::Url;
 
 use crate::DiscoveryError;
 
-/// Where Kubernetes puts what a pod needs to speak to the API server.
+/// The folder in which Kubernetes puts a pod's credentials for the API server.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-const HOST: &str = "KUBERNETES_SERVICE_HOST";
-const PORT: &str = "KUBERNETES_SERVICE_PORT";
+/// The variable with the API server's host. It is missing outside of a pod.
+pub(crate) const HOST_VARIABLE: &str = "KUBERNETES_SERVICE_HOST";
+const PORT_VARIABLE: &str = "KUBERNETES_SERVICE_PORT";
 
-/// How the servers of sources are reached. The default has nothing special: `etcds://` trusts whom
-/// Mozilla trusts, no cluster is known.
+/// Access to the servers of sources. By default, `etcds://` trusts Mozilla's certificate
+/// authorities and there is no cluster.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
-    /// For `etcds://`.
+    /// The files for `etcds://`.
     pub etcd: Tls,
-    /// For `kubernetes://`.
+    /// The cluster for `kubernetes://`.
     pub cluster: Option<ClusterAccess>,
 }
 
-/// Files in PEM for connections with TLS. They are read again for each new connection after a
-/// failure, as certificates rotate.
+/// PEM files for TLS. They are read again when connecting after a failure, because certificates
+/// rotate.
 #[derive(Clone, Debug, Default)]
 pub struct Tls {
-    /// The certificates of those who sign the server's. Without it these are Mozilla's.
+    /// The certificates of the authorities that sign the server's certificate. `None` stands for
+    /// those that Mozilla trusts.
     pub authority: Option<PathBuf>,
-    /// Who this process is, for servers that ask for it.
+    /// The certificate of this process, for servers that request one.
     pub identity: Option<Identity>,
 }
 
-/// A certificate and its key, in PEM.
+/// PEM files of a certificate and its key.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// The certificate and those between it and the authority.
+    /// The certificate and any intermediate certificates.
     pub certificate: PathBuf,
-    /// Its private key.
+    /// The certificate's private key.
     pub key: PathBuf,
 }
 
 /// The API server of a Kubernetes cluster, and this process's account there.
 #[derive(Clone, Debug)]
 pub struct ClusterAccess {
-    /// The API server, `https` or `http`.
+    /// The URL of the API server, `https` or `http`.
     pub server: Url,
-    /// The file with the token that is sent to it; read for each request, as it rotates.
+    /// The file with the token for the server. It is read for each request, because it rotates.
     pub token: Option<PathBuf>,
-    /// The certificates of those who sign the server's.
+    /// The certificates of the authorities that sign the server's certificate.
     pub authority: Option<PathBuf>,
 }
 
 impl ClusterAccess {
-    /// The cluster of the pod whose environment is read by `variable`; none outside of a pod.
+    /// Returns the cluster of this pod, given its environment variables. Returns `None` outside of
+    /// a pod.
     ///
     /// # Errors
-    /// [`DiscoveryError::Cluster`] if a variable has something in it that Kubernetes does not put
-    /// there.
-    pub fn of_pod(
+    /// [`DiscoveryError::Cluster`] if a variable of Kubernetes has an invalid value.
+    pub fn from_pod_env(
         variable: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Option<Self>, DiscoveryError> {
-        let (Some(host), Some(port)) = (variable(HOST), variable(PORT)) else { return Ok(None) };
-        let port: u16 =
-            port.parse().map_err(|_| DiscoveryError::Cluster { variable: PORT, value: port })?;
-        let authority = match host.parse::<Ipv6Addr>() {
+        let Some(host) = variable(HOST_VARIABLE) else { return Ok(None) };
+        let Some(port) = variable(PORT_VARIABLE) else { return Ok(None) };
+        let port: u16 = port
+            .parse()
+            .map_err(|_| DiscoveryError::Cluster { variable: PORT_VARIABLE, value: port })?;
+        let url_host = match host.parse::<Ipv6Addr>() {
             Ok(ip) => format!("[{ip}]"),
             Err(_) => host.clone(),
         };
-        let wrong = |_| DiscoveryError::Cluster { variable: HOST, value: host.clone() };
-        let server = Url::parse(&format!("https://{authority}:{port}/")).map_err(wrong)?;
+        let invalid = |_| DiscoveryError::Cluster { variable: HOST_VARIABLE, value: host.clone() };
+        let server = Url::parse(&format!("https://{url_host}:{port}/")).map_err(invalid)?;
         let file = |name: &str| Some(Path::new(SERVICE_ACCOUNT).join(name));
         Ok(Some(Self { server, token: file("token"), authority: file("ca.crt") }))
     }
 
+    /// Returns the files for TLS connections to the API server.
     pub(crate) fn tls(&self) -> Tls {
         Tls { authority: self.authority.clone(), identity: None }
     }
 }
 
-/// The variable whose absence means that no cluster is known.
-pub(crate) const OF_PODS: &str = HOST;
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn of(host: &str, port: &str) -> Result<Option<ClusterAccess>, DiscoveryError> {
-        let values = [(HOST, host), (PORT, port)];
-        ClusterAccess::of_pod(&|name| {
+    fn cluster(host: &str, port: &str) -> Result<Option<ClusterAccess>, DiscoveryError> {
+        let values = [(HOST_VARIABLE, host), (PORT_VARIABLE, port)];
+        ClusterAccess::from_pod_env(&|name| {
             let value = values.iter().find(|(known, _)| *known == name)?.1;
             (!value.is_empty()).then(|| value.to_owned())
         })
     }
 
     #[test]
-    fn a_pod_is_told_where_its_cluster_is() {
-        let cluster = of("10.0.0.1", "443").unwrap().unwrap();
-        assert_eq!(cluster.server.as_str(), "https://10.0.0.1/");
+    fn cluster_is_read_from_pod_environment() {
+        let access = cluster("10.0.0.1", "443").unwrap().unwrap();
+        assert_eq!(access.server.as_str(), "https://10.0.0.1/");
         assert_eq!(
-            cluster.token.unwrap(),
+            access.token.unwrap(),
             Path::new("/var/run/secrets/kubernetes.io/serviceaccount/token")
         );
         assert_eq!(
-            cluster.authority.unwrap(),
+            access.authority.unwrap(),
             Path::new("/var/run/secrets/kubernetes.io/serviceaccount/ca.crt")
         );
         assert_eq!(
-            of("fd00::1", "6443").unwrap().unwrap().server.as_str(),
+            cluster("fd00::1", "6443").unwrap().unwrap().server.as_str(),
             "https://[fd00::1]:6443/"
         );
-        assert!(of("", "443").unwrap().is_none());
-        assert!(matches!(of("10.0.0.1", "x"), Err(DiscoveryError::Cluster { variable: PORT, .. })));
-        assert!(matches!(of("a b", "443"), Err(DiscoveryError::Cluster { variable: HOST, .. })));
+        assert!(cluster("", "443").unwrap().is_none());
+        assert!(matches!(
+            cluster("10.0.0.1", "x"),
+            Err(DiscoveryError::Cluster { variable: PORT_VARIABLE, .. })
+        ));
+        assert!(matches!(
+            cluster("a b", "443"),
+            Err(DiscoveryError::Cluster { variable: HOST_VARIABLE, .. })
+        ));
     }
 }

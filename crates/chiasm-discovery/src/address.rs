@@ -1,13 +1,13 @@
-//! `host:port`, checked.
+//! Parsing of `host:port`.
 
 use std::net::Ipv6Addr;
 
 use crate::DiscoveryError;
 
-/// The longest name in DNS.
-const LONGEST_HOST: usize = 253;
+/// The maximum length of a name in DNS.
+const MAX_HOST_BYTES: usize = 253;
 
-/// The one way to write the address that `text` means: lower-case, the port without leading zeros,
+/// Parses an address and returns its canonical form: lower-case, the port without leading zeros,
 /// IPv6 in brackets.
 pub(crate) fn parse(text: &str) -> Result<String, DiscoveryError> {
     canonical(text).ok_or_else(|| DiscoveryError::Address(text.chars().take(300).collect()))
@@ -23,9 +23,10 @@ fn canonical(text: &str) -> Option<String> {
         let ip: Ipv6Addr = ip.strip_suffix(']')?.parse().ok()?;
         return Some(format!("[{ip}]:{port}"));
     }
-    let is_of_a_name =
+    let is_name_byte =
         |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
-    let is_name = !host.is_empty() && host.len() <= LONGEST_HOST && host.bytes().all(is_of_a_name);
+    let is_name =
+        !host.is_empty() && host.len() <= MAX_HOST_BYTES && host.bytes().all(is_name_byte);
     is_name.then(|| format!("{}:{port}", host.to_ascii_lowercase()))
 }
 
@@ -34,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_have_one_form() {
+    fn parse_returns_canonical_form() {
         for (text, expected) in [
             ("10.0.0.1:7000", Some("10.0.0.1:7000")),
             ("Agent-1.Example.com:07000", Some("agent-1.example.com:7000")),
@@ -62,7 +63,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn what_is_parsed_is_parsed_again_to_itself(text in "[\\[\\]a-zA-Z0-9:.]{0,30}") {
+        fn canonical_form_is_stable(text in "[\\[\\]a-zA-Z0-9:.]{0,30}") {
             if let Ok(address) = parse(&text) {
                 proptest::prop_assert_eq!(parse(&address).unwrap(), address);
             }

@@ -1,36 +1,38 @@
-//! Errors of a source or a registration, found before any server is asked.
+//! Errors of a source or a registration that are found before any request.
 
 use std::path::PathBuf;
 
-/// Why a source can't be followed, or an agent can't be registered. The texts say what to do.
+/// An error that prevents following a source or registering an agent. The messages say what to do.
 ///
-/// A server that fails later is no error: it is logged, and asked again.
+/// Later failures of a server are not errors: they are logged and the server is tried again.
 #[derive(Debug, thiserror::Error)]
 pub enum DiscoveryError {
-    /// An address that no agent can have.
+    /// An invalid address of an agent.
     #[error(
         "'{0}' is no address of an agent: expected host:port, and brackets around an IPv6 address"
     )]
     Address(String),
-    /// A list of addresses without any.
+    /// An empty list of addresses.
     #[error(
-        "no agents are named: expected host:port,host:port,… or etcd://…, etcds://… or kubernetes://…"
+        "no agents are named: expected host:port,host:port,… or etcd://…, etcds://… \
+         or kubernetes://…"
     )]
-    Nobody,
+    EmptyList,
     /// More addresses than a source may name.
-    #[error("{0} agents are named, and {most} are the most", most = crate::MOST_ADDRESSES)]
+    #[error("{0} agents are named, and {max} are the most", max = crate::MAX_ADDRESSES)]
     TooMany(usize),
-    /// A URL of no known kind.
+    /// A URL with an unknown scheme.
     #[error(
-        "'{0}://' is no source of agents: expected host:port,host:port,… or etcd://…, etcds://… or kubernetes://…"
+        "'{0}://' is no source of agents: expected host:port,host:port,… or etcd://…, etcds://… \
+         or kubernetes://…"
     )]
     Scheme(String),
-    /// The kind of a source without its place, as in `--discovery etcd`.
+    /// The kind of a source without its location, as in `--discovery etcd`.
     #[error(
         "the place is missing: expected etcd://HOST:PORT/PREFIX, or kubernetes://NAMESPACE/SERVICE"
     )]
-    NoPlace,
-    /// A URL of etcd that can't be used.
+    NoLocation,
+    /// An invalid URL of etcd.
     #[error("'{url}' can't be used: {problem}; expected etcd://host:port,host:port/prefix")]
     EtcdUrl {
         /// The given text.
@@ -38,9 +40,10 @@ pub enum DiscoveryError {
         /// The problem.
         problem: &'static str,
     },
-    /// A URL of Kubernetes that can't be used.
+    /// An invalid URL of Kubernetes.
     #[error(
-        "'{url}' can't be used: {problem}; expected kubernetes://namespace/service or kubernetes://namespace/service:port"
+        "'{url}' can't be used: {problem}; expected kubernetes://namespace/service \
+         or kubernetes://namespace/service:port"
     )]
     KubernetesUrl {
         /// The given text.
@@ -48,26 +51,26 @@ pub enum DiscoveryError {
         /// The problem.
         problem: &'static str,
     },
-    /// Kubernetes is asked for outside of a pod.
+    /// A URL of Kubernetes outside of a pod.
     #[error("no cluster is known: kubernetes:// works in a pod, where {0} is set")]
     NoCluster(&'static str),
-    /// A variable of the environment that Kubernetes sets, with something else in it.
+    /// An environment variable of Kubernetes with an invalid value.
     #[error("{variable} can't be used: '{value}'")]
     Cluster {
         /// The variable.
         variable: &'static str,
-        /// The contents.
+        /// The variable's value.
         value: String,
     },
-    /// A file of certificates or of a key that can't be used.
+    /// An unusable file of certificates or of a key.
     #[error("{} can't be used: {reason}", path.display())]
     Certificates {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The problem.
         reason: String,
     },
-    /// TLS can't be used.
+    /// TLS can't be set up.
     #[error("TLS can't be used: {0}")]
     Tls(String),
 }

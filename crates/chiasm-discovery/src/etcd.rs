@@ -1,8 +1,8 @@
-//! Agents named by keys of etcd (3.4 or newer), by the JSON that it answers over HTTP beside gRPC.
+//! Agents named by keys of etcd (3.4 or newer), through etcd's JSON gateway over HTTP.
 //!
-//! Below a prefix of ours, each key has a [`Candidate`] as its value. Keys of agents are put under
-//! a lease by a [`Registration`]; keys that somebody else puts there count just as well. What
-//! others keep in etcd can be followed as it is: [`Values`].
+//! Each key below the prefix has a [`Candidate`] as its value. Agents put their keys under a lease
+//! with a [`Registration`]; keys of other origin are equally valid. Other data in etcd is followed
+//! as [`Values`].
 
 mod api;
 mod candidate;
@@ -23,51 +23,51 @@ pub use registration::Registration;
 pub use values::Values;
 
 use following::EtcdUpstream;
-use keys::Keys;
+use keys::AgentKeys;
 
-use crate::{DiscoveryError, Following, Tls, address, upstream};
+use crate::{DiscoveryError, SourceFollower, Tls, address, upstream};
 
 const DEFAULT_PREFIX: &str = "chiasm/agents/";
-/// The most servers that a URL may name; etcd's own advice is at most seven members.
-const MOST_ENDPOINTS: usize = 32;
-const LONGEST_PREFIX: usize = 512;
+/// The maximum number of servers in a URL. etcd recommends at most seven members.
+const MAX_ENDPOINTS: usize = 32;
+const MAX_PREFIX_BYTES: usize = 512;
 
-/// The servers of one etcd and a prefix of keys, as `etcd://host:port,host:port…/prefix` says it,
-/// or `etcds://…` for TLS.
+/// The servers of one etcd and a prefix of keys, parsed from `etcd://host:port,host:port…/prefix`,
+/// or from `etcds://…` for TLS.
 ///
-/// Without a prefix it is `chiasm/agents/`. A slash at its end is added where it is missing, so
-/// that `a` does not mean what is below `ab`.
+/// The default prefix is `chiasm/agents/`. A missing slash at the end is added, so that `a` does
+/// not include the keys below `ab`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Etcd {
     is_tls: bool,
-    /// At least one, `host:port` each; asked in turn.
+    /// At least one `host:port`. A failed server is followed by the next one.
     endpoints: Vec<String>,
     prefix: String,
 }
 
 impl Etcd {
-    /// The same servers, and what is below another prefix.
+    /// Returns the same servers with another prefix.
     ///
     /// # Errors
-    /// [`DiscoveryError::EtcdUrl`] for a prefix that no URL can have.
+    /// [`DiscoveryError::EtcdUrl`] if the prefix is not valid in a URL.
     pub fn with_prefix(&self, prefix: &str) -> Result<Self, DiscoveryError> {
         let scheme = if self.is_tls { "etcds" } else { "etcd" };
         format!("{scheme}://{}/{prefix}", self.endpoints.join(",")).parse()
     }
 
     /// Follows the agents that keys below the prefix name.
-    pub(crate) fn follow(self, tls: Tls) -> Result<Following, DiscoveryError> {
-        Ok(upstream::follow(EtcdUpstream::<Keys>::new(self, tls)?))
+    pub(crate) fn follow(self, tls: Tls) -> Result<SourceFollower, DiscoveryError> {
+        Ok(upstream::follow(EtcdUpstream::<AgentKeys>::new(self, tls)?))
     }
 
-    /// Follows the values of all keys below the prefix, until what is returned is dropped. Servers
-    /// that can't be reached are tried again and again. Needs a Tokio runtime.
+    /// Follows the values of all keys below the prefix until the returned handle is dropped.
+    /// Unreachable servers are retried without limit. Requires a Tokio runtime.
     ///
     /// # Errors
     /// [`DiscoveryError::Certificates`] and [`DiscoveryError::Tls`] if the files of `tls` can't be
     /// used.
-    pub fn follow_values(self, tls: Tls) -> Result<Following<Values>, DiscoveryError> {
-        Ok(upstream::follow(EtcdUpstream::<values::KeptValues>::new(self, tls)?))
+    pub fn follow_values(self, tls: Tls) -> Result<SourceFollower<Values>, DiscoveryError> {
+        Ok(upstream::follow(EtcdUpstream::<values::StoredValues>::new(self, tls)?))
     }
 }
 
@@ -75,37 +75,37 @@ impl FromStr for Etcd {
     type Err = DiscoveryError;
 
     fn from_str(text: &str) -> Result<Self, DiscoveryError> {
-        let wrong =
+        let invalid =
             |problem| DiscoveryError::EtcdUrl { url: text.chars().take(300).collect(), problem };
         let (is_tls, rest) = match text.split_once("://") {
             Some(("etcd", rest)) => (false, rest),
             Some(("etcds", rest)) => (true, rest),
-            _ => return Err(wrong("it has another scheme")),
+            _ => return Err(invalid("it has another scheme")),
         };
         let (servers, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         if servers.is_empty() {
-            return Err(wrong("it names no server"));
+            return Err(invalid("it names no server"));
         }
         if servers.contains('@') {
-            // Its words would show a password in logs, so the URL is not repeated.
+            // The URL is not repeated, because a password would appear in logs.
             let url = format!("{}://…", if is_tls { "etcds" } else { "etcd" });
             let problem =
                 "users and passwords are not supported: use etcds:// with a client's certificate";
             return Err(DiscoveryError::EtcdUrl { url, problem });
         }
-        if prefix.len() > LONGEST_PREFIX
+        if prefix.len() > MAX_PREFIX_BYTES
             || prefix.chars().any(|c| c.is_control() || c.is_whitespace())
         {
-            return Err(wrong("its prefix is too long, or has spaces"));
+            return Err(invalid("its prefix is too long, or has spaces"));
         }
         if prefix.contains(['?', '#']) {
-            return Err(wrong("its prefix has a query"));
+            return Err(invalid("its prefix has a query"));
         }
         let endpoints: Result<Vec<_>, _> =
             servers.split(',').map(|server| address::parse(server.trim())).collect();
-        let endpoints = endpoints.map_err(|_| wrong("each server has to be host:port"))?;
-        if endpoints.len() > MOST_ENDPOINTS {
-            return Err(wrong("it names too many servers"));
+        let endpoints = endpoints.map_err(|_| invalid("each server has to be host:port"))?;
+        if endpoints.len() > MAX_ENDPOINTS {
+            return Err(invalid("it names too many servers"));
         }
         let prefix = match prefix {
             "" => DEFAULT_PREFIX.to_owned(),
@@ -116,7 +116,7 @@ impl FromStr for Etcd {
     }
 }
 
-/// As it can be parsed again.
+/// Writes the form that [`FromStr`] parses.
 impl fmt::Display for Etcd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = if self.is_tls { "etcds" } else { "etcd" };

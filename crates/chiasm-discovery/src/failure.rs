@@ -1,51 +1,51 @@
-//! Why a server does not answer: logged, never returned, as it is asked again whatever it is.
+//! Failures of a server. They are logged and not returned, because each of them is retried.
 
 use std::error::Error;
 use std::time::Duration;
 
 use crate::DiscoveryError;
 
-/// Why a server was not asked successfully.
+/// A failure of a server, or of a request to it.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    /// No connection, or one that was lost.
+    /// The connection could not be opened, or was lost.
     #[error("the connection failed: {0}")]
     Unreachable(String),
-    /// Connected, and nothing comes.
+    /// The server sent nothing within this time.
     #[error("it says nothing for {} s", .0.as_secs_f32())]
     Silent(Duration),
-    /// Another status than success.
+    /// The server answered with an error status.
     #[error("it answers {status}: {message}")]
     Refused {
         /// The status.
         status: u16,
-        /// The server's words.
+        /// The server's message.
         message: String,
     },
-    /// An answer that is none.
+    /// The answer is invalid.
     #[error("its answer can't be understood: {0}")]
     Malformed(String),
-    /// More bytes than an answer may have.
+    /// The answer is longer than this number of bytes.
     #[error("its answer is longer than {} MiB", .0 >> 20)]
     TooLong(usize),
-    /// A stream that should go on ended.
+    /// The server ended a stream.
     #[error("it ended the watch")]
     Ended,
-    /// The changes since the list are no longer kept by the server, or were not told: a new list is
-    /// needed.
-    #[error("the changes since the last list are not to be had: {0}")]
+    /// Changes since the last list are missing: the server no longer has them, or did not send
+    /// them. A new list is needed.
+    #[error("changes since the last list are missing: {0}")]
     Outdated(String),
     /// The token can't be read.
     #[error("the token can't be read: {0}")]
     Token(#[source] std::io::Error),
-    /// The files of TLS can't be used any more.
+    /// The files for TLS became unusable.
     #[error(transparent)]
     Settings(#[from] DiscoveryError),
 }
 
 impl From<reqwest::Error> for Failure {
     fn from(error: reqwest::Error) -> Self {
-        // The innermost error: the outer ones repeat the URL.
+        // The outer errors only add the URL.
         let mut cause: &(dyn Error + 'static) = &error;
         while let Some(inner) = cause.source() {
             cause = inner;

@@ -1,4 +1,4 @@
-//! A server whose every answer a test gives itself, for what real servers do only by accident.
+//! A scripted HTTP server for tests, for behaviour that real servers rarely show.
 
 use std::time::Duration;
 
@@ -8,49 +8,50 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::Named;
+use crate::NamedAgents;
 
-/// So long may anything take in a test before it has failed.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// The timeout for anything in a test.
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Waits until what is named is as it should be.
-pub(crate) async fn until(
-    named: &mut watch::Receiver<Named>,
-    what: impl Fn(&Named) -> bool,
-) -> Named {
-    let found = timeout(PATIENCE, async { named.wait_for(what).await.unwrap().clone() }).await;
-    found.unwrap_or_else(|_| panic!("it never was as it should be: {:?}", named.borrow()))
+/// Waits until the named agents satisfy `condition`.
+pub(crate) async fn wait_until(
+    named: &mut watch::Receiver<NamedAgents>,
+    condition: impl Fn(&NamedAgents) -> bool,
+) -> NamedAgents {
+    let found =
+        timeout(TEST_TIMEOUT, async { named.wait_for(condition).await.unwrap().clone() }).await;
+    found.unwrap_or_else(|_| panic!("the condition never held: {:?}", named.borrow()))
 }
 
-/// Whether exactly these are named, by a source that answers.
-pub(crate) fn exactly(addresses: &[&str]) -> impl Fn(&Named) -> bool {
+/// Returns a condition: exactly `addresses` are named, and the source answers.
+pub(crate) fn exactly(addresses: &[&str]) -> impl Fn(&NamedAgents) -> bool {
     move |named| named.is_current && named.addresses.iter().eq(addresses)
 }
 
-/// Whether exactly these were named, by a source that does not answer now.
-pub(crate) fn once(addresses: &[&str]) -> impl Fn(&Named) -> bool {
+/// Returns a condition: exactly `addresses` are named, and the source does not answer.
+pub(crate) fn stale(addresses: &[&str]) -> impl Fn(&NamedAgents) -> bool {
     move |named| !named.is_current && named.addresses.iter().eq(addresses)
 }
 
-/// HTTP/1.1 on a loopback port, one request for each connection.
-pub(crate) struct Fake {
+/// An HTTP/1.1 server on a loopback port, with one request per connection.
+pub(crate) struct FakeServer {
     listener: TcpListener,
 }
 
-/// A request that waits for its answer.
-pub(crate) struct Asked {
+/// A request that has not been answered yet.
+pub(crate) struct FakeRequest {
     stream: TcpStream,
-    /// Method and target.
+    /// The method and the target.
     pub(crate) line: String,
-    /// The head, lower-case.
+    /// The head in lower case.
     pub(crate) head: String,
     pub(crate) body: String,
 }
 
-/// An answer that goes on.
-pub(crate) struct Answering(TcpStream);
+/// A response whose body is streamed. Dropping it cuts the connection.
+pub(crate) struct FakeStream(TcpStream);
 
-impl Fake {
+impl FakeServer {
     pub(crate) async fn new() -> Self {
         Self { listener: TcpListener::bind("127.0.0.1:0").await.unwrap() }
     }
@@ -59,10 +60,10 @@ impl Fake {
         self.listener.local_addr().unwrap().to_string()
     }
 
-    /// The next request.
-    pub(crate) async fn asked(&self) -> Asked {
-        let mut stream =
-            timeout(PATIENCE, self.listener.accept()).await.expect("nobody asks").unwrap().0;
+    /// Waits for the next request.
+    pub(crate) async fn next_request(&self) -> FakeRequest {
+        let accepted = timeout(TEST_TIMEOUT, self.listener.accept()).await;
+        let mut stream = accepted.expect("no request arrives").unwrap().0;
         let mut bytes = Vec::new();
         let end = loop {
             assert_ne!(stream.read_buf(&mut bytes).await.unwrap(), 0, "a request without an end");
@@ -79,36 +80,36 @@ impl Fake {
             assert_ne!(stream.read_buf(&mut bytes).await.unwrap(), 0, "a body without an end");
         }
         let body = String::from_utf8(bytes.split_off(end)).unwrap();
-        Asked { stream, line, head, body }
+        FakeRequest { stream, line, head, body }
     }
 }
 
-impl Asked {
-    pub(crate) async fn answer(self, body: &Value) {
-        self.answer_with(200, &body.to_string()).await;
+impl FakeRequest {
+    pub(crate) async fn respond(self, body: &Value) {
+        self.respond_with(200, &body.to_string()).await;
     }
 
-    pub(crate) async fn answer_with(mut self, status: u16, body: &str) {
+    pub(crate) async fn respond_with(mut self, status: u16, body: &str) {
         let head = format!(
             "HTTP/1.1 {status} Whatever\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
             body.len()
         );
-        // Who asked may be gone.
+        // The client may have closed the connection.
         let _ = self.stream.write_all((head + body).as_bytes()).await;
     }
 
-    /// Begins an answer that goes on.
-    pub(crate) async fn begin(mut self) -> Answering {
+    /// Begins a streamed response.
+    pub(crate) async fn begin_stream(mut self) -> FakeStream {
         self.stream
             .write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
             .await
             .unwrap();
-        Answering(self.stream)
+        FakeStream(self.stream)
     }
 }
 
-impl Answering {
-    /// Sends a line, in two chunks.
+impl FakeStream {
+    /// Sends a line in two chunks.
     pub(crate) async fn line(&mut self, line: &Value) {
         let line = line.to_string() + "\n";
         let (left, right) = line.split_at(line.len() / 2);
@@ -116,21 +117,22 @@ impl Answering {
         self.piece(right).await;
     }
 
-    /// Sends anything as one chunk.
+    /// Sends any text as one chunk.
     pub(crate) async fn piece(&mut self, piece: &str) {
         let chunk = format!("{:x}\r\n{piece}\r\n", piece.len());
-        // Who asked may have had enough.
+        // The client may have closed the connection.
         let _ = self.0.write_all(chunk.as_bytes()).await;
     }
 
-    /// Ends it in good order. Dropping it cuts it off.
+    /// Ends the body properly.
     pub(crate) async fn end(mut self) {
         self.0.write_all(b"0\r\n\r\n").await.unwrap();
     }
 
-    /// Waits until who asked has closed the connection.
+    /// Waits until the client closes the connection.
     pub(crate) async fn closed(mut self) {
         let mut rest = Vec::new();
-        let _ = timeout(PATIENCE, self.0.read_to_end(&mut rest)).await.expect("it is never closed");
+        let closed = timeout(TEST_TIMEOUT, self.0.read_to_end(&mut rest)).await;
+        let _ = closed.expect("the connection is never closed");
     }
 }

@@ -1,4 +1,4 @@
-//! Calls and streams with bounds of time and bytes.
+//! HTTP calls and streams with timeouts and size limits.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,21 +12,21 @@ use rustls::{ClientConfig, RootCertStore};
 use tokio::time::timeout;
 
 use crate::failure::Failure;
-use crate::lines::{LONGEST_LINE, Lines};
+use crate::lines::{Lines, MAX_LINE_BYTES};
 use crate::{DiscoveryError, Tls};
 
-/// How long a connection may take to be made, and a call to be answered.
-pub(crate) const CALL_WITHIN: Duration = Duration::from_secs(5);
-/// The most bytes of an answer that is no stream.
-const LONGEST_ANSWER: usize = 16 << 20;
-/// The most bytes of a server's words on what went wrong that are shown.
-const LONGEST_MESSAGE: usize = 300;
+/// The timeout for connecting, and for a call.
+pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// The maximum size of an answer that is not a stream.
+const MAX_ANSWER_BYTES: usize = 16 << 20;
+/// The maximum length of a server's error message, in bytes and in characters.
+const MAX_MESSAGE_LEN: usize = 300;
 
-/// A client with connections of its own. Reads the files of `tls`.
-pub(crate) fn client(tls: &Tls) -> Result<Client, DiscoveryError> {
-    // No proxies: etcd and the API server are beside us. No redirects: a token must not follow one.
-    // HTTP/1.1, so that a watch has a connection of its own and calls beside it are never behind
-    // it.
+/// Creates a client with its own connections. Blocks while it reads the files of `tls`.
+pub(crate) fn build_client_blocking(tls: &Tls) -> Result<Client, DiscoveryError> {
+    // No proxies, because etcd and the API server are in the same network. No redirects, because a
+    // token must not follow one. HTTP/1.1, so that a watch has its own connection and does not
+    // delay calls.
     let client = Client::builder()
         .tls_backend_preconfigured(config(tls)?)
         .http1_only()
@@ -34,19 +34,20 @@ pub(crate) fn client(tls: &Tls) -> Result<Client, DiscoveryError> {
         .redirect(reqwest::redirect::Policy::none())
         .referer(false)
         .user_agent(concat!("chiasm/", env!("CARGO_PKG_VERSION")))
-        .connect_timeout(CALL_WITHIN);
+        .connect_timeout(CALL_TIMEOUT);
     client.build().map_err(|error| DiscoveryError::Tls(error.to_string()))
 }
 
-/// As [`client`], beside the async threads.
-pub(crate) async fn new_client(tls: &Tls) -> Result<Client, Failure> {
+/// Creates a client as [`build_client_blocking`] does, on a blocking thread.
+pub(crate) async fn build_client(tls: &Tls) -> Result<Client, Failure> {
     let tls = tls.clone();
-    match tokio::task::spawn_blocking(move || client(&tls)).await {
+    match tokio::task::spawn_blocking(move || build_client_blocking(&tls)).await {
         Ok(client) => Ok(client?),
         Err(error) => Err(DiscoveryError::Tls(error.to_string()).into()),
     }
 }
 
+/// Creates a TLS configuration with ring.
 fn config(tls: &Tls) -> Result<ClientConfig, DiscoveryError> {
     let mut roots = RootCertStore::empty();
     match &tls.authority {
@@ -88,66 +89,69 @@ fn unusable(path: &Path, error: &rustls::pki_types::pem::Error) -> DiscoveryErro
     DiscoveryError::Certificates { path: path.to_owned(), reason: error.to_string() }
 }
 
-/// The whole answer to a request, within `limit` from now.
-pub(crate) async fn answer(request: RequestBuilder, limit: Duration) -> Result<Bytes, Failure> {
+/// Sends a request and returns the body of the answer. `limit` is the timeout for all of it.
+pub(crate) async fn call(request: RequestBuilder, limit: Duration) -> Result<Bytes, Failure> {
     let whole = async {
-        let response = successful(request.send().await?).await?;
-        bounded(response, LONGEST_ANSWER).await
+        let response = check_status(request.send().await?).await?;
+        read_body(response, MAX_ANSWER_BYTES).await
     };
     timeout(limit, whole).await.unwrap_or(Err(Failure::Silent(limit)))
 }
 
-/// An answer that goes on for as long as there is something to tell. Its head is there within
-/// `limit`.
-pub(crate) async fn stream(
+/// Sends a request whose answer is an endless stream of lines. `limit` is the timeout for the head
+/// of the answer.
+pub(crate) async fn open_stream(
     request: RequestBuilder,
     limit: Duration,
 ) -> Result<LineStream, Failure> {
-    let head = async { successful(request.send().await?).await };
+    let head = async { check_status(request.send().await?).await };
     let response = timeout(limit, head).await.unwrap_or(Err(Failure::Silent(limit)))?;
     Ok(LineStream { response, lines: Lines::default() })
 }
 
-async fn successful(response: Response) -> Result<Response, Failure> {
+/// Returns an error for a response without a success status.
+async fn check_status(response: Response) -> Result<Response, Failure> {
     let status = response.status();
     if status.is_success() {
         return Ok(response);
     }
-    // What it says is only for people: a status without words is fine.
-    let body = bounded(response, LONGEST_ANSWER).await.unwrap_or_default();
-    Err(Failure::Refused { status: status.as_u16(), message: words(&body) })
+    // The message is only informative, so its absence is no error.
+    let body = read_body(response, MAX_ANSWER_BYTES).await.unwrap_or_default();
+    Err(Failure::Refused { status: status.as_u16(), message: error_message(&body) })
 }
 
-/// What a refusal says: the `message` of both servers' errors, or its text.
-fn words(body: &[u8]) -> String {
+/// Returns the message of an error's body: the field `message`, which both servers have, or the
+/// text.
+fn error_message(body: &[u8]) -> String {
     #[derive(serde::Deserialize)]
-    struct Refusal {
+    struct ErrorBody {
         message: String,
     }
-    let text = match serde_json::from_slice::<Refusal>(body) {
-        Ok(refusal) => refusal.message,
-        Err(_) => String::from_utf8_lossy(&body[..body.len().min(LONGEST_MESSAGE)]).into_owned(),
+    let text = match serde_json::from_slice::<ErrorBody>(body) {
+        Ok(error) => error.message,
+        Err(_) => String::from_utf8_lossy(&body[..body.len().min(MAX_MESSAGE_LEN)]).into_owned(),
     };
     text.chars()
         .map(|c| if c.is_control() { ' ' } else { c })
-        .take(LONGEST_MESSAGE)
+        .take(MAX_MESSAGE_LEN)
         .collect::<String>()
         .trim()
         .to_owned()
 }
 
-async fn bounded(mut response: Response, most: usize) -> Result<Bytes, Failure> {
+/// Reads a body of at most `max_bytes`.
+async fn read_body(mut response: Response, max_bytes: usize) -> Result<Bytes, Failure> {
     let mut body = bytes::BytesMut::new();
     while let Some(piece) = response.chunk().await? {
-        if body.len() + piece.len() > most {
-            return Err(Failure::TooLong(most));
+        if body.len() + piece.len() > max_bytes {
+            return Err(Failure::TooLong(max_bytes));
         }
         body.extend_from_slice(&piece);
     }
     Ok(body.freeze())
 }
 
-/// An answer that comes line by line.
+/// An answer that is a stream of lines.
 #[derive(Debug)]
 pub(crate) struct LineStream {
     response: Response,
@@ -155,10 +159,10 @@ pub(crate) struct LineStream {
 }
 
 impl LineStream {
-    /// The next line; none at an orderly end. No line is lost when the future is dropped.
+    /// Returns the next line, or `None` at the end of the stream. Cancel-safe.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
         loop {
-            let line = self.lines.next().map_err(|_| Failure::TooLong(LONGEST_LINE))?;
+            let line = self.lines.next().map_err(|_| Failure::TooLong(MAX_LINE_BYTES))?;
             if line.is_some() {
                 return Ok(line);
             }
@@ -181,9 +185,10 @@ mod tests {
     use crate::Identity;
 
     #[test]
-    fn files_that_are_no_certificates_are_named() {
+    fn unusable_certificate_file_is_named() {
         let folder = TempDir::new().unwrap();
-        let (missing, empty) = (folder.path().join("missing.pem"), folder.path().join("empty.pem"));
+        let missing = folder.path().join("missing.pem");
+        let empty = folder.path().join("empty.pem");
         std::fs::write(&empty, "nothing").unwrap();
         let identity =
             |path: &Path| Some(Identity { certificate: path.to_owned(), key: path.to_owned() });
@@ -193,20 +198,21 @@ mod tests {
             (Tls { authority: None, identity: identity(&missing) }, "missing.pem"),
             (Tls { authority: None, identity: identity(&empty) }, "empty.pem"),
         ] {
-            let error = client(&tls).unwrap_err();
+            let error = build_client_blocking(&tls).unwrap_err();
             assert!(
                 matches!(&error, DiscoveryError::Certificates { path, .. } if path.ends_with(name)),
                 "{error}"
             );
         }
-        assert!(client(&Tls::default()).is_ok());
+        assert!(build_client_blocking(&Tls::default()).is_ok());
     }
 
     #[test]
-    fn refusals_are_told_in_the_words_of_the_server_as_one_short_line() {
-        assert_eq!(words(br#"{"error":"x","message":"no leader","code":14}"#), "no leader");
-        assert_eq!(words(b"404 page\nnot found\n"), "404 page not found");
-        assert_eq!(words(&[b'a'; 5000]).len(), LONGEST_MESSAGE);
-        assert_eq!(words(b"\xff"), "\u{fffd}");
+    fn error_message_is_one_short_line() {
+        let body = br#"{"error":"x","message":"no leader","code":14}"#;
+        assert_eq!(error_message(body), "no leader");
+        assert_eq!(error_message(b"404 page\nnot found\n"), "404 page not found");
+        assert_eq!(error_message(&[b'a'; 5000]).len(), MAX_MESSAGE_LEN);
+        assert_eq!(error_message(b"\xff"), "\u{fffd}");
     }
 }

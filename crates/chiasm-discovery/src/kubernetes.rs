@@ -1,7 +1,7 @@
-//! Agents named by Kubernetes: the endpoints of a service, as the EndpointSlices of
-//! `discovery.k8s.io/v1` say them.
+//! Agents named by Kubernetes: the endpoints of a service, from the EndpointSlices of
+//! `discovery.k8s.io/v1`.
 //!
-//! The account of the pod needs `list` and `watch` on `endpointslices` in the service's namespace.
+//! The pod's account needs `list` and `watch` on `endpointslices` in the service's namespace.
 
 mod api;
 mod following;
@@ -18,8 +18,7 @@ pub(crate) use following::KubernetesUpstream;
 
 use crate::DiscoveryError;
 
-/// A service and which of its ports is the agents', as `kubernetes://namespace/service:port` says
-/// it.
+/// A service and the agents' port, parsed from `kubernetes://namespace/service:port`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     namespace: String,
@@ -27,12 +26,12 @@ pub struct Service {
     port: Option<Port>,
 }
 
-/// Which port of a service is the agents'. Without one, the service has to have a single port.
+/// The agents' port among those of a service. It may only be left out if the service has one port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Port {
-    /// The port that the service calls so.
+    /// The port's name in the service.
     Name(String),
-    /// This port of the pods; it is not the service's own number where that is another one.
+    /// The port's number in the pods, which may differ from the number in the service.
     Number(u16),
 }
 
@@ -40,26 +39,26 @@ impl FromStr for Service {
     type Err = DiscoveryError;
 
     fn from_str(text: &str) -> Result<Self, DiscoveryError> {
-        let wrong = |problem| DiscoveryError::KubernetesUrl {
+        let invalid = |problem| DiscoveryError::KubernetesUrl {
             url: text.chars().take(300).collect(),
             problem,
         };
         let path =
-            text.strip_prefix("kubernetes://").ok_or_else(|| wrong("it has another scheme"))?;
+            text.strip_prefix("kubernetes://").ok_or_else(|| invalid("it has another scheme"))?;
         let (namespace, service) =
-            path.split_once('/').ok_or_else(|| wrong("it needs a namespace and a service"))?;
+            path.split_once('/').ok_or_else(|| invalid("it needs a namespace and a service"))?;
         let (name, port) = match service.split_once(':') {
             Some((name, port)) => (name, Some(port)),
             None => (service, None),
         };
         if !is_label(namespace) {
-            return Err(wrong("that is no name of a namespace"));
+            return Err(invalid("that is no name of a namespace"));
         }
         if !is_label(name) {
-            return Err(wrong("that is no name of a service"));
+            return Err(invalid("that is no name of a service"));
         }
         let port = match port {
-            Some(port) => Some(Port::parse(port).ok_or_else(|| wrong("that is no port"))?),
+            Some(port) => Some(Port::parse(port).ok_or_else(|| invalid("that is no port"))?),
             None => None,
         };
         Ok(Self { namespace: namespace.to_owned(), name: name.to_owned(), port })
@@ -71,20 +70,22 @@ impl Port {
         if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
             return text.parse().ok().filter(|&port| port > 0).map(Self::Number);
         }
-        // IANA's service names have at most 15 characters, but slices may have names as long as a
-        // label.
+        // IANA limits service names to 15 characters, but slices allow the length of a label.
         is_label(text).then(|| Self::Name(text.to_owned()))
     }
 }
 
-/// A label of DNS (RFC 1123), which may stand in a URL as it is.
+/// Returns `true` for a label of DNS (RFC 1123). A label needs no escaping in a URL.
 fn is_label(text: &str) -> bool {
-    let is_within =
+    let has_valid_bytes =
         text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
-    (1..=63).contains(&text.len()) && is_within && !text.starts_with('-') && !text.ends_with('-')
+    (1..=63).contains(&text.len())
+        && has_valid_bytes
+        && !text.starts_with('-')
+        && !text.ends_with('-')
 }
 
-/// As it can be parsed again.
+/// Writes the form that [`FromStr`] parses.
 impl fmt::Display for Service {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "kubernetes://{}/{}", self.namespace, self.name)?;

@@ -1,59 +1,60 @@
-//! Finds the agents that a frontend should try.
+//! Discovery of the agents that a frontend connects to.
 //!
-//! A [`Source`] is what a flag says: a list of addresses, a prefix in etcd or a service of
-//! Kubernetes. A frontend follows it: [`Following`] has the addresses that are named now. An agent
-//! beside a source in etcd has a [`Registration`] there.
+//! A [`Source`] is the value of a flag: a list of addresses, a prefix in etcd, or a service of
+//! Kubernetes. A frontend follows a source through a [`SourceFollower`], which has the addresses of
+//! the moment. An agent announces itself in etcd with a [`Registration`].
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), chiasm_discovery::DiscoveryError> {
 //! use chiasm_discovery::{Access, Source};
 //!
 //! let source: Source = "etcd://10.0.0.1:2379,10.0.0.2:2379/chiasm/agents/".parse()?;
-//! let following = source.follow(&Access::default())?;
-//! let mut named = following.named();
+//! let follower = source.follow(&Access::default())?;
+//! let mut named = follower.subscribe();
 //! while named.changed().await.is_ok() {
 //!     println!("{:?}", named.borrow_and_update().addresses);
 //! }
 //! # Ok(()) }
 //! ```
 //!
-//! A source only suggests. While it is silent or gone, the addresses that it named last stay,
-//! marked as not current; whether an agent lives is decided by the connection to it, never here.
+//! Discovery does not decide whether an agent is alive; the connection to the agent does. While a
+//! source is unavailable, its last addresses stay, marked as not current.
 //!
-//! | module | is |
+//! | module | contents |
 //! |---|---|
-//! | `source` | what a flag says, and following it |
-//! | `named` | which agents are named now |
-//! | `address` | `host:port`, checked |
-//! | `etcd` | agents named by keys of etcd: its JSON API, following a prefix, registering; and what others keep there |
+//! | `source` | the sources, parsed from a flag |
+//! | `named` | the named agents, and the handle to a task that follows a source |
+//! | `address` | parsing of `host:port` |
+//! | `etcd` | agents and other data in etcd: its JSON API, following a prefix, registering |
 //! | `kubernetes` | agents named by the EndpointSlices of a service |
-//! | `access` | how servers are reached: certificates, the cluster that a pod is in |
-//! | `picture` | the trait of what a source names |
-//! | `upstream` | keeps following a server through its failures |
-//! | `failure` | why a server does not answer |
-//! | `http` | calls and streams with bounds of time and bytes |
-//! | `few` | lists that are bounded before they are in memory |
-//! | `skipped` | entries that name nothing usable, as one line of the log |
-//! | `lines` | a stream's bytes as lines |
-//! | `backoff` | pauses between tries |
+//! | `access` | certificates, tokens and addresses for access to servers |
+//! | `snapshot` | the trait of the state of a source |
+//! | `upstream` | the loop that follows a server and reconnects after failures |
+//! | `failure` | the reasons for which a server is unavailable |
+//! | `http` | calls and streams with timeouts and size limits |
+//! | `bounded_list` | deserialization of lists with a bound on their length |
+//! | `skipped` | one log line for all unusable entries of an answer |
+//! | `lines` | splitting of a byte stream into lines |
+//! | `backoff` | pauses before a server is tried again |
 //!
-//! Both servers are spoken to by their JSON over HTTP/1.1: `etcd-client` needs `protoc` to build,
-//! and `kube` would bring 51 more crates (docs/decisions says more on both).
+//! Both servers are accessed by JSON over HTTP/1.1, because `etcd-client` needs `protoc` to build,
+//! and `kube` would add 51 crates (docs/decisions/0002-own-etcd-client.md and
+//! docs/decisions/0007-own-kubernetes-client.md).
 #![forbid(unsafe_code)]
 
 mod access;
 mod address;
 mod backoff;
+mod bounded_list;
 mod error;
 mod etcd;
 mod failure;
-mod few;
 mod http;
 mod kubernetes;
 mod lines;
 mod named;
-mod picture;
 mod skipped;
+mod snapshot;
 mod source;
 mod upstream;
 
@@ -64,8 +65,8 @@ pub use access::{Access, ClusterAccess, Identity, Tls};
 pub use error::DiscoveryError;
 pub use etcd::{Candidate, Etcd, Registration, Values};
 pub use kubernetes::{Port, Service};
-pub use named::{Following, Named};
+pub use named::{NamedAgents, SourceFollower};
 pub use source::Source;
 
-/// The most agents that a source may name; more are ignored, with a warning.
-pub const MOST_ADDRESSES: usize = 10_000;
+/// The maximum number of agents that a source may name. More are ignored, with a warning.
+pub const MAX_ADDRESSES: usize = 10_000;

@@ -1,26 +1,26 @@
-//! Which agents are named now, and following a source of them or of something else.
+//! The agents that a source names, and a handle to the task that follows a source.
 
 use std::collections::BTreeSet;
 
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::picture::Picture;
+use crate::snapshot::Snapshot;
 
-/// The agents that a source names, and whether it answers.
+/// The agents that a source names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Named {
+pub struct NamedAgents {
     /// `host:port` of each agent, lower-case, IPv6 in brackets; at most
-    /// [`MOST_ADDRESSES`](crate::MOST_ADDRESSES).
+    /// [`MAX_ADDRESSES`](crate::MAX_ADDRESSES).
     pub addresses: BTreeSet<String>,
-    /// Whether the source answers. Otherwise the addresses are those that it named last; none if it
-    /// has never answered.
+    /// The source answers. Otherwise the addresses are those of its last answer, or none if it has
+    /// never answered.
     pub is_current: bool,
 }
 
-impl Picture for Named {
-    const WHAT: &'static str = "agents";
-    const IS_TOLD: bool = true;
+impl Snapshot for NamedAgents {
+    const KIND: &'static str = "agents";
+    const LOGS_CHANGES: bool = true;
 
     fn set_current(&mut self, is_current: bool) -> bool {
         std::mem::replace(&mut self.is_current, is_current)
@@ -35,27 +35,27 @@ impl Picture for Named {
     }
 }
 
-/// A source that is followed by a task of its own, until this is dropped.
+/// A handle to a task that follows a source. Dropping the handle ends the task.
 #[derive(Debug)]
-pub struct Following<P = Named> {
-    // Keeps the receivers open for as long as anybody follows, whatever becomes of the task.
-    picture: watch::Sender<P>,
+pub struct SourceFollower<S = NamedAgents> {
+    // Keeps the receivers open until the handle is dropped, even if the task ends.
+    snapshot: watch::Sender<S>,
     task: Option<JoinHandle<()>>,
 }
 
-impl<P> Following<P> {
-    pub(crate) fn new(picture: watch::Sender<P>, task: Option<JoinHandle<()>>) -> Self {
-        Self { picture, task }
+impl<S> SourceFollower<S> {
+    pub(crate) fn new(snapshot: watch::Sender<S>, task: Option<JoinHandle<()>>) -> Self {
+        Self { snapshot, task }
     }
 
-    /// Tells of what is named, now and after each change. Its `changed` fails once the following is
-    /// dropped.
-    pub fn named(&self) -> watch::Receiver<P> {
-        self.picture.subscribe()
+    /// Returns a receiver of the current snapshot and each later one. Its `changed` fails once the
+    /// handle is dropped.
+    pub fn subscribe(&self) -> watch::Receiver<S> {
+        self.snapshot.subscribe()
     }
 }
 
-impl<P> Drop for Following<P> {
+impl<S> Drop for SourceFollower<S> {
     fn drop(&mut self) {
         if let Some(task) = &self.task {
             task.abort();

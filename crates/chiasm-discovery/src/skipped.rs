@@ -1,12 +1,11 @@
-//! Entries of a server's answer that name nothing usable.
+//! Entries of a server's answer that are unusable.
 
 use std::fmt::Display;
 
-/// The longest text that is kept of an entry and its problem, in characters.
-const LONGEST_TEXT: usize = 300;
+/// The maximum length of the text about an entry and its problem, in characters.
+const MAX_TEXT_CHARS: usize = 300;
 
-/// Counts the entries that are skipped, so that one answer with thousands of them is one line in
-/// the log.
+/// A counter of skipped entries. An answer with thousands of them causes only one log line.
 #[derive(Debug, Default)]
 pub(crate) struct Skipped {
     count: usize,
@@ -17,13 +16,13 @@ impl Skipped {
     /// Counts `entry`, which is skipped because of `problem`.
     pub(crate) fn add(&mut self, entry: impl Display, problem: impl Display) {
         if self.count == 0 {
-            self.first = format!("{entry}: {problem}").chars().take(LONGEST_TEXT).collect();
+            self.first = format!("{entry}: {problem}").chars().take(MAX_TEXT_CHARS).collect();
         }
         self.count += 1;
     }
 
-    /// Logs the entries of `source` that were counted since the last call, if there are any: how
-    /// many, and the first.
+    /// Logs the number of entries of `source` since the last call, and the first of them. Logs
+    /// nothing if there are none.
     pub(crate) fn log(&mut self, source: impl Display) {
         let Self { count, first } = std::mem::take(self);
         if count > 0 {
@@ -31,7 +30,7 @@ impl Skipped {
         }
     }
 
-    /// How many were counted since the last [`log`](Self::log).
+    /// Returns the number of entries since the last [`log`](Self::log).
     #[cfg(test)]
     pub(crate) fn count(&self) -> usize {
         self.count

@@ -1,4 +1,4 @@
-//! Sources of agents' addresses, parsed from a flag and followed.
+//! Sources of agents' addresses, parsed from a flag.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -6,21 +6,20 @@ use std::str::FromStr;
 
 use tokio::sync::watch;
 
-use crate::access::OF_PODS;
+use crate::access::HOST_VARIABLE;
 use crate::kubernetes::KubernetesUpstream;
-use crate::named::{Following, Named};
-use crate::{Access, DiscoveryError, Etcd, MOST_ADDRESSES, Service, address, upstream};
+use crate::named::{NamedAgents, SourceFollower};
+use crate::{Access, DiscoveryError, Etcd, MAX_ADDRESSES, Service, address, upstream};
 
 /// A source of agents' addresses, parsed from a flag:
 ///
-/// - `host:port,host:port…` names them;
-/// - `etcd://host:port,host:port…/prefix` names a prefix in etcd, and `etcds://` one that is
-///   reached with TLS;
-/// - `kubernetes://namespace/service` or `kubernetes://namespace/service:port` names a service of
-///   the cluster that this pod is in.
+/// - `host:port,host:port…` is a list of addresses;
+/// - `etcd://host:port,host:port…/prefix` is a prefix in etcd, and `etcds://…` one with TLS;
+/// - `kubernetes://namespace/service` or `kubernetes://namespace/service:port` is a service of the
+///   cluster that this pod runs in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// These addresses, always.
+    /// A fixed list of addresses.
     Static(BTreeSet<String>),
     /// The addresses in the keys below a prefix.
     Etcd(Etcd),
@@ -29,22 +28,23 @@ pub enum Source {
 }
 
 impl Source {
-    /// Follows the source until what is returned is dropped. A server that can't be reached is
-    /// tried again and again. Needs a Tokio runtime.
+    /// Follows the source until the returned handle is dropped. An unreachable server is retried
+    /// without limit. Requires a Tokio runtime.
     ///
     /// # Errors
     /// [`DiscoveryError::NoCluster`] if the source needs a cluster and `access` has none,
     /// [`DiscoveryError::Certificates`] and [`DiscoveryError::Tls`] if the files of `access` can't
     /// be used.
-    pub fn follow(self, access: &Access) -> Result<Following, DiscoveryError> {
+    pub fn follow(self, access: &Access) -> Result<SourceFollower, DiscoveryError> {
         match self {
             Self::Static(addresses) => {
-                let named = watch::Sender::new(Named { addresses, is_current: true });
-                Ok(Following::new(named, None))
+                let named = watch::Sender::new(NamedAgents { addresses, is_current: true });
+                Ok(SourceFollower::new(named, None))
             }
             Self::Etcd(etcd) => etcd.follow(access.etcd.clone()),
             Self::Kubernetes(service) => {
-                let cluster = access.cluster.clone().ok_or(DiscoveryError::NoCluster(OF_PODS))?;
+                let cluster = access.cluster.clone();
+                let cluster = cluster.ok_or(DiscoveryError::NoCluster(HOST_VARIABLE))?;
                 Ok(upstream::follow(KubernetesUpstream::new(service, cluster)?))
             }
         }
@@ -60,26 +60,26 @@ impl FromStr for Source {
             Some(("kubernetes", _)) => text.parse().map(Self::Kubernetes),
             Some((scheme, _)) => Err(DiscoveryError::Scheme(scheme.chars().take(40).collect())),
             None if ["etcd", "etcds", "kubernetes", "k8s"].contains(&text.trim()) => {
-                Err(DiscoveryError::NoPlace)
+                Err(DiscoveryError::NoLocation)
             }
-            None => list(text).map(Self::Static),
+            None => parse_list(text).map(Self::Static),
         }
     }
 }
 
-fn list(text: &str) -> Result<BTreeSet<String>, DiscoveryError> {
+fn parse_list(text: &str) -> Result<BTreeSet<String>, DiscoveryError> {
     if text.trim().is_empty() {
-        return Err(DiscoveryError::Nobody);
+        return Err(DiscoveryError::EmptyList);
     }
     let addresses: BTreeSet<_> =
         text.split(',').map(|part| address::parse(part.trim())).collect::<Result<_, _>>()?;
-    if addresses.len() > MOST_ADDRESSES {
+    if addresses.len() > MAX_ADDRESSES {
         return Err(DiscoveryError::TooMany(addresses.len()));
     }
     Ok(addresses)
 }
 
-/// As it can be parsed again.
+/// Writes the form that [`FromStr`] parses.
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -100,19 +100,19 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_list_is_current_at_once_and_stays_until_it_is_dropped() {
+    async fn static_list_is_current_until_dropped() {
         let source: Source = "B:2, a:1,[::1]:3,a:01".parse().unwrap();
         assert_eq!(source.to_string(), "[::1]:3,a:1,b:2");
-        let following = source.follow(&Access::default()).unwrap();
-        let mut named = following.named();
+        let follower = source.follow(&Access::default()).unwrap();
+        let mut named = follower.subscribe();
         let addresses = ["[::1]:3", "a:1", "b:2"].map(str::to_owned).into();
-        assert_eq!(*named.borrow_and_update(), Named { addresses, is_current: true });
-        drop(following);
+        assert_eq!(*named.borrow_and_update(), NamedAgents { addresses, is_current: true });
+        drop(follower);
         assert!(named.changed().await.is_err());
     }
 
     #[test]
-    fn what_is_no_source_is_refused_with_a_reason() {
+    fn invalid_source_is_refused_with_reason() {
         for (text, reason) in [
             ("", "no agents are named"),
             (" ", "no agents are named"),
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_needs_a_cluster() {
+    fn service_without_cluster_is_refused() {
         let source: Source = "kubernetes://a/b".parse().unwrap();
         let error = source.follow(&Access::default()).unwrap_err();
         assert!(matches!(error, DiscoveryError::NoCluster(_)), "{error}");
@@ -140,7 +140,9 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn what_is_parsed_is_shown_so_that_it_is_parsed_to_the_same(text in "(etcds?://|kubernetes://|)[a-z0-9:/,.-]{0,30}") {
+        fn display_is_inverse_of_parse(
+            text in "(etcds?://|kubernetes://|)[a-z0-9:/,.-]{0,30}"
+        ) {
             if let Ok(source) = text.parse::<Source>() {
                 proptest::prop_assert_eq!(source.to_string().parse::<Source>().unwrap(), source);
             }

@@ -1,4 +1,4 @@
-//! Keeps following a server through its failures.
+//! The loop that follows a server, reconnects after failures and publishes snapshots.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -9,131 +9,142 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::backoff::Backoff;
 use crate::failure::Failure;
-use crate::named::Following;
-use crate::picture::Picture;
+use crate::named::SourceFollower;
+use crate::snapshot::Snapshot;
 
-/// The least time between two changes that followers are told of. A picture may be large, and a
-/// server may say many changes at once.
-const TELL_EVERY: Duration = Duration::from_millis(50);
-/// How much longer that time is for each thing that came or went: followers have a task and
-/// connections for each, so thousands that come and go on and on would leave no CPU time for
+/// The minimum interval between two published snapshots. A snapshot may be large, and a server may
+/// send many changes at once.
+const MIN_PUBLISH_INTERVAL: Duration = Duration::from_millis(50);
+/// The minimum interval after a snapshot, per thing that appeared or vanished in it. Followers have
+/// a task and connections for each, so thousands of continuous changes would take all CPU time from
 /// requests.
-const TELL_LATER: Duration = Duration::from_micros(500);
+const PUBLISH_INTERVAL_PER_CHANGE: Duration = Duration::from_micros(500);
 
-/// When followers are told of changes: of the first at once, of those that come close behind it
-/// together.
+/// A throttle for snapshots. The first change is published at once, and the changes that follow
+/// within an interval are published together.
 #[derive(Debug, Default)]
-pub(crate) struct Changes {
-    /// Whether there is one that has not been told.
-    is_changed: bool,
-    /// When the next one may be told.
-    next: Option<Instant>,
+pub(crate) struct PublishThrottle {
+    /// There is an unpublished change.
+    is_pending: bool,
+    /// The earliest time for the next snapshot. `None` before the first one.
+    next_at: Option<Instant>,
 }
 
-impl Changes {
-    /// What the server says next; none once a change is to be told before.
+impl PublishThrottle {
+    /// Waits for the server's next message. Returns `None` if a pending change becomes due first.
     pub(crate) async fn next<T>(
         &self,
-        said: impl Future<Output = Result<T, Failure>>,
+        message: impl Future<Output = Result<T, Failure>>,
     ) -> Result<Option<T>, Failure> {
-        match self.next {
-            Some(next) if self.is_changed => timeout_at(next, said).await.ok().transpose(),
-            _ => said.await.map(Some),
+        match self.next_at {
+            Some(next_at) if self.is_pending => timeout_at(next_at, message).await.ok().transpose(),
+            _ => message.await.map(Some),
         }
     }
 
-    /// Something was said that may be a change.
+    /// Records a message of the server, which may be a change.
     pub(crate) fn note(&mut self, is_change: bool) {
-        self.is_changed |= is_change;
+        self.is_pending |= is_change;
     }
 
-    /// Whether there is a change that followers were not told of.
-    pub(crate) fn are_pending(&self) -> bool {
-        self.is_changed
+    /// Returns `true` if there is an unpublished change.
+    pub(crate) fn is_pending(&self) -> bool {
+        self.is_pending
     }
 
-    /// Whether a change is to be told now. Then [`told`](Self::told) has to follow.
+    /// Returns `true` if a change has to be published now. The caller then calls
+    /// [`published`](Self::published).
     pub(crate) fn is_due(&self) -> bool {
-        self.is_changed && self.next.is_none_or(|next| Instant::now() >= next)
+        self.is_pending && self.next_at.is_none_or(|next_at| Instant::now() >= next_at)
     }
 
-    /// All was told that there is, with so many things that came or went.
-    pub(crate) fn told(&mut self, differences: usize) {
+    /// Records that a snapshot was published in which `differences` things appeared or vanished.
+    pub(crate) fn published(&mut self, differences: usize) {
         let differences = u32::try_from(differences).unwrap_or(u32::MAX);
-        (self.is_changed, self.next) =
-            (false, Some(Instant::now() + TELL_EVERY.max(TELL_LATER * differences)));
+        let interval = MIN_PUBLISH_INTERVAL.max(PUBLISH_INTERVAL_PER_CHANGE * differences);
+        self.is_pending = false;
+        self.next_at = Some(Instant::now() + interval);
     }
 }
 
-/// A server that names agents, or whatever else.
+/// A server that names agents or other things.
 pub(crate) trait Upstream: Send + 'static {
-    /// What its followers see.
-    type Picture: Picture;
+    /// The state that followers see.
+    type Snapshot: Snapshot;
 
-    /// What it is, for people.
+    /// Returns the server's name for the log.
     fn name(&self) -> String;
 
-    /// Lists what is there and tells `view` of it and of every change, until the server fails.
-    fn session(&mut self, view: &mut View<Self::Picture>) -> impl Future<Output = Failure> + Send;
+    /// Lists everything, publishes it and every later change, and returns when the server fails.
+    fn session(
+        &mut self,
+        publisher: &mut Publisher<Self::Snapshot>,
+    ) -> impl Future<Output = Failure> + Send;
 }
 
-/// What the followers of an upstream see.
+/// The sending side of an upstream's snapshots.
 #[derive(Debug)]
-pub(crate) struct View<P> {
-    picture: watch::Sender<P>,
+pub(crate) struct Publisher<S> {
+    snapshot: watch::Sender<S>,
     name: String,
-    /// Since when the present session has a list.
+    /// The time of the current session's first snapshot.
     since: Option<Instant>,
-    /// Whether the outage that goes on was logged.
-    is_told: bool,
+    /// The current outage was logged.
+    outage_is_logged: bool,
 }
 
-impl<P: Picture> View<P> {
-    /// The source has exactly this now. Returns how many things came or went.
-    pub(crate) fn set(&mut self, mut picture: P) -> usize {
+impl<S: Snapshot> Publisher<S> {
+    /// Publishes the current snapshot. Returns the number of things that appeared or vanished.
+    pub(crate) fn publish(&mut self, mut snapshot: S) -> usize {
         self.since.get_or_insert_with(Instant::now);
-        let (count, source, what) = (picture.count(), &self.name, P::WHAT);
-        if std::mem::take(&mut self.is_told) {
-            tracing::info!(%source, count, "{what} are discovered again");
+        let count = snapshot.count();
+        let source = &self.name;
+        let kind = S::KIND;
+        if std::mem::take(&mut self.outage_is_logged) {
+            tracing::info!(%source, count, "{kind} are discovered again");
         }
-        picture.set_current(true);
+        snapshot.set_current(true);
         let mut differences = 0;
-        self.picture.send_if_modified(|known| {
-            differences = picture.differences(known);
+        self.snapshot.send_if_modified(|known| {
+            differences = snapshot.differences(known);
             let was_current = known.set_current(true);
-            let is_other = *known != picture;
-            if is_other && P::IS_TOLD {
-                tracing::info!(%source, count, "other {what} are named");
+            let is_changed = *known != snapshot;
+            if is_changed && S::LOGS_CHANGES {
+                tracing::info!(%source, count, "other {kind} are named");
             }
-            *known = picture;
-            is_other || !was_current
+            *known = snapshot;
+            is_changed || !was_current
         });
         differences
     }
 
-    /// Ends a session, and says for how long it was fine.
-    fn lost(&mut self, failure: &Failure) -> Duration {
+    /// Ends a session. Returns the time for which it had a list.
+    fn end_session(&mut self, failure: &Failure) -> Duration {
         let source = &self.name;
+        let kind = S::KIND;
         if matches!(failure, Failure::Outdated(_)) {
-            // The server answers, so what it named is as good as it was.
-            tracing::debug!(%source, %failure, "{} are listed again", P::WHAT);
+            // The server answers, so the last snapshot still counts as current.
+            tracing::debug!(%source, %failure, "{kind} are listed again");
         } else {
-            match std::mem::replace(&mut self.is_told, true) {
-                false => {
-                    tracing::warn!(%source, %failure, "{} can't be discovered; those named last stay", P::WHAT)
-                }
-                true => tracing::debug!(%source, %failure, "{} still can't be discovered", P::WHAT),
+            if std::mem::replace(&mut self.outage_is_logged, true) {
+                tracing::debug!(%source, %failure, "{kind} still can't be discovered");
+            } else {
+                tracing::warn!(
+                    %source,
+                    %failure,
+                    "{kind} can't be discovered; those named last stay"
+                );
             }
-            self.picture.send_if_modified(|picture| picture.set_current(false));
+            self.snapshot.send_if_modified(|snapshot| snapshot.set_current(false));
         }
         self.since.take().map_or(Duration::ZERO, |since| since.elapsed())
     }
 }
 
-/// The thread on which all servers are followed. What one says may take long to understand, and
-/// nobody else waits for that. `None` if it could not be started.
-fn thread() -> Option<&'static Runtime> {
-    static THREAD: OnceLock<Option<Runtime>> = OnceLock::new();
+/// Returns the runtime on which all servers are followed. It has one thread, so that parsing large
+/// messages delays no requests. `None` if it could not be started.
+fn runtime() -> Option<&'static Runtime> {
+    static RUNTIME: OnceLock<Option<Runtime>> = OnceLock::new();
     let start = || {
         let started = Builder::new_multi_thread()
             .worker_threads(1)
@@ -144,27 +155,31 @@ fn thread() -> Option<&'static Runtime> {
             .inspect_err(|error| tracing::warn!(%error, "discovery has no thread of its own"))
             .ok()
     };
-    THREAD.get_or_init(start).as_ref()
+    RUNTIME.get_or_init(start).as_ref()
 }
 
-/// Follows `upstream` on a task of its own. Needs a Tokio runtime.
-pub(crate) fn follow<U: Upstream>(mut upstream: U) -> Following<U::Picture> {
-    let picture = watch::Sender::new(U::Picture::default());
-    let mut view =
-        View { picture: picture.clone(), name: upstream.name(), since: None, is_told: false };
-    let following = async move {
+/// Spawns a task that follows `upstream`. Requires a Tokio runtime.
+pub(crate) fn follow<U: Upstream>(mut upstream: U) -> SourceFollower<U::Snapshot> {
+    let snapshot = watch::Sender::new(U::Snapshot::default());
+    let mut publisher = Publisher {
+        snapshot: snapshot.clone(),
+        name: upstream.name(),
+        since: None,
+        outage_is_logged: false,
+    };
+    let sessions = async move {
         let mut backoff = Backoff::new();
         loop {
-            let failure = upstream.session(&mut view).await;
-            let fine = view.lost(&failure);
-            sleep(backoff.pause_after(fine)).await;
+            let failure = upstream.session(&mut publisher).await;
+            let uptime = publisher.end_session(&failure);
+            sleep(backoff.pause_after(uptime)).await;
         }
     };
-    let task = match thread() {
-        Some(thread) => thread.spawn(following),
-        None => tokio::spawn(following),
+    let task = match runtime() {
+        Some(runtime) => runtime.spawn(sessions),
+        None => tokio::spawn(sessions),
     };
-    Following::new(picture, Some(task))
+    SourceFollower::new(snapshot, Some(task))
 }
 
 #[cfg(test)]
@@ -172,39 +187,39 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_first_change_is_told_at_once_and_those_close_behind_it_together() {
-        let mut changes = Changes::default();
-        changes.note(false);
-        assert!(!changes.is_due());
-        changes.note(true);
-        assert!(changes.is_due());
-        changes.told(1);
-        let begun = Instant::now();
-        changes.note(true);
-        changes.note(false);
-        assert!(!changes.is_due());
-        // What is said meanwhile is heard; where nothing is, the wait ends when the change is due.
-        assert_eq!(changes.next(async { Ok(7) }).await.unwrap(), Some(7));
+    async fn first_change_is_due_at_once_but_later_ones_wait() {
+        let mut throttle = PublishThrottle::default();
+        throttle.note(false);
+        assert!(!throttle.is_due());
+        throttle.note(true);
+        assert!(throttle.is_due());
+        throttle.published(1);
+        let start = Instant::now();
+        throttle.note(true);
+        throttle.note(false);
+        assert!(!throttle.is_due());
+        // Messages still arrive. Without one, the wait ends when the change becomes due.
+        assert_eq!(throttle.next(async { Ok(7) }).await.unwrap(), Some(7));
         assert_eq!(
-            changes.next(std::future::pending::<Result<u8, Failure>>()).await.unwrap(),
+            throttle.next(std::future::pending::<Result<u8, Failure>>()).await.unwrap(),
             None
         );
-        assert!(changes.is_due());
-        assert!(begun.elapsed() + Duration::from_millis(20) >= TELL_EVERY);
-        changes.told(1);
-        assert!(!changes.is_due());
-        let late = changes.next(async { Err::<u8, _>(Failure::Ended) }).await;
+        assert!(throttle.is_due());
+        assert!(start.elapsed() + Duration::from_millis(20) >= MIN_PUBLISH_INTERVAL);
+        throttle.published(1);
+        assert!(!throttle.is_due());
+        let late = throttle.next(async { Err::<u8, _>(Failure::Ended) }).await;
         assert!(matches!(late, Err(Failure::Ended)));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn after_thousands_that_came_or_went_the_next_change_waits_longer() {
-        let mut changes = Changes::default();
-        changes.told(5000);
-        changes.note(true);
+    async fn change_after_thousands_of_differences_waits_longer() {
+        let mut throttle = PublishThrottle::default();
+        throttle.published(5000);
+        throttle.note(true);
         tokio::time::advance(Duration::from_millis(2490)).await;
-        assert!(!changes.is_due());
+        assert!(!throttle.is_due());
         tokio::time::advance(Duration::from_millis(20)).await;
-        assert!(changes.is_due());
+        assert!(throttle.is_due());
     }
 }

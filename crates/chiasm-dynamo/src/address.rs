@@ -1,3 +1,5 @@
+//! The address of Dynamo's workers on the command line: registry, namespace and options.
+
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -5,51 +7,50 @@ use std::str::FromStr;
 
 use chiasm_backend::TensorFormat;
 use chiasm_discovery::{DiscoveryError, Etcd};
-
 use chiasm_types::Dtype;
 
-use crate::call_home::CallHome;
+use crate::response_listener::ResponseListener;
 
-/// The namespace of workers that were not told another one.
+/// The namespace of workers that were started without another one.
 const DEFAULT_NAMESPACE: &str = "dynamo";
-const LONGEST_NAMESPACE: usize = 128;
+const MAX_NAMESPACE_BYTES: usize = 128;
 
-/// Where workers of Dynamo are named, and how they call back:
+/// The registry, namespace and options of Dynamo's workers:
 /// `dynamo+etcd://host:2379/namespace,model=m,listen=10.0.0.1:7000`, or
 /// `dynamo+file:///folder/namespace`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct DynamoAddress {
-    pub(crate) named_in: NamedIn,
+    pub(crate) registry: Registry,
     pub(crate) namespace: String,
-    /// The name of the model whose workers are served, whatever its files are.
+    /// The name of the model whose workers are served, regardless of the model's files.
     pub(crate) model: Option<String>,
-    /// Whether its workers take images, which they don't tell themselves.
+    /// `true` if the workers take images, which they do not report themselves.
     images: bool,
-    /// Whether those of this machine are given images as tensors.
-    tensors: Option<TensorsFor>,
-    /// Where workers are listened to.
+    /// The tensors of images for workers on this machine, if they get any.
+    tensors: Option<TensorSetting>,
+    /// The address for connections from workers.
     pub(crate) listen: Option<SocketAddr>,
-    /// The address that workers are told to call, if it is not that one.
+    /// The address that workers connect to, if it differs from `listen`.
     pub(crate) announce: Option<SocketAddr>,
     text: String,
 }
 
-/// Whose tensors workers are given.
+/// The format of the image tensors that workers get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TensorsFor {
-    /// Those that the vLLM takes which their version of Dynamo asks for.
-    OwnVllm,
-    /// These, whatever vLLM it is.
-    Any(TensorFormat),
+pub enum TensorSetting {
+    /// The format of the vLLM version that the workers' version of Dynamo depends on.
+    VersionDefault,
+    /// This format, for any version of vLLM.
+    Format(TensorFormat),
 }
 
-impl TensorsFor {
+impl TensorSetting {
     fn parse(text: &str) -> Option<Self> {
         match text {
-            "raw" => Some(Self::Any(TensorFormat::Raw)),
+            "raw" => Some(Self::Format(TensorFormat::Raw)),
             text => match Dtype::from_torch_name(text)? {
                 dtype @ (Dtype::F32 | Dtype::F16 | Dtype::BF16) => {
-                    Some(Self::Any(TensorFormat::Normalized(dtype)))
+                    Some(Self::Format(TensorFormat::Normalized(dtype)))
                 }
                 _ => None,
             },
@@ -57,59 +58,62 @@ impl TensorsFor {
     }
 }
 
-/// What names workers.
+/// The registry in which workers are listed.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) enum NamedIn {
+pub(crate) enum Registry {
     /// An etcd.
     Etcd(Etcd),
-    /// Files of a folder.
+    /// The files of a folder.
     Folder(PathBuf),
 }
 
-/// A text is no address of workers of Dynamo.
+/// An error of parsing a [`DynamoAddress`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// It begins with something else.
+    /// The address has an unknown scheme.
     #[error(
-        "expected dynamo+etcd://HOST:PORT/NAMESPACE, dynamo+etcds://… or dynamo+file:///FOLDER/NAMESPACE"
+        "expected dynamo+etcd://HOST:PORT/NAMESPACE, dynamo+etcds://… or \
+         dynamo+file:///FOLDER/NAMESPACE"
     )]
     Scheme,
-    /// Its folder is none.
+    /// The address has no absolute path of a folder.
     #[error(
-        "expected dynamo+file:///FOLDER/NAMESPACE, with the whole path of the folder that workers have as DYN_FILE_KV"
+        "expected dynamo+file:///FOLDER/NAMESPACE, with the whole path of the folder that workers \
+         have as DYN_FILE_KV"
     )]
     Folder,
-    /// The servers of etcd are none.
+    /// The etcd servers are malformed.
     #[error("{0}")]
     Etcd(String),
-    /// The namespace is none.
+    /// The namespace is malformed.
     #[error("'{0}' is no namespace of Dynamo: letters, digits, '-', '_' and '.'")]
     Namespace(String),
-    /// It has an option that is not known.
+    /// The address has an unknown option.
     #[error(
-        "'{0}' is no option: model=NAME, images, tensors, tensors=TYPE (raw, bfloat16, float16 or float32), listen=IP:PORT and announce=IP:PORT are"
+        "'{0}' is not an option: use model=NAME, images, tensors, tensors=TYPE (raw, bfloat16, \
+         float16 or float32), listen=IP:PORT and announce=IP:PORT"
     )]
     Option(String),
-    /// Workers are told an address at which nobody listens.
+    /// Workers would connect to an address without a listener.
     #[error("announce= needs listen=, the address of this machine that it leads to")]
     AnnouncesNothing,
 }
 
 impl DynamoAddress {
-    /// Whether the operator says that its workers take images.
+    /// Returns `true` if the operator says that the workers take images.
     pub fn takes_images(&self) -> bool {
         self.images
     }
 
-    /// Whether the operator says that its workers on this machine take images as tensors, and
-    /// which.
-    pub fn tensors(&self) -> Option<TensorsFor> {
+    /// Returns the format of the image tensors for workers on this machine, if the operator enables
+    /// tensors.
+    pub fn tensors(&self) -> Option<TensorSetting> {
         self.tensors
     }
 
-    /// Where its workers call back.
-    pub fn call_home(&self) -> CallHome {
-        CallHome::new(self.listen, self.announce)
+    /// Creates the listener for the workers' answers.
+    pub fn response_listener(&self) -> ResponseListener {
+        ResponseListener::new(self.listen, self.announce)
     }
 }
 
@@ -119,13 +123,13 @@ impl FromStr for DynamoAddress {
     fn from_str(text: &str) -> Result<Self, AddressError> {
         let url = text.strip_prefix("dynamo+").ok_or(AddressError::Scheme)?;
         let (scheme, rest) = url.split_once("://").ok_or(AddressError::Scheme)?;
-        let (named_in, place, rest) = match scheme {
+        let (registry, location, rest) = match scheme {
             "etcd" | "etcds" => {
                 let (servers, rest) = rest.split_once('/').unwrap_or((rest, ""));
                 let etcd = format!("{scheme}://{servers}").parse();
                 let etcd =
                     etcd.map_err(|error: DiscoveryError| AddressError::Etcd(error.to_string()))?;
-                (NamedIn::Etcd(etcd), servers, rest)
+                (Registry::Etcd(etcd), servers, rest)
             }
             "file" => {
                 let folder = rest
@@ -135,7 +139,7 @@ impl FromStr for DynamoAddress {
                     .map(|(folder, _)| folder);
                 let folder =
                     folder.filter(|folder| folder.starts_with('/')).ok_or(AddressError::Folder)?;
-                (NamedIn::Folder(folder.into()), folder, &rest[folder.len() + 1..])
+                (Registry::Folder(folder.into()), folder, &rest[folder.len() + 1..])
             }
             _ => return Err(AddressError::Scheme),
         };
@@ -146,14 +150,14 @@ impl FromStr for DynamoAddress {
         };
         let is_plain =
             |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-        if namespace.len() > LONGEST_NAMESPACE || !namespace.bytes().all(is_plain) {
+        if namespace.len() > MAX_NAMESPACE_BYTES || !namespace.bytes().all(is_plain) {
             return Err(AddressError::Namespace(
-                namespace.chars().take(LONGEST_NAMESPACE).collect(),
+                namespace.chars().take(MAX_NAMESPACE_BYTES).collect(),
             ));
         }
-        let text = format!("dynamo+{scheme}://{place}/{namespace}");
+        let text = format!("dynamo+{scheme}://{location}/{namespace}");
         let mut address = Self {
-            named_in,
+            registry,
             namespace: namespace.to_owned(),
             model: None,
             images: false,
@@ -163,33 +167,34 @@ impl FromStr for DynamoAddress {
             text,
         };
         for option in parts {
-            let wrong = || AddressError::Option(option.to_owned());
-            let place = |value: &str| value.parse::<SocketAddr>().map(Some).map_err(|_| wrong());
+            let invalid = || AddressError::Option(option.to_owned());
+            let socket = |value: &str| value.parse::<SocketAddr>().map(Some).map_err(|_| invalid());
             match option.split_once('=') {
                 None if option == "images" => address.images = true,
-                // Who takes tensors takes images.
+                // A worker that takes tensors also takes images.
                 None if option == "tensors" => {
-                    (address.images, address.tensors) = (true, Some(TensorsFor::OwnVllm));
+                    address.images = true;
+                    address.tensors = Some(TensorSetting::VersionDefault);
                 }
                 Some(("tensors", value)) => {
-                    (address.images, address.tensors) =
-                        (true, Some(TensorsFor::parse(value).ok_or_else(wrong)?));
+                    address.images = true;
+                    address.tensors = Some(TensorSetting::parse(value).ok_or_else(invalid)?);
                 }
                 Some(("model", name)) if !name.is_empty() => address.model = Some(name.to_owned()),
-                Some(("listen", value)) => address.listen = place(value)?,
-                Some(("announce", value)) => address.announce = place(value)?,
-                _ => return Err(wrong()),
+                Some(("listen", value)) => address.listen = socket(value)?,
+                Some(("announce", value)) => address.announce = socket(value)?,
+                _ => return Err(invalid()),
             }
         }
-        match (address.announce, address.listen) {
-            (Some(_), None) => Err(AddressError::AnnouncesNothing),
-            _ => Ok(address),
+        if address.announce.is_some() && address.listen.is_none() {
+            return Err(AddressError::AnnouncesNothing);
         }
+        Ok(address)
     }
 }
 
 impl fmt::Display for DynamoAddress {
-    /// The servers or the folder, and the namespace alone.
+    /// Writes the servers or the folder, and the namespace, without the options.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
@@ -208,9 +213,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_has_servers_a_namespace_and_options() {
-        let parsed: DynamoAddress =
-            "dynamo+etcd://a:1,b:2/ns,model=org/m,images,listen=0.0.0.0:7000,announce=10.0.0.1:7001".parse().unwrap();
+    fn address_with_options_is_parsed() {
+        let text = "dynamo+etcd://a:1,b:2/ns,model=org/m,images,listen=0.0.0.0:7000,\
+                    announce=10.0.0.1:7001";
+        let parsed: DynamoAddress = text.parse().unwrap();
         assert_eq!(
             (parsed.to_string().as_str(), parsed.namespace.as_str()),
             ("dynamo+etcd://a:1,b:2/ns", "ns")
@@ -227,26 +233,26 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_tensors_takes_images() {
-        let of = |options: &str| {
+    fn tensors_option_implies_images() {
+        let media = |options: &str| {
             let address: DynamoAddress = format!("dynamo+etcd://a:1/ns{options}").parse().unwrap();
             (address.takes_images(), address.tensors())
         };
-        let floats = TensorsFor::Any(TensorFormat::Normalized(Dtype::BF16));
-        assert_eq!(of(""), (false, None));
-        assert_eq!(of(",images"), (true, None));
-        assert_eq!(of(",tensors"), (true, Some(TensorsFor::OwnVllm)));
-        assert_eq!(of(",tensors=raw,images"), (true, Some(TensorsFor::Any(TensorFormat::Raw))));
-        assert_eq!(of(",tensors=bfloat16"), (true, Some(floats)));
+        let floats = TensorSetting::Format(TensorFormat::Normalized(Dtype::BF16));
+        let raw = TensorSetting::Format(TensorFormat::Raw);
+        assert_eq!(media(""), (false, None));
+        assert_eq!(media(",images"), (true, None));
+        assert_eq!(media(",tensors"), (true, Some(TensorSetting::VersionDefault)));
+        assert_eq!(media(",tensors=raw,images"), (true, Some(raw)));
+        assert_eq!(media(",tensors=bfloat16"), (true, Some(floats)));
     }
 
     #[test]
-    fn a_folder_is_named_with_its_whole_path() {
+    fn folder_address_is_parsed() {
         let parsed: DynamoAddress =
             "dynamo+file:///var/dynamo/ns,images,model=org/m".parse().unwrap();
-        assert!(
-            matches!(&parsed.named_in, NamedIn::Folder(folder) if folder.as_path() == Path::new("/var/dynamo"))
-        );
+        let Registry::Folder(folder) = &parsed.registry else { panic!("a folder") };
+        assert_eq!(folder.as_path(), Path::new("/var/dynamo"));
         assert_eq!((parsed.namespace.as_str(), parsed.model.as_deref()), ("ns", Some("org/m")));
         assert_eq!(parsed.to_string(), "dynamo+file:///var/dynamo/ns");
         assert_eq!(
@@ -256,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_none_is_said_to_be_so() {
+    fn invalid_address_is_refused_with_its_fault() {
         let option = |text: &str| AddressError::Option(text.to_owned());
         for (text, error) in [
             ("etcd://a:1/ns", AddressError::Scheme),

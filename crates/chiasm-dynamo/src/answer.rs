@@ -1,10 +1,10 @@
-//! The answer to one request, as the worker sends it home.
+//! The answer to one request, over the connection that the worker opens.
 
 use std::io;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use chiasm_backend::{Begun, BegunPart};
+use chiasm_backend::{PartialMessage, PartialMessages};
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -12,82 +12,83 @@ use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 
-use crate::call_home::{Called, Expected, KILL};
 use crate::frame::{Bounds, TwoPart};
+use crate::response_listener::{ExpectedResponse, KILL, ResponseConnection};
 
-/// How long a worker may take to call home once it has acknowledged a request. It does so before
-/// its engine has the request, and never where it can't read it.
-const CALLED_WITHIN: Duration = Duration::from_secs(30);
-/// How long the word that an answer is not wanted may take.
-const TOLD_WITHIN: Duration = Duration::from_secs(1);
-/// What a worker may send at once: Dynamo's own limit of a message is 32 MiB.
+/// The deadline for a worker's connection after it has acknowledged a request. The worker
+/// acknowledges before its engine has the request, and never connects if it can't read the request.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// The deadline for sending [`KILL`].
+const KILL_TIMEOUT: Duration = Duration::from_secs(1);
+/// The maximum sizes of one message. Dynamo's own limit of a message is 32 MiB.
 const BOUNDS: Bounds = Bounds { header: 128 << 10, body: 64 << 20 };
 
-/// What ends an answer without its end, in words.
+/// An error that ends an answer early, with a message.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AnswerError {
-    /// The worker has not called.
-    #[error("it acknowledged a request and said no more for {} s", CALLED_WITHIN.as_secs())]
+    /// The worker did not open its connection in time.
+    #[error("it acknowledged a request and said no more for {} s", CALL_TIMEOUT.as_secs())]
     NotCalled,
-    /// The connection is gone.
+    /// The connection was lost.
     #[error("it ended its answer too early: {0}")]
     Lost(#[from] io::Error),
-    /// It is not what a worker sends.
+    /// The message violates the protocol.
     #[error("it tells nonsense: {0}")]
     Nonsense(String),
-    /// The worker could not do the request, by its own account.
+    /// The worker reports that it could not execute the request.
     #[error("{0}")]
     Failed(String),
 }
 
-/// One answer. Dropping it before its end tells the worker that nobody wants it.
+/// One answer. Dropping it before its end tells the worker to stop.
 #[derive(Debug)]
 pub(crate) struct Answer {
     state: State,
     has_prologue: bool,
-    begun: BegunPart,
+    partial: PartialMessage,
 }
 
 #[derive(Debug)]
 enum State {
-    Waiting(Expected),
-    Reading(Reading),
+    Waiting(ExpectedResponse),
+    Open(OpenConnection),
     Over,
 }
 
+/// The connection of an answer. Dropping it before its end sends [`KILL`].
 #[derive(Debug)]
-struct Reading {
-    /// Taken when all has come.
+struct OpenConnection {
+    /// `None` once the answer is complete.
     stream: Option<TcpStream>,
-    came: BytesMut,
+    buffer: BytesMut,
 }
 
-impl Drop for Reading {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
         let (Some(mut stream), Ok(runtime)) = (self.stream.take(), Handle::try_current()) else {
             return;
         };
-        // The end of the connection says the same, later.
+        // The worker also stops at the end of the connection, but later.
         runtime.spawn(async move {
-            let _ = timeout(TOLD_WITHIN, stream.write_all(&TwoPart::encode(KILL, b""))).await;
+            let _ = timeout(KILL_TIMEOUT, stream.write_all(&TwoPart::encode(KILL, b""))).await;
         });
     }
 }
 
-/// What opens an answer.
+/// The first header of an answer.
 #[derive(Deserialize)]
 struct Prologue {
     error: Option<String>,
 }
 
-/// One body (`NetworkStreamWrapper` of Dynamo).
+/// The body of a message (`NetworkStreamWrapper` of Dynamo).
 #[derive(Deserialize)]
 struct Item<T> {
     data: Option<T>,
     complete_final: bool,
 }
 
-/// What is in a body of an engine's; an event named `error` stands in place of data.
+/// The data in a body from an engine. An event named `error` replaces the data.
 #[derive(Deserialize)]
 struct Annotated<T> {
     data: Option<T>,
@@ -102,24 +103,29 @@ impl<T> Annotated<T> {
         if event.as_deref() != Some("error") && (error.is_none() || data.is_some()) {
             return Ok(data);
         }
-        let words = comment.filter(|words| !words.is_empty()).map(|words| words.join(": "));
-        Err(AnswerError::Failed(words.unwrap_or_else(|| "it does not say why".to_owned())))
+        let message = comment.filter(|lines| !lines.is_empty()).map(|lines| lines.join(": "));
+        Err(AnswerError::Failed(message.unwrap_or_else(|| "it does not say why".to_owned())))
     }
 }
 
 impl Answer {
-    /// An answer that is waited for. What has come of a long message is counted in `begun`.
-    pub(crate) fn new(expected: Expected, begun: &Begun) -> Self {
-        Self { state: State::Waiting(expected), has_prologue: false, begun: begun.part() }
+    /// Creates an answer whose connection is expected. Its long partial messages count against
+    /// `partial`.
+    pub(crate) fn new(expected: ExpectedResponse, partial: &PartialMessages) -> Self {
+        Self {
+            state: State::Waiting(expected),
+            has_prologue: false,
+            partial: partial.start_message(),
+        }
     }
 
-    /// What comes next of an engine's answer; `None` behind all of it. After an error there is
-    /// nothing more. Cancel safe.
+    /// Returns the next data of an engine's answer; `None` at its end. After an error the answer is
+    /// over. Cancel-safe.
     pub(crate) async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<T>, AnswerError> {
         while let Some(annotated) = self.next_bare::<Annotated<T>>().await? {
             match annotated.data() {
                 Ok(Some(data)) => return Ok(Some(data)),
-                // An annotation that nobody asked for.
+                // An annotation that was not requested.
                 Ok(None) => {}
                 Err(error) => {
                     self.state = State::Over;
@@ -130,12 +136,12 @@ impl Answer {
         Ok(None)
     }
 
-    /// The same of an answer that is not an engine's.
+    /// Returns the next data of an answer that is not an engine's; `None` at its end.
     pub(crate) async fn next_bare<T: DeserializeOwned>(
         &mut self,
     ) -> Result<Option<T>, AnswerError> {
         let next = self.read().await;
-        // What is not over then is not wanted any more.
+        // Without further data the answer is over; an open connection is dropped.
         if !matches!(next, Ok(Some(_))) {
             self.state = State::Over;
         }
@@ -154,8 +160,8 @@ impl Answer {
                 }
             }
             if body.is_empty() {
-                // The sentinel alone, as what says that all has come is before it.
-                return Err(AnswerError::Nonsense(format!("it ends by {}", shown(&header))));
+                // A complete answer ends with `complete_final`, which comes before the sentinel.
+                return Err(AnswerError::Nonsense(format!("it ends by {}", prefix(&header))));
             }
             return match read_body::<Item<T>>(&body)? {
                 Item { data: Some(data), .. } => Ok(Some(data)),
@@ -170,21 +176,23 @@ impl Answer {
         }
     }
 
-    /// The next message; `None` if the answer is over.
+    /// Returns the next message; `None` if the answer is over.
     async fn message(&mut self) -> Result<Option<TwoPart>, AnswerError> {
         loop {
             match &mut self.state {
                 State::Over => return Ok(None),
                 State::Waiting(expected) => {
-                    let called = timeout(CALLED_WITHIN, expected.called()).await.ok().flatten();
-                    let Called { stream, came } = called.ok_or(AnswerError::NotCalled)?;
-                    self.state = State::Reading(Reading { stream: Some(stream), came });
+                    let connection =
+                        timeout(CALL_TIMEOUT, expected.connection()).await.ok().flatten();
+                    let ResponseConnection { stream, buffer } =
+                        connection.ok_or(AnswerError::NotCalled)?;
+                    self.state = State::Open(OpenConnection { stream: Some(stream), buffer });
                 }
-                State::Reading(Reading { stream, came }) => {
+                State::Open(OpenConnection { stream, buffer }) => {
                     let nonsense =
                         |error: crate::frame::FrameError| AnswerError::Nonsense(error.to_string());
-                    let message = TwoPart::decode(came, BOUNDS).map_err(nonsense)?;
-                    if !self.begun.has_room_for(came.len()) {
+                    let message = TwoPart::decode(buffer, BOUNDS).map_err(nonsense)?;
+                    if !self.partial.set_buffered_bytes(buffer.len()) {
                         return Err(AnswerError::Nonsense(
                             "too many long messages at once".to_owned(),
                         ));
@@ -193,7 +201,7 @@ impl Answer {
                         return Ok(message);
                     }
                     let Some(stream) = stream else { return Ok(None) };
-                    if stream.read_buf(came).await? == 0 {
+                    if stream.read_buf(buffer).await? == 0 {
                         return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
                     }
                 }
@@ -201,10 +209,10 @@ impl Answer {
         }
     }
 
-    /// All has come: the worker is not told to stop.
+    /// Marks the answer as complete, so that the worker is not told to stop.
     fn finish(&mut self) {
-        if let State::Reading(reading) = &mut self.state {
-            reading.stream = None;
+        if let State::Open(connection) = &mut self.state {
+            connection.stream = None;
         }
     }
 }
@@ -217,6 +225,7 @@ fn read_body<T: DeserializeOwned>(body: &Bytes) -> Result<T, AnswerError> {
     rmp_serde::from_slice(body).map_err(|error| AnswerError::Nonsense(error.to_string()))
 }
 
-fn shown(header: &Bytes) -> String {
+/// Returns the beginning of a header as text.
+fn prefix(header: &Bytes) -> String {
     String::from_utf8_lossy(&header[..header.len().min(100)]).into_owned()
 }

@@ -1,4 +1,4 @@
-//! One start of a worker as a backend.
+//! The backend of one start of a worker.
 
 use std::fmt;
 use std::sync::atomic::Ordering::Relaxed;
@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use chiasm_backend::{
-    Adapter, AdapterError, Backend, Capabilities, Death, Delivered, Job, JobError, KvSink,
-    LoadSink, MediaForm, MediaObserver, MemoryUsage, RunningJob,
+    Adapter, AdapterError, Backend, Capabilities, DeathReason, Job, JobError, KvSink, LoadSink,
+    MediaDelivery, MediaForm, MediaObserver, MemoryUsage, RunningJob,
 };
 use chiasm_types::MmHash;
 use futures_util::future::{BoxFuture, FutureExt, join_all};
@@ -15,59 +15,60 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
 use crate::blocks::Blocks;
-use crate::call_home::CallHome;
 use crate::directory::{Events, Worker};
 use crate::following::Follower;
 use crate::request;
+use crate::response_listener::ResponseListener;
 use crate::running::RunningDynamoJob;
 use crate::shared::{InFlight, Shared};
 use crate::tensors::ReadyTensors;
-use crate::wire::{AskError, Wire};
+use crate::wire::{RequestError, Wire};
 
-/// The answer of another process at a worker's address, and of a worker that is going down.
-const NOT_THERE: &str = "unknown endpoint";
+/// The refusal of another process at a worker's address, and of a worker that is shutting down.
+const UNKNOWN_ENDPOINT: &str = "unknown endpoint";
 
 /// One start of a worker.
 pub(crate) struct DynamoBackend {
     shared: Arc<Shared>,
     capabilities: Capabilities,
     images: Images,
-    /// Takes whoever is to be told of the KV cache, once.
+    /// Passes the sink to the task that follows the KV cache, once.
     kv: Mutex<Option<oneshot::Sender<Box<dyn KvSink>>>>,
     /// The tasks that watch the worker. They end with the backend.
     _tasks: JoinSet<()>,
 }
 
-/// In which form a worker is given images, if it takes any.
+/// The form in which a worker gets images, if it takes any.
 pub(crate) enum Images {
-    /// The files alone.
-    AsTheyCame,
-    /// The files alone, as it is on another machine than the tensors would be on.
-    OfAnotherMachine,
-    /// Tensors in shared memory, and the files in case that it can't use those.
+    /// Only files.
+    Encoded,
+    /// Only files, because the worker runs on another machine and can't read the tensors.
+    OtherMachine,
+    /// Tensors in shared memory, and the files in case that the worker can't use the tensors.
     Tensors(ReadyTensors),
 }
 
 impl DynamoBackend {
-    /// The backend of a worker that was found to be like this.
+    /// Creates the backend of a worker with these capabilities and starts to watch it.
     pub(crate) fn new(
         name: String,
         worker: Arc<Worker>,
-        home: CallHome,
+        listener: ResponseListener,
         capabilities: Capabilities,
         images: Images,
         observer: Arc<dyn MediaObserver>,
     ) -> Self {
-        let wire = Wire::new(&worker.place.address, home.clone());
+        let wire = Wire::new(&worker.endpoint.address, listener.clone());
         let shared = Arc::new(Shared::new(name, worker.clone(), wire, observer));
         let (kv, sink) = oneshot::channel();
         let mut tasks = JoinSet::new();
         tasks.spawn(shared.clone().watch());
         if let Events::At(source) = &worker.events {
-            let wire = Wire::new(&source.query.address, home);
+            let wire = Wire::new(&source.query.address, listener);
             let blocks =
                 Blocks::new(source.worker_id, source.dp_rank, worker.block_size.get() as u32);
-            // What its hashes of images are made of is not known here.
+            // The hashes of images are computed in an unknown way, so blocks with images are
+            // unknown.
             let knows_all = capabilities.media == MediaForm::None;
             tasks.spawn(
                 Follower::new(shared.clone(), source.clone(), wire, blocks, knows_all).follow(sink),
@@ -76,8 +77,8 @@ impl DynamoBackend {
         Self { shared, capabilities, images, kv: Mutex::new(Some(kv)), _tasks: tasks }
     }
 
-    /// Returns once the worker is gone.
-    pub(crate) fn when_ended(&self) -> BoxFuture<'static, Death> {
+    /// Returns a future that completes once the worker is gone.
+    pub(crate) fn when_ended(&self) -> BoxFuture<'static, DeathReason> {
         self.shared.when_ended()
     }
 
@@ -86,13 +87,13 @@ impl DynamoBackend {
         if let Some(death) = shared.ended.borrow().clone() {
             return Err(JobError::NotTaken(death));
         }
-        let Worker { place, model, .. } = &*shared.worker;
+        let Worker { endpoint, model, .. } = &*shared.worker;
         let takes_images = self.capabilities.media != MediaForm::None;
-        // Nothing is made for what is refused.
-        request::taken(&job, takes_images)?;
+        // Checked first, so that no tensors are made for a refused job.
+        request::supported_tokens(&job, takes_images)?;
         let packed = match &self.images {
-            Images::AsTheyCame => None,
-            Images::OfAnotherMachine => {
+            Images::Encoded => None,
+            Images::OtherMachine => {
                 job.media.iter().for_each(|_| {
                     shared.observer.stepped_down("other_machine", &"its worker runs elsewhere")
                 });
@@ -100,33 +101,33 @@ impl DynamoBackend {
             }
             Images::Tensors(tensors) => tensors.pack(&job, &shared.observer).await?,
         };
-        let bodies = request::of(&job, model, takes_images, packed.as_ref())?;
+        let bodies = request::build(&job, model, takes_images, packed.as_ref())?;
         let counted = InFlight::new(shared.clone());
-        // A worker tells requests apart by their ids alone. A client's id may be shared: with
+        // A worker distinguishes requests only by their ids. A client's id may be shared: with
         // another client's request, or with the other prompts of one list.
-        let mark: u64 = rand::random();
-        let ask = |(choice, body): (usize, Vec<u8>)| {
-            let id = format!("{}-{mark:016x}-{choice}", job.id);
-            async move { shared.wire.ask(&place.path, &id, &body).await }
+        let nonce: u64 = rand::random();
+        let send = |(choice, body): (usize, Vec<u8>)| {
+            let id = format!("{}-{nonce:016x}-{choice}", job.id);
+            async move { shared.wire.send(&endpoint.path, &id, &body).await }
         };
-        // All answers are awaited: the worker may have begun with any request that it took.
-        let asked = join_all(bodies.into_iter().enumerate().map(ask)).await;
+        // All acknowledgements are awaited: the worker may have begun with any accepted request.
+        let sent = join_all(bodies.into_iter().enumerate().map(send)).await;
         let may_have_begun =
-            asked.iter().any(|asked| asked.as_ref().err().is_none_or(|error| !error.is_unbegun()));
-        // Requests that were taken are aborted when their answers are dropped.
-        let answers = asked.into_iter().collect::<Result<Vec<_>, _>>().map_err(|error| {
-            let death = Death::new(error.to_string());
-            if matches!(&error, AskError::Refused(words) if words.contains(NOT_THERE)) {
+            sent.iter().any(|sent| sent.as_ref().err().is_none_or(|error| !error.is_unbegun()));
+        // Accepted requests are aborted when their answers are dropped.
+        let answers = sent.into_iter().collect::<Result<Vec<_>, _>>().map_err(|error| {
+            let death = DeathReason::new(error.to_string());
+            if matches!(&error, RequestError::Refused(why) if why.contains(UNKNOWN_ENDPOINT)) {
                 shared.end(death.clone());
             }
             if may_have_begun { JobError::Dead(death) } else { JobError::NotTaken(death) }
         })?;
         let items = job.media.len();
         let delivered = match packed {
-            Some(_) => Delivered { shared_memory: items, ..Delivered::default() },
-            None => Delivered { inline: items, ..Delivered::default() },
+            Some(_) => MediaDelivery { shared_memory: items, ..MediaDelivery::default() },
+            None => MediaDelivery { inline: items, ..MediaDelivery::default() },
         };
-        if delivered != Delivered::default() {
+        if delivered != MediaDelivery::default() {
             shared.observer.delivered(delivered);
         }
         Ok(RunningDynamoJob::new(shared.clone(), job, answers, counted, delivered, packed))
@@ -166,7 +167,7 @@ impl Backend for DynamoBackend {
 
     fn follow_kv(&self, sink: Box<dyn KvSink>) {
         if let Some(kv) = self.kv.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            // Nobody takes it where there are no events.
+            // A worker without events has no task that receives the sink.
             let _ = kv.send(sink);
         }
     }
@@ -182,7 +183,7 @@ impl Backend for DynamoBackend {
         .boxed()
     }
 
-    fn ended(&self) -> BoxFuture<'_, Death> {
+    fn ended(&self) -> BoxFuture<'_, DeathReason> {
         self.shared.when_ended()
     }
 
@@ -190,7 +191,7 @@ impl Backend for DynamoBackend {
         Duration::from_millis(self.shared.silent_ms.load(Relaxed))
     }
 
-    fn declare_dead(&self, death: Death) {
+    fn declare_dead(&self, death: DeathReason) {
         self.shared.end(death);
     }
 

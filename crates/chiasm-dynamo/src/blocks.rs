@@ -1,4 +1,4 @@
-//! Which blocks a worker holds, by what it says; and that as events for the index.
+//! The blocks that a worker reports, converted to events for the index.
 
 use std::collections::HashSet;
 
@@ -6,45 +6,44 @@ use chiasm_kv::event::{BlockRemoved, BlockStored, ExternalHash, KvEvent};
 
 use crate::kv_event::{Change, Event, WorkerEvent};
 
-/// What the engine computes with; other tiers don't count.
+/// The tier that the engine computes with; other tiers are ignored.
 const DEVICE: &str = "device";
-/// Blocks that a worker may say that it holds: more than any machine's memory has.
-const MOST: usize = 1 << 24;
+/// The maximum number of blocks of one worker, more than the memory of any machine has.
+const MAX_BLOCKS: usize = 1 << 24;
 
-/// Events are missing, or more is told than can be true.
+/// Events are missing, or more blocks are reported than a machine can hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Gap;
 
-/// The blocks of one worker. To Dynamo a block is held or not; the index counts copies, so it is
-/// told of each once.
+/// The blocks of one worker. In Dynamo a block is held or not, but the index counts copies. So each
+/// block is reported to the index once.
 #[derive(Debug)]
 pub(crate) struct Blocks {
     worker_id: u64,
     dp_rank: u32,
     block_size: u32,
     held: HashSet<u64>,
-    /// The number of the last event that was taken in; `None` until the worker has told of all that
-    /// it holds.
+    /// The id of the last processed event; `None` until the worker has reported all its blocks.
     last: Option<u64>,
 }
 
 impl Blocks {
-    /// Nothing is known yet.
+    /// Creates the state of a worker whose blocks are unknown.
     pub(crate) fn new(worker_id: u64, dp_rank: u32, block_size: u32) -> Self {
         Self { worker_id, dp_rank, block_size, held: HashSet::new(), last: None }
     }
 
-    /// The event from which on there is something new to this.
+    /// Returns the id of the next event; `None` if the whole cache has to be queried.
     pub(crate) fn next(&self) -> Option<u64> {
         self.last.map(|last| last.saturating_add(1))
     }
 
-    /// All has to be told again. What was told stands until then.
-    pub(crate) fn forget(&mut self) {
+    /// Requests a new report of the whole cache. The known blocks stay valid until then.
+    pub(crate) fn invalidate(&mut self) {
         self.last = None;
     }
 
-    /// The worker has told of all that it holds, after the event of a number.
+    /// Replaces all blocks by a report of the whole cache, which includes all events up to `last`.
     pub(crate) fn replace(
         &mut self,
         events: &[WorkerEvent],
@@ -52,22 +51,23 @@ impl Blocks {
     ) -> Result<Vec<KvEvent>, Gap> {
         self.held.clear();
         self.last = None;
-        let mut told = vec![KvEvent::AllBlocksCleared];
+        let mut changes = vec![KvEvent::AllBlocksCleared];
         for event in self.own(events) {
-            self.change(&event.data, &mut told)?;
+            self.apply(&event.data, &mut changes)?;
         }
         self.last = Some(last);
-        Ok(told)
+        Ok(changes)
     }
 
-    /// Takes in what comes next. Events that were taken in before are passed over.
+    /// Processes the next events and skips those that were processed before.
     ///
     /// # Errors
-    /// [`Gap`] where some are missing. Those before it are taken in, and in `told`.
+    /// Returns [`Gap`] if events are missing. The events before the gap are processed, and their
+    /// changes are in `changes`.
     pub(crate) fn extend(
         &mut self,
         events: &[WorkerEvent],
-        told: &mut Vec<KvEvent>,
+        changes: &mut Vec<KvEvent>,
     ) -> Result<(), Gap> {
         for event in self.own(events) {
             let last = self.last.ok_or(Gap)?;
@@ -77,14 +77,16 @@ impl Blocks {
                 Some(2..) => return Err(Gap),
             }
             self.last = Some(event.event_id);
-            self.change(&event.data, told)?;
+            self.apply(&event.data, changes)?;
         }
         Ok(())
     }
 
-    /// Events of this worker. Those of other tiers have numbers too, and change nothing.
+    /// Returns this worker's events. Events of other tiers count for the numbering but change
+    /// nothing.
     fn own<'a>(&self, events: &'a [WorkerEvent]) -> impl Iterator<Item = Event> + use<'a> {
-        let (worker_id, dp_rank) = (self.worker_id, self.dp_rank);
+        let worker_id = self.worker_id;
+        let dp_rank = self.dp_rank;
         let own = events
             .iter()
             .filter(move |event| event.worker_id == worker_id && event.event.dp_rank == dp_rank);
@@ -96,11 +98,11 @@ impl Blocks {
         })
     }
 
-    fn change(&mut self, change: &Change, told: &mut Vec<KvEvent>) -> Result<(), Gap> {
+    fn apply(&mut self, change: &Change, changes: &mut Vec<KvEvent>) -> Result<(), Gap> {
         match change {
             Change::Cleared => {
                 self.held.clear();
-                told.push(KvEvent::AllBlocksCleared);
+                changes.push(KvEvent::AllBlocksCleared);
             }
             Change::Removed { block_hashes } => {
                 let gone: Vec<ExternalHash> = block_hashes
@@ -109,14 +111,14 @@ impl Blocks {
                     .map(|hash| ExternalHash::U64(*hash))
                     .collect();
                 if !gone.is_empty() {
-                    told.push(KvEvent::BlockRemoved(BlockRemoved {
+                    changes.push(KvEvent::BlockRemoved(BlockRemoved {
                         block_hashes: gone,
                         ..Default::default()
                     }));
                 }
             }
             Change::Stored { parent_hash, blocks } => {
-                if self.held.len() + blocks.len() > MOST {
+                if self.held.len() + blocks.len() > MAX_BLOCKS {
                     return Err(Gap);
                 }
                 let mut before = *parent_hash;
@@ -131,11 +133,11 @@ impl Blocks {
                         });
                         run.block_hashes.push(ExternalHash::U64(hash));
                     } else {
-                        told.extend(run.take().map(KvEvent::BlockStored));
+                        changes.extend(run.take().map(KvEvent::BlockStored));
                     }
                     before = Some(hash);
                 }
-                told.extend(run.map(KvEvent::BlockStored));
+                changes.extend(run.map(KvEvent::BlockStored));
             }
         }
         Ok(())
@@ -145,7 +147,7 @@ impl Blocks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kv_event::{Published, StoredBlock, tests::envelopes};
+    use crate::kv_event::{PublishedEvents, StoredBlock, tests::envelopes};
 
     fn event(id: u64, data: Change) -> WorkerEvent {
         WorkerEvent {
@@ -166,14 +168,14 @@ mod tests {
         Change::Removed { block_hashes: hashes.to_vec() }
     }
 
-    /// What the index is told, in short: `+parent:hash,hash -hash`.
-    fn short(told: &[KvEvent]) -> String {
+    /// Formats events for the index in short: `+parent:hash,hash -hash`.
+    fn format(events: &[KvEvent]) -> String {
         let hash = |hash: &ExternalHash| match hash {
             ExternalHash::U64(hash) => hash.to_string(),
             ExternalHash::Bytes(_) => panic!("no hash of ours"),
         };
         let list = |hashes: &[ExternalHash]| hashes.iter().map(hash).collect::<Vec<_>>().join(",");
-        let one = |event: &KvEvent| match event {
+        let format_one = |event: &KvEvent| match event {
             KvEvent::BlockStored(stored) => {
                 let parent = stored.parent_block_hash.as_ref().map(hash).unwrap_or_default();
                 format!("+{parent}:{}", list(&stored.block_hashes))
@@ -181,17 +183,17 @@ mod tests {
             KvEvent::BlockRemoved(removed) => format!("-{}", list(&removed.block_hashes)),
             other => format!("{other:?}"),
         };
-        told.iter().map(one).collect::<Vec<_>>().join(" ")
+        events.iter().map(format_one).collect::<Vec<_>>().join(" ")
     }
 
     #[test]
-    fn each_block_is_told_of_once_until_it_is_gone() {
+    fn each_block_is_reported_once_until_removed() {
         let mut blocks = Blocks::new(1, 0, 16);
         assert_eq!(blocks.next(), None);
-        let told = blocks.replace(&[event(0, stored(None, &[1, 2, 3]))], 5).unwrap();
-        assert_eq!(short(&told), "AllBlocksCleared +:1,2,3");
+        let changes = blocks.replace(&[event(0, stored(None, &[1, 2, 3]))], 5).unwrap();
+        assert_eq!(format(&changes), "AllBlocksCleared +:1,2,3");
         assert_eq!(blocks.next(), Some(6));
-        let mut told = Vec::new();
+        let mut changes = Vec::new();
         let next = [
             event(5, removed(&[1])),
             event(6, stored(Some(1), &[9, 2, 4, 5])),
@@ -200,19 +202,19 @@ mod tests {
             event(9, Change::Cleared),
             event(10, stored(None, &[1])),
         ];
-        blocks.extend(&next, &mut told).unwrap();
-        assert_eq!(short(&told), "+1:9 +2:4,5 -3,2 AllBlocksCleared +:1");
+        blocks.extend(&next, &mut changes).unwrap();
+        assert_eq!(format(&changes), "+1:9 +2:4,5 -3,2 AllBlocksCleared +:1");
         assert_eq!(blocks.next(), Some(11));
     }
 
     #[test]
-    fn what_is_missing_is_noticed_and_what_is_not_of_the_worker_passed_over() {
+    fn gap_is_detected_after_foreign_events() {
         let mut blocks = Blocks::new(1, 0, 16);
-        let mut told = Vec::new();
+        let mut changes = Vec::new();
         assert_eq!(
-            blocks.extend(&[event(1, stored(None, &[1]))], &mut told),
+            blocks.extend(&[event(1, stored(None, &[1]))], &mut changes),
             Err(Gap),
-            "nothing is known yet"
+            "the cache was not reported yet"
         );
         blocks.replace(&[], 0).unwrap();
         let other = WorkerEvent { worker_id: 2, ..event(1, stored(None, &[8])) };
@@ -223,28 +225,26 @@ mod tests {
         assert_eq!(
             blocks.extend(
                 &[other, event(1, stored(None, &[1])), host, event(3, removed(&[1]))],
-                &mut told
+                &mut changes
             ),
             Ok(())
         );
-        assert_eq!(short(&told), "+:1 -1");
-        told.clear();
-        assert_eq!(
-            blocks.extend(&[event(4, stored(None, &[2])), event(6, stored(None, &[3]))], &mut told),
-            Err(Gap)
-        );
-        assert_eq!((short(&told).as_str(), blocks.next()), ("+:2", Some(5)));
+        assert_eq!(format(&changes), "+:1 -1");
+        changes.clear();
+        let with_gap = [event(4, stored(None, &[2])), event(6, stored(None, &[3]))];
+        assert_eq!(blocks.extend(&with_gap, &mut changes), Err(Gap));
+        assert_eq!((format(&changes).as_str(), blocks.next()), ("+:2", Some(5)));
     }
 
     #[test]
-    fn what_a_mocker_published_is_what_it_holds_when_it_is_asked() {
+    fn published_events_add_up_to_a_mockers_report() {
         let dump: Vec<u64> =
             serde_json::from_str(include_str!("../tests/recorded/held.json")).unwrap();
-        let published: Vec<Published> =
-            envelopes().iter().map(|bytes| Published::decode(bytes).unwrap()).collect();
+        let published: Vec<PublishedEvents> =
+            envelopes().iter().map(|bytes| PublishedEvents::decode(bytes).unwrap()).collect();
         let mut blocks = Blocks::new(published[0].events[0].worker_id, 0, 16);
         blocks.replace(&[], 0).unwrap();
-        for Published { events, .. } in published {
+        for PublishedEvents { events, .. } in published {
             blocks.extend(&events, &mut Vec::new()).unwrap();
         }
         assert_eq!(blocks.held, dump.into_iter().collect());

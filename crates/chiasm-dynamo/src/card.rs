@@ -1,4 +1,4 @@
-//! What a worker says of itself and of its model in etcd, and whether it can be served.
+//! The description of a worker and its model in etcd, and the checks before a worker is served.
 
 use std::fs;
 use std::path::Path;
@@ -8,25 +8,25 @@ use serde::Deserialize;
 
 use crate::error::NotServed;
 
-/// The kinds of files that tell one model from another.
+/// The checksums of the files that distinguish one model from another.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModelFiles {
-    /// blake3 of `config.json`, in hex.
+    /// The blake3 hash of `config.json`, in hex.
     config: Option<String>,
-    /// blake3 of `tokenizer.json`, in hex.
+    /// The blake3 hash of `tokenizer.json`, in hex.
     tokenizer: Option<String>,
 }
 
 impl ModelFiles {
-    /// Those of a model's folder.
+    /// Reads the files in a model's folder. Files that can't be read have no checksum.
     pub fn read(folder: &Path) -> Self {
-        let sum =
+        let checksum =
             |name| Some(blake3::hash(&fs::read(folder.join(name)).ok()?).to_hex().to_string());
-        Self { config: sum("config.json"), tokenizer: sum("tokenizer.json") }
+        Self { config: checksum("config.json"), tokenizer: checksum("tokenizer.json") }
     }
 }
 
-/// Where an endpoint is, and how it is spoken to.
+/// The address and the protocol of an endpoint.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Instance {
     pub(crate) instance_id: u64,
@@ -44,11 +44,11 @@ enum Transport {
 }
 
 impl Instance {
-    /// `HOST:PORT` and the path behind it.
+    /// Returns `HOST:PORT` and the path after it.
     ///
     /// # Errors
-    /// It can't be spoken to.
-    pub(crate) fn place(&self) -> Result<(&str, &str), NotServed> {
+    /// Returns [`NotServed`] if the endpoint's protocol is not supported.
+    pub(crate) fn endpoint(&self) -> Result<(&str, &str), NotServed> {
         let tcp = match &self.transport {
             Transport::Tcp(tcp) => tcp,
             Transport::NatsTcp(_) => {
@@ -61,7 +61,7 @@ impl Instance {
         match self.request_plane_codec.as_deref() {
             Some("msgpack") => {}
             Some(codec) => {
-                return Err(NotServed::Codec(short(codec)));
+                return Err(NotServed::Codec(shortened(codec)));
             }
             None => {
                 return Err(NotServed::NoCodec);
@@ -75,18 +75,18 @@ impl Instance {
             Some(1..) if !path.is_empty() && path.len() <= usize::from(u16::MAX) => {
                 Ok((address, path))
             }
-            _ => Err(NotServed::Place(short(tcp))),
+            _ => Err(NotServed::Place(shortened(tcp))),
         }
     }
 }
 
-/// `v1/mdc/…`: a model of a worker.
+/// The value of `v1/mdc/…`: a model of a worker.
 #[derive(Debug, Deserialize)]
 pub(crate) struct ModelEntry {
     pub(crate) card_json: Card,
 }
 
-/// `ModelDeploymentCard` of Dynamo 1.6, as far as it matters here.
+/// The used part of `ModelDeploymentCard` of Dynamo 1.6.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Card {
     pub(crate) display_name: String,
@@ -121,7 +121,7 @@ struct CheckedFile {
     checksum: String,
 }
 
-/// What a worker's engine was started with.
+/// The start parameters of a worker's engine.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct RuntimeConfig {
@@ -135,21 +135,21 @@ pub(crate) struct RuntimeConfig {
 }
 
 impl Card {
-    /// Tokens of prompt and answer together; `None` if it does not tell.
+    /// Returns the maximum number of tokens of prompt and answer together, if reported.
     pub(crate) fn context(&self) -> Option<usize> {
-        let told = [
+        let reported = [
             self.context_length,
             self.runtime_config.context_length,
             self.architectural_max_context_length,
         ];
-        told.into_iter().find(|tokens| *tokens > 0)
+        reported.into_iter().find(|tokens| *tokens > 0)
     }
 
     pub(crate) fn block_size(&self) -> Option<BlockSize> {
         BlockSize::new(self.kv_cache_block_size)
     }
 
-    /// Why what the worker holds can't be known from its events, if it can't.
+    /// Returns the reason that the worker's events do not describe its cache, if there is one.
     pub(crate) fn no_events(&self) -> Option<&'static str> {
         let RuntimeConfig {
             kv_event_publishing_enabled,
@@ -169,18 +169,19 @@ impl Card {
         }
     }
 
-    /// Whether a worker of this model can be served here. `name` is what the operator has said that
-    /// the model's workers call it, if it was said; otherwise the model's files have to be those of
-    /// the model that is served.
+    /// Checks that a worker of this model can be served here.
+    ///
+    /// `name` is the workers' name of the model, if the operator has given it. Otherwise the
+    /// model's files have to equal those of the model served here.
     ///
     /// # Errors
-    /// It can't be.
+    /// Returns [`NotServed`] with the reason.
     pub(crate) fn check(&self, name: Option<&str>, files: &ModelFiles) -> Result<(), NotServed> {
         if self.model_input != "Tokens" {
-            return Err(NotServed::Input(short(&self.model_input)));
+            return Err(NotServed::Input(shortened(&self.model_input)));
         }
         if !self.model_type.split('|').any(|kind| matches!(kind.trim(), "Chat" | "Completions")) {
-            return Err(NotServed::Kind(short(&self.model_type)));
+            return Err(NotServed::Kind(shortened(&self.model_type)));
         }
         if self.worker_type.as_deref().is_some_and(|kind| kind != "aggregated")
             || !self.needs.is_empty()
@@ -196,7 +197,7 @@ impl Card {
         match name {
             Some(name) if name == self.display_name => Ok(()),
             Some(name) => Err(NotServed::OtherModel {
-                found: short(&self.display_name),
+                found: shortened(&self.display_name),
                 wanted: name.to_owned(),
             }),
             None => self.check_files(files),
@@ -214,10 +215,12 @@ impl Card {
             match (theirs, ours) {
                 (Some(theirs), Some(ours)) if theirs == ours => {}
                 (Some(_), Some(_)) => {
-                    return Err(NotServed::OtherFile { file, model: short(&self.display_name) });
+                    let model = shortened(&self.display_name);
+                    return Err(NotServed::OtherFile { file, model });
                 }
                 _ => {
-                    return Err(NotServed::UnknownFile { file, model: short(&self.display_name) });
+                    let model = shortened(&self.display_name);
+                    return Err(NotServed::UnknownFile { file, model });
                 }
             }
         }
@@ -225,8 +228,8 @@ impl Card {
     }
 }
 
-/// A text of somebody else's, for people.
-fn short(text: &str) -> String {
+/// Returns a worker's text in a form for logs: its beginning, without control characters.
+fn shortened(text: &str) -> String {
     text.chars().take(100).filter(|char| !char.is_control()).collect()
 }
 
@@ -257,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mockers_card_is_understood() {
+    fn card_of_a_mocker_is_accepted() {
         let entry: ModelEntry = serde_json::from_str(CARD).unwrap();
         let card = &entry.card_json;
         assert_eq!(
@@ -270,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_can_t_be_served_is_refused_with_the_reason() {
+    fn unsupported_card_is_refused_with_the_reason() {
         for (from, to, name, reason) in [
             (r#""model_input":"Tokens""#, r#""model_input":"Text""#, None, "it takes Text"),
             (r#""Chat | Completions""#, r#""Embedding""#, None, "it is for Embedding"),
@@ -288,23 +291,26 @@ mod tests {
             ("hf_tokenizer_json", "gguf", None, "can't be told"),
             ("tiny", "tiny", Some("large"), "it serves 'tiny', and not 'large'"),
         ] {
-            let why = check(from, to, name);
-            assert!(why.contains(reason), "{from}: {why}");
+            let error = check(from, to, name);
+            assert!(error.contains(reason), "{from}: {error}");
         }
-        assert_eq!(check("blake3:8f", "blake3:9f", Some("tiny")), "", "the operator has said so");
+        assert_eq!(check("blake3:8f", "blake3:9f", Some("tiny")), "", "the name is enough");
     }
 
     #[test]
-    fn only_tcp_and_msgpack_are_known() {
-        let place = |from: &str, to: &str| {
+    fn endpoint_without_tcp_or_msgpack_is_refused() {
+        let endpoint = |from: &str, to: &str| {
             assert!(INSTANCE.contains(from), "{from}");
             let instance: Instance = serde_json::from_str(&INSTANCE.replacen(from, to, 1)).unwrap();
             instance
-                .place()
+                .endpoint()
                 .map(|(address, path)| format!("{address} {path}"))
                 .unwrap_or_else(|error| error.to_string())
         };
-        assert_eq!(place("tcp", "tcp"), "127.0.0.1:44323 13b0a212d3d50c06/dynamo/backend/generate");
+        assert_eq!(
+            endpoint("tcp", "tcp"),
+            "127.0.0.1:44323 13b0a212d3d50c06/dynamo/backend/generate"
+        );
         for (from, to, reason) in [
             (r#""tcp":"#, r#""nats_tcp":"#, "over NATS"),
             (r#""tcp":"#, r#""quic":"#, "over 'quic'"),
@@ -314,8 +320,8 @@ mod tests {
             ("127.0.0.1:44323/", "127.0.0.1:44323", "no place"),
             ("127.0.0.1:44323", ":44323", "no place"),
         ] {
-            let why = place(from, to);
-            assert!(why.contains(reason), "{to}: {why}");
+            let error = endpoint(from, to);
+            assert!(error.contains(reason), "{to}: {error}");
         }
     }
 }

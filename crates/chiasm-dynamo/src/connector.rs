@@ -1,4 +1,4 @@
-//! Connecting to one worker, for as long as it is named.
+//! Connects to one worker, for as long as it is registered.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chiasm_backend::{
-    Backend, Capabilities, ConnectError, Connected, Connector, Elsewhere, HandOff, InputForm,
-    KeyScheme, KvSource, LargestItem, Locality, MediaForm, MediaObserver, PlaceholderForm,
-    PlanClass, Supports, VllmItems,
+    Backend, Capabilities, ConnectError, Connected, Connector, HandOff, InputForm, KeyScheme,
+    KvSource, LargestItem, Locality, MediaForm, MediaObserver, PlaceholderForm, PlanClass,
+    RemoteLifecycle, Supports, VllmItems,
 };
 use chiasm_types::{Role, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt};
@@ -17,47 +17,49 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use crate::backend::{DynamoBackend, Images};
-use crate::call_home::CallHome;
 use crate::directory::{Events, Worker, Workers};
 use crate::request::SUPPORTS;
+use crate::response_listener::ResponseListener;
 use crate::tensors::ReadyTensors;
 use crate::wire::Wire;
 
-/// How long a worker that is named may take to name where its events are, and where they are
-/// published.
-const EVENTS_WITHIN: Duration = Duration::from_secs(5);
-/// Before one that is named and can't be reached is tried again.
-const AGAIN: Duration = Duration::from_secs(1);
-/// It is there or gone: who is started again has another name.
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// The time that a registered worker gets to register its event source and the channel of its
+/// published events.
+const EVENT_SOURCE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The pause before a registered but unreachable worker is tried again.
+const RETRY_PAUSE: Duration = Duration::from_secs(1);
+/// The maximum pause between two connections. A worker that is started again has another name, so
+/// waiting longer brings nothing.
+const MAX_RETRY_PAUSE: Duration = Duration::from_secs(2);
 
 /// Connects to one worker.
 pub struct DynamoConnector {
     name: String,
     workers: watch::Receiver<Workers>,
-    home: CallHome,
+    listener: ResponseListener,
     processor: Arc<[u8]>,
     takes_images: bool,
     largest_item: LargestItem,
     tensors: Option<ReadyTensors>,
-    /// Whether it is connected to.
+    /// `true` while a backend is connected.
     is_up: watch::Sender<bool>,
 }
 
 impl DynamoConnector {
-    /// A connector for the worker that [`Workers::names`] calls so, among those that `workers`
-    /// tells of. `processor` is that of the model that is served here.
+    /// Creates a connector for the worker with the name `name` in `workers`, as
+    /// [`Workers::names`] returns it. `processor` identifies the processor of the model served
+    /// here.
     pub fn new(
         name: &str,
         workers: watch::Receiver<Workers>,
-        home: CallHome,
+        listener: ResponseListener,
         processor: Arc<[u8]>,
     ) -> Self {
         let is_up = watch::Sender::new(false);
         Self {
             name: name.to_owned(),
             workers,
-            home,
+            listener,
             processor,
             takes_images: false,
             largest_item: LargestItem::unknown(),
@@ -66,66 +68,69 @@ impl DynamoConnector {
         }
     }
 
-    /// The same for a worker that takes images.
+    /// Sets whether the worker takes images.
     #[must_use]
     pub fn with_images(mut self, takes_images: bool) -> Self {
         self.takes_images = takes_images;
         self
     }
 
-    /// The same for a worker that is given its images as such tensors, too, if it runs on this
-    /// machine.
+    /// Sets the tensors of images that the worker gets if it runs on this machine.
     #[must_use]
     pub fn with_tensors(mut self, tensors: Option<ReadyTensors>) -> Self {
         self.tensors = tensors;
         self
     }
 
-    /// The same for a model whose largest item is known: a worker does not tell what its encoder
-    /// cache holds.
+    /// Sets the largest item of the model. Workers do not report the size of their encoder cache.
     #[must_use]
     pub fn with_largest_item(mut self, largest_item: LargestItem) -> Self {
         self.largest_item = largest_item;
         self
     }
 
-    /// Tells whether the worker is connected to.
+    /// Returns a receiver that holds `true` while the worker is connected.
     pub fn is_up(&self) -> watch::Receiver<bool> {
         self.is_up.subscribe()
     }
 
-    /// The worker, and a connection to it, once it can be reached; `None` if nothing names it any
-    /// more. What has died is named until its lease ends.
-    async fn reached(&self) -> Option<(Arc<Worker>, TcpStream)> {
-        let mut is_told = false;
+    /// Waits until the worker is reachable and returns it with a connection. Returns `None` if the
+    /// worker is not registered any more. A dead worker stays registered until its lease ends.
+    async fn wait_until_reachable(&self) -> Option<(Arc<Worker>, TcpStream)> {
+        let mut has_warned = false;
         loop {
-            let worker = self.named().await?;
-            match Wire::new(&worker.place.address, self.home.clone()).connect().await {
+            let worker = self.wait_until_complete().await?;
+            match Wire::new(&worker.endpoint.address, self.listener.clone()).connect().await {
                 Ok(stream) => return Some((worker, stream)),
-                Err(error) if !std::mem::replace(&mut is_told, true) => {
-                    tracing::warn!(worker = self.name, %error, "a worker of Dynamo is named, and can't be connected to");
+                Err(error) if !std::mem::replace(&mut has_warned, true) => {
+                    tracing::warn!(
+                        worker = self.name,
+                        %error,
+                        "a worker of Dynamo is named, and can't be connected to"
+                    );
                 }
                 Err(_) => {}
             }
-            sleep(AGAIN).await;
+            sleep(RETRY_PAUSE).await;
         }
     }
 
-    /// What is named of the worker, once it has said all of where its events are, or too late.
-    /// These are keys of their own.
-    async fn named(&self) -> Option<Arc<Worker>> {
+    /// Waits until the worker's entry is complete, or until [`EVENT_SOURCE_TIMEOUT`], and returns
+    /// it. The event source and the channel have keys of their own, which may be written later.
+    async fn wait_until_complete(&self) -> Option<Arc<Worker>> {
         let mut workers = self.workers.clone();
-        let of = |workers: &Workers| workers.by_name.get(&self.name).cloned();
-        let is_whole = |workers: &Workers| match of(workers).as_ref().map(|worker| &worker.events) {
-            None | Some(Events::None(_)) => true,
-            Some(Events::At(source)) => source.channel.is_some(),
-            Some(Events::Expected) => false,
-        };
-        let whole = timeout(EVENTS_WITHIN, workers.wait_for(is_whole))
+        let entry = |workers: &Workers| workers.by_name.get(&self.name).cloned();
+        let is_complete =
+            |workers: &Workers| match entry(workers).as_ref().map(|worker| &worker.events) {
+                None | Some(Events::None(_)) => true,
+                Some(Events::At(source)) => source.channel.is_some(),
+                Some(Events::Expected) => false,
+            };
+        let complete = timeout(EVENT_SOURCE_TIMEOUT, workers.wait_for(is_complete))
             .await
             .ok()
-            .and_then(|whole| of(&*whole.ok()?));
-        whole.or_else(|| of(&self.workers.borrow()))
+            .and_then(|workers| entry(&*workers.ok()?));
+        complete.or_else(|| entry(&self.workers.borrow()))
     }
 }
 
@@ -138,7 +143,7 @@ impl Connector for DynamoConnector {
         async move {
             let failed = |why: String| ConnectError::new(format!("{}: {why}", self.name));
             let (worker, stream) = self
-                .reached()
+                .wait_until_reachable()
                 .await
                 .ok_or_else(|| failed("nothing names it any more".to_owned()))?;
             let unconnected = |error: std::io::Error| failed(error.to_string());
@@ -149,17 +154,15 @@ impl Connector for DynamoConnector {
             if self.takes_images {
                 capabilities.media = MediaForm::Encoded;
                 capabilities.supports.media = true;
-                // As much as vLLM has room for, though other engines may be behind it: too much is
-                // the lesser error.
+                // The size that vLLM would have, though the engine may be another one. Too large a
+                // value does less harm than too small a value.
                 let step = worker.max_batched_tokens;
                 let cache = self.largest_item.encoder_cache(step, worker.context);
                 capabilities.encoder_cache_tokens = cache.unwrap_or(worker.context as u64);
             }
-            let tensors =
-                self.tensors.as_ref().filter(|_| self.takes_images).map(|tensors| match is_here {
-                    true => Images::Tensors(tensors.clone()),
-                    false => Images::OfAnotherMachine,
-                });
+            let tensors = self.tensors.as_ref().filter(|_| self.takes_images).map(|tensors| {
+                if is_here { Images::Tensors(tensors.clone()) } else { Images::OtherMachine }
+            });
             if let Some(Images::Tensors(tensors)) = &tensors {
                 capabilities.media = MediaForm::Tensors(tensors.format);
                 tracing::info!(
@@ -167,13 +170,21 @@ impl Connector for DynamoConnector {
                     "images are given to a worker of Dynamo as tensors in shared memory"
                 );
             }
-            let images = tensors.unwrap_or(Images::AsTheyCame);
-            let home = self.home.clone();
-            let backend =
-                DynamoBackend::new(self.name.clone(), worker, home, capabilities, images, observer);
+            let images = tensors.unwrap_or(Images::Encoded);
+            let backend = DynamoBackend::new(
+                self.name.clone(),
+                worker,
+                self.listener.clone(),
+                capabilities,
+                images,
+                observer,
+            );
             let backend = Arc::new(backend);
-            tokio::spawn(tell_up(self.is_up.clone(), backend.when_ended()));
-            Ok(Connected { backend: backend as Arc<dyn Backend>, life: Box::new(Elsewhere) })
+            tokio::spawn(set_up_until(self.is_up.clone(), backend.when_ended()));
+            Ok(Connected {
+                backend: backend as Arc<dyn Backend>,
+                lifecycle: Box::new(RemoteLifecycle),
+            })
         }
         .boxed()
     }
@@ -182,19 +193,19 @@ impl Connector for DynamoConnector {
         format!("the worker {} of Dynamo", self.name)
     }
 
-    fn longest_pause(&self) -> Duration {
-        LONGEST_PAUSE
+    fn max_retry_pause(&self) -> Duration {
+        MAX_RETRY_PAUSE
     }
 }
 
-/// Whether who is connected to at `peer`, from `local`, is on this machine: its own addresses are
-/// reached from themselves.
+/// Returns `true` if a connection from `local` to `peer` stays on this machine. A machine's own
+/// address is reached from the same address.
 fn is_here(local: IpAddr, peer: IpAddr) -> bool {
     peer.is_loopback() || local == peer
 }
 
-/// Tells that a worker is connected to until it has ended.
-async fn tell_up(is_up: watch::Sender<bool>, ended: impl Future) {
+/// Sets `is_up` until `ended` completes.
+async fn set_up_until(is_up: watch::Sender<bool>, ended: impl Future) {
     is_up.send_replace(true);
     ended.await;
     is_up.send_replace(false);
@@ -240,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_worker_is_here_if_its_address_is_ours() {
+    fn own_address_is_on_this_machine() {
         let here = |local: &str, peer: &str| is_here(local.parse().unwrap(), peer.parse().unwrap());
         assert!(
             here("127.0.0.1", "127.0.0.2") && here("10.0.0.1", "10.0.0.1") && here("::1", "::1")

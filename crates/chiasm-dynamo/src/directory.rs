@@ -1,4 +1,4 @@
-//! Which workers a namespace has now: models, endpoints and event sources, joined.
+//! The current workers of a namespace, joined from models, endpoints and event sources.
 
 mod joining;
 
@@ -7,35 +7,34 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use chiasm_discovery::{DiscoveryError, Following, Tls, Values};
+use chiasm_discovery::{DiscoveryError, SourceFollower, Tls, Values};
 use chiasm_types::BlockSize;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
 
-use crate::address::{DynamoAddress, NamedIn};
+use crate::address::{DynamoAddress, Registry};
 use crate::card::ModelFiles;
 use crate::files;
-use crate::wire::Place;
-use joining::Joining;
+use crate::wire::Endpoint;
+use joining::Joiner;
 
-/// The workers of a namespace, as etcd or the files of a folder name them, followed until this is
-/// dropped.
+/// Follows the workers of a namespace in etcd or in the files of a folder, until it is dropped.
 #[derive(Debug)]
 pub struct Directory {
     workers: watch::Receiver<Workers>,
     task: JoinHandle<()>,
 }
 
-/// What is named now. While etcd is silent, or the folder can't be read, this stays as it was.
+/// The registered workers. They stay as they were while etcd is silent or the folder can't be read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Workers {
-    /// Workers that can be served, by `COMPONENT/ENDPOINT/INSTANCE`.
+    /// The workers that can be served, by `COMPONENT/ENDPOINT/INSTANCE`.
     pub(crate) by_name: BTreeMap<String, Arc<Worker>>,
 }
 
 impl Workers {
-    /// Their names. One that is started again has another.
+    /// Returns the workers' names. A worker that is started again has another name.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.by_name.keys().map(String::as_str)
     }
@@ -44,9 +43,9 @@ impl Workers {
 /// One start of a worker.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Worker {
-    /// Where it takes requests.
-    pub(crate) place: Place,
-    /// What it calls its model.
+    /// The endpoint for requests.
+    pub(crate) endpoint: Endpoint,
+    /// The worker's name of its model.
     pub(crate) model: String,
     pub(crate) context: usize,
     pub(crate) block_size: BlockSize,
@@ -56,59 +55,62 @@ pub(crate) struct Worker {
     pub(crate) events: Events,
 }
 
-/// Where it can be known from what a worker's cache holds.
+/// The source of a worker's KV events.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Events {
-    /// This source tells it.
+    /// A registered source.
     At(EventSource),
-    /// It will be told, soon.
+    /// A source that is not registered yet.
     Expected,
-    /// Nowhere, for this reason.
+    /// No source, for this reason.
     None(&'static str),
 }
 
-/// Who tells what a worker's cache holds.
+/// A registered source of KV events.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct EventSource {
-    /// Where it can be asked for all of that.
-    pub(crate) query: Place,
+    /// The endpoint for queries of the whole cache.
+    pub(crate) query: Endpoint,
     pub(crate) worker_id: u64,
     pub(crate) dp_rank: u32,
-    /// Where changes are published, over ZMQ; without it they are asked for.
+    /// The ZMQ endpoint of published changes; without it changes are queried.
     pub(crate) channel: Option<String>,
 }
 
-/// The kinds of keys that tell of workers.
+/// The prefixes of the keys that describe workers.
 const KINDS: [&str; 4] =
     ["v1/mdc/", "v1/instances/", "v1/event_sources/namespace/", "v1/event_channels/namespace/"];
 
 impl Directory {
-    /// Begins to follow the namespace of an address. `files` are those of the model that is served
-    /// here. Needs a Tokio runtime.
+    /// Begins to follow the namespace of an address. `files` are those of the model served here.
+    /// Needs a Tokio runtime.
     ///
     /// # Errors
-    /// [`DiscoveryError`] if the address or the files of `tls` can't be used.
+    ///
+    /// Returns [`DiscoveryError`] if the address or the files of `tls` can't be used.
     pub fn follow(
         address: &DynamoAddress,
         tls: &Tls,
         files: ModelFiles,
     ) -> Result<Self, DiscoveryError> {
-        let (told, workers) = watch::channel(Workers::default());
-        let joining = Joining::new(address.namespace.clone(), address.model.clone(), files);
+        let (sender, workers) = watch::channel(Workers::default());
+        let joiner = Joiner::new(address.namespace.clone(), address.model.clone(), files);
         let prefixes = KINDS.map(|kind| format!("{kind}{}/", address.namespace));
-        let task = match &address.named_in {
-            NamedIn::Etcd(etcd) => {
+        let task = match &address.registry {
+            Registry::Etcd(etcd) => {
                 let follow = |prefix: String| etcd.with_prefix(&prefix)?.follow_values(tls.clone());
                 let [models, instances, sources, channels] = prefixes.map(follow);
                 let followed = [models?, instances?, sources?, channels?];
-                tokio::spawn(join(followed, joining, told))
+                tokio::spawn(join(followed, joiner, sender))
             }
-            NamedIn::Folder(folder) => tokio::spawn(look(folder.clone(), prefixes, joining, told)),
+            Registry::Folder(folder) => {
+                tokio::spawn(scan(folder.clone(), prefixes, joiner, sender))
+            }
         };
         Ok(Self { workers, task })
     }
 
-    /// Tells of the workers that are named, now and after each change.
+    /// Returns a receiver of the registered workers.
     pub fn workers(&self) -> watch::Receiver<Workers> {
         self.workers.clone()
     }
@@ -120,22 +122,22 @@ impl Drop for Directory {
     }
 }
 
-/// Joins what is followed, again after each change.
+/// Joins the followed keys, again after each change.
 async fn join(
-    followed: [Following<Values>; 4],
-    mut joining: Joining,
-    told: watch::Sender<Workers>,
+    followed: [SourceFollower<Values>; 4],
+    mut joiner: Joiner,
+    sender: watch::Sender<Workers>,
 ) {
     let [mut models, mut instances, mut sources, mut channels] =
-        followed.each_ref().map(Following::named);
+        followed.each_ref().map(SourceFollower::subscribe);
     loop {
-        let workers = joining.join([
+        let workers = joiner.join([
             &models.borrow_and_update().by_key,
             &instances.borrow_and_update().by_key,
             &sources.borrow_and_update().by_key,
             &channels.borrow_and_update().by_key,
         ]);
-        tell(&told, workers);
+        publish(&sender, workers);
         let changed = tokio::select! {
             changed = models.changed() => changed,
             changed = instances.changed() => changed,
@@ -148,40 +150,45 @@ async fn join(
     }
 }
 
-/// Looks at a folder again and again. While it can't be read the workers stay as they were.
-async fn look(
+/// Scans a folder repeatedly. While it can't be read the workers stay as they were.
+async fn scan(
     folder: PathBuf,
     prefixes: [String; 4],
-    mut joining: Joining,
-    told: watch::Sender<Workers>,
+    mut joiner: Joiner,
+    sender: watch::Sender<Workers>,
 ) {
-    let mut looks = tokio::time::interval(files::LOOK_EVERY);
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut is_read = true;
+    let mut ticks = tokio::time::interval(files::SCAN_INTERVAL);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut is_readable = true;
     loop {
-        looks.tick().await;
-        let (path, prefixes) = (folder.clone(), prefixes.clone());
+        ticks.tick().await;
+        let path = folder.clone();
+        let prefixes = prefixes.clone();
         let read =
             tokio::task::spawn_blocking(move || files::read(&path, prefixes, SystemTime::now()))
                 .await;
         let Ok(read) = read else { return };
         match read {
             Ok(keys) => {
-                is_read = true;
-                tell(&told, joining.join(keys.each_ref()));
+                is_readable = true;
+                publish(&sender, joiner.join(keys.each_ref()));
             }
-            Err(error) if std::mem::replace(&mut is_read, false) => {
-                tracing::warn!(folder = %folder.display(), %error, "workers of Dynamo can't be looked for: who is known goes on");
+            Err(error) if std::mem::replace(&mut is_readable, false) => {
+                tracing::warn!(
+                    folder = %folder.display(),
+                    %error,
+                    "can't read the folder of workers of Dynamo; the known workers stay in use"
+                );
             }
             Err(_) => {}
         }
     }
 }
 
-fn tell(told: &watch::Sender<Workers>, workers: Workers) {
-    told.send_if_modified(|known| {
-        let is_other = *known != workers;
-        *known = workers;
-        is_other
+fn publish(sender: &watch::Sender<Workers>, workers: Workers) {
+    sender.send_if_modified(|current| {
+        let has_changed = *current != workers;
+        *current = workers;
+        has_changed
     });
 }

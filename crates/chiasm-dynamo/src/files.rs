@@ -1,8 +1,9 @@
-//! Workers that are named by the files of a folder (`DYN_DISCOVERY_BACKEND=file`, `DYN_FILE_KV`).
+//! Reads workers from the files of a folder (`DYN_DISCOVERY_BACKEND=file`, `DYN_FILE_KV`).
 //!
-//! A key such as `v1/mdc/NAMESPACE/…` is the file `v1/mdc/NAMESPACE%2F…`, whose name has all but
-//! ASCII letters and digits percent-encoded. Its worker touches it every few seconds; one that was
-//! not touched for ten is of a worker that is gone, though it stays in the folder.
+//! A key such as `v1/mdc/NAMESPACE/…` is the file `v1/mdc/NAMESPACE%2F…`, whose name has everything
+//! but ASCII letters and digits percent-encoded. A worker touches its files every few seconds. A
+//! file that was not touched for ten seconds belongs to a dead worker, although it stays in the
+//! folder.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -13,47 +14,46 @@ use std::time::{Duration, SystemTime};
 
 use percent_encoding::percent_decode_str;
 
-/// How often the folder is looked at.
-pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// A file counts for so long after it was touched, which is Dynamo's own limit. Clocks of machines
-/// that share a folder must differ by less.
-const LASTS: Duration = Duration::from_secs(10);
-/// Most files of a kind that are read.
-const MOST_FILES: usize = chiasm_discovery::MOST_ADDRESSES;
-/// Most bytes of a file that is read.
-const LONGEST_VALUE: u64 = 1 << 20;
+/// The interval between two scans of the folder.
+pub(crate) const SCAN_INTERVAL: Duration = Duration::from_secs(1);
+/// The time for which a file is valid after it was touched, which is Dynamo's own limit. The clocks
+/// of machines that share a folder must differ by less.
+const FILE_TTL: Duration = Duration::from_secs(10);
+/// The maximum number of files of one kind.
+const MAX_FILES: usize = chiasm_discovery::MAX_ADDRESSES;
+/// The maximum size of a file.
+const MAX_VALUE_BYTES: u64 = 1 << 20;
 
 /// Keys and their values.
-type Told = BTreeMap<String, Arc<[u8]>>;
+type KeyValues = BTreeMap<String, Arc<[u8]>>;
 
-/// What the files of a folder say that begin with each of these prefixes, `v1/KIND/…`. A folder of
-/// a kind that is not there yet has none.
+/// Reads the keys with each of these prefixes, `v1/KIND/…`. The folder of a kind may be missing.
 ///
 /// # Errors
-/// A folder that is there can't be read, or not all of it.
+/// Returns the error of reading a folder or a file that exists.
 pub(crate) fn read<const N: usize>(
     folder: &Path,
     prefixes: [String; N],
     now: SystemTime,
-) -> io::Result<[Told; N]> {
-    let mut all = [const { Told::new() }; N];
-    for (told, prefix) in all.iter_mut().zip(&prefixes) {
-        *told = read_kind(folder, prefix, now)?;
+) -> io::Result<[KeyValues; N]> {
+    let mut all = [const { KeyValues::new() }; N];
+    for (keys, prefix) in all.iter_mut().zip(&prefixes) {
+        *keys = read_kind(folder, prefix, now)?;
     }
     Ok(all)
 }
 
-fn read_kind(folder: &Path, prefix: &str, now: SystemTime) -> io::Result<Told> {
-    let mut told = Told::new();
-    // The first two parts are folders, the rest is in the names of files.
+fn read_kind(folder: &Path, prefix: &str, now: SystemTime) -> io::Result<KeyValues> {
+    let mut keys = KeyValues::new();
+    // The first two parts of a key are folders, the rest is the name of a file.
     let Some((kind, _)) = prefix.match_indices('/').nth(1).map(|(at, _)| prefix.split_at(at))
     else {
-        return Ok(told);
+        return Ok(keys);
     };
     let files = match fs::read_dir(folder.join(kind)) {
         Ok(files) => files,
         Err(error) if error.kind() == io::ErrorKind::NotFound && folder.is_dir() => {
-            return Ok(told);
+            return Ok(keys);
         }
         Err(error) => return Err(error),
     };
@@ -65,18 +65,18 @@ fn read_kind(folder: &Path, prefix: &str, now: SystemTime) -> io::Result<Told> {
             continue;
         };
         let key = format!("{kind}/{name}");
-        if !key.starts_with(prefix) || told.len() == MOST_FILES {
+        if !key.starts_with(prefix) || keys.len() == MAX_FILES {
             continue;
         }
         if let Some(value) = value(&file.path(), now)? {
-            told.insert(key, value);
+            keys.insert(key, value);
         }
     }
-    Ok(told)
+    Ok(keys)
 }
 
-/// The content of a file that counts; `None` for one that is gone, that nobody has touched lately,
-/// or that is too large.
+/// Returns the content of a valid file; `None` for one that is gone, was not touched lately, or is
+/// too large.
 fn value(path: &PathBuf, now: SystemTime) -> io::Result<Option<Arc<[u8]>>> {
     let gone = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound => Ok(None),
@@ -86,14 +86,14 @@ fn value(path: &PathBuf, now: SystemTime) -> io::Result<Option<Arc<[u8]>>> {
         Ok(file) => file,
         Err(error) => return gone(error),
     };
-    let about = file.metadata()?;
-    // A time in the future is of a clock that is ahead.
-    let is_old = now.duration_since(about.modified()?).is_ok_and(|since| since > LASTS);
-    if !about.is_file() || is_old || about.len() > LONGEST_VALUE {
+    let metadata = file.metadata()?;
+    // A time in the future comes from a clock that is ahead.
+    let is_old = now.duration_since(metadata.modified()?).is_ok_and(|since| since > FILE_TTL);
+    if !metadata.is_file() || is_old || metadata.len() > MAX_VALUE_BYTES {
         return Ok(None);
     }
     let mut content = Vec::new();
-    file.take(LONGEST_VALUE).read_to_end(&mut content)?;
+    file.take(MAX_VALUE_BYTES).read_to_end(&mut content)?;
     Ok(Some(content.into()))
 }
 
@@ -101,34 +101,34 @@ fn value(path: &PathBuf, now: SystemTime) -> io::Result<Option<Arc<[u8]>>> {
 mod tests {
     use super::*;
 
-    /// A folder with this file.
+    /// Creates a folder with this file.
     fn folder(kind: &str, name: &str, content: &[u8]) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
-        let of_kind = folder.path().join("v1").join(kind);
-        fs::create_dir_all(&of_kind).unwrap();
-        fs::write(of_kind.join(name), content).unwrap();
+        let kind_folder = folder.path().join("v1").join(kind);
+        fs::create_dir_all(&kind_folder).unwrap();
+        fs::write(kind_folder.join(name), content).unwrap();
         folder
     }
 
     fn keys(folder: &Path, prefix: &str, now: SystemTime) -> Vec<String> {
-        let [told] = read(folder, [prefix.to_owned()], now).unwrap();
-        told.into_keys().collect()
+        let [keys] = read(folder, [prefix.to_owned()], now).unwrap();
+        keys.into_keys().collect()
     }
 
     #[test]
-    fn a_file_is_a_key_and_its_content_the_value() {
+    fn file_name_is_the_key_of_its_content() {
         let folder = folder("instances", "ns%2Fbackend%2Fworker%5Fkv%2D1%2F304b", b"{}");
         let now = SystemTime::now();
-        let [told] = read(folder.path(), ["v1/instances/ns/".to_owned()], now).unwrap();
+        let [found] = read(folder.path(), ["v1/instances/ns/".to_owned()], now).unwrap();
         let expected =
             ("v1/instances/ns/backend/worker_kv-1/304b".to_owned(), Arc::from(&b"{}"[..]));
-        assert_eq!(told.into_iter().collect::<Vec<_>>(), [expected]);
+        assert_eq!(found.into_iter().collect::<Vec<_>>(), [expected]);
         assert!(keys(folder.path(), "v1/instances/n/", now).is_empty());
         assert!(keys(folder.path(), "v1/mdc/ns/", now).is_empty());
     }
 
     #[test]
-    fn what_nobody_touches_any_more_is_gone() {
+    fn untouched_file_expires() {
         let folder = folder("mdc", "ns%2Fa", b"x");
         let now = SystemTime::now();
         assert_eq!(keys(folder.path(), "v1/mdc/ns/", now + Duration::from_secs(9)).len(), 1);
@@ -137,12 +137,12 @@ mod tests {
     }
 
     #[test]
-    fn names_and_sizes_that_none_has_are_passed_over_and_a_folder_that_is_away_is_an_error() {
-        let large = folder("mdc", "ns%2Fa", &vec![0; LONGEST_VALUE as usize + 1]);
+    fn invalid_files_are_skipped_but_missing_folder_fails() {
+        let large = folder("mdc", "ns%2Fa", &vec![0; MAX_VALUE_BYTES as usize + 1]);
         let now = SystemTime::now();
         assert!(keys(large.path(), "v1/mdc/ns/", now).is_empty());
-        let no_text = folder("mdc", "ns%2F%ff", b"x");
-        assert!(keys(no_text.path(), "v1/mdc/ns/", now).is_empty());
+        let not_utf8 = folder("mdc", "ns%2F%ff", b"x");
+        assert!(keys(not_utf8.path(), "v1/mdc/ns/", now).is_empty());
         let gone = large.path().to_owned();
         drop(large);
         assert!(read(&gone, ["v1/mdc/ns/".to_owned()], now).is_err());

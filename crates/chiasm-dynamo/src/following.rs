@@ -1,5 +1,5 @@
-//! Following what a worker's KV cache holds: its published events, and what it answers when it is
-//! asked, which is its sign of life too.
+//! Follows a worker's KV cache by its published events and by queries, which are also liveness
+//! probes.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,42 +15,42 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use crate::answer::AnswerError;
 use crate::blocks::{Blocks, Gap};
 use crate::directory::EventSource;
-use crate::kv_event::{Published, Query, TOPIC, Told};
+use crate::kv_event::{PublishedEvents, Query, QueryAnswer, TOPIC};
 use crate::shared::Shared;
-use crate::wire::{AskError, Wire};
+use crate::wire::{RequestError, Wire};
 
-/// How often a worker is asked for what it has not published, or what was lost on the way.
-const ASK_EVERY: Duration = Duration::from_secs(1);
-/// How long all that a worker holds may take to be told.
-const TOLD_WITHIN: Duration = Duration::from_secs(60);
-/// How long a worker may take to be connected to for its events.
-const CONNECTED_WITHIN: Duration = Duration::from_secs(3);
-/// Before a publisher is looked for again.
-const PAUSE: Duration = Duration::from_secs(2);
-/// Events of which the index is told on an async thread.
-const FEW: usize = 64;
+/// The interval between queries for events that were not published or were lost.
+const QUERY_INTERVAL: Duration = Duration::from_secs(1);
+/// The deadline for the answer to a query, which may have the whole cache.
+const QUERY_TIMEOUT: Duration = Duration::from_secs(60);
+/// The deadline for a connection to a publisher.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// The pause between two connections to a publisher.
+const RECONNECT_PAUSE: Duration = Duration::from_secs(2);
+/// The maximum number of events that are passed to the index on an async thread.
+const MAX_INLINE_EVENTS: usize = 64;
 
-/// One worker's events.
+/// Follows the events of one worker.
 pub(crate) struct Follower {
     shared: Arc<Shared>,
     source: EventSource,
     wire: Wire,
     blocks: Blocks,
     kv: Option<Box<dyn KvSink>>,
-    /// Whether all that it tells is all that is to be known.
+    /// `true` if the reported blocks are the whole contents of the cache.
     knows_all: bool,
-    /// What a worker holds that can't tell it is not known from then on.
+    /// `false` while the worker can't report its whole cache.
     history_known: bool,
     is_caught_up: bool,
-    /// Whether it was said that it is asked in vain.
-    is_told: bool,
-    /// Whether it was said that what it publishes can't be read.
-    is_unreadable: bool,
+    /// Set once a failed query was logged.
+    has_warned: bool,
+    /// Set once an unreadable publication was logged.
+    has_warned_unreadable: bool,
 }
 
 impl Follower {
-    /// A follower of what `source` says of a worker, of which `blocks` are known. Unless that
-    /// `knows_all`, the worker is also taken to hold what it was sent.
+    /// Creates a follower of the events of `source`. `blocks` are the blocks known so far. Unless
+    /// `knows_all`, the worker is also assumed to hold the prompts that were sent to it.
     pub(crate) fn new(
         shared: Arc<Shared>,
         source: EventSource,
@@ -67,39 +67,39 @@ impl Follower {
             knows_all,
             history_known: true,
             is_caught_up: false,
-            is_told: false,
-            is_unreadable: false,
+            has_warned: false,
+            has_warned_unreadable: false,
         }
     }
 
-    /// Tells whoever comes out of `sink`, until it is dropped.
+    /// Passes events to the sink that comes out of `sink`, until this task is dropped.
     pub(crate) async fn follow(mut self, sink: oneshot::Receiver<Box<dyn KvSink>>) {
         self.kv = sink.await.ok();
-        let mut heard = Instant::now();
-        let mut asks = interval(ASK_EVERY);
-        asks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut last_answer = Instant::now();
+        let mut ticks = interval(QUERY_INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut publisher = None;
-        let mut look = Box::pin(connect(self.source.channel.clone(), Duration::ZERO));
+        let mut connecting = Box::pin(connect(self.source.channel.clone(), Duration::ZERO));
         loop {
             tokio::select! {
                 biased;
-                found = &mut look, if publisher.is_none() => {
-                    publisher = Some(found);
-                    // What was published before has to be asked for.
-                    asks.reset_immediately();
+                connection = &mut connecting, if publisher.is_none() => {
+                    publisher = Some(connection);
+                    // Earlier events have to be queried.
+                    ticks.reset_immediately();
                 }
                 message = receive(&mut publisher) => match message {
-                    Some(message) => self.take(&message).await,
+                    Some(message) => self.on_message(&message).await,
                     None => {
                         publisher = None;
-                        look.set(connect(self.source.channel.clone(), PAUSE));
+                        connecting.set(connect(self.source.channel.clone(), RECONNECT_PAUSE));
                     }
                 },
-                _ = asks.tick() => {
-                    let silent = heard.elapsed().as_millis() as u64;
+                _ = ticks.tick() => {
+                    let silent = last_answer.elapsed().as_millis() as u64;
                     self.shared.silent_ms.store(silent, Relaxed);
-                    if self.ask().await {
-                        heard = Instant::now();
+                    if self.query().await {
+                        last_answer = Instant::now();
                         self.shared.silent_ms.store(0, Relaxed);
                     }
                 }
@@ -107,41 +107,45 @@ impl Follower {
         }
     }
 
-    /// Takes in what was published. Where something is missing the worker is asked for it.
-    async fn take(&mut self, message: &[Bytes]) {
+    /// Processes a published message. If events are missing the worker is queried.
+    async fn on_message(&mut self, message: &[Bytes]) {
         let (Some(topic), Some(envelope)) = (message.first(), message.get(3)) else { return };
         if topic[..] != *TOPIC || self.blocks.next().is_none() {
             return;
         }
-        match Published::decode(envelope) {
-            Ok(Published { timestamp, events }) => {
-                let mut told = Vec::new();
-                let extended = self.blocks.extend(&events, &mut told);
-                self.tell(told, timestamp).await;
+        match PublishedEvents::decode(envelope) {
+            Ok(PublishedEvents { timestamp, events }) => {
+                let mut changes = Vec::new();
+                let extended = self.blocks.extend(&events, &mut changes);
+                self.report(changes, timestamp).await;
                 if extended == Err(Gap) {
                     tracing::debug!(
                         worker = self.shared.name,
                         "events of its KV cache are missing: it is asked for them"
                     );
                     self.set_caught_up(false);
-                    self.ask().await;
+                    self.query().await;
                 }
             }
-            // What it says will be missing, and be asked for.
-            Err(error) if !std::mem::replace(&mut self.is_unreadable, true) => {
-                tracing::warn!(worker = self.shared.name, %error, "what it holds is asked for instead");
+            // The events will be missing, and then be queried.
+            Err(error) if !std::mem::replace(&mut self.has_warned_unreadable, true) => {
+                tracing::warn!(
+                    worker = self.shared.name,
+                    %error,
+                    "what it holds is asked for instead"
+                );
             }
             Err(_) => {}
         }
     }
 
-    /// Asks the worker for what is new. Whether it has answered.
-    async fn ask(&mut self) -> bool {
-        let asked = asked(&self.shared, &self.wire, &self.source, self.blocks.next());
-        match asked.await {
-            Ok(told) => {
-                let is_understood = self.take_told(told).await.is_ok();
-                if is_understood && std::mem::take(&mut self.is_told) {
+    /// Queries the worker for new events. Returns `true` if it answered.
+    async fn query(&mut self) -> bool {
+        let answer = query(&self.shared, &self.wire, &self.source, self.blocks.next());
+        match answer.await {
+            Ok(answer) => {
+                let is_consistent = self.on_answer(answer).await.is_ok();
+                if is_consistent && std::mem::take(&mut self.has_warned) {
                     tracing::info!(
                         worker = self.shared.name,
                         "it tells again what its KV cache holds"
@@ -151,7 +155,7 @@ impl Follower {
             }
             Err(error) => {
                 self.set_caught_up(false);
-                if !std::mem::replace(&mut self.is_told, true) {
+                if !std::mem::replace(&mut self.has_warned, true) {
                     let worker = &self.shared.name;
                     let why = error.to_string();
                     tracing::warn!(
@@ -165,11 +169,11 @@ impl Follower {
         }
     }
 
-    async fn take_told(&mut self, told: Told) -> Result<(), Gap> {
+    async fn on_answer(&mut self, answer: QueryAnswer) -> Result<(), Gap> {
         let mut changes = Vec::new();
-        let taken = match told {
-            Told::TreeDump { events, last_event_id } => {
-                // All of a cache takes as long as it is large.
+        let applied = match answer {
+            QueryAnswer::TreeDump { events, last_event_id } => {
+                // A whole cache may be large, so it is processed on a blocking thread.
                 let blocks = std::mem::replace(&mut self.blocks, Blocks::new(0, 0, 0));
                 let replaced = tokio::task::spawn_blocking(move || {
                     let mut blocks = blocks;
@@ -181,9 +185,9 @@ impl Follower {
                 self.history_known = true;
                 replaced.map(|all| changes = all)
             }
-            Told::Events { events } => self.blocks.extend(&events, &mut changes),
-            // Older than what is known here: it has begun again.
-            Told::TooNew { newest_available }
+            QueryAnswer::Events { events } => self.blocks.extend(&events, &mut changes),
+            // The worker's last event is older than the known one: its numbering has restarted.
+            QueryAnswer::TooNew { newest_available }
                 if self
                     .blocks
                     .next()
@@ -191,9 +195,9 @@ impl Follower {
             {
                 Err(Gap)
             }
-            Told::TooNew { .. } => Ok(()),
-            Told::TreeDumpFailed(_) => {
-                // It is taken to hold what it is sent, until it can tell.
+            QueryAnswer::TooNew { .. } => Ok(()),
+            QueryAnswer::TreeDumpFailed(_) => {
+                // Until the worker can report its cache it is assumed to hold what was sent to it.
                 if std::mem::replace(&mut self.history_known, false) {
                     tracing::warn!(
                         worker = self.shared.name,
@@ -201,31 +205,31 @@ impl Follower {
                     );
                     changes.push(KvEvent::AllBlocksCleared);
                 }
-                self.blocks.forget();
+                self.blocks.invalidate();
                 Ok(())
             }
         };
-        self.tell(changes, now()).await;
-        match taken {
+        self.report(changes, now()).await;
+        match applied {
             Ok(()) => self.set_caught_up(true),
             Err(Gap) => {
-                // All of it is asked for next.
-                self.blocks.forget();
+                // The next query is for the whole cache.
+                self.blocks.invalidate();
                 self.set_caught_up(false);
             }
         }
-        taken
+        applied
     }
 
-    /// Tells the index of changes.
-    async fn tell(&mut self, events: Vec<KvEvent>, timestamp: f64) {
+    /// Passes changes to the index.
+    async fn report(&mut self, events: Vec<KvEvent>, timestamp: f64) {
         if events.is_empty() {
             return;
         }
         let Some(mut kv) = self.kv.take() else { return };
         let history_known = self.history_known && self.knows_all;
-        let is_small = events.len() <= FEW;
-        let tell = move || {
+        let is_small = events.len() <= MAX_INLINE_EVENTS;
+        let apply = move || {
             let payload = KvEventBatch { timestamp, events, data_parallel_rank: None }.encode();
             if let Err(error) = kv.batch(&payload, history_known) {
                 let why = error.to_string();
@@ -233,10 +237,8 @@ impl Follower {
             }
             kv
         };
-        self.kv = match is_small {
-            true => Some(tell()),
-            false => tokio::task::spawn_blocking(tell).await.ok(),
-        };
+        self.kv =
+            if is_small { Some(apply()) } else { tokio::task::spawn_blocking(apply).await.ok() };
     }
 
     fn set_caught_up(&mut self, caught_up: bool) {
@@ -248,29 +250,30 @@ impl Follower {
     }
 }
 
-/// A worker does not tell what its KV cache holds.
+/// An error of querying a worker's KV cache.
 #[derive(Debug, thiserror::Error)]
-enum NotTold {
+enum QueryError {
     #[error(transparent)]
     Query(#[from] rmp_serde::encode::Error),
     #[error(transparent)]
-    Ask(#[from] AskError),
+    Request(#[from] RequestError),
     #[error(transparent)]
     Answer(#[from] AnswerError),
     #[error("it says nothing")]
     Empty,
-    #[error("it takes more than {} s", TOLD_WITHIN.as_secs())]
+    #[error("it takes more than {} s", QUERY_TIMEOUT.as_secs())]
     TimedOut,
 }
 
-/// What the worker answers. As long as it does not, it is silent.
-async fn asked(
+/// Queries a worker within a deadline. Until it answers its time of silence grows.
+async fn query(
     shared: &Shared,
     wire: &Wire,
     source: &EventSource,
     next: Option<u64>,
-) -> Result<Told, NotTold> {
-    let (before, begun) = (shared.silent_ms.load(Relaxed), Instant::now());
+) -> Result<QueryAnswer, QueryError> {
+    let silent_before = shared.silent_ms.load(Relaxed);
+    let begun = Instant::now();
     let query = Query {
         worker_id: source.worker_id,
         dp_rank: source.dp_rank,
@@ -278,47 +281,52 @@ async fn asked(
         end_event_id: None,
         supports_tree_dump_failed: true,
     };
-    let asking = timeout(TOLD_WITHIN, told(wire, source, &query));
-    tokio::pin!(asking);
+    let answer = timeout(QUERY_TIMEOUT, send_query(wire, source, &query));
+    tokio::pin!(answer);
     loop {
         tokio::select! {
-            told = &mut asking => {
-                return told.unwrap_or(Err(NotTold::TimedOut));
+            answer = &mut answer => {
+                return answer.unwrap_or(Err(QueryError::TimedOut));
             }
-            () = sleep(ASK_EVERY) => {
-                let silent = before.saturating_add(begun.elapsed().as_millis() as u64);
+            () = sleep(QUERY_INTERVAL) => {
+                let silent = silent_before.saturating_add(begun.elapsed().as_millis() as u64);
                 shared.silent_ms.store(silent, Relaxed);
             }
         }
     }
 }
 
-/// Asks a worker, and waits for all of its answer.
-async fn told(wire: &Wire, source: &EventSource, query: &Query) -> Result<Told, NotTold> {
+/// Sends a query and reads the whole answer.
+async fn send_query(
+    wire: &Wire,
+    source: &EventSource,
+    query: &Query,
+) -> Result<QueryAnswer, QueryError> {
     let body = rmp_serde::to_vec_named(query)?;
     let id = format!("chiasm-kv-{:016x}", rand::random::<u64>());
-    let mut answer = wire.ask(&source.query.path, &id, &body).await?;
-    let told = answer.next_bare::<Told>().await?.ok_or(NotTold::Empty)?;
-    // Its end, so that nothing is left on the way.
+    let mut answer = wire.send(&source.query.path, &id, &body).await?;
+    let data = answer.next_bare::<QueryAnswer>().await?.ok_or(QueryError::Empty)?;
+    // Read to the end, so that the worker is not told to stop.
     while answer.next_bare::<serde::de::IgnoredAny>().await?.is_some() {}
-    Ok(told)
+    Ok(data)
 }
 
-/// Connects to where events are published, after a pause and as often as it takes. Never returns
-/// where they are not.
+/// Connects to a publisher after a pause, and tries until it succeeds. Never returns if there is no
+/// endpoint.
 async fn connect(endpoint: Option<String>, pause: Duration) -> Connection {
     let Some(endpoint) = endpoint else { return std::future::pending().await };
     sleep(pause).await;
     loop {
-        match Connection::subscribe(&endpoint, b"", CONNECTED_WITHIN).await {
+        match Connection::subscribe(&endpoint, b"", CONNECT_TIMEOUT).await {
             Ok(connection) => return connection,
             Err(error) => tracing::debug!(endpoint, %error, "events are not published there yet"),
         }
-        sleep(PAUSE).await;
+        sleep(RECONNECT_PAUSE).await;
     }
 }
 
-/// What is published next; `None` when the publisher is gone. Never returns where there is none.
+/// Returns the next published message; `None` if the publisher is gone. Never returns without a
+/// publisher.
 async fn receive(publisher: &mut Option<Connection>) -> Option<Vec<Bytes>> {
     let Some(publisher) = publisher else { return std::future::pending().await };
     let received = publisher.next().await;

@@ -1,28 +1,27 @@
-//! What Dynamo says of a worker's KV cache: changes as they are published, and all of it on
-//! request.
+//! Dynamo's messages about a worker's KV cache: published changes, and the answer to a query.
 //!
 //! A message over ZMQ has four frames: the topic, the publisher and a sequence number (both u64,
-//! big-endian), and an envelope, which is `1`, a length (u32, big-endian) and a msgpack map whose
-//! `payload` is a list of events in msgpack. Checked against workers of Dynamo 1.6.1.
+//! big-endian), and an envelope. The envelope is `1`, a length (u32, big-endian) and a msgpack map
+//! whose `payload` is a list of events in msgpack. Checked against workers of Dynamo 1.6.1.
 
 use serde::{Deserialize, Serialize};
 
 /// The topic of messages about the KV cache.
 pub(crate) const TOPIC: &[u8] = b"kv-events";
-/// The form of an envelope that is known.
-const FORM: u8 = 1;
-/// Bytes of an envelope before its map.
-const BEFORE: usize = 5;
+/// The known version of an envelope.
+const ENVELOPE_VERSION: u8 = 1;
+/// The number of bytes of an envelope before its map.
+const ENVELOPE_PREFIX_BYTES: usize = 5;
 
-/// A message that is not understood, in words.
+/// An error of a malformed message, with a message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a message about its KV cache can't be read: {0}")]
-pub(crate) struct Unreadable(String);
+pub(crate) struct UnreadableMessage(String);
 
 /// Events that were published together.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Published {
-    /// Unix time in seconds.
+pub(crate) struct PublishedEvents {
+    /// The time of publication, as Unix time in seconds.
     pub(crate) timestamp: f64,
     pub(crate) events: Vec<WorkerEvent>,
 }
@@ -38,7 +37,7 @@ struct Envelope<'a> {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(crate) struct WorkerEvent {
     pub(crate) worker_id: u64,
-    /// `device` for what the engine computes with.
+    /// The tier of the blocks; `device` is the tier that the engine computes with.
     #[serde(default)]
     pub(crate) storage_tier: Option<String>,
     pub(crate) event: Event,
@@ -47,14 +46,14 @@ pub(crate) struct WorkerEvent {
 /// `KvCacheEvent` of Dynamo.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(crate) struct Event {
-    /// Rises by one with each event of a worker.
+    /// The event's id, which rises by one with each event of a worker.
     pub(crate) event_id: u64,
     pub(crate) data: Change,
     #[serde(default)]
     pub(crate) dp_rank: u32,
 }
 
-/// What became of blocks, which hashes name.
+/// A change of the cache. Blocks are identified by their hashes.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Change {
@@ -68,59 +67,60 @@ pub(crate) struct StoredBlock {
     pub(crate) block_hash: u64,
 }
 
-/// The question for what a worker holds: all of it, or what has changed from an event on.
+/// A query for a worker's whole cache, or for the changes from an event on.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Query {
     pub(crate) worker_id: u64,
     pub(crate) dp_rank: u32,
-    /// The first event that is asked for; all of the cache if there is none, or it is not kept any
-    /// more.
+    /// The first requested event. The worker reports its whole cache if this is `None` or the event
+    /// is no longer kept.
     pub(crate) start_event_id: Option<u64>,
     pub(crate) end_event_id: Option<u64>,
     pub(crate) supports_tree_dump_failed: bool,
 }
 
-/// What a worker answers it.
+/// The answer to a [`Query`].
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-pub(crate) enum Told {
-    /// All that it holds, after the event of this number.
+pub(crate) enum QueryAnswer {
+    /// The whole cache, after the event with this id.
     TreeDump { events: Vec<WorkerEvent>, last_event_id: u64 },
-    /// The events from the first that was asked for on.
+    /// The events from the first requested one on.
     Events { events: Vec<WorkerEvent> },
-    /// There are none yet.
+    /// The first requested event has not happened yet.
     TooNew { newest_available: u64 },
-    /// It can't tell.
+    /// The worker can't report its cache.
     TreeDumpFailed(serde::de::IgnoredAny),
 }
 
-impl Published {
-    /// Reads the last frame of a message.
-    pub(crate) fn decode(envelope: &[u8]) -> Result<Self, Unreadable> {
-        let words = |error: rmp_serde::decode::Error| Unreadable(error.to_string());
-        let wrong = |what: &str| Unreadable(what.to_owned());
-        let (before, map) =
-            envelope.split_at_checked(BEFORE).ok_or_else(|| wrong("it is too short"))?;
-        let [form, length @ ..] = before else { return Err(wrong("it is too short")) };
-        if *form != FORM {
+impl PublishedEvents {
+    /// Decodes the last frame of a message.
+    pub(crate) fn decode(envelope: &[u8]) -> Result<Self, UnreadableMessage> {
+        let invalid = |error: rmp_serde::decode::Error| UnreadableMessage(error.to_string());
+        let wrong = |what: &str| UnreadableMessage(what.to_owned());
+        let (prefix, map) = envelope
+            .split_at_checked(ENVELOPE_PREFIX_BYTES)
+            .ok_or_else(|| wrong("it is too short"))?;
+        let [version, length @ ..] = prefix else { return Err(wrong("it is too short")) };
+        if *version != ENVELOPE_VERSION {
             return Err(wrong("it is of another form"));
         }
         let length = length.iter().fold(0_usize, |length, byte| length << 8 | usize::from(*byte));
         let map = map.get(..length).ok_or_else(|| wrong("it breaks off"))?;
-        let Envelope { published_at, payload } = rmp_serde::from_slice(map).map_err(words)?;
-        let events = rmp_serde::from_slice(&payload).map_err(words)?;
+        let Envelope { published_at, payload } = rmp_serde::from_slice(map).map_err(invalid)?;
+        let events = rmp_serde::from_slice(&payload).map_err(invalid)?;
         Ok(Self { timestamp: published_at as f64 / 1000.0, events })
     }
 }
 
-/// Bytes, which some write as a list of numbers.
+/// Deserializes bytes, which some workers write as a list of numbers.
 mod bytes_or_numbers {
     use std::borrow::Cow;
     use std::fmt;
 
     use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 
-    /// Numbers for which room is made before they have come.
-    const MOST_AHEAD: usize = 1 << 16;
+    /// The maximum capacity that is reserved before the numbers are read.
+    const MAX_INITIAL_CAPACITY: usize = 1 << 16;
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
@@ -146,7 +146,8 @@ mod bytes_or_numbers {
         }
 
         fn visit_seq<A: SeqAccess<'de>>(self, mut numbers: A) -> Result<Self::Value, A::Error> {
-            let mut bytes = Vec::with_capacity(numbers.size_hint().unwrap_or(0).min(MOST_AHEAD));
+            let capacity = numbers.size_hint().unwrap_or(0).min(MAX_INITIAL_CAPACITY);
+            let mut bytes = Vec::with_capacity(capacity);
             while let Some(byte) = numbers.next_element()? {
                 bytes.push(byte);
             }
@@ -160,7 +161,7 @@ pub(crate) mod tests {
     use super::*;
 
     /// The envelopes that a mocker of Dynamo 1.6.1 published for a prompt of 160 tokens after
-    /// others, in a cache of 40 blocks, and its answers when it was asked.
+    /// others, in a cache of 40 blocks, and its answers to queries.
     pub(crate) const ENVELOPES: &str = include_str!("../tests/recorded/envelopes.json");
 
     pub(crate) fn envelopes() -> Vec<Vec<u8>> {
@@ -173,11 +174,12 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_a_mocker_publishes_is_understood() {
+    fn envelopes_of_a_mocker_are_decoded() {
         let mut last = 0;
-        let mut kinds = [0; 2];
+        let mut stored = 0;
+        let mut removed = 0;
         for envelope in envelopes() {
-            let published = Published::decode(&envelope).unwrap();
+            let published = PublishedEvents::decode(&envelope).unwrap();
             assert!(published.timestamp > 1.7e9 && published.timestamp < 1e10);
             for WorkerEvent { event, storage_tier, .. } in published.events {
                 assert_eq!(
@@ -186,17 +188,17 @@ pub(crate) mod tests {
                 );
                 last = event.event_id;
                 match event.data {
-                    Change::Stored { blocks, .. } => kinds[0] += blocks.len(),
-                    Change::Removed { block_hashes } => kinds[1] += block_hashes.len(),
-                    Change::Cleared => panic!("it cleared nothing"),
+                    Change::Stored { blocks, .. } => stored += blocks.len(),
+                    Change::Removed { block_hashes } => removed += block_hashes.len(),
+                    Change::Cleared => panic!("no cache was cleared"),
                 }
             }
         }
-        assert!(kinds[0] > kinds[1] && kinds[1] > 0, "{kinds:?}");
+        assert!(stored > removed && removed > 0, "{stored} {removed}");
     }
 
     #[test]
-    fn a_cleared_cache_is_a_word() {
+    fn cleared_cache_is_decoded() {
         let cleared = rmp_serde::to_vec_named(
             &serde_json::json!({"event_id": 7, "data": "cleared", "dp_rank": 1}),
         )
@@ -207,13 +209,18 @@ pub(crate) mod tests {
 
     proptest::proptest! {
         #[test]
-        fn whatever_is_published_is_read_or_refused(which: usize, at: usize, with: Vec<u8>, length in 0_usize..9) {
+        fn damaged_envelope_is_decoded_or_refused(
+            which: usize,
+            at: usize,
+            with: Vec<u8>,
+            length in 0_usize..9,
+        ) {
             let envelopes = envelopes();
             let mut damaged = envelopes[which % envelopes.len()].clone();
             let at = at % damaged.len();
             let end = (at + length).min(damaged.len());
             damaged.splice(at..end, with);
-            let _ = Published::decode(&damaged);
+            let _ = PublishedEvents::decode(&damaged);
         }
     }
 }

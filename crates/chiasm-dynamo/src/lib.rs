@@ -1,39 +1,39 @@
-//! Backends that are workers of [Dynamo](https://github.com/ai-dynamo/dynamo) 1.6: Chiasm in the
-//! place of its frontend.
+//! Backends that are workers of [Dynamo](https://github.com/ai-dynamo/dynamo) 1.6: Chiasm takes the
+//! place of Dynamo's frontend.
 //!
-//! A [`DynamoAddress`] names an etcd, or a folder, and a namespace in it, a [`Directory`] follows
-//! which workers are named there, and a [`DynamoConnector`] makes the backend of one start of one
-//! of them. A worker is given tokens over its TCP plane and sends the answer to a connection that
-//! it makes itself, to where [`CallHome`] listens. What its KV cache holds it tells in hashes
-//! alone: all of it when it is asked, changes over ZMQ.
+//! A [`DynamoAddress`] is an etcd or a folder, and a namespace in it. A [`Directory`] follows the
+//! workers that are registered there. A [`DynamoConnector`] creates the backend of one start of one
+//! worker. A worker receives tokens over its TCP plane, and sends the answer over a connection that
+//! it opens itself to the [`ResponseListener`]. It reports its KV cache only as hashes: the whole
+//! cache in answer to a query, changes over ZMQ.
 //!
-//! Both only suggest: a worker that is not named any more goes on for as long as it can be
-//! connected to. What is proven is Dynamo's mocker; `dynamo.vllm`, `dynamo.sglang` and
-//! `dynamo.trtllm` are unverified on hardware. Workers of other planes than TCP, other codecs than
-//! msgpack and other models than the one that is served are refused, each with the reason.
+//! Registration is only a hint: an unregistered worker stays in use for as long as it is reachable.
+//! This is proven with Dynamo's mocker; `dynamo.vllm`, `dynamo.sglang` and `dynamo.trtllm` are
+//! unverified on hardware. Workers with other planes than TCP, other codecs than msgpack or other
+//! models than the served one are refused with the reason.
 //!
-//! Nothing that is heard is believed to be small, well formed or in time: frames, values and waits
-//! are bounded, and what is malformed ends one request.
+//! A worker is not trusted to send small, well-formed or timely messages: frames, values and waits
+//! are bounded, and a malformed message ends one request.
 //!
-//! | module | is |
+//! | module | contents |
 //! |---|---|
-//! | `address` | what an etcd and a namespace are given as |
-//! | `card` | what a worker says of itself and its model, and whether it can be served |
-//! | `directory` | which workers a namespace has now |
-//! | `files` | workers that files of a folder name |
+//! | `address` | the address of a registry and a namespace on the command line |
+//! | `card` | the description of a worker and its model, and the checks before it is served |
+//! | `directory` | the current workers of a namespace |
+//! | `files` | workers that are registered in the files of a folder |
 //! | `frame` | the frames of the TCP plane |
-//! | `call_home` | where workers call back |
+//! | `response_listener` | the connections that workers open for their answers |
 //! | `wire` | requests to one worker |
-//! | `answer` | the answer to one request, as it comes home |
-//! | `request` | a job as what a worker is asked |
-//! | `tensors` | ready tensors for workers of this machine |
-//! | `output` | what one message of an answer says |
-//! | `running` | one job that runs |
-//! | `kv_event` | what is said of a KV cache |
-//! | `blocks` | which blocks a worker holds, as events for the index |
-//! | `following` | following that, which is a worker's sign of life |
-//! | `backend` | one start of a worker as a backend |
-//! | `shared` | the state of a backend, its jobs and its tasks, and the task that watches the worker |
+//! | `answer` | the answer to one request |
+//! | `request` | conversion of a job to a request |
+//! | `tensors` | tensors in shared memory for workers on this machine |
+//! | `output` | one message of an answer |
+//! | `running` | a running job |
+//! | `kv_event` | messages about a KV cache |
+//! | `blocks` | the blocks of a worker, as events for the index |
+//! | `following` | following a worker's KV cache, which also probes the worker |
+//! | `backend` | the backend of one start of a worker |
+//! | `shared` | the state shared by a backend, its jobs and its tasks; the liveness task |
 //! | `connector` | connecting to one worker |
 #![forbid(unsafe_code)]
 
@@ -41,7 +41,6 @@ mod address;
 mod answer;
 mod backend;
 mod blocks;
-mod call_home;
 mod card;
 mod connector;
 mod directory;
@@ -52,6 +51,7 @@ mod frame;
 mod kv_event;
 mod output;
 mod request;
+mod response_listener;
 mod running;
 mod shared;
 mod tensors;
@@ -60,9 +60,9 @@ mod wire;
 #[cfg(test)]
 mod tests;
 
-pub use address::{AddressError, DynamoAddress, TensorsFor};
-pub use call_home::CallHome;
+pub use address::{AddressError, DynamoAddress, TensorSetting};
 pub use card::ModelFiles;
 pub use connector::DynamoConnector;
 pub use directory::{Directory, Workers};
+pub use response_listener::ResponseListener;
 pub use tensors::ReadyTensors;

@@ -1,10 +1,10 @@
-//! What one message of an answer says (`LLMEngineOutput` of Dynamo 1.6).
+//! One message of an answer (`LLMEngineOutput` of Dynamo 1.6).
 
 use chiasm_backend::{Finish, TokenLogprob};
 use chiasm_types::TokenId;
 use serde::Deserialize;
 
-/// New tokens of an answer, and how it ended.
+/// New tokens of an answer, and its end.
 #[derive(Debug, Deserialize)]
 pub(crate) struct EngineOutput {
     #[serde(default)]
@@ -47,28 +47,28 @@ struct PromptTokensDetails {
     cached_tokens: Option<usize>,
 }
 
-/// How an answer ended, by the worker's account.
+/// The end of an answer, as the worker reports it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Finished(Finish),
-    /// It was aborted, and not by us.
+    /// The worker aborted the request by itself.
     Cancelled,
-    /// Its engine could not do it, for this reason.
+    /// The engine could not execute the request, for this reason.
     Failed(String),
 }
 
 impl EngineOutput {
-    /// Prompt tokens that the engine found in its cache, where it tells.
+    /// Returns the number of prompt tokens that the engine found in its cache, if reported.
     pub(crate) fn cached_tokens(&self) -> Option<usize> {
         self.completion_usage.as_ref()?.prompt_tokens_details.as_ref()?.cached_tokens
     }
 
-    /// Tokens of the prompt, where the worker tells.
+    /// Returns the number of prompt tokens, if reported.
     pub(crate) fn prompt_tokens(&self) -> Option<usize> {
         self.completion_usage.as_ref()?.prompt_tokens
     }
 
-    /// How the answer ended, if it did. `eos` is the end of text.
+    /// Returns the end of the answer, if it has ended. `eos` is the end-of-sequence token.
     pub(crate) fn end(&self, eos: Option<TokenId>) -> Option<End> {
         let word = match self.finish_reason.as_ref()? {
             FinishReason::Word(word) => word.as_str(),
@@ -91,14 +91,14 @@ impl EngineOutput {
         Some(End::Finished(finish))
     }
 
-    /// The log probabilities of its tokens, each with the first `top` candidates in the engine's
-    /// order; `None` if there are not as many as tokens.
+    /// Returns the log probabilities of the tokens, each with the first `top` candidates in the
+    /// engine's order; `None` if their number differs from the number of tokens.
     pub(crate) fn logprobs(&self, top: usize) -> Option<Vec<TokenLogprob>> {
-        let own = self.log_probs.as_deref().unwrap_or_default();
+        let logprobs = self.log_probs.as_deref().unwrap_or_default();
         let candidates = self.top_logprobs.as_deref().unwrap_or_default();
-        let are_enough =
-            own.len() == self.token_ids.len() && (top == 0 || candidates.len() == own.len());
-        let one = |(at, (token, logprob)): (usize, (&u32, &f64))| TokenLogprob {
+        let are_complete = logprobs.len() == self.token_ids.len()
+            && (top == 0 || candidates.len() == logprobs.len());
+        let convert = |(at, (token, logprob)): (usize, (&u32, &f64))| TokenLogprob {
             token: TokenId(*token),
             logprob: *logprob as f32,
             top: candidates
@@ -109,7 +109,7 @@ impl EngineOutput {
                 .map(|candidate| (TokenId(candidate.token_id), candidate.logprob as f32))
                 .collect(),
         };
-        are_enough.then(|| self.token_ids.iter().zip(own).enumerate().map(one).collect())
+        are_complete.then(|| self.token_ids.iter().zip(logprobs).enumerate().map(convert).collect())
     }
 }
 
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_is_what_the_worker_says_and_the_end_of_text_is_no_stop_token() {
+    fn finish_reason_is_converted() {
         let eos = Some(TokenId(2));
         let end = |reason: serde_json::Value, stop: serde_json::Value| {
             output(json!({"token_ids": [1], "finish_reason": reason, "stop_reason": stop})).end(eos)
@@ -150,8 +150,11 @@ mod tests {
     }
 
     #[test]
-    fn log_probabilities_are_as_many_as_tokens_or_none() {
-        let top = json!([[{"rank": 1, "token_id": 4, "token": "x", "logprob": -0.5}, {"rank": 2, "token_id": 5, "token": null, "logprob": -2.5}]]);
+    fn log_probabilities_without_one_per_token_are_none() {
+        let top = json!([[
+            {"rank": 1, "token_id": 4, "token": "x", "logprob": -0.5},
+            {"rank": 2, "token_id": 5, "token": null, "logprob": -2.5},
+        ]]);
         let one = output(json!({"token_ids": [4], "log_probs": [-0.5], "top_logprobs": top}));
         let expected =
             TokenLogprob { token: TokenId(4), logprob: -0.5, top: vec![(TokenId(4), -0.5)] };
@@ -163,8 +166,11 @@ mod tests {
     }
 
     #[test]
-    fn cached_tokens_are_told_in_the_usage() {
-        let usage = json!({"prompt_tokens": 70, "completion_tokens": 1, "total_tokens": 71, "prompt_tokens_details": {"audio_tokens": null, "cached_tokens": 64}});
+    fn cached_tokens_come_from_the_usage() {
+        let usage = json!({
+            "prompt_tokens": 70, "completion_tokens": 1, "total_tokens": 71,
+            "prompt_tokens_details": {"audio_tokens": null, "cached_tokens": 64},
+        });
         assert_eq!(
             output(json!({"token_ids": [1], "completion_usage": usage})).cached_tokens(),
             Some(64)

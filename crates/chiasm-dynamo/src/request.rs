@@ -1,4 +1,4 @@
-//! A job as what a worker is asked (`PreprocessedRequest` of Dynamo 1.6,
+//! Converts a job to requests to a worker (`PreprocessedRequest` of Dynamo 1.6,
 //! `protocols/common/preprocessor.rs`).
 
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use crate::tensors::{ExtraArgs, Packed};
+use crate::tensors::{ExtraArgs, PackedTensors};
 
 #[derive(Serialize)]
 struct Request<'a> {
@@ -24,10 +24,10 @@ struct Request<'a> {
     annotations: [&'static str; 0],
     #[serde(skip_serializing_if = "Option::is_none")]
     routing: Option<Routing>,
-    /// Media items by their kind, in the order of their markers.
+    /// Media items by kind, in the order of their markers.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     multi_modal_data: BTreeMap<&'static str, Vec<Medium>>,
-    /// What their blocks are known by.
+    /// The identities of the items, which enter the hashes of blocks.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     multi_modal_uuids: BTreeMap<&'static str, Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -47,7 +47,7 @@ struct StopConditions {
     max_tokens: u32,
     min_tokens: u32,
     ignore_eos: bool,
-    /// Those of the request and the end of text.
+    /// The stop tokens of the request, and the end-of-sequence token.
     stop_token_ids_hidden: Vec<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     max_thinking_tokens: Option<u32>,
@@ -81,33 +81,36 @@ struct Routing {
     priority: i32,
 }
 
-/// The bodies of one request for each continuation of a job: workers tell what was cached for the
-/// first of several alone. Images are part of them for a worker that takes some, with their tensors
-/// where these are packed.
+/// Builds the bodies of one request for each choice of a job, because workers report cached tokens
+/// only for the first of several choices.
+///
+/// Images are included for a worker that takes images, with their tensors if `packed` is given.
 ///
 /// # Errors
-/// [`JobError::Refused`] names what no worker of Dynamo can be asked for, or not all of them.
-pub(crate) fn of(
+/// Returns [`JobError::Refused`] with the field that workers of Dynamo, or some of them, do not
+/// support.
+pub(crate) fn build(
     job: &Job,
     model: &str,
     takes_images: bool,
-    packed: Option<&Packed>,
+    packed: Option<&PackedTensors>,
 ) -> Result<Vec<Vec<u8>>, JobError> {
-    let tokens = taken(job, takes_images)?;
+    let tokens = supported_tokens(job, takes_images)?;
     let Job {
         input,
         media,
         sampling,
         priority,
-        // Beside the request.
+        // Sent beside the body.
         id: _,
-        // A request has no place for these.
+        // A request has no field for these.
         trace: _,
         reasoning: _,
-        // Refused by `taken`.
+        // Refused by `supported_tokens`.
         adapter: _,
         cache_salt: _,
-        // A worker computes whole requests, or has others of Dynamo help: it has no role here.
+        // A worker computes whole requests, possibly with the help of other workers of Dynamo. It
+        // has no role here.
         stage: _,
         embedded: _,
     } = job;
@@ -125,13 +128,13 @@ pub(crate) fn of(
         repetition_penalty,
         ref stop_token_ids,
         eos_token,
-        // The worker makes them of the others.
+        // The worker derives these from the other fields.
         all_stop_token_ids: _,
         ignore_eos,
         logprobs,
         ref structured,
         thinking_budget,
-        // Refused by `taken`.
+        // Refused by `supported_tokens`.
         prompt_logprobs: _,
         skip_reading_prefix_cache: _,
         logit_bias: _,
@@ -139,36 +142,36 @@ pub(crate) fn of(
         bad_words: _,
         repetition: _,
     } = *sampling;
-    let numbers = |tokens: &[TokenId]| tokens.iter().map(|token| token.0).collect::<Vec<u32>>();
+    let token_ids = |tokens: &[TokenId]| tokens.iter().map(|token| token.0).collect::<Vec<u32>>();
     let eos = eos_token.map(|token| token.0);
     let urls: Vec<Medium> = media.iter().map(image).collect::<Result<_, _>>()?;
     let uuids: Vec<String> = media.iter().map(JobItem::name).collect();
     let has_images = !media.is_empty();
     let expanded = match input {
-        Input::Marked { expanded, .. } if packed.is_some() => numbers(expanded),
+        Input::Marked { expanded, .. } if packed.is_some() => token_ids(expanded),
         _ => Vec::new(),
     };
     let mut request = Request {
         model,
-        token_ids: numbers(tokens),
+        token_ids: token_ids(tokens),
         stop_conditions: StopConditions {
             max_tokens,
             min_tokens,
             ignore_eos,
-            stop_token_ids_hidden: numbers(stop_token_ids).into_iter().chain(eos).collect(),
+            stop_token_ids_hidden: token_ids(stop_token_ids).into_iter().chain(eos).collect(),
             max_thinking_tokens: thinking_budget,
         },
         sampling_options: SamplingOptions {
             n: 1,
             temperature,
             top_p,
-            // 0 is all tokens here, and not to all engines.
+            // 0 stands for all tokens here, but not in all engines.
             top_k: if top_k == 0 { -1 } else { top_k },
             min_p,
             presence_penalty,
             frequency_penalty,
             repetition_penalty,
-            // Of each continuation its own.
+            // Each choice has its own seed.
             seed: None,
             guided_decoding: structured.as_ref().map(guided_decoding).transpose()?,
         },
@@ -180,18 +183,19 @@ pub(crate) fn of(
         multi_modal_uuids: has_images.then_some((IMAGES, uuids)).into_iter().collect(),
         extra_args: packed
             .filter(|_| !expanded.is_empty())
-            .and_then(|packed| packed.told(job, &expanded)),
+            .and_then(|packed| packed.extra_args(job, &expanded)),
     };
     (0..n)
         .map(|choice| {
             request.sampling_options.seed = seed.map(|seed| seed.wrapping_add(choice as i64));
-            // Strings and numbers of ours: nothing in it can fail.
+            // The body has only strings and numbers from this process, so serializing does not
+            // fail.
             rmp_serde::to_vec_named(&request).map_err(|error| refused("body", &error.to_string()))
         })
         .collect()
 }
 
-/// Returns the priority as workers expect it: there the higher is the more urgent.
+/// Returns the priority as workers expect it: higher values are more urgent.
 fn routing(priority: i64) -> Result<Option<Routing>, JobError> {
     if priority == 0 {
         return Ok(None);
@@ -202,7 +206,7 @@ fn routing(priority: i64) -> Result<Option<Routing>, JobError> {
     Ok(Some(Routing { priority }))
 }
 
-/// Returns a constraint in Dynamo's words.
+/// Converts a constraint to Dynamo's form.
 fn guided_decoding(structured: &Structured) -> Result<Value, JobError> {
     let Structured { constraint, field } = structured;
     let json = |text: &str| {
@@ -212,7 +216,7 @@ fn guided_decoding(structured: &Structured) -> Result<Value, JobError> {
     };
     Ok(match constraint {
         Constraint::JsonSchema(schema) => json!({"json": json(schema)?}),
-        // Not all engines know a word for it.
+        // Not all engines have a keyword for any JSON object.
         Constraint::JsonObject => json!({"json": {"type": "object"}}),
         Constraint::Regex(regex) => json!({"regex": &**regex}),
         Constraint::Grammar(grammar) => json!({"grammar": &**grammar}),
@@ -224,7 +228,7 @@ fn refused(field: &str, message: &str) -> JobError {
     JobError::Refused { field: field.to_owned(), message: message.to_owned() }
 }
 
-/// An image as its file, which the worker reads.
+/// Returns an image as its file, which the worker decodes.
 fn image(item: &JobItem) -> Result<Medium, JobError> {
     let unusable = |why: &str| refused("messages", why);
     if item.modality != Modality::Image {
@@ -243,8 +247,8 @@ fn image(item: &JobItem) -> Result<Medium, JobError> {
     Ok(Medium::Url(url))
 }
 
-/// The optional parts of jobs that a request to a worker has a place for. Workers for text alone
-/// lack media too.
+/// The optional parts of jobs that a request to a worker has a field for. Workers for text also
+/// lack media.
 pub(crate) const SUPPORTS: Supports = Supports {
     bad_words: false,
     prompt_logprobs: false,
@@ -258,11 +262,12 @@ pub(crate) const SUPPORTS: Supports = Supports {
     cache_salt: false,
 };
 
-/// The tokens that a worker is given, if it can be asked for a job at all.
+/// Returns the tokens for a worker, if workers support the job.
 ///
 /// # Errors
-/// [`JobError::Refused`] names what no worker of Dynamo can be asked for, or not all of them.
-pub(crate) fn taken(job: &Job, takes_images: bool) -> Result<&[TokenId], JobError> {
+/// Returns [`JobError::Refused`] with the field that workers of Dynamo, or some of them, do not
+/// support.
+pub(crate) fn supported_tokens(job: &Job, takes_images: bool) -> Result<&[TokenId], JobError> {
     let tokens = match &job.input {
         Input::Marked { tokens, .. } | Input::Tokens(tokens) if job.media.is_empty() => tokens,
         Input::Marked { tokens, .. } if takes_images => tokens,

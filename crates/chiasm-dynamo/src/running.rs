@@ -1,11 +1,11 @@
-//! One job that runs: an answer for each of its continuations.
+//! A running job, with an answer for each of its choices.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use chiasm_backend::{
-    Content, Death, Delivered, Finish, Input, Job, JobError, Output, Prefill, RunningJob,
+    Content, DeathReason, Finish, Input, Job, JobError, MediaDelivery, Output, Prefill, RunningJob,
 };
 use chiasm_types::TokenId;
 use futures_util::future::{BoxFuture, FutureExt};
@@ -14,51 +14,51 @@ use futures_util::stream::{self, BoxStream, StreamExt};
 use crate::answer::{Answer, AnswerError};
 use crate::output::{End, EngineOutput};
 use crate::shared::{InFlight, Shared};
-use crate::tensors::Packed;
+use crate::tensors::PackedTensors;
 
-/// A job, and what has come of it that nobody has asked for yet.
+/// A running job and its outputs that were not polled yet.
 pub(crate) struct RunningDynamoJob {
     shared: Arc<Shared>,
     job: Arc<Job>,
-    continuations: Vec<Continuation>,
-    came: VecDeque<Output>,
-    /// The end of the worker, which may be known before its connections fail.
-    ended: BoxFuture<'static, Death>,
-    delivered: Delivered,
-    /// Until all answers have begun: then the worker has copied them.
-    packed: Option<Packed>,
+    choices: Vec<ChoiceState>,
+    ready: VecDeque<Output>,
+    /// Completes at the end of the worker, which may be known before its connections fail.
+    ended: BoxFuture<'static, DeathReason>,
+    delivered: MediaDelivery,
+    /// The tensors until all answers have begun: then the worker has copied them.
+    packed: Option<PackedTensors>,
     _counted: InFlight,
 }
 
-struct Continuation {
-    /// `None` once it has ended or is not wanted. Dropping it tells the worker.
+struct ChoiceState {
+    /// `None` once the answer is complete or not needed. Dropping it tells the worker to stop.
     answer: Option<BoxStream<'static, Result<EngineOutput, AnswerError>>>,
     tokens: usize,
     has_begun: bool,
-    /// Whether it was told how the prompt was computed.
-    is_told: bool,
+    /// Set once an output has reported how the prompt was computed.
+    has_prefill: bool,
     has_ended: bool,
 }
 
 impl RunningDynamoJob {
-    /// The job whose continuations these are the answers of.
+    /// Creates a job from the answers for its choices.
     pub(crate) fn new(
         shared: Arc<Shared>,
         job: Arc<Job>,
         answers: Vec<Answer>,
         counted: InFlight,
-        delivered: Delivered,
-        packed: Option<Packed>,
+        delivered: MediaDelivery,
+        packed: Option<PackedTensors>,
     ) -> Self {
-        let continuation = |answer: Answer| {
+        let choice = |answer: Answer| {
             let outputs = stream::try_unfold(answer, |mut answer| async move {
                 Ok(answer.next::<EngineOutput>().await?.map(|output| (output, answer)))
             });
-            Continuation {
+            ChoiceState {
                 answer: Some(outputs.boxed()),
                 tokens: 0,
                 has_begun: false,
-                is_told: false,
+                has_prefill: false,
                 has_ended: false,
             }
         };
@@ -66,26 +66,26 @@ impl RunningDynamoJob {
             ended: shared.when_ended(),
             shared,
             job,
-            continuations: answers.into_iter().map(continuation).collect(),
-            came: VecDeque::new(),
+            choices: answers.into_iter().map(choice).collect(),
+            ready: VecDeque::new(),
             delivered,
             packed,
             _counted: counted,
         }
     }
 
-    /// Takes in what has come of one continuation.
-    fn take(&mut self, choice: usize, output: EngineOutput) -> Result<(), JobError> {
+    /// Processes an output of one choice.
+    fn on_output(&mut self, choice: usize, output: EngineOutput) -> Result<(), JobError> {
         let nonsense =
-            |what: &str| JobError::Dead(Death::new(format!("it tells nonsense: {what}")));
+            |what: &str| JobError::Dead(DeathReason::new(format!("it tells nonsense: {what}")));
         let sampling = &self.job.sampling;
-        let Some(continuation) = self.continuations.get_mut(choice) else { return Ok(()) };
-        if continuation.has_ended {
+        let Some(state) = self.choices.get_mut(choice) else { return Ok(()) };
+        if state.has_ended {
             return Err(nonsense("more of an answer that has ended"));
         }
-        continuation.tokens += output.token_ids.len();
-        continuation.has_begun = true;
-        if continuation.tokens > sampling.max_tokens as usize {
+        state.tokens += output.token_ids.len();
+        state.has_begun = true;
+        if state.tokens > sampling.max_tokens as usize {
             return Err(nonsense("more tokens than were asked for"));
         }
         let mut finish = match output.end(sampling.eos_token) {
@@ -104,41 +104,44 @@ impl RunningDynamoJob {
                 message: format!("are not told by {}", self.shared.name),
             })?),
         };
-        if let (Input::Marked { expanded, .. }, Some(told)) =
+        if let (Input::Marked { expanded, .. }, Some(count)) =
             (&self.job.input, output.prompt_tokens())
-            && told != expanded.len()
+            && count != expanded.len()
         {
             let expected = expanded.len();
             let why = format!(
-                "it makes {told} tokens of a prompt with media items that was expected to have {expected}"
+                "it makes {count} tokens of a prompt with media items that was expected to have \
+                 {expected}"
             );
             self.shared.distrust(why);
         }
-        continuation.has_ended = finish.is_some();
-        let cached = output.cached_tokens().filter(|_| !continuation.is_told);
-        continuation.is_told |= cached.is_some();
+        state.has_ended = finish.is_some();
+        let cached = output.cached_tokens().filter(|_| !state.has_prefill);
+        state.has_prefill |= cached.is_some();
         let prefill = cached.map(|cached_tokens| Prefill {
             cached_tokens,
             created_tokens: None,
             queued: None,
         });
         let tokens: Vec<TokenId> = output.token_ids.into_iter().map(TokenId).collect();
-        // The token that ends a text is no part of it. Some workers keep it to themselves.
+        // The ending token is not part of the text. Some workers do not send it; the finish then
+        // follows in an output without tokens.
         let ending = match &finish {
             Some(Finish::Eos) => sampling.eos_token,
             Some(Finish::StopToken(token)) => Some(*token),
             _ => None,
         };
-        let is_kept = ending.is_some() && !tokens.is_empty() && tokens.last().copied() != ending;
-        let last = finish.take_if(|_| is_kept);
+        let is_withheld =
+            ending.is_some() && !tokens.is_empty() && tokens.last().copied() != ending;
+        let last = finish.take_if(|_| is_withheld);
         let content = Content::Tokens { tokens, logprobs };
-        self.came.push_back(Output { choice, content, finish, prefill, prompt_logprobs: None });
+        self.ready.push_back(Output { choice, content, finish, prefill, prompt_logprobs: None });
         if last.is_some() {
             let content = Content::Tokens {
                 tokens: Vec::new(),
                 logprobs: sampling.logprobs.map(|_| Vec::new()),
             };
-            self.came.push_back(Output {
+            self.ready.push_back(Output {
                 choice,
                 content,
                 finish: last,
@@ -149,30 +152,31 @@ impl RunningDynamoJob {
         Ok(())
     }
 
-    /// Lets go of tensors that no worker has still to copy.
-    fn unpack(&mut self) {
-        let is_done =
-            |continuation: &Continuation| continuation.has_begun || continuation.answer.is_none();
-        if self.continuations.iter().all(is_done)
+    /// Releases the tensors once the worker has copied them for all choices.
+    fn release_tensors(&mut self) {
+        let is_done = |state: &ChoiceState| state.has_begun || state.answer.is_none();
+        if self.choices.iter().all(is_done)
             && let Some(packed) = self.packed.take()
         {
-            packed.let_go();
+            packed.release();
         }
     }
 
-    /// What comes of the next continuation that has something.
+    /// Polls the answers and processes the first output that is ready.
     fn poll_answers(&mut self, context: &mut Context<'_>) -> Poll<Result<(), JobError>> {
         let mut is_over = true;
-        for choice in 0..self.continuations.len() {
-            let Some(answer) = &mut self.continuations[choice].answer else { continue };
+        for choice in 0..self.choices.len() {
+            let Some(answer) = &mut self.choices[choice].answer else { continue };
             is_over = false;
             match answer.poll_next_unpin(context) {
                 Poll::Pending => {}
-                Poll::Ready(Some(Ok(output))) => return Poll::Ready(self.take(choice, output)),
+                Poll::Ready(Some(Ok(output))) => {
+                    return Poll::Ready(self.on_output(choice, output));
+                }
                 Poll::Ready(Some(Err(error))) => return Poll::Ready(Err(self.failed(error))),
                 Poll::Ready(None) => {
-                    self.continuations[choice].answer = None;
-                    let has_ended = self.continuations[choice].has_ended;
+                    self.choices[choice].answer = None;
+                    let has_ended = self.choices[choice].has_ended;
                     return Poll::Ready(if has_ended { Ok(()) } else { Err(JobError::Unfinished) });
                 }
             }
@@ -186,7 +190,7 @@ impl RunningDynamoJob {
                 tracing::warn!(worker = self.shared.name, why, "a worker could not do a request");
                 JobError::Failed
             }
-            error => JobError::Dead(Death::new(error.to_string())),
+            error => JobError::Dead(DeathReason::new(error.to_string())),
         }
     }
 }
@@ -194,7 +198,7 @@ impl RunningDynamoJob {
 impl Drop for RunningDynamoJob {
     fn drop(&mut self) {
         if let Some(packed) = self.packed.take() {
-            packed.let_go();
+            packed.release();
         }
     }
 }
@@ -202,36 +206,36 @@ impl Drop for RunningDynamoJob {
 impl RunningJob for RunningDynamoJob {
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Output, JobError>>> {
         loop {
-            if let Some(output) = self.came.pop_front() {
+            if let Some(output) = self.ready.pop_front() {
                 return Poll::Ready(Some(Ok(output)));
             }
-            if self.continuations.iter().all(|continuation| continuation.answer.is_none()) {
+            if self.choices.iter().all(|state| state.answer.is_none()) {
                 return Poll::Ready(None);
             }
-            let taken = match self.poll_answers(context) {
-                Poll::Ready(taken) => taken,
+            let polled = match self.poll_answers(context) {
+                Poll::Ready(polled) => polled,
                 Poll::Pending => match self.ended.poll_unpin(context) {
                     Poll::Ready(death) => Err(JobError::Dead(death)),
                     Poll::Pending => return Poll::Pending,
                 },
             };
-            self.unpack();
-            if let Err(error) = taken {
-                self.continuations.clear();
-                self.came.clear();
+            self.release_tensors();
+            if let Err(error) = polled {
+                self.choices.clear();
+                self.ready.clear();
                 return Poll::Ready(Some(Err(error)));
             }
         }
     }
 
     fn stop(&mut self, choice: usize) {
-        let Some(continuation) = self.continuations.get_mut(choice) else { return };
-        continuation.answer = None;
-        self.unpack();
-        self.came.retain(|output| output.choice != choice);
+        let Some(state) = self.choices.get_mut(choice) else { return };
+        state.answer = None;
+        self.release_tensors();
+        self.ready.retain(|output| output.choice != choice);
     }
 
-    fn delivered(&self) -> Delivered {
+    fn delivered(&self) -> MediaDelivery {
         self.delivered
     }
 }

@@ -1,9 +1,9 @@
-//! Ready tensors for a worker on this machine: what `dynamo.vllm` copies out of shared memory in
-//! place of what it would make of an image (`MmKwargsShmSender` and `MmKwargsShmReceiver` in
-//! Dynamo's `mm_kwargs_transfer.py`).
+//! Image tensors for a worker on this machine, in shared memory. `dynamo.vllm` copies them instead
+//! of processing the image itself (`MmKwargsShmSender` and `MmKwargsShmReceiver` in Dynamo's
+//! `mm_kwargs_transfer.py`).
 //!
 //! ```text
-//! parcel   number of frames: u32  then of each  length: u64  bytes
+//! blob   number of frames: u32  then of each  length: u64  bytes
 //! ```
 //!
 //! Numbers are little-endian; the frames are those of vLLM's own encoder for one item. A worker
@@ -15,32 +15,32 @@ use std::sync::Arc;
 use bytes::{BufMut, Bytes, BytesMut};
 use chiasm_backend::{
     Job, JobError, JobItem, MediaObserver, SourceError, TensorBytes, TensorFormat, TensorMemory,
-    TensorOrder,
+    TensorRequest,
 };
-use chiasm_transfer::{NoParcel, Parcel, ParcelRoom, SlotWriter};
+use chiasm_transfer::{ShmBlob, ShmBlobBudget, ShmBlobError, SlotWriter};
 use chiasm_types::{MmHash, Modality};
 use futures_util::future::try_join_all;
 use serde::Serialize;
 use tokio::task::spawn_blocking;
 
-/// What tensors for workers of this machine are, and the room that they have on their way.
+/// The format of tensors for workers on this machine, and the memory for tensors in transit.
 #[derive(Clone, Debug)]
 pub struct ReadyTensors {
-    /// What the values are to be.
+    /// The format of the values.
     pub format: TensorFormat,
-    /// Where they lie until the worker has copied them.
-    pub room: ParcelRoom,
+    /// The shared memory that holds the tensors until the worker has copied them.
+    pub budget: ShmBlobBudget,
 }
 
-/// The tensors of a job's items, there until this is dropped.
+/// The tensors of a job's items. Dropping it removes them.
 #[derive(Debug)]
-pub(crate) struct Packed {
-    /// Each item once, however often it stands in the prompt.
-    parcels: HashMap<MmHash, Parcel>,
+pub(crate) struct PackedTensors {
+    /// One blob per item, however often the item occurs in the prompt.
+    blobs: HashMap<MmHash, ShmBlob>,
 }
 
-/// What a worker is told of them, among the `extra_args` of a request. The items' names are not
-/// given as `mm_hashes` beside them: a worker would take 64 bits of each.
+/// The description of tensors among the `extra_args` of a request. It has no `mm_hashes` with the
+/// items' names, because a worker would use only 64 bits of each.
 #[derive(Serialize)]
 pub(crate) struct ExtraArgs<'a> {
     expanded_token_ids: &'a [u32],
@@ -70,16 +70,16 @@ struct Segment<'a> {
 }
 
 impl ReadyTensors {
-    /// Packs the tensors of a job's images. `None` if they are to go as they came, which is told to
-    /// `observer`.
+    /// Packs the tensors of a job's images. Returns `None` if the images have to be sent as files,
+    /// which is reported to `observer`.
     ///
     /// # Errors
-    /// [`JobError::Source`] if an image can't be made into tensors.
+    /// Returns [`JobError::Source`] if an image can't be made into tensors.
     pub(crate) async fn pack(
         &self,
         job: &Job,
         observer: &Arc<dyn MediaObserver>,
-    ) -> Result<Option<Packed>, JobError> {
+    ) -> Result<Option<PackedTensors>, JobError> {
         let is_image =
             |item: &JobItem| item.modality == Modality::Image && item.source.encoded().is_some();
         if job.media.is_empty() || !job.media.iter().all(is_image) {
@@ -87,54 +87,58 @@ impl ReadyTensors {
         }
         let items: HashMap<MmHash, &JobItem> =
             job.media.iter().map(|item| (item.hash, item)).collect();
-        let memory: Arc<dyn TensorMemory> = Arc::new(OwnMemory);
+        let memory: Arc<dyn TensorMemory> = Arc::new(ProcessMemory);
         let packed = try_join_all(items.into_values().map(|item| {
             let memory = memory.clone();
             async move { Ok::<_, JobError>((item.hash, self.pack_one(item, memory).await?)) }
         }))
         .await?;
-        let mut parcels = HashMap::new();
-        for (hash, parcel) in packed {
-            match parcel {
-                Ok(parcel) => drop(parcels.insert(hash, parcel)),
-                // All or none: what is packed already is let go.
+        let mut blobs = HashMap::new();
+        for (hash, blob) in packed {
+            match blob {
+                Ok(blob) => drop(blobs.insert(hash, blob)),
+                // All or none: the blobs that were written are dropped.
                 Err(why) => {
                     job.media.iter().for_each(|_| observer.stepped_down(why.cause(), &why));
                     return Ok(None);
                 }
             }
         }
-        Ok(Some(Packed { parcels }))
+        Ok(Some(PackedTensors { blobs }))
     }
 
     async fn pack_one(
         &self,
         item: &JobItem,
         memory: Arc<dyn TensorMemory>,
-    ) -> Result<Result<Parcel, NoParcel>, JobError> {
-        let order = TensorOrder { format: self.format, memory, still_wanted: Arc::new(|| true) };
-        let tensors = item.source.tensors(order).await.map_err(JobError::Source)?;
-        let unwanted = || {
+    ) -> Result<Result<ShmBlob, ShmBlobError>, JobError> {
+        let request =
+            TensorRequest { format: self.format, memory, is_still_needed: Arc::new(|| true) };
+        let tensors = item.source.tensors(request).await.map_err(JobError::Source)?;
+        let missing = || {
             JobError::Source(SourceError::new(std::io::Error::other(
                 "an image that is wanted was not made",
             )))
         };
-        let item = chiasm_engine::to_item(tensors.ok_or_else(unwanted)?)?;
-        let room = self.room.clone();
-        // Large tensors are copied. If nobody waits for it any more the parcel is dropped when it
-        // is done.
-        let packed = spawn_blocking(move || room.pack(&framed(item.encode()))).await;
+        let item = chiasm_engine::to_item(tensors.ok_or_else(missing)?)?;
+        let budget = self.budget.clone();
+        // Large tensors are copied. If the caller has gone meanwhile, the finished blob is dropped.
+        let packed = spawn_blocking(move || budget.write(&with_lengths(item.encode()))).await;
         packed.map_err(|error| JobError::Source(SourceError::new(error)))
     }
 }
 
-impl Packed {
-    /// What a worker is told of them, where the prompt is expanded to these tokens. `None` if it is
-    /// of other items, which can't be.
-    pub(crate) fn told<'a>(&'a self, job: &'a Job, expanded: &'a [u32]) -> Option<ExtraArgs<'a>> {
+impl PackedTensors {
+    /// Returns the description of the tensors for a request with this expanded prompt; `None` if
+    /// the job has other items, which does not happen.
+    pub(crate) fn extra_args<'a>(
+        &'a self,
+        job: &'a Job,
+        expanded: &'a [u32],
+    ) -> Option<ExtraArgs<'a>> {
         let segment = |item: &JobItem| {
-            let parcel = self.parcels.get(&item.hash)?;
-            Some(Segment { name: parcel.name(), size: parcel.bytes() })
+            let blob = self.blobs.get(&item.hash)?;
+            Some(Segment { name: blob.name(), size: blob.bytes() })
         };
         let range = |item: &'a JobItem| Range {
             offset: item.placeholder.offset,
@@ -152,8 +156,8 @@ impl Packed {
         })
     }
 
-    /// Lets go of them where that holds up nobody: it gives memory back to the system.
-    pub(crate) fn let_go(self) {
+    /// Drops the tensors on a blocking thread, because returning memory to the system takes time.
+    pub(crate) fn release(self) {
         match tokio::runtime::Handle::try_current() {
             Ok(runtime) => drop(runtime.spawn_blocking(move || drop(self))),
             Err(_) => drop(self),
@@ -161,8 +165,8 @@ impl Packed {
     }
 }
 
-/// The parts of a parcel (`_pack_buffers` in Dynamo).
-fn framed(frames: Vec<Bytes>) -> Vec<Bytes> {
+/// Returns the parts of a blob (`_pack_buffers` in Dynamo).
+fn with_lengths(frames: Vec<Bytes>) -> Vec<Bytes> {
     let mut parts = Vec::with_capacity(2 * frames.len());
     for (index, frame) in frames.iter().enumerate() {
         let mut head = BytesMut::with_capacity(12);
@@ -175,10 +179,10 @@ fn framed(frames: Vec<Bytes>) -> Vec<Bytes> {
     parts
 }
 
-/// Tensors are made in this process's memory, where the next request finds them, too.
-struct OwnMemory;
+/// Tensors are made in this process's memory, where later requests also find them.
+struct ProcessMemory;
 
-impl TensorMemory for OwnMemory {
+impl TensorMemory for ProcessMemory {
     fn reserve(&self, _: usize) -> Option<SlotWriter> {
         None
     }
@@ -193,8 +197,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_stand_behind_their_number_each_behind_its_length() {
-        let parts = framed(vec![Bytes::from_static(b"ab"), Bytes::new(), Bytes::from_static(b"c")]);
+    fn blob_has_the_count_then_each_length() {
+        let frames = vec![Bytes::from_static(b"ab"), Bytes::new(), Bytes::from_static(b"c")];
+        let parts = with_lengths(frames);
         let whole: Vec<u8> = parts.iter().flat_map(|part| part.iter().copied()).collect();
         let expected = [
             &3_u32.to_le_bytes()[..],

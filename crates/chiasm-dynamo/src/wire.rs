@@ -1,68 +1,69 @@
-//! Requests to one worker: connections that are used again, each request acknowledged before the
-//! next, and its answer called home.
+//! Requests to one worker: connections are reused, and each request is acknowledged before the
+//! next. The answer arrives over a connection from the worker.
 
 use std::io;
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use chiasm_backend::Begun;
+use chiasm_backend::PartialMessages;
 use serde::Serialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::answer::Answer;
-use crate::call_home::{CallHome, Expected};
 use crate::frame::{self, TwoPart};
+use crate::response_listener::{ExpectedResponse, ResponseListener};
 
 /// The deadline for a connection to a worker.
-const CONNECTED_WITHIN: Duration = Duration::from_secs(3);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// The deadline for a worker's acknowledgement, which it sends before it looks at the request.
-const TAKEN_WITHIN: Duration = Duration::from_secs(10);
-/// Connections that are kept for later.
-const MOST_IDLE: usize = 32;
-/// Bytes of the words with which a worker refuses.
-const MOST_WORDS: usize = 4096;
+const ACK_TIMEOUT: Duration = Duration::from_secs(10);
+/// The maximum number of idle connections.
+const MAX_IDLE_CONNECTIONS: usize = 32;
+/// The maximum length of the reason with which a worker refuses a request.
+const MAX_REFUSAL_BYTES: usize = 4096;
 
 /// An error of a request that was not acknowledged.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum AskError {
-    /// Nobody listens there.
+pub(crate) enum RequestError {
+    /// The connection failed, and nothing was sent.
     #[error("it can't be connected to: {0}")]
     NotConnected(io::Error),
     /// The connection failed before the request was acknowledged.
     #[error("the connection was lost: {0}")]
     Lost(#[from] io::Error),
-    /// Nothing comes back.
-    #[error("it does not acknowledge a request within {} s", TAKEN_WITHIN.as_secs())]
+    /// The worker did not acknowledge the request in time.
+    #[error("it does not acknowledge a request within {} s", ACK_TIMEOUT.as_secs())]
     Silent,
-    /// It is somebody who has no such endpoint, or takes nothing.
+    /// The worker has no such endpoint, or refuses requests.
     #[error("it answers: {0}")]
     Refused(String),
-    /// The request can't be written in the plane's form.
+    /// The request can't be encoded.
     #[error(transparent)]
     Unwritable(#[from] frame::FrameError),
-    /// Its answer can't be called home to here.
+    /// No listener for the answer can be opened.
     #[error("no calls of workers can be taken here: {0}")]
-    NoHome(io::Error),
+    NoListener(io::Error),
 }
 
-impl AskError {
+impl RequestError {
     /// Returns `true` if the worker can't have begun with the request.
     pub(crate) fn is_unbegun(&self) -> bool {
         match self {
-            Self::NotConnected(_) | Self::Refused(_) | Self::Unwritable(_) | Self::NoHome(_) => {
-                true
-            }
+            Self::NotConnected(_)
+            | Self::Refused(_)
+            | Self::Unwritable(_)
+            | Self::NoListener(_) => true,
             Self::Lost(_) | Self::Silent => false,
         }
     }
 }
 
-/// The place of a worker's endpoint.
+/// The address of a worker's endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Place {
+pub(crate) struct Endpoint {
     /// `host:port`.
     pub(crate) address: String,
     /// The worker's name for the endpoint.
@@ -73,10 +74,10 @@ pub(crate) struct Place {
 #[derive(Debug)]
 pub(crate) struct Wire {
     address: String,
-    home: CallHome,
+    listener: ResponseListener,
     idle: Mutex<Vec<TcpStream>>,
-    /// The unfinished long messages of its answers.
-    begun: Begun,
+    /// The unfinished long messages of the worker's answers.
+    partial_messages: PartialMessages,
 }
 
 /// The header before a request's body (`RequestControlMessage` of Dynamo).
@@ -90,7 +91,7 @@ struct Control<'a> {
     metadata: Metadata,
 }
 
-/// None.
+/// The empty metadata of a request.
 #[derive(Serialize)]
 struct Metadata {}
 
@@ -109,67 +110,78 @@ struct Info<'a> {
 }
 
 impl Wire {
-    pub(crate) fn new(address: &str, home: CallHome) -> Self {
-        Self { address: address.to_owned(), home, idle: Mutex::default(), begun: Begun::default() }
+    pub(crate) fn new(address: &str, listener: ResponseListener) -> Self {
+        Self {
+            address: address.to_owned(),
+            listener,
+            idle: Mutex::default(),
+            partial_messages: PartialMessages::default(),
+        }
     }
 
-    /// Opens a connection, also to check that the worker is there.
+    /// Opens a connection. Also used to check that the worker is alive.
     pub(crate) async fn connect(&self) -> io::Result<TcpStream> {
-        let connecting = timeout(CONNECTED_WITHIN, TcpStream::connect(&self.address));
+        let connecting = timeout(CONNECT_TIMEOUT, TcpStream::connect(&self.address));
         let stream = connecting.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         stream.set_nodelay(true)?;
         Ok(stream)
     }
 
-    /// Sends a request to the endpoint at `path`. Returns when it is acknowledged, long before its
-    /// answer begins.
+    /// Sends a request to the endpoint at `path`. Returns when the request is acknowledged, long
+    /// before its answer begins.
     ///
-    /// A kept connection may have been closed before the request arrived. If it ends without an
-    /// acknowledgement, the request is sent once more, on a fresh connection. The worker may also
-    /// have died of the request, so the failure of the second try is always [`AskError::Lost`].
-    pub(crate) async fn ask(&self, path: &str, id: &str, body: &[u8]) -> Result<Answer, AskError> {
-        let kept = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let Some(kept) = kept else {
-            let fresh = self.connect().await.map_err(AskError::NotConnected)?;
-            return self.ask_on(fresh, path, id, body).await;
+    /// The worker may have closed an idle connection before the request arrived. If such a
+    /// connection ends without an acknowledgement, the request is sent once more, on a fresh
+    /// connection. The request may also have crashed the worker, so a failure of the second try is
+    /// always [`RequestError::Lost`].
+    pub(crate) async fn send(
+        &self,
+        path: &str,
+        id: &str,
+        body: &[u8],
+    ) -> Result<Answer, RequestError> {
+        let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let Some(idle) = idle else {
+            let fresh = self.connect().await.map_err(RequestError::NotConnected)?;
+            return self.send_on(fresh, path, id, body).await;
         };
-        match self.ask_on(kept, path, id, body).await {
-            Err(AskError::Lost(_)) => self.ask_on(self.connect().await?, path, id, body).await,
-            asked => asked,
+        match self.send_on(idle, path, id, body).await {
+            Err(RequestError::Lost(_)) => self.send_on(self.connect().await?, path, id, body).await,
+            result => result,
         }
     }
 
-    async fn ask_on(
+    async fn send_on(
         &self,
         mut stream: TcpStream,
         path: &str,
         id: &str,
         body: &[u8],
-    ) -> Result<Answer, AskError> {
+    ) -> Result<Answer, RequestError> {
         let from: IpAddr = stream.local_addr()?.ip().to_canonical();
-        let expected = self.home.expect(from).await.map_err(AskError::NoHome)?;
+        let expected = self.listener.expect(from).await.map_err(RequestError::NoListener)?;
         let payload = TwoPart::encode(&control(id, &expected), body);
         let request = frame::request(path, &payload)?;
         drop(payload);
-        let words = timeout(TAKEN_WITHIN, exchange(&mut stream, &request))
+        let refusal = timeout(ACK_TIMEOUT, exchange(&mut stream, &request))
             .await
-            .map_err(|_| AskError::Silent)??;
+            .map_err(|_| RequestError::Silent)??;
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        if idle.len() < MOST_IDLE {
+        if idle.len() < MAX_IDLE_CONNECTIONS {
             idle.push(stream);
         }
         drop(idle);
-        match words {
-            None => Ok(Answer::new(expected, &self.begun)),
-            Some(words) => Err(AskError::Refused(words)),
+        match refusal {
+            None => Ok(Answer::new(expected, &self.partial_messages)),
+            Some(reason) => Err(RequestError::Refused(reason)),
         }
     }
 }
 
-fn control(id: &str, expected: &Expected) -> Vec<u8> {
-    let Expected { subject, address, .. } = expected;
+fn control(id: &str, expected: &ExpectedResponse) -> Vec<u8> {
+    let ExpectedResponse { subject, address, .. } = expected;
     let info = Info { address: address.to_string(), subject, context: id, stream_type: "response" };
-    // Strings of ours: nothing in it can fail.
+    // Both values have only strings from this process, so serializing does not fail.
     let info = serde_json::to_string(&info).unwrap_or_default();
     let control = Control {
         id,
@@ -182,17 +194,17 @@ fn control(id: &str, expected: &Expected) -> Vec<u8> {
     serde_json::to_vec(&control).unwrap_or_default()
 }
 
-/// Sends a request. Returns the worker's words if it refuses the request.
+/// Sends a request and reads its acknowledgement. Returns the worker's reason if it refuses.
 async fn exchange(stream: &mut TcpStream, request: &[u8]) -> io::Result<Option<String>> {
     stream.write_all(request).await?;
     let length = stream.read_u32().await? as usize;
     if length == 0 {
         return Ok(None);
     }
-    if length > MOST_WORDS {
+    if length > MAX_REFUSAL_BYTES {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "an acknowledgement is too long"));
     }
-    let mut words = vec![0; length];
-    stream.read_exact(&mut words).await?;
-    Ok(Some(String::from_utf8_lossy(&words).into_owned()))
+    let mut reason = vec![0; length];
+    stream.read_exact(&mut reason).await?;
+    Ok(Some(String::from_utf8_lossy(&reason).into_owned()))
 }

@@ -1,4 +1,4 @@
-//! Continuous batching: which tokens of which requests each step computes.
+//! Continuous batching: the tokens of each request that a step computes.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, Hash};
@@ -7,51 +7,52 @@ use std::ops::Range;
 use crate::free_queue::BlockId;
 use crate::paged_cache::{BlockTable, PagedCache};
 
-/// The engine around a [`Batch`]: what it calls blocks, what it does with items, and who is told
-/// what happens.
+/// The engine around a [`Batch`]: it hashes blocks, encodes items and is notified of changes.
 pub trait BatchEngine {
-    /// What the engine knows of a request.
+    /// The engine's data of a request.
     type Request;
     /// The engine's hash of a block and everything before it.
     type Hash: Copy + Eq + Hash;
-    /// How the table of hashes hashes those.
+    /// The hasher of the hash table.
     type Hasher: BuildHasher + Default;
-    /// What the engine dies of.
+    /// An error that ends the engine.
     type Error;
 
-    /// The hash of a request's full block; `block` counts from 0.
+    /// Returns the hash of a request's full block; `block` counts from 0.
     fn hash(request: &Self::Request, block: usize) -> Self::Hash;
 
-    /// Whether the request may take over blocks of others.
+    /// Returns `true` if the request may reuse blocks of other requests.
     fn reads_prefix_cache(_request: &Self::Request) -> bool {
         true
     }
 
-    /// Leading tokens of a request whose keys and values another engine has computed and this one
-    /// is given, as long as it has not given its blocks back.
-    fn given(_request: &Self::Request) -> usize {
+    /// Returns the number of leading tokens whose keys and values another engine has computed and
+    /// sends to this one. After a preemption the engine computes them itself.
+    fn transferred_tokens(_request: &Self::Request) -> usize {
         0
     }
 
-    /// The number under which the blocks of a request that has ended are kept, until
-    /// [`Batch::let_go`].
-    fn kept_as(_request: &Self::Request) -> Option<u64> {
+    /// Returns the number under which the blocks of the request are retained after its end, until
+    /// [`Batch::release_retained`]. `None` if they are released at its end.
+    fn retention_id(_request: &Self::Request) -> Option<u64> {
         None
     }
 
-    /// Looks at the request that is next to be admitted, each time it is.
+    /// Prepares the request that is next to be admitted. Called for each attempt to admit it.
     ///
     /// # Errors
-    /// What the engine dies of.
-    fn look(&mut self, _request: &mut Self::Request) -> Result<(), Self::Error> {
+    /// If the engine has to end.
+    fn before_admission(&mut self, _request: &mut Self::Request) -> Result<(), Self::Error> {
         Ok(())
     }
 
-    /// Encodes what the tokens of a range need, before they are computed. False leaves the request
-    /// as it is for this step. `admission` says that the request would begin to run with it.
+    /// Encodes the items in a range of tokens, before the tokens are computed. Returning `false`
+    /// leaves the request out of this step.
+    ///
+    /// `admission` is `true` if the request would begin to run with these tokens.
     ///
     /// # Errors
-    /// What the engine dies of.
+    /// If the engine has to end.
     fn encode(
         &mut self,
         request: &mut Self::Request,
@@ -59,26 +60,27 @@ pub trait BatchEngine {
         admission: bool,
     ) -> Result<bool, Self::Error>;
 
-    /// A request begins to run, or runs again, with so many leading tokens from the cache.
-    fn admitted(&mut self, request: &mut Scheduled<Self::Request>, cached: usize);
+    /// Called when a request begins to run, or runs again, with `cached` leading tokens from the
+    /// cache.
+    fn on_admitted(&mut self, request: &mut Scheduled<Self::Request>, cached: usize);
 
-    /// A running request gave its blocks back and waits again.
-    fn preempted(&mut self, request: &mut Self::Request);
+    /// Called when a running request has released its blocks and waits again.
+    fn on_preempted(&mut self, request: &mut Self::Request);
 
-    /// Others can find these blocks of a request from now on.
-    fn stored(&mut self, request: &Self::Request, blocks: Range<usize>);
+    /// Called when other requests can find these blocks of a request.
+    fn on_stored(&mut self, request: &Self::Request, blocks: Range<usize>);
 
-    /// One block of this hash is gone.
-    fn evicted(&mut self, hash: Self::Hash);
+    /// Called when one block with this hash was evicted.
+    fn on_evicted(&mut self, hash: Self::Hash);
 }
 
-/// A request that waits or runs, and how far it is.
+/// A waiting or running request, with its progress.
 #[derive(Debug)]
 pub struct Scheduled<R> {
-    /// What the engine knows of it.
+    /// The engine's data of the request.
     pub request: R,
     prompt: usize,
-    /// The first token after all items: from there on nothing is encoded.
+    /// The first token after all items. From there on the encoder is not needed.
     items_end: usize,
     tokens: usize,
     computed: usize,
@@ -88,7 +90,7 @@ pub struct Scheduled<R> {
 }
 
 impl<R> Scheduled<R> {
-    /// A request with `prompt` tokens, whose items end before token `items_end`.
+    /// Creates a request with `prompt` tokens whose items end before token `items_end`.
     pub fn new(request: R, prompt: usize, items_end: usize) -> Self {
         let table = BlockTable::default();
         Self {
@@ -103,75 +105,78 @@ impl<R> Scheduled<R> {
         }
     }
 
-    /// Number of tokens known: the prompt's, and those generated.
+    /// Returns the number of known tokens: those of the prompt and the generated ones.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// Number of tokens generated.
+    /// Returns the number of generated tokens.
     pub fn generated(&self) -> usize {
         self.tokens - self.prompt
     }
 
-    /// Number of leading tokens whose keys and values exist.
+    /// Returns the number of leading tokens whose keys and values exist.
     pub fn computed(&self) -> usize {
         self.computed
     }
 
-    /// Number of tokens after these that the current step computes.
-    pub fn step(&self) -> usize {
+    /// Returns the number of tokens that the current step computes, after the
+    /// [`computed`](Self::computed) ones.
+    pub fn step_tokens(&self) -> usize {
         self.step
     }
 
-    /// Whether the current step computes the token that was generated last, and nothing else.
-    pub fn decodes(&self) -> bool {
+    /// Returns `true` if the current step computes only the token that was generated last.
+    pub fn is_decoding(&self) -> bool {
         self.step == 1 && self.generated() > 0
     }
 
-    /// Whether it gave its blocks back at least once.
+    /// Returns `true` if the request was preempted at least once.
     pub fn was_preempted(&self) -> bool {
         self.preempted
     }
 
-    /// Number of its blocks that other requests can find.
+    /// Returns the number of blocks that other requests can find.
     pub fn stored(&self) -> usize {
         self.table.stored()
     }
 }
 
-/// How much fits into a step.
+/// The limits of a step.
 #[derive(Clone, Copy, Debug)]
 pub struct BatchLimits {
-    /// Requests that run at once, vLLM's `max_num_seqs`.
+    /// The maximum number of running requests, vLLM's `max_num_seqs`.
     pub max_running: usize,
-    /// Tokens that a step computes, vLLM's `max_num_batched_tokens`.
+    /// The maximum number of tokens that a step computes, vLLM's `max_num_batched_tokens`.
     pub max_batched_tokens: usize,
-    /// Tokens of a request, vLLM's `max_model_len`.
+    /// The maximum number of tokens of a request, vLLM's `max_model_len`.
     pub max_model_len: usize,
 }
 
-/// First come, first served, as vLLM 0.32's `Scheduler` with one group of full-attention layers.
+/// A first-come, first-served scheduler like vLLM 0.32's `Scheduler` with one group of
+/// full-attention layers.
 ///
 /// A step is [`Batch::schedule`], then time passes, then [`Batch::advance`]. Running requests come
-/// first, one token each or the next chunk of their prompt; if blocks run out, the request that
-/// came last is preempted. Then waiting requests are admitted while there are tokens, seats and
-/// enough free blocks for their whole prompt.
+/// first, with one token each or the next chunk of their prompt. If blocks run out, the request
+/// that was admitted last is preempted. Then waiting requests are admitted, within the limits on
+/// tokens and running requests, while enough blocks are free for their whole prompt.
 pub struct Batch<E: BatchEngine> {
     limits: BatchLimits,
     block_size: usize,
     cache: PagedCache<E::Hash, E::Hasher>,
     running: Vec<Scheduled<E::Request>>,
     waiting: VecDeque<Scheduled<E::Request>>,
-    /// Somebody was preempted in the step that was scheduled last, so that nobody was looked at who
-    /// waits.
+    /// `true` if a request was preempted in the step that was scheduled last. Then no waiting
+    /// request was considered.
     preempted: bool,
     hits: Vec<BlockId>,
-    /// Blocks of requests that have ended.
-    kept: Vec<(u64, BlockTable)>,
+    /// The retained blocks of ended requests, by retention id.
+    retained: Vec<(u64, BlockTable)>,
 }
 
 impl<E: BatchEngine> Batch<E> {
-    /// A batch without requests, over an empty cache of `num_blocks` blocks of `block_size` tokens.
+    /// Creates a batch without requests and an empty cache of `num_blocks` blocks of `block_size`
+    /// tokens.
     pub fn new(limits: BatchLimits, num_blocks: u32, block_size: usize) -> Self {
         Self {
             limits,
@@ -181,21 +186,21 @@ impl<E: BatchEngine> Batch<E> {
             waiting: VecDeque::new(),
             preempted: false,
             hits: Vec::new(),
-            kept: Vec::new(),
+            retained: Vec::new(),
         }
     }
 
-    /// The requests that run, in the order in which they were admitted.
+    /// Returns the running requests, in the order of their admission.
     pub fn running(&self) -> &[Scheduled<E::Request>] {
         &self.running
     }
 
-    /// Number of requests that wait.
+    /// Returns the number of waiting requests.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// The KV cache.
+    /// Returns the KV cache.
     pub fn cache(&self) -> &PagedCache<E::Hash, E::Hasher> {
         &self.cache
     }
@@ -205,27 +210,23 @@ impl<E: BatchEngine> Batch<E> {
         self.waiting.push_back(request);
     }
 
-    /// Takes the first request out that runs or waits and for which `is` holds, and its blocks
-    /// back.
-    pub fn remove(&mut self, is: impl Fn(&E::Request) -> bool) -> Option<E::Request> {
-        let found = match self.running.iter().position(|running| is(&running.request)) {
+    /// Removes the first running or waiting request that matches, and releases its blocks.
+    pub fn remove(&mut self, matches: impl Fn(&E::Request) -> bool) -> Option<E::Request> {
+        let mut removed = match self.running.iter().position(|running| matches(&running.request)) {
             Some(at) => self.running.remove(at),
-            None => self
-                .waiting
-                .remove(self.waiting.iter().position(|waiting| is(&waiting.request))?)?,
+            None => {
+                let at = self.waiting.iter().position(|waiting| matches(&waiting.request))?;
+                self.waiting.remove(at)?
+            }
         };
-        Some(self.end(found))
+        self.cache.release(&mut removed.table);
+        Some(removed.request)
     }
 
-    fn end(&mut self, mut request: Scheduled<E::Request>) -> E::Request {
-        self.cache.release(&mut request.table);
-        request.request
-    }
-
-    /// Chooses the tokens of the next step; [`Scheduled::step`] says which.
+    /// Schedules the next step; [`Scheduled::step_tokens`] returns its tokens.
     ///
     /// # Errors
-    /// What the engine dies of.
+    /// If the engine has to end.
     pub fn schedule(&mut self, engine: &mut E) -> Result<(), E::Error> {
         let mut budget = self.limits.max_batched_tokens;
         self.preempted = false;
@@ -241,8 +242,8 @@ impl<E: BatchEngine> Batch<E> {
         while let Some(running) = self.running.get_mut(at) {
             at += 1;
             running.step = 0;
-            // One position is kept for the token that is sampled. A prompt of max_model_len tokens
-            // that did not fit one step therefore never ends, in vLLM too.
+            // One position is reserved for the sampled token. A prompt of max_model_len tokens that
+            // did not fit one step therefore never ends, in vLLM too.
             let positions = (self.limits.max_model_len - 1).saturating_sub(running.computed);
             let tokens = (running.tokens - running.computed).min(*budget).min(positions);
             let end = running.computed + tokens;
@@ -252,7 +253,7 @@ impl<E: BatchEngine> Batch<E> {
             if is_left_out {
                 continue;
             }
-            // Whoever is preempted came last, and in the end that is this one.
+            // Preempts from the last request on; eventually that is this one.
             while let Some(running) = self.running.get_mut(at - 1) {
                 if self.cache.fits(&running.table, &[], end) {
                     compute(&mut self.cache, running, &[], tokens, engine);
@@ -265,13 +266,14 @@ impl<E: BatchEngine> Batch<E> {
         Ok(())
     }
 
-    /// Makes the request that came last wait again, before all others. False if none runs.
+    /// Preempts the request that was admitted last: it waits again, in front of all others. Returns
+    /// `false` if no request runs.
     pub fn preempt_last(&mut self, engine: &mut E) -> bool {
         let Some(mut last) = self.running.pop() else {
             return false;
         };
         self.cache.release(&mut last.table);
-        engine.preempted(&mut last.request);
+        engine.on_preempted(&mut last.request);
         self.preempted = true;
         self.waiting.push_front(Scheduled { computed: 0, step: 0, preempted: true, ..last });
         true
@@ -282,19 +284,21 @@ impl<E: BatchEngine> Batch<E> {
             let Some(next) = self.waiting.front_mut() else {
                 break;
             };
-            engine.look(&mut next.request)?;
-            // The last token is computed even when its block is cached: its logits are needed.
-            let findable = match E::reads_prefix_cache(&next.request) {
-                true => next.tokens.saturating_sub(1),
-                false => 0,
+            engine.before_admission(&mut next.request)?;
+            // The last token is computed even if its block is cached: its logits are needed.
+            let findable = if E::reads_prefix_cache(&next.request) {
+                next.tokens.saturating_sub(1)
+            } else {
+                0
             };
             self.cache.find(
                 (0..).map(|block| E::hash(&next.request, block)),
                 findable,
                 &mut self.hits,
             );
-            let given = if next.preempted { 0 } else { E::given(&next.request).min(findable) };
-            let cached = given.max(self.hits.len() * self.block_size);
+            let transferred =
+                if next.preempted { 0 } else { E::transferred_tokens(&next.request).min(findable) };
+            let cached = transferred.max(self.hits.len() * self.block_size);
             let tokens = (next.tokens - cached).min(*budget);
             let is_admitted = self.cache.fits(&next.table, &self.hits, next.tokens)
                 && engine.encode(&mut next.request, cached..cached + tokens, true)?;
@@ -307,17 +311,18 @@ impl<E: BatchEngine> Batch<E> {
             next.computed = cached;
             compute(&mut self.cache, &mut next, &self.hits, tokens, engine);
             *budget -= tokens;
-            engine.admitted(&mut next, cached);
+            engine.on_admitted(&mut next, cached);
             self.running.push(next);
         }
         Ok(())
     }
 
-    /// How many more steps like the one that was scheduled last can follow it, up to `most`; each
-    /// running request must compute one token in that step. There may be blocks for a few more.
-    /// After a step in which somebody was preempted there is none: the next one may admit those who
-    /// wait.
-    pub fn repeatable(&self, most: usize) -> usize {
+    /// Returns the number of times that the last scheduled step can be repeated, up to `limit`.
+    ///
+    /// Each running request must compute one token in that step. The result is a lower bound: the
+    /// free blocks may suffice for a few more. It is 0 after a step that preempted a request,
+    /// because the next one may admit waiting requests.
+    pub fn repeatable_steps(&self, limit: usize) -> usize {
         if self.preempted {
             return 0;
         }
@@ -326,28 +331,30 @@ impl<E: BatchEngine> Batch<E> {
                 |running: &Scheduled<_>| self.cache.missing(&running.table, running.tokens + more);
             self.running.iter().map(missing).sum::<usize>() <= self.cache.free()
         };
-        std::iter::successors(Some(most), |more| Some(more / 2))
+        std::iter::successors(Some(limit), |more| Some(more / 2))
             .find(|&more| more == 0 || fits(more))
             .unwrap_or(0)
     }
 
-    /// Makes `more` steps more of the one that was scheduled last, at most as many as are
-    /// [`repeatable`](Self::repeatable).
+    /// Repeats the last scheduled step `more` times, at most
+    /// [`repeatable_steps`](Self::repeatable_steps).
     pub fn repeat(&mut self, more: usize, engine: &mut E) {
         for running in &mut self.running {
-            debug_assert!(running.decodes(), "only decoding is repeated");
+            debug_assert!(running.is_decoding(), "only decoding is repeated");
             running.tokens += more;
             compute(&mut self.cache, running, &[], running.step + more, engine);
         }
     }
 
-    /// Ends the step: each request whose tokens are all computed gets a new one, by `sample`, which
-    /// says whether that was the last. Returns the requests whose last it was.
+    /// Ends the step and returns the requests that have ended.
+    ///
+    /// Each request whose tokens are all computed gets a new one. `sample` is called with it and
+    /// returns `true` if that was its last token.
     pub fn advance(
         &mut self,
         mut sample: impl FnMut(&mut Scheduled<E::Request>) -> bool,
     ) -> Vec<E::Request> {
-        let Self { running, cache, kept, .. } = self;
+        let Self { running, cache, retained, .. } = self;
         let is_last = |running: &mut Scheduled<_>| {
             running.computed += std::mem::take(&mut running.step);
             let is_sampled = running.computed == running.tokens;
@@ -355,8 +362,8 @@ impl<E: BatchEngine> Batch<E> {
             is_sampled && sample(running)
         };
         let ended = running.extract_if(.., is_last).map(|mut ended| {
-            match E::kept_as(&ended.request) {
-                Some(number) => kept.push((number, ended.table)),
+            match E::retention_id(&ended.request) {
+                Some(id) => retained.push((id, ended.table)),
                 None => cache.release(&mut ended.table),
             }
             ended.request
@@ -364,21 +371,21 @@ impl<E: BatchEngine> Batch<E> {
         ended.collect()
     }
 
-    /// Gives back the blocks that a request which has ended was to keep.
-    pub fn let_go(&mut self, number: u64) {
-        for (_, mut table) in self.kept.extract_if(.., |(kept, _)| *kept == number) {
+    /// Releases the blocks that were retained under a retention id.
+    pub fn release_retained(&mut self, id: u64) {
+        for (_, mut table) in self.retained.extract_if(.., |(retained, _)| *retained == id) {
             self.cache.release(&mut table);
         }
     }
 
-    /// Forgets all cached blocks. False, and nothing is changed, while a request holds some.
+    /// Removes all cached blocks. Returns `false`, without a change, while a request holds blocks.
     pub fn reset_cache(&mut self) -> bool {
         self.cache.reset()
     }
 }
 
-/// Gives a request `hits` and room for `tokens` tokens more, for which there are blocks, and plans
-/// to compute them.
+/// Gives a request `hits` and blocks for `tokens` further tokens, and schedules these tokens.
+/// Enough blocks must be free.
 fn compute<E: BatchEngine>(
     cache: &mut PagedCache<E::Hash, E::Hasher>,
     request: &mut Scheduled<E::Request>,
@@ -391,10 +398,10 @@ fn compute<E: BatchEngine>(
     if !hits.is_empty() {
         cache.take(table, hits);
     }
-    cache.grow(table, *computed + tokens, |hash| engine.evicted(hash));
+    cache.grow(table, *computed + tokens, |hash| engine.on_evicted(hash));
     let stored = cache.store(table, *computed + tokens, |block| E::hash(request, block));
     if !stored.is_empty() {
-        engine.stored(request, stored);
+        engine.on_stored(request, stored);
     }
 }
 

@@ -1,52 +1,52 @@
-//! The outputs of the vision encoder, kept by item.
+//! A cache of the vision encoder's outputs, by item.
 
 use std::borrow::Borrow;
 use std::hash::Hash;
 
 use crate::weighted_lru::WeightedLru;
 
-/// What an item's lookup found.
+/// The outcome of looking up an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Encoded {
-    /// Its embeddings are there.
-    Before,
-    /// They had to be computed now.
-    Now,
-    /// The key stands for an item with another number of embeddings. vLLM fails such a request.
+pub enum EncoderLookup {
+    /// The embeddings were cached.
+    Hit,
+    /// The embeddings were not cached and have to be computed.
+    Miss,
+    /// The key belongs to an item with another number of embeddings. vLLM fails such a request.
     Mismatch,
 }
 
-/// A least-recently-used cache that tells which items' embeddings an engine holds. Its capacity is
-/// a number of embeddings.
+/// A least-recently-used cache of the items whose embeddings an engine holds. Its capacity is a
+/// number of embeddings.
 ///
 /// Simpler than vLLM's `EncoderCacheManager`: an item that does not fit is computed every time
-/// instead of holding its request back, and items of running requests are not kept from leaving.
+/// instead of delaying its request, and items of running requests may be evicted.
 #[derive(Debug)]
 pub struct EncoderCache<K: Eq + Hash>(WeightedLru<K, u64>);
 
 impl<K: Eq + Hash> EncoderCache<K> {
-    /// An empty cache for `capacity` embeddings.
+    /// Creates an empty cache for `capacity` embeddings.
     pub fn new(capacity: u64) -> Self {
         Self(WeightedLru::new(capacity))
     }
 
-    /// Looks an item up and keeps it, evicting others if need be.
-    pub fn encode<Q>(&mut self, item: &Q, embeddings: u64) -> Encoded
+    /// Looks up an item and inserts it if it is missing, evicting others if needed.
+    pub fn encode<Q>(&mut self, item: &Q, embeddings: u64) -> EncoderLookup
     where
         K: Borrow<Q>,
         Q: Eq + Hash + ToOwned<Owned = K> + ?Sized,
     {
         match self.0.get(item) {
-            Some(known) if *known == embeddings => Encoded::Before,
-            Some(_) => Encoded::Mismatch,
+            Some(known) if *known == embeddings => EncoderLookup::Hit,
+            Some(_) => EncoderLookup::Mismatch,
             None => {
                 self.0.insert(item.to_owned(), embeddings, embeddings);
-                Encoded::Now
+                EncoderLookup::Miss
             }
         }
     }
 
-    /// Forgets everything.
+    /// Removes all items.
     pub fn clear(&mut self) {
         self.0.clear();
     }
@@ -61,35 +61,35 @@ mod tests {
     }
 
     #[test]
-    fn an_image_is_encoded_once() {
+    fn image_is_encoded_once() {
         let mut cache = cache();
-        assert_eq!(cache.encode("a", 80), Encoded::Now);
-        assert_eq!(cache.encode("a", 80), Encoded::Before);
+        assert_eq!(cache.encode("a", 80), EncoderLookup::Miss);
+        assert_eq!(cache.encode("a", 80), EncoderLookup::Hit);
         cache.clear();
-        assert_eq!(cache.encode("a", 80), Encoded::Now);
+        assert_eq!(cache.encode("a", 80), EncoderLookup::Miss);
     }
 
     #[test]
-    fn the_least_recently_used_one_makes_room() {
+    fn least_recently_used_item_is_evicted() {
         let mut cache = cache();
         for identifier in ["a", "b", "a", "c"] {
             cache.encode(identifier, 40);
         }
-        assert_eq!(cache.encode("a", 40), Encoded::Before);
-        assert_eq!(cache.encode("b", 40), Encoded::Now);
+        assert_eq!(cache.encode("a", 40), EncoderLookup::Hit);
+        assert_eq!(cache.encode("b", 40), EncoderLookup::Miss);
     }
 
     #[test]
-    fn an_identifier_keeps_its_size() {
+    fn other_size_of_a_known_item_is_a_mismatch() {
         let mut cache = cache();
         cache.encode("a", 80);
-        assert_eq!(cache.encode("a", 72), Encoded::Mismatch);
+        assert_eq!(cache.encode("a", 72), EncoderLookup::Mismatch);
     }
 
     #[test]
-    fn what_never_fits_is_computed_each_time() {
+    fn oversized_item_is_computed_each_time() {
         let mut cache = cache();
-        assert_eq!(cache.encode("huge", 101), Encoded::Now);
-        assert_eq!(cache.encode("huge", 101), Encoded::Now);
+        assert_eq!(cache.encode("huge", 101), EncoderLookup::Miss);
+        assert_eq!(cache.encode("huge", 101), EncoderLookup::Miss);
     }
 }

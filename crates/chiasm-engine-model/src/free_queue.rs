@@ -1,42 +1,42 @@
-//! Blocks that no request holds, in the order in which they are taken.
+//! The queue of blocks that no request holds, in the order in which they are allocated.
 
-/// A block of the cache, from 1; 0 is none.
+/// The number of a block of the cache, from 1; 0 stands for no block.
 pub type BlockId = u32;
 
-/// vLLM's `FreeKVCacheBlockQueue`: first the blocks without content, those last freed before those
-/// never used, then the cached ones, least recently used first. A cached block can leave the queue
-/// from anywhere.
+/// A queue like vLLM's `FreeKVCacheBlockQueue`: first the blocks without content, the last freed
+/// before the never used, then the cached ones, least recently used first. Cached blocks can be
+/// removed from any position.
 ///
-/// Only blocks that were in use once take memory.
+/// Only blocks that have been used take memory.
 #[derive(Debug)]
 pub(crate) struct FreeQueue {
     blocks: u32,
-    /// Blocks from 1 to this were in use once.
+    /// The highest block that has been used; all below it have been used as well.
     used: u32,
     empty: Vec<BlockId>,
-    /// Neighbours of the cached ones, a ring through 0.
+    /// The neighbours of the cached blocks, a ring through 0.
     next: Vec<BlockId>,
     previous: Vec<BlockId>,
     cached: usize,
 }
 
 impl FreeQueue {
-    /// A queue of blocks that were never used.
+    /// Creates a queue of this number of blocks, none of them used.
     pub(crate) fn new(blocks: u32) -> Self {
         Self { blocks, used: 0, empty: Vec::new(), next: vec![0], previous: vec![0], cached: 0 }
     }
 
+    /// Returns the number of free blocks.
     pub(crate) fn len(&self) -> usize {
         self.empty.len() + (self.blocks - self.used) as usize + self.cached
     }
 
-    /// Number of blocks, free or not.
+    /// Returns the number of blocks, free or not.
     pub(crate) fn blocks(&self) -> u32 {
         self.blocks
     }
 
-    /// Takes the block whose turn it is. Its number is at most one more than the highest one so
-    /// far.
+    /// Takes the next block. Its number is at most one more than the highest number so far.
     pub(crate) fn pop(&mut self) -> Option<BlockId> {
         if let Some(block) = self.empty.pop() {
             return Some(block);
@@ -48,21 +48,23 @@ impl FreeQueue {
             return Some(self.used);
         }
         let first = self.next[0];
-        (first != 0).then(|| {
-            self.remove(first);
-            first
-        })
+        if first == 0 {
+            return None;
+        }
+        self.remove(first);
+        Some(first)
     }
 
-    /// Takes a cached block out.
+    /// Removes a cached block from its position.
     pub(crate) fn remove(&mut self, block: BlockId) {
-        let (previous, next) = (self.previous[block as usize], self.next[block as usize]);
+        let previous = self.previous[block as usize];
+        let next = self.next[block as usize];
         self.next[previous as usize] = next;
         self.previous[next as usize] = previous;
         self.cached -= 1;
     }
 
-    /// Adds a block with content, to be taken after all others.
+    /// Adds a block with content, to be allocated after all others.
     pub(crate) fn push_cached(&mut self, block: BlockId) {
         let last = self.previous[0];
         self.next[last as usize] = block;
@@ -72,13 +74,12 @@ impl FreeQueue {
         self.cached += 1;
     }
 
-    /// Adds a block without content, to be taken before all others.
+    /// Adds a block without content, to be allocated before all others.
     pub(crate) fn push_empty(&mut self, block: BlockId) {
         self.empty.push(block);
     }
 
-    /// The blocks that were in use once, in the order in which they are taken, without those never
-    /// used.
+    /// Returns the free blocks in the order of allocation, without those that were never used.
     #[cfg(test)]
     pub(crate) fn order(&self) -> Vec<BlockId> {
         let mut order: Vec<BlockId> = self.empty.iter().rev().copied().collect();
@@ -98,7 +99,7 @@ mod tests {
     use std::collections::VecDeque;
 
     #[test]
-    fn starts_in_order_and_runs_dry() {
+    fn new_queue_is_in_order_until_it_is_empty() {
         let mut queue = FreeQueue::new(3);
         assert_eq!([queue.pop(), queue.pop(), queue.pop()], [Some(1), Some(2), Some(3)]);
         assert_eq!(queue.pop(), None);
@@ -108,9 +109,11 @@ mod tests {
     }
 
     proptest! {
-        /// Beside a deque for the cached blocks and a list for the others.
+        /// Compares the queue with a deque of the cached blocks and a list of the others.
         #[test]
-        fn behaves_like_a_deque(operations in prop::collection::vec((0u8..4, any::<prop::sample::Index>()), 0..200)) {
+        fn queue_behaves_like_a_deque(
+            operations in prop::collection::vec((0u8..4, any::<prop::sample::Index>()), 0..200),
+        ) {
             let mut queue = FreeQueue::new(12);
             let mut empty: Vec<BlockId> = (1..=12).rev().collect();
             let mut cached: VecDeque<BlockId> = VecDeque::new();
@@ -139,8 +142,9 @@ mod tests {
                 }
                 let never_used = (queue.used + 1..=12).rev();
                 let expected: Vec<BlockId> = empty.iter().rev().chain(&cached).copied().collect();
-                let in_use_once: Vec<BlockId> = expected.iter().copied().filter(|&block| block <= queue.used).collect();
-                prop_assert_eq!(queue.order(), in_use_once);
+                let used: Vec<BlockId> =
+                    expected.iter().copied().filter(|&block| block <= queue.used).collect();
+                prop_assert_eq!(queue.order(), used);
                 prop_assert!(never_used.clone().all(|block| expected.contains(&block)));
                 prop_assert_eq!(queue.len(), expected.len());
             }

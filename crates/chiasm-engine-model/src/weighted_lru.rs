@@ -1,11 +1,12 @@
-//! A cache with room for a total weight; the least recently used entry leaves first.
+//! An LRU cache whose entries have weights, with a limited total weight.
 
 use std::borrow::Borrow;
 use std::hash::Hash;
 
 use lru::LruCache;
 
-/// What an engine keeps by item: tensors by bytes, or embeddings by number.
+/// A least-recently-used cache with a limited total weight, for items that an engine keeps: tensors
+/// weighed in bytes, or embeddings counted.
 #[derive(Debug)]
 pub struct WeightedLru<K: Eq + Hash, V> {
     capacity: u64,
@@ -14,12 +15,12 @@ pub struct WeightedLru<K: Eq + Hash, V> {
 }
 
 impl<K: Eq + Hash, V> WeightedLru<K, V> {
-    /// An empty cache. Its entries never weigh more than `capacity` together.
+    /// Creates an empty cache. The total weight of its entries never exceeds `capacity`.
     pub fn new(capacity: u64) -> Self {
         Self { capacity, used: 0, entries: LruCache::unbounded() }
     }
 
-    /// Looks a key up, which is a use of it.
+    /// Returns the value of a key and marks it as used.
     pub fn get<Q: Eq + Hash + ?Sized>(&mut self, key: &Q) -> Option<&V>
     where
         K: Borrow<Q>,
@@ -27,17 +28,19 @@ impl<K: Eq + Hash, V> WeightedLru<K, V> {
         self.entries.get(key).map(|(_, value)| value)
     }
 
-    /// Keeps a value as the most recently used one, in place of the one that the key had, and drops
-    /// the least recently used ones until it fits. A value that is heavier than the capacity is not
-    /// kept and drives out only its predecessor.
+    /// Inserts a value as the most recently used one, replacing the key's previous value and
+    /// evicting the least recently used entries until it fits.
+    ///
+    /// A value that is heavier than the capacity is not inserted; it only removes the key's
+    /// previous value.
     pub fn insert(&mut self, key: K, weight: u64, value: V) {
         self.remove(&key);
         if weight > self.capacity {
             return;
         }
         while self.used + weight > self.capacity {
-            let Some((_, (oldest, _))) = self.entries.pop_lru() else { break };
-            self.used -= oldest;
+            let Some((_, (evicted, _))) = self.entries.pop_lru() else { break };
+            self.used -= evicted;
         }
         self.used += weight;
         self.entries.put(key, (weight, value));
@@ -49,12 +52,12 @@ impl<K: Eq + Hash, V> WeightedLru<K, V> {
         }
     }
 
-    /// Keys, weights and values, most recently used first.
+    /// Returns keys, weights and values, most recently used first.
     pub fn iter(&self) -> impl Iterator<Item = (&K, u64, &V)> {
         self.entries.iter().map(|(key, (weight, value))| (key, *weight, value))
     }
 
-    /// Forgets everything.
+    /// Removes all entries.
     pub fn clear(&mut self) {
         self.entries.clear();
         self.used = 0;
@@ -67,7 +70,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_least_recently_used_makes_room() {
+    fn least_recently_used_entry_is_evicted() {
         let mut cache = WeightedLru::new(100);
         cache.insert(1, 40, 'a');
         cache.insert(2, 40, 'b');
@@ -77,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_heavy_is_not_kept_and_drives_only_its_predecessor_out() {
+    fn too_heavy_value_only_removes_its_predecessor() {
         let mut cache = WeightedLru::new(100);
         cache.insert(1, 50, 'a');
         cache.insert(2, 50, 'b');
@@ -88,13 +91,16 @@ mod tests {
     }
 
     proptest! {
-        /// Beside a list, oldest first.
+        /// Compares the cache with a list, oldest entry first.
         #[test]
-        fn it_does_what_a_list_would(operations in prop::collection::vec((0u8..8, prop::option::of(0u64..60)), 0..80)) {
+        fn cache_behaves_like_a_list(
+            operations in prop::collection::vec((0u8..8, prop::option::of(0u64..60)), 0..80),
+        ) {
             let mut cache = WeightedLru::new(100);
             let mut list: Vec<(u8, u64)> = Vec::new();
             for (key, weight) in operations {
-                let known = list.iter().position(|(known, _)| *known == key).map(|at| list.remove(at));
+                let at = list.iter().position(|(known, _)| *known == key);
+                let known = at.map(|at| list.remove(at));
                 match weight {
                     None => {
                         prop_assert_eq!(cache.get(&key).copied(), known.map(|(key, _)| key));
@@ -108,7 +114,8 @@ mod tests {
                         list.push((key, weight));
                     }
                 }
-                let contents: Vec<(u8, u64)> = cache.iter().map(|(key, weight, _)| (*key, weight)).collect();
+                let contents: Vec<(u8, u64)> =
+                    cache.iter().map(|(key, weight, _)| (*key, weight)).collect();
                 prop_assert_eq!(contents, list.iter().rev().copied().collect::<Vec<_>>());
                 prop_assert_eq!(cache.used, list.iter().map(|(_, weight)| weight).sum::<u64>());
             }

@@ -1,16 +1,16 @@
-//! An engine as a [`Backend`]: jobs become requests on EngineCore's wire.
+//! An engine as a [`Backend`]: jobs are sent as requests on EngineCore's wire.
 
 mod adapters;
 mod arena_policy;
 mod capabilities;
 mod connector;
 mod embedding_store;
+mod engine_record;
 mod format_policy;
 mod host;
 mod kv_connector;
 mod launch_host;
 mod media;
-mod memory;
 mod request;
 mod running;
 mod stage;
@@ -19,8 +19,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chiasm_backend::{
-    Adapter, AdapterError, Backend, Capabilities, Death, Input, Job, JobError, Load, LoadSink,
-    MediaObserver, MemoryUsage, Network, RunningJob, SourceError, TensorFormat,
+    Adapter, AdapterError, Backend, Capabilities, DeathReason, Input, Job, JobError, Load,
+    LoadSink, MediaObserver, MemoryUsage, Network, RunningJob, SourceError, TensorFormat,
 };
 use chiasm_transfer::Arena;
 use chiasm_types::MmHash;
@@ -30,7 +30,7 @@ pub use self::arena_policy::{ArenaPolicy, ShmTooSmall};
 pub use self::connector::{EngineConnector, EngineOptions};
 pub use self::embedding_store::{EcConnector, EmbeddingStore};
 pub use self::format_policy::FormatPolicy;
-pub use self::host::{AttachHost, EngineHost, KeptAs, RunningEngine};
+pub use self::host::{AttachHost, EngineHost, RecordName, RunningEngine};
 pub use self::kv_connector::KvConnector;
 pub use self::launch_host::LaunchHost;
 pub use self::media::to_item;
@@ -39,28 +39,27 @@ use crate::EngineClient;
 use crate::error::{DeathCause, EngineError};
 use crate::launch::LastLines;
 
-/// The connection to one start of an engine, as the pipeline sees it.
+/// One start of an engine, as a backend.
 ///
-/// What an engine lacks of a job's media is sent with the request; if it turns out to lack more
-/// than its mirror says, the continuation is sent again, with all data, before anybody learns of
-/// it.
+/// Media items that the engine does not hold are sent with the request. If the engine lacks more
+/// than its mirror predicts, the continuation is sent again with the data, invisibly to the caller.
 #[derive(Debug)]
 pub(crate) struct EngineBackend {
     engine: Arc<Engine>,
     capabilities: Capabilities,
 }
 
-/// What a backend and its running jobs share.
+/// The state that a backend and its running jobs share.
 struct Engine {
     client: EngineClient,
     format: TensorFormat,
     private_network: Option<Network>,
-    /// Shared memory was wanted for the engine, whether or not it has some.
+    /// `true` if the engine should have an arena, even if it has none.
     wants_arena: bool,
     observer: Arc<dyn MediaObserver>,
-    /// Where engines of its machine leave embeddings for each other, if they do.
+    /// The store through which engines of one machine share embeddings, if any.
     embeddings: Option<Arc<EmbeddingStore>>,
-    /// The end of the engine's log, if this process reads it.
+    /// The last lines of the engine's log, if this process reads it.
     log: Option<LastLines>,
 }
 
@@ -110,7 +109,7 @@ impl Backend for EngineBackend {
                 running: stats.num_running_reqs,
                 waiting: stats.num_waiting_reqs,
                 kv_usage: stats.kv_cache_usage,
-                // An EngineCore has one frontend, and no way to say that it is going to end.
+                // An EngineCore has one frontend, and does not announce that it shuts down.
                 pending_tokens_of_others: 0,
                 draining: false,
                 media: None,
@@ -118,7 +117,7 @@ impl Backend for EngineBackend {
         });
     }
 
-    fn ended(&self) -> BoxFuture<'_, Death> {
+    fn ended(&self) -> BoxFuture<'_, DeathReason> {
         async { self.engine.client.closed().await.into() }.boxed()
     }
 
@@ -126,7 +125,7 @@ impl Backend for EngineBackend {
         self.engine.client.silent_for()
     }
 
-    fn declare_dead(&self, death: Death) {
+    fn declare_dead(&self, death: DeathReason) {
         self.engine.client.mark_dead(DeathCause::Exited(death.to_string()));
     }
 
@@ -141,11 +140,11 @@ impl Backend for EngineBackend {
     }
 }
 
-impl From<DeathCause> for Death {
+impl From<DeathCause> for DeathReason {
     fn from(cause: DeathCause) -> Self {
         match cause {
-            // Its words are those of whoever watched the process, and were given to us by them.
-            DeathCause::Exited(how) => Self::new(how),
+            // The text is already the report of the process's owner.
+            DeathCause::Exited(report) => Self::new(report),
             cause => Self::new(cause.to_string()),
         }
     }
@@ -159,7 +158,7 @@ impl From<EngineError> for JobError {
             EngineError::Dead { cause } => Self::Dead(cause.into()),
             EngineError::Ended => Self::Unfinished,
             EngineError::Unread => Self::Unread,
-            // Nothing else comes of sending a request or reading its stream.
+            // Submitting a request and reading its stream have no other errors.
             error => Self::Source(SourceError::new(error)),
         }
     }

@@ -1,11 +1,11 @@
-//! The frontend's end of the connection to one engine.
+//! The frontend's side of the connection to one engine.
 
 mod adoption;
 mod connection;
 mod delivery;
 mod handshake;
+mod liveness;
 mod probe;
-mod pulse;
 mod registry;
 mod stream;
 mod tasks;
@@ -17,12 +17,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use chiasm_backend::inbox::MOST_UNREAD_BYTES;
-use chiasm_backend::unread::{Unread, UnreadJob};
+use chiasm_backend::inbox::MAX_UNREAD_BYTES_PER_JOB;
+use chiasm_backend::unread::{UnreadBudget, UnreadShare};
 use chiasm_transfer::Arena;
 use tokio::sync::watch;
 
-pub use self::delivery::{AttachError, Delivered, Plugin};
+pub use self::delivery::{AttachError, ItemDelivery, Plugin};
 pub use self::handshake::PendingEngine;
 pub use self::stream::OutputStream;
 
@@ -34,49 +34,48 @@ use crate::wire::{
     EngineCoreRequest, EngineReady, FailureMessage, SchedulerStats, Utility, Value, request,
 };
 
-/// What a client has to know about its engine beyond what that reports.
+/// The settings of a client, and the properties of its engine that the engine does not report.
 #[derive(Clone, Debug, Default)]
 pub struct ClientOptions {
-    /// The engine's data-parallel rank: 0 for an engine on its own.
+    /// The engine's data-parallel rank; 0 without data parallelism.
     pub rank: u16,
-    /// Refuse versions of vLLM that are newer than the tested one.
+    /// Refuses versions of vLLM that are newer than the tested ones.
     pub strict_version: bool,
-    /// Size of the model's vocabulary (embedding rows), to refuse token ids outside.
+    /// The size of the model's vocabulary (embedding rows). Other token ids are refused.
     pub vocab_size: Option<u32>,
-    /// Tensors whose rows another one counts. A request where the two differ would kill the engine,
-    /// so it is refused.
+    /// Pairs of tensors whose sizes must agree. A mismatch would kill the engine, so the request is
+    /// refused.
     pub counted_rows: Vec<CountedRows>,
-    /// Capacity of the engine's receiver cache in bytes, exactly as it was started with; `None`
-    /// when it has none or that is not known. Then every media item is sent with its data. Assuming
-    /// a cache where there is none kills the engine.
+    /// The exact capacity of the engine's receiver cache in bytes; `None` if it has none or the
+    /// capacity is unknown, and then every media item is sent with its data. Assuming a cache for
+    /// an engine that has none kills it.
     pub receiver_cache_bytes: Option<u64>,
-    /// How long the engine may take to become ready.
+    /// The time within which the engine must become ready.
     pub ready_timeout: Option<Duration>,
-    /// How long the engine may say nothing before it is asked for a sign of life; `None` never
-    /// asks.
-    pub ask_after: Option<Duration>,
+    /// The silence after which the engine is probed; `None` for no probes.
+    pub probe_after: Option<Duration>,
 }
 
-/// Two tensors of an item that belong together: the first has as many rows as the product of the
-/// second's three extents.
+/// Two tensors of an item whose sizes must agree: the first has as many rows as the product of the
+/// second's three values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CountedRows {
-    /// The tensor with the rows.
+    /// The name of the tensor with the rows.
     pub rows_of: Cow<'static, str>,
-    /// The tensor of three integers, along time, height and width.
+    /// The name of the tensor of three integers: time, height and width.
     pub grid: Cow<'static, str>,
 }
 
-/// One engine, from its handshake to its death. Clones share the connection; it closes with the
-/// last one.
+/// One engine, from its handshake to its death. Clones share the connection, which closes when the
+/// last one is dropped.
 ///
-/// A client belongs to one start of an engine. When that is gone every open stream ends with
-/// [`EngineError::Dead`], and so does everything after. For its next start bind a new client, which
-/// can be on the same TCP addresses. An engine that survives its frontend is taken over by
-/// [`PendingEngine::or_return_of`].
+/// A client belongs to one start of an engine. When the engine dies, all open streams and all later
+/// calls end with [`EngineError::Dead`]. Bind a new client for the engine's next start; it can use
+/// the same TCP addresses. [`PendingEngine::or_adopt`] takes over an engine that survived its
+/// frontend.
 ///
-/// The engine counts as gone when it says so, when its connection closes, when it can't be sent to,
-/// when it says what can't be understood, or when [`mark_dead`](Self::mark_dead) is called.
+/// The engine counts as dead when it reports a fatal error, its connection closes, sending to it
+/// fails or its message can't be decoded, or after [`mark_dead`](Self::mark_dead).
 #[derive(Clone, Debug)]
 pub struct EngineClient {
     handle: Arc<ClientHandle>,
@@ -96,12 +95,15 @@ struct ClientHandle {
 
 impl Drop for ClientHandle {
     fn drop(&mut self) {
-        self.connection.die(DeathCause::Closed);
+        self.connection.mark_dead(DeathCause::Closed);
     }
 }
 
 impl EngineClient {
-    /// Listens for an engine.
+    /// Binds the sockets for an engine.
+    ///
+    /// # Errors
+    /// [`EngineError::Bind`]: an address can't be listened on.
     pub async fn bind(
         endpoints: EngineEndpoints,
         options: ClientOptions,
@@ -109,96 +111,103 @@ impl EngineClient {
         PendingEngine::bind(endpoints, options).await
     }
 
-    /// What the engine became after its start.
+    /// Returns the properties that the engine reported when it became ready.
     pub fn info(&self) -> &EngineReady {
         &self.handle.ready
     }
 
-    /// What the engine said when it became ready, which it says only once. With it a frontend that
-    /// is started again can take the engine over: see [`PendingEngine::or_return_of`].
+    /// Returns the encoded ready report, which the engine sends only once. A restarted frontend
+    /// needs it to take over the engine: see [`PendingEngine::or_adopt`].
     pub fn report(&self) -> &Bytes {
         &self.handle.report
     }
 
-    /// Whether the engine was ready for a frontend before this one and has come back from it.
+    /// Returns `true` if the engine was taken over from an earlier frontend.
     pub fn is_adopted(&self) -> bool {
         self.handle.connection.is_adopted()
     }
 
-    /// The addresses as bound.
+    /// Returns the bound addresses.
     pub fn endpoints(&self) -> &EngineEndpoints {
         &self.handle.addresses
     }
 
     /// Sends a request.
     ///
-    /// Its id must not be in use, and should not be used again: outputs of an aborted request may
-    /// still be under way when another with its id starts. Nothing is sent when the request would
-    /// break the engine; the error then names the field.
+    /// Its id must not be in use and should be new. Outputs of an aborted request may still arrive
+    /// when another request with the same id starts.
     ///
-    /// Media items that the engine holds are sent without their data, and may be given without.
-    /// Others that are given without make [`EngineError::NeedsData`]: nothing was sent, try again
-    /// with their data.
+    /// Media items that the engine holds are sent without their data, and need none.
+    ///
+    /// # Errors
+    /// [`EngineError::InvalidRequest`] if the request would break the engine,
+    /// [`EngineError::NeedsData`] if items without data are not in the receiver cache,
+    /// [`EngineError::NotSent`] if the engine is dead. Nothing was sent.
     pub fn submit(&self, request: EngineCoreRequest) -> Result<OutputStream, EngineError> {
-        self.submit_one_of(1, &Unread::of_process().job(), request)
+        self.submit_shared(1, &UnreadBudget::global().new_share(), request)
     }
 
-    /// Sends one of so many requests that have one reader, who leaves no more of all their outputs
-    /// unread than of one.
-    pub(crate) fn submit_one_of(
+    /// Sends one of `count` requests of one job, which share the limit of unread bytes per job.
+    pub(crate) fn submit_shared(
         &self,
         count: usize,
-        job: &UnreadJob,
+        job: &UnreadShare,
         mut request: EngineCoreRequest,
     ) -> Result<OutputStream, EngineError> {
         validate::check(&request, &self.handle.ready, &self.handle.options)?;
         let connection = &self.handle.connection;
-        // Held until the request is queued: the engine must see requests in the order in which the
-        // mirror does. The task that sends encodes it.
-        let mut order = self.handle.delivery.order();
-        let keys = order.missing(&request.mm_features);
+        // The lock is held until the request is queued, because the engine must receive requests in
+        // the order in which the mirror applies them. The sending task encodes the request.
+        let mut delivery = self.handle.delivery.lock();
+        let keys = delivery.missing(&request.mm_features);
         if !keys.is_empty() {
             return Err(EngineError::NeedsData { keys });
         }
-        let arrivals = connection.registry().open(
+        let receiver = connection.registry().open_stream(
             &request.request_id,
-            MOST_UNREAD_BYTES / count.max(1),
+            MAX_UNREAD_BYTES_PER_JOB / count.max(1),
             job,
         )?;
-        let delivered = order.hand_over(&mut request.mm_features);
+        let delivered = delivery.prepare(&mut request.mm_features);
         let stream =
-            OutputStream::new(request.request_id.clone(), arrivals, connection.clone(), delivered);
+            OutputStream::new(request.request_id.clone(), receiver, connection.clone(), delivered);
         connection.send(Outgoing::Add(Box::new(request)))?;
         Ok(stream)
     }
 
-    /// Whether the engine's receiver cache holds a media item, so that it can be sent without its
-    /// data.
+    /// Returns `true` if the engine's receiver cache holds a media item, so that it can be sent
+    /// without its data.
     pub fn holds(&self, mm_hash: &str) -> bool {
-        self.handle.delivery.order().holds(mm_hash)
+        self.handle.delivery.lock().holds(mm_hash)
     }
 
-    /// Takes note that the engine does not hold these media items after all.
+    /// Removes media items from the mirror of the engine's receiver cache, because the engine
+    /// reported them as missing.
     pub fn forget_media<'a>(&self, mm_hashes: impl IntoIterator<Item = &'a str>) {
-        let mut order = self.handle.delivery.order();
-        mm_hashes.into_iter().for_each(|mm_hash| order.forget(mm_hash));
+        let mut delivery = self.handle.delivery.lock();
+        mm_hashes.into_iter().for_each(|mm_hash| delivery.forget(mm_hash));
     }
 
-    /// Makes shared memory for so many bytes of tensors and lets the engine open it. Tensors in its
-    /// slots are then sent as handles.
+    /// Creates an arena of shared memory for `bytes` of tensors and has the engine open it. Tensors
+    /// in its slots are then sent as handles.
     ///
     /// # Errors
-    /// [`AttachError`] says why not; everything is sent in messages then.
+    /// The arena can't be created, or the engine can't open it; all tensors are then sent in
+    /// messages.
     pub async fn attach_arena(&self, bytes: u64, timeout: Duration) -> Result<Plugin, AttachError> {
         delivery::attach(self, bytes, timeout).await
     }
 
-    /// The shared memory, once the engine has opened it.
+    /// Returns the arena, once the engine has opened it.
     pub fn arena(&self) -> Option<&Arena> {
         self.handle.delivery.arena()
     }
 
     /// Calls a method of the engine, e.g. `reset_mm_cache`. The engine answers between two steps.
+    ///
+    /// # Errors
+    /// [`EngineError::Utility`] if the method fails, [`EngineError::UtilityTimeout`] if it does not
+    /// return within `timeout`, [`EngineError::Dead`] if the engine is dead.
     pub async fn utility(
         &self,
         method: &str,
@@ -206,64 +215,63 @@ impl EngineClient {
         timeout: Duration,
     ) -> Result<Value, EngineError> {
         let connection = &self.handle.connection;
-        let (call_id, answer) = connection.registry().call()?;
+        let (call_id, result) = connection.registry().open_call()?;
         let call = Utility { client_index: 0, call_id, method: method.to_owned(), args };
         connection.send(Outgoing::Frames(request::encode_utility(&call)))?;
-        match tokio::time::timeout(timeout, answer).await {
-            Ok(Ok(Ok(result))) => Ok(result),
+        match tokio::time::timeout(timeout, result).await {
+            Ok(Ok(Ok(value))) => Ok(value),
             Ok(Ok(Err(FailureMessage(message)))) => {
                 Err(EngineError::Utility { method: method.to_owned(), message })
             }
             Ok(Err(_)) => Err(EngineError::Dead { cause: connection.cause() }),
             Err(_) => {
-                connection.registry().hang_up(call_id);
+                connection.registry().cancel_call(call_id);
                 Err(EngineError::UtilityTimeout { method: method.to_owned(), after: timeout })
             }
         }
     }
 
-    /// State of the engine's scheduler after its last step; all zero before the first.
+    /// Returns a receiver of the scheduler's state after the last step; all zero before the first.
     pub fn stats(&self) -> watch::Receiver<SchedulerStats> {
         self.handle.connection.stats()
     }
 
-    /// Calls `sink` with the state of the engine's scheduler after each of its steps, in the task
-    /// that receives it: so it must be quick, and must not call this client. A second call replaces
-    /// the first sink.
+    /// Calls `sink` with the scheduler's state after each step, in the receiving task. `sink` must
+    /// be quick and must not call this client. A second call replaces the first sink.
     pub fn follow_stats(&self, sink: impl Fn(&SchedulerStats) + Send + Sync + 'static) {
         self.handle.connection.follow_stats(Box::new(sink));
     }
 
-    /// The address that the engine's requests are sent to: that of the machine where it runs, as
-    /// far as this one sees. `None` over Unix sockets.
+    /// Returns the address from which the engine connects: that of its machine, as seen from this
+    /// one. `None` over Unix sockets.
     pub fn peer(&self) -> Option<IpAddr> {
         self.handle.peer
     }
 
-    /// Number of requests whose streams are open.
+    /// Returns the number of open streams.
     pub fn open_requests(&self) -> usize {
         self.handle.connection.registry().open_requests()
     }
 
-    /// Whether the engine is not known to be gone.
+    /// Returns `true` unless the engine is known to be dead.
     pub fn is_alive(&self) -> bool {
         self.handle.connection.registry().death().is_none()
     }
 
-    /// How long the engine has said nothing since it was asked for a sign of life; zero while it
-    /// answers. Engines answer between two steps, so a long step is a silence too.
+    /// Returns the time since the last probe if the engine has sent nothing since then, and zero
+    /// otherwise. Engines answer between two steps, so a long step counts as silence.
     pub fn silent_for(&self) -> Duration {
-        self.handle.connection.pulse().silent_for()
+        self.handle.connection.liveness().silent_for()
     }
 
-    /// Returns once the engine is gone, and how.
+    /// Waits until the engine is dead and returns the cause.
     pub async fn closed(&self) -> DeathCause {
-        self.handle.connection.gone().await
+        self.handle.connection.closed().await
     }
 
-    /// Declares the engine gone, e.g. because its process has ended. Streams end with this cause if
-    /// it is the first one known.
+    /// Declares the engine dead, e.g. because its process has ended. Streams end with this cause
+    /// unless the engine is known to be dead already.
     pub fn mark_dead(&self, cause: DeathCause) {
-        self.handle.connection.die(cause);
+        self.handle.connection.mark_dead(cause);
     }
 }

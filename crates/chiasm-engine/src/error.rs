@@ -1,4 +1,4 @@
-//! Everything that can go wrong between a frontend and an engine.
+//! Errors of starting, reaching and using an engine.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::wire::WireError;
 
-/// Why an engine could not be started, reached or used.
+/// An error of starting, reaching or using an engine.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
@@ -16,32 +16,32 @@ pub enum EngineError {
         /// The field of the request, e.g. `sampling_params.max_tokens` or
         /// `mm_features[1].mm_position`.
         field: String,
-        /// What is wrong with it.
+        /// The fault of the field.
         message: String,
     },
-    /// Media items came without data that the engine does not hold. Nothing was sent: try again
-    /// with their data.
+    /// The request has media items without data that the engine does not hold. Nothing was sent:
+    /// submit it again with their data.
     #[error("{} media items need their data", keys.len())]
     NeedsData {
-        /// Their `mm_hash`es.
+        /// The `mm_hash`es of the items.
         keys: Vec<String>,
     },
-    /// The engine was gone before the request was sent to it.
+    /// The engine died before the request was sent to it.
     #[error("the engine was gone: {cause}")]
     NotSent {
-        /// How it went.
+        /// The cause of the death.
         cause: DeathCause,
     },
-    /// The engine is gone. What has not answered yet can be sent to another one.
+    /// The engine is dead. Requests without an answer so far can be sent to another engine.
     #[error("the engine is gone: {cause}")]
     Dead {
-        /// How it went.
+        /// The cause of the death.
         cause: DeathCause,
     },
     /// Too many outputs of the request were waiting to be read, so it was aborted.
     #[error("too much of the answer was waiting to be read")]
     Unread,
-    /// The engine has ended a request without saying how.
+    /// The engine ended the request without a finish reason.
     #[error("the engine ended the request without a result")]
     Ended,
     /// A method of the engine failed.
@@ -49,15 +49,15 @@ pub enum EngineError {
     Utility {
         /// The method.
         method: String,
-        /// The engine's words.
+        /// The engine's error message.
         message: String,
     },
-    /// A method of the engine did not answer in time.
+    /// A method of the engine did not return in time.
     #[error("the engine's method {method} did not answer within {after:?}")]
     UtilityTimeout {
         /// The method.
         method: String,
-        /// The time that it had.
+        /// The timeout.
         after: Duration,
     },
     /// The engine did not become ready in time.
@@ -65,18 +65,18 @@ pub enum EngineError {
     ReadyTimeout {
         /// The handshake address.
         handshake: String,
-        /// The time that it had.
+        /// The timeout.
         after: Duration,
     },
-    /// The engine runs a version of vLLM that is not served.
+    /// The engine runs a version of vLLM that is not supported.
     #[error("the engine runs vLLM {found}, which is not supported; use {tested}")]
     Version {
-        /// Its version.
+        /// The engine's version.
         found: String,
         /// The versions that Chiasm was tested with, as `0.32 to 0.33`.
         tested: String,
     },
-    /// The engine says something that this crate does not understand.
+    /// A message of the handshake can't be decoded.
     #[error("the engine's handshake is not understood: {0}")]
     Handshake(#[from] WireError),
     /// An address can't be listened on.
@@ -84,40 +84,40 @@ pub enum EngineError {
     Bind {
         /// The address.
         address: String,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// A directory for the engine's sockets can't be made.
+    /// A directory for the engine's sockets can't be created.
     #[error("can't make a private directory in {parent} for the engine's sockets: {source}")]
     PrivateDir {
-        /// Where it was to be.
+        /// The parent directory.
         parent: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// A socket's path does not fit the system's limit.
+    /// A socket's path exceeds the system's limit.
     #[error("the socket path {path} is too long, set TMPDIR to a shorter path")]
     PathTooLong {
         /// The path.
         path: PathBuf,
     },
-    /// What is known of engines can't be kept.
+    /// The state folder can't be used.
     #[error("can't use {path} of the state folder: {source}; give another folder with --state-dir")]
     State {
         /// The folder, or the file in it.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// A flag for vLLM that is set by Chiasm itself.
+    /// A flag for vLLM that Chiasm sets itself.
     #[error("{flag} can't be passed to vLLM: {instead}")]
     OwnedFlag {
         /// The flag as given, without a value.
         flag: String,
-        /// What to do instead.
+        /// The alternative.
         instead: &'static str,
     },
-    /// An engine is started with a handshake address that it can't take.
+    /// A handshake address that vLLM does not accept.
     #[error("{address} is no handshake address for vLLM, use tcp://host:port")]
     HandshakeAddress {
         /// The address.
@@ -128,7 +128,7 @@ pub enum EngineError {
     Spawn {
         /// The program.
         program: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
     /// No free port was found.
@@ -136,30 +136,29 @@ pub enum EngineError {
     Port(io::Error),
 }
 
-/// How an engine went.
+/// The cause of an engine's death, as far as its client is concerned.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeathCause {
-    /// It said ENGINE_CORE_DEAD.
+    /// The engine sent ENGINE_CORE_DEAD.
     #[error("it reported a fatal error")]
     Reported,
-    /// It closed its connection.
+    /// The engine's connection was lost.
     #[error("its connection was lost")]
     Disconnected,
-    /// It could not be sent to.
+    /// A message could not be sent to the engine.
     #[error("sending to it failed: {0}")]
     SendFailed(String),
-    /// It said something that this crate does not understand, so what it says can't be told apart
-    /// any more.
+    /// A message of the engine could not be decoded, so its outputs are no longer reliable.
     #[error("its message is not understood: {0}")]
     Protocol(WireError),
-    /// Its process ended, in the words of whoever watched it.
+    /// The engine's process ended. The text is the report of the process's owner.
     #[error("its process ended: {0}")]
     Exited(String),
-    /// A task that served its connection has panicked.
+    /// A task of the engine's connection panicked.
     #[error("a task of its connection failed; the log says how")]
     TaskFailed,
-    /// The frontend has let go of it.
+    /// The frontend dropped the last client.
     #[error("its client was closed")]
     Closed,
 }
@@ -169,7 +168,7 @@ impl EngineError {
         Self::InvalidRequest { field: field.into(), message: message.into() }
     }
 
-    /// Whether the engine is gone, so that another one can be tried.
+    /// Returns `true` if the engine is dead, so that another one can be tried.
     pub fn is_dead(&self) -> bool {
         matches!(self, Self::Dead { .. } | Self::NotSent { .. })
     }

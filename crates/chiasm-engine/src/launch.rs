@@ -1,14 +1,14 @@
-//! Starts and stops headless vLLM engines as child processes.
+//! Headless vLLM engines as child processes.
 //!
-//! A [`LaunchSpec`] says what to start, an [`EngineProcess`] is what runs. The child and everything
-//! that it starts form a process group of their own, which ends with the `EngineProcess`, and with
-//! this process however that ends. With [`Keep`] it lives on for some time instead, for a later
-//! process to take it over.
+//! A [`LaunchSpec`] describes an engine, an [`EngineProcess`] is a running one. The child and its
+//! descendants form their own process group. The group ends with the `EngineProcess`, or with this
+//! process, even if that is killed. With [`Keep`] it outlives this process for some time, so that a
+//! later one can take it over.
 
 mod advice;
 mod arguments;
-mod complaints;
 mod engine_flags;
+mod failure_log;
 mod group;
 mod lines;
 mod ports;
@@ -22,80 +22,81 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use self::arguments::{FlagPlace, place_of_flag};
-pub(crate) use self::complaints::Complaint;
+pub(crate) use self::failure_log::LoggedFailure;
 pub use self::lines::LastLines;
 pub use self::ports::free_ports;
-pub use self::process::{EngineProcess, ExitReport, end};
+pub use self::process::{EngineProcess, ExitReport, terminate};
 pub use self::server_flags::ServerFlag;
 
 use crate::endpoints::SocketDir;
 use crate::error::EngineError;
 
-/// One start of one headless engine (`vllm serve --headless`).
+/// The description of a headless engine to start (`vllm serve --headless`).
 #[derive(Clone, Debug)]
 pub struct LaunchSpec {
-    /// Precedes its log lines, e.g. `engine_0`.
+    /// The engine's name in log lines, e.g. `engine_0`.
     pub name: String,
     /// The program `vllm`.
     pub vllm: PathBuf,
     /// The model's directory or name.
     pub model: PathBuf,
-    /// The handshake address as bound, `tcp://host:port`.
+    /// The bound handshake address, `tcp://host:port`.
     pub handshake: String,
-    /// Capacity of the engine's receiver cache in GiB; 0 for none.
+    /// The capacity of the engine's receiver cache in GiB; 0 for none.
     pub receiver_cache_gb: f64,
-    /// The addresses at which it publishes KV events; `None` for an engine that publishes none.
+    /// The addresses for publishing KV events; `None` for an engine that publishes none.
     pub kv_events: Option<KvEventEndpoints>,
-    /// How it hands keys and values of prompts to other engines, or gets them
-    /// (`--kv-transfer-config`); `None` for one that does neither, or as the user's flags say.
+    /// The configuration for sending prompts' keys and values to other engines, or getting them
+    /// (`--kv-transfer-config`); `None` for none, or for that of the user's flags.
     pub kv_transfer: Option<serde_json::Value>,
-    /// How it hands embeddings of media items to other engines, or gets them
-    /// (`--ec-transfer-config`); `None` for one that does neither, or as the user's flags say.
+    /// The configuration for sending media items' embeddings to other engines, or getting them
+    /// (`--ec-transfer-config`); `None` for none, or for that of the user's flags.
     pub ec_transfer: Option<serde_json::Value>,
-    /// The user's flags. Flags that are set here are refused.
+    /// The user's flags. Flags that Chiasm sets are refused.
     pub extra_args: Vec<String>,
-    /// Environment variables besides those of this process.
+    /// Environment variables in addition to those of this process.
     pub env: Vec<(String, String)>,
-    /// The GPUs that it may see, as `CUDA_VISIBLE_DEVICES`.
+    /// The visible GPUs, as `CUDA_VISIBLE_DEVICES`; `None` for those of this process.
     pub gpus: Option<Vec<u32>>,
-    /// How it outlives this process; `None` for an engine that ends with it.
+    /// The settings of an engine that outlives this process; `None` for one that ends with it.
     pub keep: Option<Keep>,
 }
 
-/// An engine that outlives the process that has launched it.
+/// The settings of an engine that outlives the process that launched it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Keep {
-    /// How long it waits for another process to take it over, in whole seconds.
+    /// The time that the engine waits to be taken over, in whole seconds.
     pub time: Duration,
-    /// The file that it prints to. It has the last 16 MiB or so.
+    /// The file for the engine's output. It keeps about the last 16 MiB.
     pub output: PathBuf,
 }
 
-/// The addresses at which an engine publishes and replays KV events, as it binds them.
+/// The addresses that an engine binds to publish and replay KV events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvEventEndpoints {
-    /// The PUB socket, for events as they happen.
+    /// The PUB socket, for new events.
     pub publish: String,
     /// The ROUTER socket, for events that a subscriber has missed.
     pub replay: String,
 }
 
 impl KvEventEndpoints {
-    /// Unix sockets that only this user can reach. Never in use already, unlike ports.
+    /// Creates addresses of Unix sockets that only this user can reach. Unlike ports, they are
+    /// never in use already.
     pub fn ipc(dir: &SocketDir) -> Self {
         Self { publish: dir.ipc("kv"), replay: dir.ipc("kv-replay") }
     }
 
-    /// TCP ports on *all* interfaces: vLLM connects instead of binding when a host is named. The
-    /// events contain the prompts' tokens, so keep the ports from strangers.
+    /// Creates addresses of TCP ports on *all* interfaces: vLLM connects instead of binding if the
+    /// address names a host. The events contain the prompts' tokens, so protect the ports.
     pub fn tcp(port: u16, replay_port: u16) -> Self {
         Self { publish: format!("tcp://*:{port}"), replay: format!("tcp://*:{replay_port}") }
     }
 }
 
 impl LaunchSpec {
-    /// A start without KV events, a receiver cache or flags of the user; set the fields to have
-    /// them.
+    /// Creates a description without KV events, receiver cache and user flags. Set the fields to
+    /// add them.
     pub fn new(
         name: &str,
         vllm: impl Into<PathBuf>,
@@ -118,12 +119,20 @@ impl LaunchSpec {
         }
     }
 
-    /// The arguments of `vllm`, the user's last.
+    /// Returns the arguments of `vllm`, the user's last.
+    ///
+    /// # Errors
+    /// [`EngineError::OwnedFlag`] for a flag that Chiasm sets, [`EngineError::HandshakeAddress`]
+    /// for a handshake address that vLLM does not accept.
     pub fn arguments(&self) -> Result<Vec<String>, EngineError> {
         arguments::build(self)
     }
 
-    /// Starts it. Must be called within a tokio runtime.
+    /// Starts the engine. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// Those of [`arguments`](Self::arguments), and [`EngineError::Spawn`] if the program can't be
+    /// started.
     pub fn launch(&self) -> Result<EngineProcess, EngineError> {
         EngineProcess::start(self)
     }

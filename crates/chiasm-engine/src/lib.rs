@@ -1,9 +1,9 @@
-//! Drives vLLM's EngineCore: its wire, the connection to one engine, and engines as child
+//! A driver of vLLM's EngineCore: its wire, the connection to one engine, and engines as child
 //! processes.
 //!
-//! An engine is a headless vLLM (`vllm serve --headless`) or a simulated one; both speak the same
-//! messages over the same three ZMQ sockets, which the frontend binds. One [`EngineClient`] is the
-//! connection to one start of one engine.
+//! An engine is a headless vLLM (`vllm serve --headless`) or a simulated one. Both exchange the
+//! same messages over the same three ZMQ sockets, which the frontend binds. One [`EngineClient`] is
+//! the connection to one start of one engine.
 //!
 //! ```no_run
 //! use chiasm_engine::launch::{KvEventEndpoints, LaunchSpec};
@@ -16,7 +16,8 @@
 //! let dir = SocketDir::new()?;
 //! let endpoints = EngineEndpoints::local("tcp://127.0.0.1:0", &dir);
 //! let pending = EngineClient::bind(endpoints, ClientOptions::default()).await?;
-//! let mut spec = LaunchSpec::new("engine_0", "vllm", "/models/qwen2-vl", &pending.endpoints().handshake);
+//! let handshake = &pending.endpoints().handshake;
+//! let mut spec = LaunchSpec::new("engine_0", "vllm", "/models/qwen2-vl", handshake);
 //! spec.kv_events = Some(KvEventEndpoints::ipc(&dir));
 //! let process = spec.launch()?;
 //! let engine = tokio::select! {
@@ -41,13 +42,13 @@
 //! |---|---|
 //! | [`wire`] | the messages, encoded and decoded in both directions; no sockets |
 //! | [`EngineClient`] | handshake, requests, streams, aborts, method calls, death |
-//! | [`ReceiverMirror`] | what the engine's receiver cache holds |
-//! | [`Delivered`] | how media items reached the engine: not at all, in shared memory, in the message |
-//! | [`EngineConnector`] | the way from an [`EngineHost`] to a `Backend`: jobs, media on demand, capabilities |
-//! | [`EngineEndpoints`], [`SocketDir`] | where the sockets are |
+//! | [`ReceiverMirror`] | a mirror of the engine's receiver cache |
+//! | [`ItemDelivery`] | the number of media items sent in shared memory, in the message, or not at all |
+//! | [`EngineConnector`] | makes a `Backend` of an [`EngineHost`]'s engine: jobs, media on demand, capabilities |
+//! | [`EngineEndpoints`], [`SocketDir`] | the addresses of the sockets |
 //! | [`launch`] | headless vLLM as a child process |
-//! | [`state`] | what the next frontend has to know of engines that outlive this one |
-//! | [`EngineError`], [`DeathCause`] | what can go wrong |
+//! | [`state`] | records of engines that outlive this frontend, for the next one |
+//! | [`EngineError`], [`DeathCause`] | errors |
 #![forbid(unsafe_code)]
 
 mod backend;
@@ -61,12 +62,12 @@ pub mod wire;
 
 pub use backend::{
     ArenaPolicy, AttachHost, EcConnector, EmbeddingStore, EngineConnector, EngineHost,
-    EngineOptions, FormatPolicy, KeptAs, KvConnector, LaunchHost, RunningEngine, ShmTooSmall,
+    EngineOptions, FormatPolicy, KvConnector, LaunchHost, RecordName, RunningEngine, ShmTooSmall,
     to_item,
 };
 pub use client::{
-    AttachError, ClientOptions, CountedRows, Delivered, EngineClient, OutputStream, PendingEngine,
-    Plugin,
+    AttachError, ClientOptions, CountedRows, EngineClient, ItemDelivery, OutputStream,
+    PendingEngine, Plugin,
 };
 pub use endpoints::{EngineEndpoints, SocketDir};
 pub use error::{DeathCause, EngineError};

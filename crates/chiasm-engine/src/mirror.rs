@@ -1,65 +1,72 @@
-//! What an engine's receiver cache holds, known here without asking.
+//! A mirror of an engine's receiver cache.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::wire::{MmData, MmFeature, MmItem};
 
-/// Bytes that vLLM counts for a plain integer: `sys.getsizeof` of a small one.
+/// The size that vLLM counts for a plain integer: `sys.getsizeof` of a small one.
 const INT_BYTES: u64 = 28;
-/// Bytes that vLLM counts for a plain float.
+/// The size that vLLM counts for a plain float.
 const FLOAT_BYTES: u64 = 24;
 
-/// A mirror of one engine's receiver cache, kept exact by running the engine's own algorithm over
-/// the same requests in the same order (`LruKeyReplicatedReceiverCache` in
+/// A mirror of one engine's receiver cache. It stays exact because it runs the engine's algorithm
+/// on the same requests in the same order (`LruKeyReplicatedReceiverCache` in
 /// `vllm/multimodal/cache`).
 ///
-/// Items that it holds are sent without data. The order of all touches matters, so a request must
+/// Items in the cache are sent without data. The order of requests matters, so each request must
 /// be [applied](Self::apply) and sent under one lock.
 #[derive(Debug)]
 pub struct ReceiverMirror {
-    capacity: u64,
-    used: u64,
+    capacity_bytes: u64,
+    used_bytes: u64,
     entries: HashMap<String, Entry>,
-    /// Keys by their last touch, oldest first.
+    /// The keys by the time of their last use, oldest first.
     order: BTreeMap<u64, String>,
+    /// A logical clock that counts uses.
     clock: u64,
 }
 
 #[derive(Debug)]
 struct Entry {
     bytes: u64,
-    touched: u64,
+    used_at: u64,
 }
 
 impl ReceiverMirror {
-    /// The mirror of an engine that has just started, whose receiver cache of `capacity` bytes is
-    /// empty.
-    pub fn new(capacity: u64) -> Self {
-        Self { capacity, used: 0, entries: HashMap::new(), order: BTreeMap::new(), clock: 0 }
+    /// Creates the mirror of an engine that has just started, with an empty receiver cache of
+    /// `capacity_bytes`.
+    pub fn new(capacity_bytes: u64) -> Self {
+        Self {
+            capacity_bytes,
+            used_bytes: 0,
+            entries: HashMap::new(),
+            order: BTreeMap::new(),
+            clock: 0,
+        }
     }
 
-    /// Whether the engine holds this item now.
+    /// Returns `true` if the engine holds this item now.
     pub fn holds(&self, key: &str) -> bool {
         self.entries.contains_key(key)
     }
 
-    /// Keys of the items that would have to come with data and do not. Empty when the request can
-    /// be applied.
+    /// Returns the keys of the items that need data and have none. The request can be applied if
+    /// there are none.
     ///
-    /// A request whose items together exceed the capacity could evict one of its own while it is
-    /// read, so all of them need data.
+    /// A request whose items together exceed the capacity could evict its own items while the
+    /// engine reads it, so all of them need data.
     pub fn missing(&self, features: &[MmFeature]) -> Vec<String> {
         let mut seen = HashSet::new();
         let bytes: u64 = features
             .iter()
             .filter(|feature| seen.insert(feature.cache_key()))
             .map(|feature| match &feature.data {
-                Some(item) => size(item),
+                Some(item) => item_size(item),
                 None => self.entries.get(feature.cache_key()).map_or(0, |entry| entry.bytes),
             })
             .sum();
-        let all_fit = bytes <= self.capacity;
-        // A key that comes with data once is there for the places after it.
+        let all_fit = bytes <= self.capacity_bytes;
+        // An item that has data once is in the cache for its later occurrences.
         let mut sent = HashSet::new();
         let mut missing = Vec::new();
         for feature in features {
@@ -73,9 +80,10 @@ impl ReceiverMirror {
         missing
     }
 
-    /// Follows the engine through a request that is about to be sent, and takes the data off the
-    /// items that the engine holds. [`missing`](Self::missing) must be empty. Returns the keys of
-    /// the items that the engine will evict.
+    /// Applies a request that is about to be sent, and removes the data of the items that the
+    /// engine holds. Returns the keys of the items that the engine will evict.
+    ///
+    /// [`missing`](Self::missing) must be empty.
     pub fn apply(&mut self, features: &mut [MmFeature]) -> Vec<String> {
         let mut evicted = Vec::new();
         for feature in features.iter() {
@@ -87,60 +95,61 @@ impl ReceiverMirror {
                 feature.data = None;
                 self.touch(&key);
             } else if let Some(item) = &feature.data {
-                let bytes = size(item);
+                let bytes = item_size(item);
                 self.insert_if_fits(key, bytes, &mut evicted);
             }
         }
         evicted
     }
 
-    /// Drops an item that the engine turned out not to hold.
+    /// Removes an item that the engine reported as missing.
     pub fn forget(&mut self, key: &str) {
         if let Some(entry) = self.entries.remove(key) {
-            self.order.remove(&entry.touched);
-            self.used -= entry.bytes;
+            self.order.remove(&entry.used_at);
+            self.used_bytes -= entry.bytes;
         }
     }
 
     fn touch(&mut self, key: &str) {
         if let Some(entry) = self.entries.get_mut(key) {
             self.clock += 1;
-            if let Some(key) = self.order.remove(&entry.touched) {
+            if let Some(key) = self.order.remove(&entry.used_at) {
                 self.order.insert(self.clock, key);
             }
-            entry.touched = self.clock;
+            entry.used_at = self.clock;
         }
     }
 
     fn insert_if_fits(&mut self, key: String, bytes: u64, evicted: &mut Vec<String>) {
-        if bytes > self.capacity {
+        if bytes > self.capacity_bytes {
             return;
         }
-        while self.used + bytes > self.capacity {
+        while self.used_bytes + bytes > self.capacity_bytes {
             let Some((_, oldest)) = self.order.pop_first() else { break };
             if let Some(entry) = self.entries.remove(&oldest) {
-                self.used -= entry.bytes;
+                self.used_bytes -= entry.bytes;
             }
             evicted.push(oldest);
         }
         self.clock += 1;
-        self.used += bytes;
+        self.used_bytes += bytes;
         self.order.insert(self.clock, key.clone());
-        self.entries.insert(key, Entry { bytes, touched: self.clock });
+        self.entries.insert(key, Entry { bytes, used_at: self.clock });
     }
 }
 
-/// Bytes that vLLM counts for an item (`MultiModalCache.get_item_size`).
-fn size(item: &MmItem) -> u64 {
-    fn of(data: &MmData) -> u64 {
-        match data {
-            MmData::Tensor(tensor) => tensor.nbytes().unwrap_or(0) as u64,
-            MmData::Int(_) => INT_BYTES,
-            MmData::Float(_) => FLOAT_BYTES,
-            MmData::List(list) => list.iter().map(of).sum(),
-        }
+/// Returns the size in bytes that vLLM counts for an item (`MultiModalCache.get_item_size`).
+fn item_size(item: &MmItem) -> u64 {
+    item.0.iter().filter_map(|(_, field)| field.data.as_ref()).map(data_size).sum()
+}
+
+fn data_size(data: &MmData) -> u64 {
+    match data {
+        MmData::Tensor(tensor) => tensor.nbytes().unwrap_or(0) as u64,
+        MmData::Int(_) => INT_BYTES,
+        MmData::Float(_) => FLOAT_BYTES,
+        MmData::List(list) => list.iter().map(data_size).sum(),
     }
-    item.0.iter().filter_map(|(_, field)| field.data.as_ref()).map(of).sum()
 }
 
 #[cfg(test)]
@@ -166,8 +175,7 @@ mod tests {
         }
     }
 
-    /// Applies a request, and says of each feature whether it still has data, so whether it is
-    /// sent.
+    /// Applies a request. Returns for each feature whether its data is sent.
     fn sent(mirror: &mut ReceiverMirror, mut features: Vec<MmFeature>) -> Vec<bool> {
         assert_eq!(mirror.missing(&features), Vec::<String>::new());
         mirror.apply(&mut features);
@@ -175,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn an_item_is_sent_once_and_again_after_its_eviction() {
+    fn evicted_item_is_sent_again() {
         let mut mirror = ReceiverMirror::new(100);
         assert_eq!(sent(&mut mirror, vec![feature("a", Some(60))]), [true]);
         assert_eq!(sent(&mut mirror, vec![feature("a", Some(60))]), [false]);
@@ -185,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn an_item_that_stands_twice_in_a_request_is_sent_once() {
+    fn repeated_item_is_sent_once() {
         let mut mirror = ReceiverMirror::new(100);
         assert_eq!(
             sent(&mut mirror, vec![feature("a", Some(60)), feature("a", Some(60))]),
@@ -195,14 +203,14 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_exceeds_the_cache_needs_all_its_data() {
+    fn request_larger_than_cache_needs_all_data() {
         let mut mirror = ReceiverMirror::new(100);
         sent(&mut mirror, vec![feature("a", Some(60))]);
         assert_eq!(mirror.missing(&[feature("a", None), feature("b", Some(60))]), ["a"]);
     }
 
     #[test]
-    fn an_item_larger_than_the_cache_is_sent_every_time() {
+    fn item_larger_than_cache_is_always_sent() {
         let mut mirror = ReceiverMirror::new(100);
         for _ in 0..2 {
             assert_eq!(sent(&mut mirror, vec![feature("a", Some(101))]), [true]);
@@ -210,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_engine_misses_is_forgotten() {
+    fn forgotten_item_is_missing() {
         let mut mirror = ReceiverMirror::new(100);
         sent(&mut mirror, vec![feature("a", Some(60)), feature("b", Some(40))]);
         mirror.forget("a");

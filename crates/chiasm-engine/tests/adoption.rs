@@ -1,5 +1,5 @@
-//! Engines that survive their frontend: the client against a scripted engine that was ready for
-//! another one.
+//! Engines that survive their frontend: the client against a scripted engine of an earlier
+//! frontend.
 
 use crate::mock_engine::{MockEngine, Order, connect, report, soon, text_request};
 use bytes::Bytes;
@@ -10,35 +10,34 @@ use chiasm_engine::wire::{
 use chiasm_engine::{ClientOptions, EngineClient, EngineEndpoints, PendingEngine};
 use chiasm_types::TokenId;
 
-/// Over TCP: a path that is bound a second time in one process can be removed by the end of the
-/// first socket there.
+/// Binds over TCP. If one process binds a Unix socket's path twice, closing the first socket can
+/// remove the path.
 async fn bind() -> PendingEngine {
-    crate::mock_engine::abort_on_panics_of_the_client();
+    crate::mock_engine::abort_on_client_panic();
     let endpoints = EngineEndpoints::tcp("tcp://127.0.0.1:0", "127.0.0.1");
     EngineClient::bind(endpoints, ClientOptions::default()).await.unwrap()
 }
 
-/// A frontend that ended after its engine had become ready: where it listened, and what it was
-/// told.
+/// Runs a frontend until its engine is ready. Returns its addresses and the engine's report.
 async fn former_frontend() -> (EngineEndpoints, Bytes) {
     let (client, _engine) = connect(bind().await, report(), Order::ReportFirst).await;
     (client.endpoints().clone(), client.report().clone())
 }
 
-async fn bind_again() -> PendingEngine {
-    bind_again_and(async {}).await
+async fn rebind() -> PendingEngine {
+    rebind_with(async {}).await
 }
 
-async fn bind_again_and(forget: impl Future<Output = ()> + Send + 'static) -> PendingEngine {
+async fn rebind_with(forget: impl Future<Output = ()> + Send + 'static) -> PendingEngine {
     let (endpoints, report) = former_frontend().await;
-    let again = EngineClient::bind(endpoints, ClientOptions::default()).await.unwrap();
-    again.or_return_of(report, forget).unwrap()
+    let rebound = EngineClient::bind(endpoints, ClientOptions::default()).await.unwrap();
+    rebound.or_adopt(report, forget).unwrap()
 }
 
-async fn question(engine: &mut MockEngine) -> Utility {
+async fn receive_probe(engine: &mut MockEngine) -> Utility {
     match engine.receive().await {
         ClientMessage::Utility(call) => call,
-        other => panic!("no question: {other:?}"),
+        other => panic!("not a probe: {other:?}"),
     }
 }
 
@@ -48,14 +47,14 @@ async fn answer(engine: &mut MockEngine, call_id: i64, result: Result<Value, Fai
 }
 
 #[tokio::test]
-async fn an_engine_that_comes_back_is_used_once_its_receiver_cache_is_empty() {
-    let pending = bind_again().await;
+async fn reconnected_engine_is_adopted_after_cache_reset() {
+    let pending = rebind().await;
     let endpoints = pending.endpoints().clone();
     let ready = tokio::spawn(pending.ready());
-    let mut engine = soon(MockEngine::come_back(&endpoints)).await;
-    let call = question(&mut engine).await;
+    let mut engine = soon(MockEngine::reconnect(&endpoints)).await;
+    let call = receive_probe(&mut engine).await;
     assert_eq!(call.method, "reset_mm_cache");
-    // What the former frontend had asked is answered to this one.
+    // Results and outputs for the former frontend arrive here.
     answer(&mut engine, 1, Ok(Value::from("to another call"))).await;
     engine.answer("former", 5, None).await;
     engine.answer("former", 6, None).await;
@@ -63,7 +62,7 @@ async fn an_engine_that_comes_back_is_used_once_its_receiver_cache_is_empty() {
     assert_eq!(
         engine.receive().await,
         ClientMessage::Abort(vec!["former".into()]),
-        "once, and none that has ended"
+        "each request once, and none that has ended"
     );
     assert!(!ready.is_finished(), "it has not answered yet");
     answer(&mut engine, call.call_id, Ok(Value::Nil)).await;
@@ -73,29 +72,29 @@ async fn an_engine_that_comes_back_is_used_once_its_receiver_cache_is_empty() {
     assert_eq!(client.info(), &report());
     let mut stream = client.submit(text_request("new")).unwrap();
     assert_eq!(engine.receive_add().await.request_id, "new");
-    // This one had not begun before.
-    engine.answer("had-waited", 5, None).await;
-    assert_eq!(engine.receive().await, ClientMessage::Abort(vec!["had-waited".into()]));
+    // This request of the former frontend was queued until now.
+    engine.answer("queued", 5, None).await;
+    assert_eq!(engine.receive().await, ClientMessage::Abort(vec!["queued".into()]));
     engine.answer("new", 8, Some(FinishReason::Stop)).await;
     assert_eq!(soon(stream.next()).await.unwrap().unwrap().new_token_ids, [TokenId(8)]);
 }
 
 #[tokio::test]
-async fn an_engine_that_never_comes_back_holds_up_nobody() {
-    let pending = bind_again().await;
+async fn absent_engine_does_not_delay_a_new_one() {
+    let pending = rebind().await;
     let (client, mut engine) = connect(pending, report(), Order::ReadyFirst).await;
     assert!(!client.is_adopted());
     let _stream = client.submit(text_request("a")).unwrap();
-    assert_eq!(engine.receive_add().await.request_id, "a", "it is asked nothing");
+    assert_eq!(engine.receive_add().await.request_id, "a", "no probe");
 }
 
 #[tokio::test]
-async fn the_report_is_forgotten_before_another_engine_is_told_the_addresses() {
-    let (may_forget, wait) = tokio::sync::oneshot::channel::<()>();
-    let (forgets, forgotten) = tokio::sync::oneshot::channel::<()>();
-    let pending = bind_again_and(async {
-        forgets.send(()).unwrap();
-        wait.await.unwrap();
+async fn report_is_deleted_before_another_engine_gets_init() {
+    let (allow, allowed) = tokio::sync::oneshot::channel::<()>();
+    let (start, started) = tokio::sync::oneshot::channel::<()>();
+    let pending = rebind_with(async {
+        start.send(()).unwrap();
+        allowed.await.unwrap();
     })
     .await;
     let endpoints = pending.endpoints().clone();
@@ -104,26 +103,27 @@ async fn the_report_is_forgotten_before_another_engine_is_told_the_addresses() {
         tokio::spawn(
             async move { MockEngine::start(&endpoints, report(), Order::ReportFirst).await },
         );
-    soon(forgotten).await.unwrap();
+    soon(started).await.unwrap();
     assert!(!engine.is_finished());
-    may_forget.send(()).unwrap();
-    let (_engine, client) = (soon(engine).await.unwrap(), soon(ready).await.unwrap().unwrap());
+    allow.send(()).unwrap();
+    let _engine = soon(engine).await.unwrap();
+    let client = soon(ready).await.unwrap().unwrap();
     assert!(!client.is_adopted());
 }
 
 #[tokio::test]
-async fn a_hello_counts_while_the_engine_that_came_back_is_silent() {
-    let pending = bind_again().await;
+async fn hello_replaces_silent_reconnected_engine() {
+    let pending = rebind().await;
     let endpoints = pending.endpoints().clone();
     let ready = tokio::spawn(pending.ready());
-    let mut silent = soon(MockEngine::come_back(&endpoints)).await;
-    question(&mut silent).await;
+    let mut silent = soon(MockEngine::reconnect(&endpoints)).await;
+    receive_probe(&mut silent).await;
     let other = EngineReady { max_model_len: 256, ..report() };
     let mut engine = soon(MockEngine::start(&endpoints, other.clone(), Order::ReportFirst)).await;
     let client = soon(ready).await.unwrap().unwrap();
     assert!(!client.is_adopted());
     assert_eq!(client.info(), &other);
-    // The end of the silent one is not this one's.
+    // The end of the silent engine does not end the client of the other.
     drop(silent);
     let mut stream = client.submit(text_request("a")).unwrap();
     engine.receive_add().await;
@@ -133,35 +133,35 @@ async fn a_hello_counts_while_the_engine_that_came_back_is_silent() {
 }
 
 #[tokio::test]
-async fn an_engine_that_comes_back_twice_is_asked_twice() {
-    let pending = bind_again().await;
+async fn engine_is_probed_at_each_reconnect() {
+    let pending = rebind().await;
     let endpoints = pending.endpoints().clone();
     let ready = tokio::spawn(pending.ready());
-    let mut engine = soon(MockEngine::come_back(&endpoints)).await;
-    let first = question(&mut engine).await;
+    let mut engine = soon(MockEngine::reconnect(&endpoints)).await;
+    let first = receive_probe(&mut engine).await;
     drop(engine);
-    let mut engine = soon(MockEngine::come_back(&endpoints)).await;
-    let second = question(&mut engine).await;
+    let mut engine = soon(MockEngine::reconnect(&endpoints)).await;
+    let second = receive_probe(&mut engine).await;
     assert_eq!(first.call_id, second.call_id);
     answer(&mut engine, second.call_id, Ok(Value::Nil)).await;
     assert!(soon(ready).await.unwrap().unwrap().is_alive());
 }
 
 #[tokio::test]
-async fn an_engine_that_is_going_down_is_not_used() {
-    let pending = bind_again().await;
+async fn engine_that_fails_the_probe_is_not_adopted() {
+    let pending = rebind().await;
     let endpoints = pending.endpoints().clone();
     let ready = tokio::spawn(pending.ready());
-    let mut leaving = soon(MockEngine::come_back(&endpoints)).await;
-    let call = question(&mut leaving).await;
-    answer(&mut leaving, call.call_id, Err(FailureMessage("Server shutting down".to_owned())))
-        .await;
+    let mut ending = soon(MockEngine::reconnect(&endpoints)).await;
+    let call = receive_probe(&mut ending).await;
+    let failure = FailureMessage("Server shutting down".to_owned());
+    answer(&mut ending, call.call_id, Err(failure)).await;
     let _engine = soon(MockEngine::start(&endpoints, report(), Order::ReportFirst)).await;
     assert!(!soon(ready).await.unwrap().unwrap().is_adopted());
 }
 
 #[tokio::test]
-async fn an_engine_that_was_loading_its_model_is_ready_for_the_next_frontend() {
+async fn loading_engine_becomes_ready_for_next_frontend() {
     let pending = bind().await;
     let endpoints = pending.endpoints().clone();
     let waiting = tokio::spawn(pending.ready());

@@ -15,7 +15,7 @@ use chiasm_types::TokenId;
 const ANY_PORT: &str = "tcp://127.0.0.1:0";
 
 async fn pending(dir: &SocketDir) -> PendingEngine {
-    crate::mock_engine::abort_on_panics_of_the_client();
+    crate::mock_engine::abort_on_client_panic();
     EngineClient::bind(EngineEndpoints::local(ANY_PORT, dir), ClientOptions::default())
         .await
         .unwrap()
@@ -25,15 +25,15 @@ async fn connected(dir: &SocketDir) -> (EngineClient, MockEngine) {
     connect(pending(dir).await, report(), Order::ReportFirst).await
 }
 
-fn dead(arrival: Option<Result<Box<EngineCoreOutput>, EngineError>>) -> DeathCause {
-    match arrival {
+fn dead(item: Option<Result<Box<EngineCoreOutput>, EngineError>>) -> DeathCause {
+    match item {
         Some(Err(EngineError::Dead { cause } | EngineError::NotSent { cause })) => cause,
         other => panic!("not dead: {other:?}"),
     }
 }
 
 #[tokio::test]
-async fn the_handshake_works_in_either_order() {
+async fn handshake_succeeds_in_either_order() {
     for order in [Order::ReportFirst, Order::ReadyFirst] {
         let dir = SocketDir::new().unwrap();
         let (client, _engine) = connect(pending(&dir).await, report(), order).await;
@@ -43,23 +43,23 @@ async fn the_handshake_works_in_either_order() {
 }
 
 #[tokio::test]
-async fn an_engine_that_says_nothing_is_asked_once_and_whatever_it_says_is_an_answer() {
+async fn silent_engine_is_probed_until_any_message() {
     let dir = SocketDir::new().unwrap();
-    crate::mock_engine::abort_on_panics_of_the_client();
+    crate::mock_engine::abort_on_client_panic();
     let options =
-        ClientOptions { ask_after: Some(Duration::from_millis(20)), ..ClientOptions::default() };
+        ClientOptions { probe_after: Some(Duration::from_millis(20)), ..ClientOptions::default() };
     let pending =
         EngineClient::bind(EngineEndpoints::local(ANY_PORT, &dir), options).await.unwrap();
     let (client, mut engine) = connect(pending, report(), Order::ReportFirst).await;
-    let silent = async |client: &EngineClient| {
+    let wait_for_silence = async |client: &EngineClient| {
         while client.silent_for() < Duration::from_millis(100) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    soon(silent(&client)).await;
-    let ClientMessage::Utility(call) = engine.receive().await else { panic!("it is not asked") };
+    soon(wait_for_silence(&client)).await;
+    let ClientMessage::Utility(call) = engine.receive().await else { panic!("not a probe") };
     assert_eq!((call.method.as_str(), call.call_id), ("is_scheduler_paused", 0));
-    // Not a second time before it has answered: the next message is a request.
+    // The unanswered probe is not repeated: the next message is a request.
     let _stream = client.submit(text_request("a")).unwrap();
     engine.receive_add().await;
     engine.answer("a", 5, None).await;
@@ -69,12 +69,12 @@ async fn an_engine_that_says_nothing_is_asked_once_and_whatever_it_says_is_an_an
         }
     })
     .await;
-    soon(silent(&client)).await;
+    soon(wait_for_silence(&client)).await;
     assert!(matches!(engine.receive().await, ClientMessage::Utility(_)));
 }
 
 #[tokio::test]
-async fn an_answer_that_nobody_reads_is_aborted_and_holds_up_no_other() {
+async fn unread_answer_is_aborted_without_delaying_others() {
     let dir = SocketDir::new().unwrap();
     let (client, mut engine) = connected(&dir).await;
     let mut unread = client.submit(text_request("unread")).unwrap();
@@ -86,7 +86,7 @@ async fn an_answer_that_nobody_reads_is_aborted_and_holds_up_no_other() {
         new_token_ids: vec![TokenId(5)],
         ..EngineCoreOutput::default()
     };
-    // One message tells of many steps: twenty times a thousand.
+    // One message has the outputs of many steps: twenty times a thousand.
     for _ in 0..20 {
         let outputs = (0..1000).map(|_| output("unread")).chain([output("read")]).collect();
         engine.send(EngineCoreOutputs { outputs, ..EngineCoreOutputs::default() }).await;
@@ -107,12 +107,12 @@ async fn an_answer_that_nobody_reads_is_aborted_and_holds_up_no_other() {
 }
 
 #[tokio::test]
-async fn large_outputs_that_nobody_reads_end_their_request_earlier() {
+async fn unread_bytes_are_limited() {
     let dir = SocketDir::new().unwrap();
     let (client, mut engine) = connected(&dir).await;
     let mut unread = client.submit(text_request("unread")).unwrap();
     engine.receive_add().await;
-    // Twelve megabytes each.
+    // The output has twelve megabytes.
     let positions = 1 << 20;
     let prompt_logprobs = Some(Logprobs {
         width: 1,
@@ -137,7 +137,7 @@ async fn large_outputs_that_nobody_reads_end_their_request_earlier() {
 }
 
 #[tokio::test]
-async fn a_panic_while_outputs_are_received_ends_the_connection() {
+async fn panic_in_receiving_task_ends_connection() {
     let dir = SocketDir::new().unwrap();
     let (client, mut engine) = connected(&dir).await;
     client.follow_stats(|_| panic!("on purpose"));
@@ -150,12 +150,12 @@ async fn a_panic_while_outputs_are_received_ends_the_connection() {
 }
 
 #[tokio::test]
-async fn a_request_that_never_left_is_told_apart_from_one_that_the_engine_may_have() {
+async fn unsent_request_ends_with_not_sent() {
     let dir = SocketDir::new().unwrap();
     let (client, mut engine) = connected(&dir).await;
     let mut sent = client.submit(text_request("a")).unwrap();
     engine.receive_add().await;
-    // No task of the client runs between these two.
+    // No task of the client runs between these two calls.
     let mut unsent = client.submit(text_request("b")).unwrap();
     client.mark_dead(DeathCause::Reported);
     assert!(matches!(soon(sent.next()).await, Some(Err(EngineError::Dead { .. }))));
@@ -163,7 +163,7 @@ async fn a_request_that_never_left_is_told_apart_from_one_that_the_engine_may_ha
 }
 
 #[tokio::test]
-async fn the_handshake_works_over_tcp_with_ports_that_the_system_picks() {
+async fn handshake_succeeds_over_tcp_with_free_ports() {
     let endpoints = EngineEndpoints::tcp(ANY_PORT, "127.0.0.1");
     let pending = EngineClient::bind(endpoints, ClientOptions::default()).await.unwrap();
     assert!(!pending.endpoints().input.ends_with(":0"));
@@ -175,7 +175,7 @@ async fn the_handshake_works_over_tcp_with_ports_that_the_system_picks() {
 }
 
 #[tokio::test]
-async fn an_engine_that_starts_again_during_the_handshake_is_served() {
+async fn engine_restarted_during_handshake_is_accepted() {
     let dir = SocketDir::new().unwrap();
     let pending = pending(&dir).await;
     let endpoints = pending.endpoints().clone();
@@ -189,23 +189,23 @@ async fn an_engine_that_starts_again_during_the_handshake_is_served() {
 }
 
 #[tokio::test]
-async fn another_rank_does_not_take_the_place() {
+async fn engine_of_other_rank_is_ignored() {
     let dir = SocketDir::new().unwrap();
     let pending = pending(&dir).await;
     let endpoints = pending.endpoints().clone();
     let ready = tokio::spawn(pending.ready());
-    let stranger = tokio::spawn({
+    let other = tokio::spawn({
         let endpoints = endpoints.clone();
         async move { hello(&endpoints, 7).await }
     });
     let _engine = soon(MockEngine::start(&endpoints, report(), Order::ReportFirst)).await;
     assert!(soon(ready).await.unwrap().is_ok());
-    assert!(!stranger.is_finished(), "it gets no answer");
-    stranger.abort();
+    assert!(!other.is_finished(), "it gets no answer");
+    other.abort();
 }
 
 #[tokio::test]
-async fn an_older_version_is_refused() {
+async fn older_version_is_refused() {
     let dir = SocketDir::new().unwrap();
     let pending = pending(&dir).await;
     let endpoints = pending.endpoints().clone();
@@ -216,7 +216,7 @@ async fn an_older_version_is_refused() {
 }
 
 #[tokio::test]
-async fn an_engine_that_never_comes_times_out() {
+async fn absent_engine_times_out() {
     let dir = SocketDir::new().unwrap();
     let options = ClientOptions {
         ready_timeout: Some(Duration::from_millis(50)),
@@ -228,7 +228,7 @@ async fn an_engine_that_never_comes_times_out() {
 }
 
 #[tokio::test]
-async fn outputs_reach_their_own_streams_in_order() {
+async fn streams_get_their_outputs_in_order() {
     let dir = SocketDir::new().unwrap();
     let (client, mut engine) = connected(&dir).await;
     let mut a = client.submit(text_request("a")).unwrap();
@@ -263,7 +263,7 @@ async fn outputs_reach_their_own_streams_in_order() {
 }
 
 #[tokio::test]
-async fn a_stream_that_nobody_reads_does_not_hold_up_another() {
+async fn unread_stream_does_not_delay_another() {
     let dir = SocketDir::new().unwrap();
     let (client, mut engine) = connected(&dir).await;
     let mut idle = client.submit(text_request("idle")).unwrap();
@@ -279,7 +279,7 @@ async fn a_stream_that_nobody_reads_does_not_hold_up_another() {
 }
 
 #[tokio::test]
-async fn a_dropped_stream_aborts_its_request_once() {
+async fn dropped_stream_aborts_its_request_once() {
     let dir = SocketDir::new().unwrap();
     let (client, mut engine) = connected(&dir).await;
     drop(client.submit(text_request("a")).unwrap());
@@ -292,13 +292,13 @@ async fn a_dropped_stream_aborts_its_request_once() {
     engine.answer("b", 2, Some(FinishReason::Stop)).await;
     assert!(soon(finished.next()).await.unwrap().is_ok());
     drop(finished);
-    // Neither a finished stream nor a second id is aborted: the next message is the next request.
+    // Neither a finished stream nor an aborted id is aborted: the next message is the next request.
     let _last = client.submit(text_request("c")).unwrap();
     assert_eq!(engine.receive_add().await.request_id, "c");
 }
 
 #[tokio::test]
-async fn an_id_in_use_is_refused_and_free_afterwards() {
+async fn id_in_use_is_refused_until_its_stream_ends() {
     let dir = SocketDir::new().unwrap();
     let (client, mut engine) = connected(&dir).await;
     let mut stream = client.submit(text_request("a")).unwrap();
@@ -312,22 +312,21 @@ async fn an_id_in_use_is_refused_and_free_afterwards() {
 }
 
 #[tokio::test]
-async fn a_request_that_would_break_the_engine_is_not_sent() {
+async fn invalid_request_is_not_sent() {
     let dir = SocketDir::new().unwrap();
     let (client, mut engine) = connected(&dir).await;
     let mut request = text_request("a");
     request.prompt_token_ids = vec![TokenId(1); report().max_model_len].into();
     let refused = client.submit(request);
-    assert!(
-        matches!(refused, Err(EngineError::InvalidRequest { field, .. }) if field == "prompt_token_ids")
-    );
+    let Err(EngineError::InvalidRequest { field, .. }) = refused else { panic!("not refused") };
+    assert_eq!(field, "prompt_token_ids");
     assert_eq!(client.open_requests(), 0);
     let _stream = client.submit(text_request("b")).unwrap();
     assert_eq!(engine.receive_add().await.request_id, "b");
 }
 
 #[tokio::test]
-async fn a_request_that_the_engine_finishes_without_output_ends() {
+async fn finished_request_without_output_ends_stream() {
     let dir = SocketDir::new().unwrap();
     let (client, mut engine) = connected(&dir).await;
     let mut stream = client.submit(text_request("a")).unwrap();
@@ -342,13 +341,13 @@ async fn a_request_that_the_engine_finishes_without_output_ends() {
 }
 
 #[tokio::test]
-async fn method_calls_get_their_own_answers() {
+async fn concurrent_calls_get_their_results() {
     let dir = SocketDir::new().unwrap();
     let (client, mut engine) = connected(&dir).await;
     let calls = {
         let client = client.clone();
         tokio::spawn(async move {
-            let timeout = crate::mock_engine::PATIENCE;
+            let timeout = crate::mock_engine::STEP_TIMEOUT;
             tokio::join!(
                 client.utility("reset_prefix_cache", vec![false.into()], timeout),
                 client.utility("nope", vec![], timeout)
@@ -380,7 +379,7 @@ async fn method_calls_get_their_own_answers() {
 }
 
 #[tokio::test]
-async fn a_method_call_without_answer_times_out() {
+async fn unanswered_call_times_out() {
     let dir = SocketDir::new().unwrap();
     let (client, _engine) = connected(&dir).await;
     let error = soon(client.utility("reset_mm_cache", vec![], Duration::from_millis(30))).await;
@@ -388,7 +387,7 @@ async fn a_method_call_without_answer_times_out() {
 }
 
 #[tokio::test]
-async fn scheduler_stats_are_those_of_the_last_step() {
+async fn stats_are_of_the_last_step() {
     let dir = SocketDir::new().unwrap();
     let (client, mut engine) = connected(&dir).await;
     let mut stats = client.stats();
@@ -410,7 +409,7 @@ async fn scheduler_stats_are_those_of_the_last_step() {
 }
 
 #[tokio::test]
-async fn reported_death_ends_every_stream_and_call() {
+async fn reported_death_ends_all_streams_with_calls() {
     let dir = SocketDir::new().unwrap();
     let (client, mut engine) = connected(&dir).await;
     let mut streams: Vec<_> =
@@ -418,7 +417,7 @@ async fn reported_death_ends_every_stream_and_call() {
     let call = {
         let client = client.clone();
         tokio::spawn(async move {
-            client.utility("reset_mm_cache", vec![], crate::mock_engine::PATIENCE).await
+            client.utility("reset_mm_cache", vec![], crate::mock_engine::STEP_TIMEOUT).await
         })
     };
     // All four messages have been sent.
@@ -427,7 +426,7 @@ async fn reported_death_ends_every_stream_and_call() {
     }
     engine.answer("0", 1, None).await;
     engine.send_frames(output::encode_dead()).await;
-    assert!(soon(streams[0].next()).await.unwrap().is_ok(), "what came before is not lost");
+    assert!(soon(streams[0].next()).await.unwrap().is_ok(), "earlier outputs are not lost");
     for stream in &mut streams {
         assert_eq!(dead(soon(stream.next()).await), DeathCause::Reported);
         assert!(soon(stream.next()).await.is_none());
@@ -439,12 +438,12 @@ async fn reported_death_ends_every_stream_and_call() {
     assert_eq!(soon(client.closed()).await, DeathCause::Reported);
     assert!(!client.is_alive());
     assert!(matches!(client.submit(text_request("late")), Err(EngineError::NotSent { .. })));
-    let late = client.utility("reset_mm_cache", vec![], crate::mock_engine::PATIENCE).await;
+    let late = client.utility("reset_mm_cache", vec![], crate::mock_engine::STEP_TIMEOUT).await;
     assert!(late.is_err_and(|error| error.is_dead()));
 }
 
 #[tokio::test]
-async fn a_lost_connection_is_a_death_after_the_last_words() {
+async fn disconnect_ends_stream_after_last_outputs() {
     let dir = SocketDir::new().unwrap();
     let (client, mut engine) = connected(&dir).await;
     let mut stream = client.submit(text_request("a")).unwrap();
@@ -454,13 +453,13 @@ async fn a_lost_connection_is_a_death_after_the_last_words() {
     engine.answer("a", 2, None).await;
     let MockEngine { input, output } = engine;
     drop(input);
-    assert!(soon(stream.next()).await.unwrap().is_ok(), "what was sent before is not lost");
+    assert!(soon(stream.next()).await.unwrap().is_ok(), "earlier outputs are not lost");
     assert_eq!(dead(soon(stream.next()).await), DeathCause::Disconnected);
     drop(output);
 }
 
 #[tokio::test]
-async fn losing_the_output_connection_alone_is_a_death_and_frees_the_sockets() {
+async fn output_disconnect_alone_closes_sockets() {
     let dir = SocketDir::new().unwrap();
     let (client, engine) = connected(&dir).await;
     let MockEngine { input, output } = engine;
@@ -476,7 +475,7 @@ async fn losing_the_output_connection_alone_is_a_death_and_frees_the_sockets() {
 }
 
 #[tokio::test]
-async fn a_process_that_ended_is_a_death() {
+async fn first_cause_of_death_wins() {
     let dir = SocketDir::new().unwrap();
     let (client, _engine) = connected(&dir).await;
     let mut stream = client.submit(text_request("a")).unwrap();
@@ -486,7 +485,7 @@ async fn a_process_that_ended_is_a_death() {
 }
 
 #[tokio::test]
-async fn a_message_that_is_not_understood_is_a_death() {
+async fn undecodable_message_ends_connection() {
     let dir = SocketDir::new().unwrap();
     let (client, mut engine) = connected(&dir).await;
     let mut stream = client.submit(text_request("a")).unwrap();
@@ -495,7 +494,7 @@ async fn a_message_that_is_not_understood_is_a_death() {
 }
 
 #[tokio::test]
-async fn the_last_client_closes_the_connection() {
+async fn last_client_closes_connection() {
     let dir = SocketDir::new().unwrap();
     let (client, _engine) = connected(&dir).await;
     let mut stream = client.submit(text_request("a")).unwrap();
@@ -507,7 +506,7 @@ async fn the_last_client_closes_the_connection() {
 }
 
 #[tokio::test]
-async fn the_next_start_is_served_on_the_same_addresses() {
+async fn next_start_uses_same_addresses() {
     let endpoints = EngineEndpoints::tcp(ANY_PORT, "127.0.0.1");
     let pending = EngineClient::bind(endpoints, ClientOptions::default()).await.unwrap();
     let mut endpoints = pending.endpoints().clone();

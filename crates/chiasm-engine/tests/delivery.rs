@@ -1,4 +1,4 @@
-//! How tensors travel: a scripted engine that reads slots as the plugin in vLLM does.
+//! The delivery of tensors to a scripted engine, which reads slots as the plugin in vLLM does.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -11,21 +11,21 @@ use chiasm_engine::wire::{
     MmField, MmItem, TensorData, UtilityOutput, Value, WireTensor,
 };
 use chiasm_engine::{
-    AttachError, ClientOptions, Delivered, EngineClient, EngineEndpoints, OutputStream, Plugin,
+    AttachError, ClientOptions, EngineClient, EngineEndpoints, ItemDelivery, OutputStream, Plugin,
     SocketDir,
 };
 use chiasm_transfer::{Arena, ArenaReader, Handle, LAYOUT_VERSION, SHM_DIR, SlotView};
 use chiasm_types::{Dtype, Placeholder, TokenId};
 
-const IMAGE: usize = 40_000;
-const ARENA: u64 = 1 << 20;
+const IMAGE_BYTES: usize = 40_000;
+const ARENA_BYTES: u64 = 1 << 20;
 
-/// A client whose engine has a receiver cache of so many bytes, if any.
+/// Connects a client to an engine with a receiver cache of this size, if any.
 async fn connected(
     dir: &SocketDir,
     receiver_cache_bytes: Option<u64>,
 ) -> (EngineClient, MockEngine) {
-    crate::mock_engine::abort_on_panics_of_the_client();
+    crate::mock_engine::abort_on_client_panic();
     let options = ClientOptions { receiver_cache_bytes, ..ClientOptions::default() };
     let pending = EngineClient::bind(EngineEndpoints::local("tcp://127.0.0.1:0", dir), options)
         .await
@@ -33,23 +33,26 @@ async fn connected(
     connect(pending, report(), Order::ReportFirst).await
 }
 
-/// Lets the engine answer `chiasm_attach` with this.
+/// Attaches an arena. The engine answers the call with the result of `answer`, which gets the
+/// arena's name.
 async fn attach(
     client: &EngineClient,
     engine: &mut MockEngine,
     answer: impl FnOnce(&str) -> Result<Value, FailureMessage>,
 ) -> Result<Plugin, AttachError> {
-    let (attached, ()) = tokio::join!(client.attach_arena(ARENA, Duration::from_secs(20)), async {
+    let answering = async {
         let ClientMessage::Utility(call) = engine.receive().await else { panic!("not a call") };
         assert_eq!(call.method, "chiasm_attach");
         let result = answer(call.args[0].as_str().unwrap());
         let utility_output = Some(UtilityOutput { call_id: call.call_id, result });
         engine.send(EngineCoreOutputs { utility_output, ..EngineCoreOutputs::default() }).await;
-    });
+    };
+    let attaching = client.attach_arena(ARENA_BYTES, Duration::from_secs(20));
+    let (attached, ()) = tokio::join!(attaching, answering);
     attached
 }
 
-/// Attaches an arena; the engine's view of it.
+/// Attaches an arena and returns the engine's reader of it.
 async fn attached(client: &EngineClient, engine: &mut MockEngine) -> ArenaReader {
     let mut reader = None;
     let opened = attach(client, engine, |name| {
@@ -61,26 +64,29 @@ async fn attached(client: &EngineClient, engine: &mut MockEngine) -> ArenaReader
             size,
         ]))
     });
-    let told = Plugin { version: "0.1.0".to_owned(), encoder_cache_tokens: Some(1234) };
-    assert_eq!(opened.await.unwrap(), told);
+    let plugin = Plugin { version: "0.1.0".to_owned(), encoder_cache_tokens: Some(1234) };
+    assert_eq!(opened.await.unwrap(), plugin);
     reader.unwrap()
 }
 
 fn pixels(tensor: WireTensor) -> MmItem {
-    MmItem(vec![("pixel_values".into(), MmField::flat(tensor, IMAGE))])
+    MmItem(vec![("pixel_values".into(), MmField::flat(tensor, IMAGE_BYTES))])
 }
 
 fn in_slot(arena: &Arena, value: u8) -> MmItem {
-    let mut slot = arena.slot(IMAGE).unwrap();
+    let mut slot = arena.slot(IMAGE_BYTES).unwrap();
     slot.fill(value);
-    pixels(WireTensor::in_slot(Dtype::U8, vec![IMAGE], slot.publish()).unwrap())
+    pixels(WireTensor::in_slot(Dtype::U8, vec![IMAGE_BYTES], slot.publish()).unwrap())
 }
 
 fn in_message(value: u8) -> MmItem {
-    pixels(WireTensor::new(Dtype::U8, vec![IMAGE], Bytes::from(vec![value; IMAGE])).unwrap())
+    pixels(
+        WireTensor::new(Dtype::U8, vec![IMAGE_BYTES], Bytes::from(vec![value; IMAGE_BYTES]))
+            .unwrap(),
+    )
 }
 
-/// A request with these items, one token each.
+/// Creates a request with these items, one token each.
 fn request(id: &str, items: Vec<(&str, Option<MmItem>)>) -> EngineCoreRequest {
     let feature = |(index, (key, data)): (usize, (&str, Option<MmItem>))| MmFeature {
         data,
@@ -95,37 +101,38 @@ fn request(id: &str, items: Vec<(&str, Option<MmItem>)>) -> EngineCoreRequest {
     }
 }
 
-/// What the engine finds for an item.
+/// The data that the engine received for an item.
 #[derive(Debug)]
-enum Found {
-    Nothing,
+enum ReceivedData {
+    None,
     View(SlotView),
     Bytes(Bytes),
 }
 
-impl Found {
+impl ReceivedData {
     fn first_byte(&self) -> Option<u8> {
         match self {
-            Self::Nothing => None,
+            Self::None => None,
             Self::View(view) => Some(view[0]),
             Self::Bytes(bytes) => Some(bytes[0]),
         }
     }
 }
 
-async fn receive(engine: &mut MockEngine, reader: &ArenaReader) -> Vec<Found> {
+/// Receives a request and finishes it. Returns the data of its items.
+async fn receive(engine: &mut MockEngine, reader: &ArenaReader) -> Vec<ReceivedData> {
     let request = engine.receive_add().await;
-    let found = |feature: MmFeature| {
-        let Some(item) = feature.data else { return Found::Nothing };
+    let data = |feature: MmFeature| {
+        let Some(item) = feature.data else { return ReceivedData::None };
         match &item.get("pixel_values").unwrap().tensor().unwrap().data {
-            TensorData::Bytes(bytes) => Found::Bytes(bytes.clone()),
-            TensorData::OutOfBand(map) => Found::View(reader.resolve(&handle(map)).unwrap()),
-            TensorData::Slot(_) => panic!("slots do not travel"),
+            TensorData::Bytes(bytes) => ReceivedData::Bytes(bytes.clone()),
+            TensorData::OutOfBand(map) => ReceivedData::View(reader.resolve(&handle(map)).unwrap()),
+            TensorData::Slot(_) => panic!("slots are not encoded"),
         }
     };
-    let found = request.mm_features.into_iter().map(found).collect();
+    let received = request.mm_features.into_iter().map(data).collect();
     engine.answer(&request.request_id, 1, Some(FinishReason::Stop)).await;
-    found
+    received
 }
 
 fn handle(map: &Value) -> Handle {
@@ -140,18 +147,18 @@ fn handle(map: &Value) -> Handle {
     }
 }
 
-fn delivered(cached: usize, shm: usize, inline: usize) -> Delivered {
-    Delivered { cached, shm, inline, no_lease: 0 }
+fn delivered(cached: usize, shm: usize, inline: usize) -> ItemDelivery {
+    ItemDelivery { cached, shm, inline, no_lease: 0 }
 }
 
-async fn end(mut stream: OutputStream) -> Delivered {
+async fn end(mut stream: OutputStream) -> ItemDelivery {
     let output = soon(stream.next()).await.unwrap().unwrap();
     assert_eq!(output.new_token_ids, [TokenId(1)]);
     stream.delivered()
 }
 
 #[tokio::test]
-async fn the_name_of_an_arena_is_gone_once_the_engine_has_opened_it() {
+async fn arena_is_unlinked_once_opened() {
     let dir = SocketDir::new().unwrap();
     let (client, mut engine) = connected(&dir, None).await;
     assert!(client.arena().is_none());
@@ -161,11 +168,12 @@ async fn the_name_of_an_arena_is_gone_once_the_engine_has_opened_it() {
 }
 
 #[tokio::test]
-async fn an_engine_that_can_not_open_an_arena_has_none() {
+async fn failed_attach_leaves_no_arena() {
     let dir = SocketDir::new().unwrap();
     let (client, mut engine) = connected(&dir, None).await;
     let mut names = Vec::new();
-    let no_method = "Call to chiasm_attach method failed: 'EngineCoreProc' object has no attribute 'chiasm_attach'";
+    let no_method = "Call to chiasm_attach method failed: \
+                     'EngineCoreProc' object has no attribute 'chiasm_attach'";
     for answer in [
         Err(FailureMessage(no_method.to_owned())),
         Err(FailureMessage("Call to chiasm_attach method failed: permission denied".to_owned())),
@@ -190,7 +198,7 @@ async fn an_engine_that_can_not_open_an_arena_has_none() {
 }
 
 #[tokio::test]
-async fn each_item_of_a_request_travels_in_its_own_way() {
+async fn items_of_one_request_are_delivered_separately() {
     let dir = SocketDir::new().unwrap();
     let (client, mut engine) = connected(&dir, Some(1 << 30)).await;
     let reader = attached(&client, &mut engine).await;
@@ -203,14 +211,17 @@ async fn each_item_of_a_request_travels_in_its_own_way() {
     ];
     let stream = client.submit(request("first", known)).unwrap();
     let first = receive(&mut engine, &reader).await;
-    assert!(matches!(first[..], [Found::View(_), Found::Bytes(_), Found::View(_)]), "{first:?}");
+    assert!(
+        matches!(first[..], [ReceivedData::View(_), ReceivedData::Bytes(_), ReceivedData::View(_)]),
+        "{first:?}"
+    );
     assert_eq!(
-        first.iter().map(Found::first_byte).collect::<Vec<_>>(),
+        first.iter().map(ReceivedData::first_byte).collect::<Vec<_>>(),
         [Some(1), Some(2), Some(3)]
     );
     assert_eq!(end(stream).await, delivered(0, 2, 1));
 
-    // Three of four are held; the third place is the new one.
+    // The engine holds all items but the third.
     let mixed = vec![
         ("c", None),
         ("a", Some(in_slot(arena, 1))),
@@ -220,20 +231,23 @@ async fn each_item_of_a_request_travels_in_its_own_way() {
     let stream = client.submit(request("second", mixed)).unwrap();
     let second = receive(&mut engine, &reader).await;
     assert!(
-        matches!(second[..], [Found::Nothing, Found::Nothing, Found::View(_), Found::Nothing]),
+        matches!(
+            second[..],
+            [ReceivedData::None, ReceivedData::None, ReceivedData::View(_), ReceivedData::None]
+        ),
         "{second:?}"
     );
     assert_eq!(second[2].first_byte(), Some(4));
     assert_eq!(end(stream).await, delivered(3, 1, 0));
-    // What was written for an item that the engine held already is free at once.
+    // The slot of an item that the engine held already is free at once.
     assert_eq!(arena.usage().slots, 3);
 }
 
 #[tokio::test]
-async fn a_slot_is_free_when_the_engine_evicts_it() {
+async fn evicted_slot_is_free() {
     let dir = SocketDir::new().unwrap();
-    // Holds two.
-    let (client, mut engine) = connected(&dir, Some(2 * IMAGE as u64)).await;
+    // The cache has room for two items.
+    let (client, mut engine) = connected(&dir, Some(2 * IMAGE_BYTES as u64)).await;
     let reader = attached(&client, &mut engine).await;
     let arena = client.arena().unwrap();
     let mut held = HashMap::new();
@@ -244,7 +258,7 @@ async fn a_slot_is_free_when_the_engine_evicts_it() {
         end(stream).await;
         held.insert(key, view);
     }
-    assert_eq!(arena.usage().leases, 4, "the engine has given nothing back yet");
+    assert_eq!(arena.usage().leases, 4, "the engine has returned no lease yet");
     held.remove("a");
     held.remove("b");
     assert!(!client.holds("a") && client.holds("c"));
@@ -253,10 +267,10 @@ async fn a_slot_is_free_when_the_engine_evicts_it() {
     assert_eq!(arena.usage().slots, 0);
 }
 
-/// Two sendings of one slot, as for two continuations of a prompt without a receiver cache, are two
-/// leases.
+/// A slot that is sent twice, as for two continuations of a prompt without a receiver cache, has
+/// two leases.
 #[tokio::test]
-async fn a_slot_that_is_sent_twice_is_free_after_both() {
+async fn slot_sent_twice_is_free_after_both_leases() {
     let dir = SocketDir::new().unwrap();
     let (client, mut engine) = connected(&dir, None).await;
     let reader = attached(&client, &mut engine).await;
@@ -278,13 +292,14 @@ async fn a_slot_that_is_sent_twice_is_free_after_both() {
 }
 
 #[tokio::test]
-async fn a_slot_of_another_arena_travels_in_the_message() {
+async fn slot_of_other_arena_is_sent_in_message() {
     let dir = SocketDir::new().unwrap();
     let (client, mut engine) = connected(&dir, None).await;
     let reader = attached(&client, &mut engine).await;
-    let other = Arena::create(ARENA).unwrap();
+    let other = Arena::create(ARENA_BYTES).unwrap();
     let stream = client.submit(request("a", vec![("a", Some(in_slot(&other, 9)))])).unwrap();
-    let found = receive(&mut engine, &reader).await;
-    assert!(matches!(&found[0], Found::Bytes(bytes) if bytes[..] == [9; IMAGE]));
-    assert_eq!(end(stream).await, Delivered { inline: 1, no_lease: 1, ..Delivered::default() });
+    let received = receive(&mut engine, &reader).await;
+    assert!(matches!(&received[0], ReceivedData::Bytes(bytes) if bytes[..] == [9; IMAGE_BYTES]));
+    let expected = ItemDelivery { inline: 1, no_lease: 1, ..ItemDelivery::default() };
+    assert_eq!(end(stream).await, expected);
 }

@@ -1,4 +1,4 @@
-//! Tests of client, backend and launcher against scripted engines and a real one.
+//! Tests of the client, the backend and the launcher, with scripted engines and a real one.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod adoption;

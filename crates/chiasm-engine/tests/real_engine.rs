@@ -1,8 +1,8 @@
 //! The client and the launcher with a real vLLM on CPU and a tiny random Qwen2-VL.
 //!
 //! Needs `CHIASM_TEST_VLLM` (the program), `CHIASM_TEST_VLLM_VERSION` and `CHIASM_TEST_MODELS` (a
-//! directory with `qwen2vl`), so it is ignored unless `cargo xtask test` asks for it. One engine at
-//! a time; a start takes about 20 s.
+//! directory with `qwen2vl`), so these tests are ignored unless `cargo xtask test` runs them. They
+//! run one engine at a time; a start takes about 20 s.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -21,8 +21,8 @@ use chiasm_engine::{
 use chiasm_types::{Dtype, Placeholder, TokenId};
 use zeromq::{Socket, SocketRecv, SubSocket};
 
-const START: Duration = Duration::from_secs(240);
-const PATIENCE: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(240);
+const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 
 const IMAGE_TOKEN: u32 = 343;
 
@@ -41,7 +41,7 @@ async fn start(handshake: &str) -> Engine {
     let options = ClientOptions {
         vocab_size: Some(345),
         receiver_cache_bytes: Some(1 << 28),
-        ready_timeout: Some(START),
+        ready_timeout: Some(START_TIMEOUT),
         counted_rows: vec![CountedRows {
             rows_of: "pixel_values".into(),
             grid: "image_grid_thw".into(),
@@ -73,7 +73,9 @@ async fn start(handshake: &str) -> Engine {
     let process = spec.launch().unwrap();
     let client = tokio::select! {
         client = pending.ready() => client.unwrap(),
-        report = process.exited() => panic!("the engine ended: {report}\n{}", report.last_lines.join("\n")),
+        report = process.exited() => {
+            panic!("the engine ended: {report}\n{}", report.last_lines.join("\n"))
+        }
     };
     Engine { client, process, _dir: dir }
 }
@@ -92,7 +94,7 @@ fn text(id: &str, max_tokens: u32) -> EngineCoreRequest {
     }
 }
 
-/// An image of 320×16×20 patches, raw u8, in the middle of a prompt.
+/// Creates a request with an image of 16×20 patches, raw u8, in the middle of its prompt.
 fn image(id: &str, with_data: bool) -> EngineCoreRequest {
     let pixels: Vec<u8> =
         (0..320_usize * 1176).map(|i| (i.wrapping_mul(2_654_435_761) >> 7) as u8).collect();
@@ -122,11 +124,11 @@ fn image(id: &str, with_data: bool) -> EngineCoreRequest {
     request
 }
 
-async fn soon<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, what).await.expect("it takes too long")
+async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(STEP_TIMEOUT, future).await.expect("it takes too long")
 }
 
-async fn all(mut stream: OutputStream) -> Vec<EngineCoreOutput> {
+async fn read_all(mut stream: OutputStream) -> Vec<EngineCoreOutput> {
     let mut outputs = Vec::new();
     while let Some(output) = soon(stream.next()).await {
         outputs.push(*output.unwrap());
@@ -142,29 +144,29 @@ fn cached(outputs: &[EngineCoreOutput]) -> u64 {
     outputs[0].prefill_stats.as_ref().unwrap().num_cached_tokens
 }
 
-/// The process named `VLLM::EngineCore` in the engine's group.
+/// Returns the process named `VLLM::EngineCore` in the engine's group.
 fn engine_core(group: u32) -> u32 {
     let listed = Command::new("ps").args(["-eo", "pid=,pgid=,args="]).output().unwrap();
     let listed = String::from_utf8(listed.stdout).unwrap();
     let found = listed.lines().find_map(|line| {
         let mut columns = line.split_whitespace();
-        let (pid, pgid): (u32, u32) =
-            (columns.next()?.parse().ok()?, columns.next()?.parse().ok()?);
+        let pid: u32 = columns.next()?.parse().ok()?;
+        let pgid: u32 = columns.next()?.parse().ok()?;
         (pgid == group && line.contains("EngineCore")).then_some(pid)
     });
     found.unwrap_or_else(|| panic!("no EngineCore in group {group}:\n{listed}"))
 }
 
-/// Members of a process group that have not ended.
+/// Lists the members of a process group that have not ended.
 fn alive(group: u32) -> Vec<String> {
     let listed = Command::new("ps").args(["-eo", "pgid=,stat=,args="]).output().unwrap();
     let listed = String::from_utf8(listed.stdout).unwrap();
-    let of_group = |line: &&str| {
+    let is_member = |line: &&str| {
         let mut columns = line.split_whitespace();
         columns.next() == Some(&group.to_string())
             && !columns.next().unwrap_or("Z").starts_with('Z')
     };
-    listed.lines().filter(of_group).map(str::to_owned).collect()
+    listed.lines().filter(is_member).map(str::to_owned).collect()
 }
 
 fn kill(pid: u32) {
@@ -178,44 +180,47 @@ async fn serves(client: &EngineClient) {
     assert_eq!(version::support(&info.vllm_version), version::Support::Supported);
     assert_eq!((info.max_model_len, info.cache_block_size()), (4096, 32));
 
-    // KV events are published where the engine says.
+    // KV events are published at the reported address.
     let events = info.kv_events_config.as_ref().unwrap();
     let mut subscriber = SubSocket::new();
     subscriber.connect(&events.endpoint).await.unwrap();
     subscriber.subscribe("").await.unwrap();
 
     // Text, and the same again from the prefix cache.
-    let first = all(client.submit(text("text-1", 6)).unwrap()).await;
+    let first = read_all(client.submit(text("text-1", 6)).unwrap()).await;
     assert_eq!(tokens(&first).len(), 6);
     assert_eq!(first.last().unwrap().finish_reason, Some(FinishReason::Length));
     assert_eq!(cached(&first), 0);
-    let again = all(client.submit(text("text-2", 6)).unwrap()).await;
+    let again = read_all(client.submit(text("text-2", 6)).unwrap()).await;
     assert_eq!((tokens(&again), cached(&again)), (tokens(&first), 96));
 
     let event = soon(subscriber.recv()).await.unwrap().into_vec();
     assert_eq!((event.len(), &event[0][..], event[1].len()), (3, &b""[..], 8));
 
     // An image as an aux frame, then from the receiver cache.
-    let sent = all(client.submit(image("image-1", true)).unwrap()).await;
+    let sent = read_all(client.submit(image("image-1", true)).unwrap()).await;
     assert_eq!(tokens(&sent).len(), 4);
     assert_eq!(sent[0].new_logprobs.as_ref().unwrap().width, 3);
-    let reset = client.utility("reset_prefix_cache", vec![], PATIENCE).await;
+    let reset = client.utility("reset_prefix_cache", vec![], STEP_TIMEOUT).await;
     assert_eq!(reset.unwrap(), Value::from(true));
-    let from_cache = all(client.submit(image("image-2", false)).unwrap()).await;
+    let from_cache = read_all(client.submit(image("image-2", false)).unwrap()).await;
     assert_eq!((tokens(&from_cache), cached(&from_cache)), (tokens(&sent), 0));
 
-    // After a reset the engine misses it, and takes it again.
-    assert_eq!(client.utility("reset_mm_cache", vec![], PATIENCE).await.unwrap(), Value::Nil);
-    let missed = all(client.submit(image("image-3", false)).unwrap()).await;
+    // After a reset the engine reports the item as missing, and accepts its data again.
+    assert_eq!(client.utility("reset_mm_cache", vec![], STEP_TIMEOUT).await.unwrap(), Value::Nil);
+    let missed = read_all(client.submit(image("image-3", false)).unwrap()).await;
     assert_eq!(missed[0].finish_reason, Some(FinishReason::Error));
     assert_eq!(missed[0].mm_cache_miss_hashes, ["ab".repeat(32)]);
     client.forget_media(missed[0].mm_cache_miss_hashes.iter().map(String::as_str));
-    assert_eq!(tokens(&all(client.submit(image("image-4", true)).unwrap()).await), tokens(&sent));
+    assert_eq!(
+        tokens(&read_all(client.submit(image("image-4", true)).unwrap()).await),
+        tokens(&sent)
+    );
 
-    let unknown = client.utility("nope", vec![], PATIENCE).await;
+    let unknown = client.utility("nope", vec![], STEP_TIMEOUT).await;
     assert!(matches!(unknown, Err(EngineError::Utility { .. })));
 
-    // A dropped stream aborts: the engine goes idle long before 3000 tokens are through.
+    // A dropped stream aborts: the engine is idle long before it could generate 3000 tokens.
     let mut long = client.submit(text("long", 3000)).unwrap();
     assert!(soon(long.next()).await.unwrap().is_ok());
     let mut stats = client.stats();
@@ -224,7 +229,7 @@ async fn serves(client: &EngineClient) {
     assert_eq!(client.open_requests(), 0);
 }
 
-/// The engine stays up whatever is asked of the client.
+/// Checks that invalid requests are refused and the engine stays alive.
 async fn refuses(client: &EngineClient) {
     let mut too_long = text("a", 1);
     too_long.prompt_token_ids = vec![TokenId(1); 4096].into();
@@ -238,12 +243,12 @@ async fn refuses(client: &EngineClient) {
     for request in [too_long, no_tokens, misfit] {
         assert!(matches!(client.submit(request), Err(EngineError::InvalidRequest { .. })));
     }
-    assert_eq!(tokens(&all(client.submit(text("d", 2)).unwrap()).await).len(), 2);
+    assert_eq!(tokens(&read_all(client.submit(text("d", 2)).unwrap()).await).len(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs vLLM: `cargo xtask test` runs it"]
-async fn a_real_engine_serves_dies_and_comes_back() {
+async fn real_engine_serves_until_killed_then_restarts() {
     let engine = start("tcp://127.0.0.1:0").await;
     let handshake = engine.client.endpoints().handshake.clone();
     serves(&engine.client).await;
@@ -259,13 +264,12 @@ async fn a_real_engine_serves_dies_and_comes_back() {
     let killed = Instant::now();
     kill(engine_core(group));
     let cause = soon(engine.client.closed()).await;
-    // Nobody tells the client that the process ended: its connection does, without a timeout in
-    // between.
+    // The client detects the end by its connection, without a timeout.
     assert!(matches!(cause, DeathCause::Disconnected), "{cause}");
     println!("kill -9 of EngineCore: known after {:?}, {cause}", killed.elapsed());
     for stream in &mut streams {
-        while let Some(arrival) = soon(stream.next()).await {
-            assert!(arrival.is_ok() || arrival.is_err_and(|error| error.is_dead()));
+        while let Some(item) = soon(stream.next()).await {
+            assert!(item.is_ok() || item.is_err_and(|error| error.is_dead()));
         }
     }
     let report = engine.process.terminate(Duration::from_secs(15)).await;
@@ -273,25 +277,25 @@ async fn a_real_engine_serves_dies_and_comes_back() {
     assert_eq!(alive(group), Vec::<String>::new());
     drop(engine.client);
 
-    // Its next start on the same handshake address, ended by SIGTERM with a request under way.
+    // The next start, on the same handshake address, is ended by SIGTERM during a request.
     let engine = start(&handshake).await;
-    assert_eq!(tokens(&all(engine.client.submit(text("back", 3)).unwrap()).await).len(), 3);
-    let mut under_way = engine.client.submit(text("under-way", 3000)).unwrap();
-    assert!(soon(under_way.next()).await.unwrap().is_ok());
+    assert_eq!(tokens(&read_all(engine.client.submit(text("back", 3)).unwrap()).await).len(), 3);
+    let mut running = engine.client.submit(text("running", 3000)).unwrap();
+    assert!(soon(running.next()).await.unwrap().is_ok());
     let group = engine.process.pid();
-    let told = Instant::now();
+    let terminated = Instant::now();
     let ended = tokio::spawn(engine.process.terminate(Duration::from_secs(30)));
     let mut last = None;
-    while let Some(arrival) = soon(under_way.next()).await {
-        last = Some(arrival);
+    while let Some(item) = soon(running.next()).await {
+        last = Some(item);
     }
     println!(
         "SIGTERM: the request ended with {:?} after {:?}",
-        last.map(|last| last.map(|o| o.finish_reason)),
-        told.elapsed()
+        last.map(|last| last.map(|output| output.finish_reason)),
+        terminated.elapsed()
     );
     let report = soon(ended).await.unwrap();
-    println!("SIGTERM: ended with {report} after {:?}", told.elapsed());
+    println!("SIGTERM: ended with {report} after {:?}", terminated.elapsed());
     assert!(matches!(
         engine.client.closed().await,
         DeathCause::Disconnected | DeathCause::Reported
@@ -301,7 +305,7 @@ async fn a_real_engine_serves_dies_and_comes_back() {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs vLLM: `cargo xtask test` runs it"]
-async fn dropping_an_engine_process_leaves_nothing_behind() {
+async fn dropping_engine_process_kills_its_group() {
     let engine = start("tcp://127.0.0.1:0").await;
     let group = engine.process.pid();
     engine_core(group);

@@ -1,11 +1,13 @@
-//! Engines that start one after the other, as those on one GPU have to.
+//! Engines that start one after the other, as engines on one GPU must.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::mock_engine::{MockEngine, Order, report, soon};
-use chiasm_backend::{ConnectError, Connected, Connector, Delivered, LargestItem, MediaObserver};
+use chiasm_backend::{
+    ConnectError, Connected, Connector, LargestItem, MediaDelivery, MediaObserver,
+};
 use chiasm_engine::{
     ArenaPolicy, ClientOptions, EngineConnector, EngineEndpoints, EngineHost, EngineOptions,
     FormatPolicy, RunningEngine, SocketDir,
@@ -15,11 +17,12 @@ use futures_util::future::{BoxFuture, FutureExt, pending};
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-/// Long enough to see that something is not done.
-const A_WHILE: Duration = Duration::from_millis(200);
+/// The time without a start after which a test assumes that the engine waits.
+const NO_START_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Starts engines that get ready when they are told so, and end when nobody can tell them any more.
+/// A host of engines that become ready on a signal, and end when its sender is dropped.
 struct SlowHost {
+    /// Receives the sender of the signal of each started engine.
     started: mpsc::UnboundedSender<oneshot::Sender<()>>,
 }
 
@@ -34,19 +37,19 @@ impl EngineHost for SlowHost {
         endpoints: &'a EngineEndpoints,
         _: &'a SocketDir,
     ) -> BoxFuture<'a, Result<Box<dyn RunningEngine>, ConnectError>> {
-        let (get_ready, told) = oneshot::channel();
-        self.started.send(get_ready).unwrap();
+        let (make_ready, signal) = oneshot::channel();
+        self.started.send(make_ready).unwrap();
         let endpoints = endpoints.clone();
         let (ended, end) = oneshot::channel();
         tokio::spawn(async move {
-            if told.await.is_err() {
+            if signal.await.is_err() {
                 drop(ended);
                 return;
             }
             let _engine = MockEngine::start(&endpoints, report(), Order::ReportFirst).await;
             pending::<()>().await;
         });
-        async { Ok(Box::new(Slow(end)) as Box<dyn RunningEngine>) }.boxed()
+        async { Ok(Box::new(SlowEngine(end)) as Box<dyn RunningEngine>) }.boxed()
     }
 
     fn describe(&self) -> String {
@@ -54,9 +57,9 @@ impl EngineHost for SlowHost {
     }
 }
 
-struct Slow(oneshot::Receiver<()>);
+struct SlowEngine(oneshot::Receiver<()>);
 
-impl RunningEngine for Slow {
+impl RunningEngine for SlowEngine {
     fn exited(&mut self) -> BoxFuture<'_, String> {
         async {
             let _ = (&mut self.0).await;
@@ -70,17 +73,17 @@ impl RunningEngine for Slow {
     }
 }
 
-struct Nobody;
+struct NoObserver;
 
-impl MediaObserver for Nobody {
-    fn delivered(&self, _: Delivered) {}
+impl MediaObserver for NoObserver {
+    fn delivered(&self, _: MediaDelivery) {}
 
     fn missed(&self, _: usize) {}
 
     fn stepped_down(&self, _: &'static str, _: &dyn fmt::Display) {}
 }
 
-/// Engines that connect, and those that have been started so far, in their order.
+/// Connectors that wait for their engines, and the engines started so far, in order.
 struct Starts {
     connecting: Vec<JoinHandle<Result<Connected, ConnectError>>>,
     started: mpsc::UnboundedReceiver<oneshot::Sender<()>>,
@@ -90,7 +93,7 @@ fn connect(engines: u32, starts: Option<Arc<Mutex<()>>>) -> Starts {
     let (sender, started) = mpsc::unbounded_channel();
     let connect = |number| {
         let options = EngineOptions {
-            startup_timeout: crate::mock_engine::PATIENCE,
+            startup_timeout: crate::mock_engine::STEP_TIMEOUT,
             client: ClientOptions::default(),
             format: FormatPolicy::Float,
             arena: ArenaPolicy::Never,
@@ -102,19 +105,21 @@ fn connect(engines: u32, starts: Option<Arc<Mutex<()>>>) -> Starts {
             starts: starts.clone(),
         };
         let connector = EngineConnector::new(SlowHost { started: sender.clone() }, options);
-        tokio::spawn(async move { connector.connect(WorkerId(number), Arc::new(Nobody)).await })
+        tokio::spawn(async move { connector.connect(WorkerId(number), Arc::new(NoObserver)).await })
     };
     Starts { connecting: (0..engines).map(connect).collect(), started }
 }
 
 #[tokio::test]
-async fn each_starts_when_the_one_before_it_is_ready_or_has_ended() {
+async fn start_waits_for_previous_engine() {
     let Starts { connecting, mut started } = connect(3, Some(Arc::default()));
     let first = soon(started.recv()).await.unwrap();
-    assert!(tokio::time::timeout(A_WHILE, started.recv()).await.is_err(), "the second is to wait");
+    let second = tokio::time::timeout(NO_START_TIMEOUT, started.recv()).await;
+    assert!(second.is_err(), "it waits until the first is ready");
     first.send(()).unwrap();
     let second = soon(started.recv()).await.unwrap();
-    assert!(tokio::time::timeout(A_WHILE, started.recv()).await.is_err(), "the third is to wait");
+    let third = tokio::time::timeout(NO_START_TIMEOUT, started.recv()).await;
+    assert!(third.is_err(), "it waits for the end of the second");
     drop(second);
     let third = soon(started.recv()).await.unwrap();
     third.send(()).unwrap();
@@ -126,7 +131,7 @@ async fn each_starts_when_the_one_before_it_is_ready_or_has_ended() {
 }
 
 #[tokio::test]
-async fn others_start_at_once() {
+async fn starts_are_concurrent_without_lock() {
     let mut starts = connect(3, None);
     for _ in 0..3 {
         soon(starts.started.recv()).await.unwrap();

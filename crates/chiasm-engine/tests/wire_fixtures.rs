@@ -1,5 +1,5 @@
-//! Frames captured from a real engine decode to what they meant there, and our encoding says the
-//! same.
+//! Frames captured from a real engine: they decode to the original values, and encoding the values
+//! gives the same bytes.
 
 use std::path::Path;
 
@@ -39,7 +39,7 @@ fn utility(message: &str) -> Utility {
     }
 }
 
-/// Decodes, checks that encoding and decoding again changes nothing, and returns.
+/// Decodes outputs and checks that they round-trip.
 fn outputs(frames: &[Bytes]) -> EngineCoreOutputs {
     let decoded = output::decode(frames).unwrap();
     let EngineMessage::Outputs(outputs) = decoded.clone() else { panic!("not EngineCoreOutputs") };
@@ -51,13 +51,13 @@ fn tokens(ids: impl IntoIterator<Item = u32>) -> Vec<TokenId> {
     ids.into_iter().map(TokenId).collect()
 }
 
-/// The prompt of the captures: 40 text tokens, one image of 80, 3 text tokens.
+/// Returns the prompt of the captures: 40 text tokens, one image of 80, 3 text tokens.
 fn image_prompt() -> Vec<TokenId> {
     tokens((40..80).chain([340]).chain(std::iter::repeat_n(343, 80)).chain([341, 20, 21, 22]))
 }
 
 #[test]
-fn hello_and_ready_decode_and_encode_alike() {
+fn handshake_statuses_round_trip() {
     for dir in ["handshake", "handshake_dp2_rank1"] {
         let hello = frame(&format!("{dir}/hello.f1.bin"));
         assert_eq!(Hello::decode(&hello).unwrap(), Hello::hello());
@@ -68,7 +68,7 @@ fn hello_and_ready_decode_and_encode_alike() {
 }
 
 #[test]
-fn identities_are_ranks() {
+fn identity_encodes_rank() {
     for (dir, rank) in [("handshake", 0), ("handshake_dp2_rank1", 1)] {
         let identity = frame(&format!("{dir}/hello.f0.bin"));
         assert_eq!(handshake::rank(&identity), Some(rank));
@@ -77,7 +77,7 @@ fn identities_are_ranks() {
 }
 
 #[test]
-fn our_init_is_the_one_that_an_engine_accepted() {
+fn init_equals_captured_bytes() {
     let captured = frame("handshake/init.f1.bin");
     let init = InitMessage::new("ipc:///run/chiasm/engine0.in", "ipc:///run/chiasm/engine0.out");
     assert_eq!(init.encode(), captured);
@@ -87,7 +87,7 @@ fn our_init_is_the_one_that_an_engine_accepted() {
 }
 
 #[test]
-fn the_engine_reports_what_it_became() {
+fn ready_report_decodes() {
     let captured = frame("handshake/register_ready_response.f1.bin");
     let ready = EngineReady::decode(&captured).unwrap();
     assert_eq!(ready.vllm_version, "0.32.0");
@@ -115,15 +115,15 @@ fn the_engine_reports_what_it_became() {
 }
 
 #[test]
-fn our_report_of_a_simulated_engine_has_the_bytes_of_a_real_one() {
+fn encoded_ready_report_equals_captured_bytes() {
     let captured = frame("handshake/register_ready_response.f1.bin");
     let ready = EngineReady::decode(&captured).unwrap().encode();
-    // vLLM writes every map here as map16; the entries are the same.
+    // vLLM writes this map as map16; the entries are the same.
     assert_eq!(ready[3..], captured[3..]);
 }
 
 #[test]
-fn an_image_request_decodes_and_encodes_byte_for_byte() {
+fn image_request_round_trips_byte_for_byte() {
     let frames = frames("add_image_aux_uint8/req-u8", 3);
     let add = add(&frames);
     assert_eq!(add.request_id, "req-u8");
@@ -159,7 +159,7 @@ fn an_image_request_decodes_and_encodes_byte_for_byte() {
 }
 
 #[test]
-fn an_is_embed_mask_travels_as_a_bool_tensor() {
+fn is_embed_mask_is_a_bool_tensor() {
     let mut frames = frames("add_image_aux_uint8/add_is_embed", 2);
     frames.push(frame("add_image_aux_uint8/req-u8.f2.bin"));
     let add = add(&frames);
@@ -172,7 +172,7 @@ fn an_is_embed_mask_travels_as_a_bool_tensor() {
 }
 
 #[test]
-fn aux_frames_of_two_images_are_counted_from_one() {
+fn aux_frames_are_numbered_from_one() {
     let mut frames = frames("add_image_aux_uint8/add_two_images", 2);
     frames.push(frame("add_image_aux_uint8/req-u8.f2.bin"));
     frames.push(frame("add_image_aux_uint8/add_two_images.f3.bin"));
@@ -187,7 +187,7 @@ fn aux_frames_of_two_images_are_counted_from_one() {
 }
 
 #[test]
-fn an_item_of_the_receiver_cache_has_no_data() {
+fn cached_item_has_no_data() {
     for message in ["add_image_cached/add_data_none", "cache_miss/cache_miss_add"] {
         let frames = frames(message, 2);
         let add = add(&frames);
@@ -197,7 +197,7 @@ fn an_item_of_the_receiver_cache_has_no_data() {
 }
 
 #[test]
-fn a_tensor_elsewhere_is_a_map() {
+fn out_of_band_tensor_is_a_map() {
     let frames = frames("add_image_shm/add_shm_view", 2);
     let add = add(&frames);
     let pixels =
@@ -210,14 +210,14 @@ fn a_tensor_elsewhere_is_a_map() {
 }
 
 #[test]
-fn an_abort_names_requests() {
+fn abort_has_request_ids() {
     let frames = frames("abort/abort_req", 2);
     assert_eq!(request::decode(&frames).unwrap(), ClientMessage::Abort(vec!["req-long".into()]));
     assert_eq!(request::encode_abort(&["req-long".into()]), frames);
 }
 
 #[test]
-fn method_calls_carry_their_arguments() {
+fn method_calls_have_arguments() {
     let call = utility("reset_prefix_cache_req");
     assert_eq!((call.call_id, call.method.as_str()), (3, "reset_prefix_cache"));
     assert_eq!(call.args, [Value::from(false), Value::from(false)]);
@@ -232,7 +232,7 @@ fn method_calls_carry_their_arguments() {
 }
 
 #[test]
-fn method_answers_are_results_or_failures() {
+fn method_results_are_values_or_failures() {
     let answer = |message: &str| {
         let frames = frames(&format!("utility/{message}_resp"), 1);
         let outputs = outputs(&frames);
@@ -250,7 +250,7 @@ fn method_answers_are_results_or_failures() {
 }
 
 #[test]
-fn a_stream_of_outputs_reads_from_first_to_last() {
+fn stream_of_outputs_decodes() {
     let stream: Vec<_> =
         (0..4).map(|i| outputs(&frames(&format!("outputs_stream/req-u8-{i}"), 1))).collect();
     let ids: Vec<_> =
@@ -284,7 +284,7 @@ fn a_stream_of_outputs_reads_from_first_to_last() {
 }
 
 #[test]
-fn scheduler_stats_are_written_with_all_the_fields_that_vllm_writes() {
+fn scheduler_stats_have_every_field_of_vllm() {
     let frames = frames("outputs_stream/req-u8-0", 1);
     let stats = |frame: &[u8]| {
         let outputs: Value = rmpv::decode::read_value(&mut &*frame).unwrap();
@@ -296,7 +296,7 @@ fn scheduler_stats_are_written_with_all_the_fields_that_vllm_writes() {
 }
 
 #[test]
-fn a_batch_holds_outputs_of_several_requests() {
+fn batch_has_outputs_of_several_requests() {
     let batch: Vec<_> =
         (0..7).map(|i| outputs(&frames(&format!("outputs_batch/b-{i}"), 1))).collect();
     assert!(batch[0].outputs.is_empty() && batch[0].scheduler_stats.is_some());
@@ -319,7 +319,7 @@ fn a_batch_holds_outputs_of_several_requests() {
 }
 
 #[test]
-fn large_logprobs_come_as_aux_frames() {
+fn large_logprobs_are_aux_frames() {
     let frames = frames("outputs_logprobs_aux/lp-1", 5);
     let outputs = outputs(&frames);
     let new = outputs.outputs[0].new_logprobs.as_ref().unwrap();
@@ -339,7 +339,7 @@ fn large_logprobs_come_as_aux_frames() {
 }
 
 #[test]
-fn a_cache_miss_names_the_items() {
+fn cache_miss_has_missing_items() {
     let captured = frames("cache_miss/cache_miss_output", 1);
     let miss = outputs(&captured);
     assert_eq!(miss.finished_requests, ["none-miss"]);
@@ -351,9 +351,9 @@ fn a_cache_miss_names_the_items() {
     assert_eq!(several.outputs[0].mm_cache_miss_hashes, ["e".repeat(64), "d".repeat(64)]);
 }
 
-/// The frame was written by vLLM 0.33's own encoder: it is what a paused engine says.
+/// vLLM 0.33's encoder wrote the frame, which is the output of a paused engine.
 #[test]
-fn an_error_can_have_words() {
+fn error_output_has_code_with_message() {
     let captured = frames("error/paused_0_33", 1);
     let outputs = outputs(&captured);
     let error = outputs.outputs[0].error.as_ref().unwrap();
@@ -363,7 +363,7 @@ fn an_error_can_have_words() {
 }
 
 #[test]
-fn a_request_that_the_engine_cannot_prepare_ends_with_error() {
+fn failed_preprocessing_ends_with_error() {
     let captured = frames("error/preproc_error_output", 1);
     let error = outputs(&captured);
     assert_eq!(error.outputs[0].finish_reason, Some(FinishReason::Error));
@@ -372,14 +372,14 @@ fn a_request_that_the_engine_cannot_prepare_ends_with_error() {
 }
 
 #[test]
-fn an_aborted_request_brings_no_output() {
+fn aborted_request_has_no_output() {
     for message in ["abort/post_abort_1", "abort/post_abort_2"] {
         assert!(outputs(&frames(message, 1)).outputs.is_empty());
     }
 }
 
 #[test]
-fn a_dead_engine_says_so() {
+fn dead_message_decodes() {
     let frames = frames("engine_dead/engine_core_dead", 1);
     assert_eq!(output::decode(&frames).unwrap(), EngineMessage::Dead);
     assert_eq!(output::encode_dead(), frames);

@@ -1,5 +1,5 @@
-//! Whatever arrives is decoded or refused, without panic and without memory for more than what
-//! arrived; and what was encoded decodes to the same.
+//! Hostile messages: the decoders accept or refuse any bytes without a panic, and reserve no memory
+//! for more than the received bytes. Encoded messages round-trip.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use chiasm_engine::wire::{
 use chiasm_types::{Dtype, Placeholder, TokenId};
 use proptest::prelude::*;
 
-/// Tries every decoder on the message.
+/// Runs every decoder on the message.
 fn decode_all(frames: &[Bytes]) {
     let _ = output::decode(frames);
     let _ = request::decode(frames);
@@ -45,12 +45,12 @@ fn fixtures() -> Vec<Bytes> {
     collect(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures"), &mut files);
     files.sort();
     let frames: Vec<Bytes> = files.iter().map(|path| std::fs::read(path).unwrap().into()).collect();
-    // Pixels are no msgpack.
+    // Frames of pixels have no msgpack.
     frames.into_iter().filter(|frame| frame.len() < 10_000).collect()
 }
 
 #[test]
-fn every_fixture_cut_short_anywhere_is_survived() {
+fn truncated_fixtures_do_not_panic() {
     let fixtures = fixtures();
     assert!(fixtures.len() > 50);
     for frame in fixtures {
@@ -61,9 +61,9 @@ fn every_fixture_cut_short_anywhere_is_survived() {
 }
 
 #[test]
-fn lengths_that_reach_past_the_message_are_refused() {
-    // Array, map, string and extension with 2^32 − 1 elements, as the whole message and as a first
-    // field.
+fn length_past_message_is_refused() {
+    // Array, map, string and extension with 2^32 − 1 elements, as the whole message and as its
+    // first field.
     for marker in [0xdd_u8, 0xdf, 0xdb, 0xc9, 0xc6] {
         let mut claim = vec![marker, 0xff, 0xff, 0xff, 0xff];
         decode_all(&[claim.clone().into()]);
@@ -80,7 +80,7 @@ fn lengths_that_reach_past_the_message_are_refused() {
 fn deep_nesting_does_not_exhaust_the_stack() {
     let deep: Bytes = vec![0x91; 1_000_000].into();
     decode_all(std::slice::from_ref(&deep));
-    // The nesting stands once in a field that is passed over, once in one that is kept.
+    // The nesting is once in a field that is skipped, once in one that is decoded.
     let skipped =
         [&[0x9a, 0x00, 0x90, 0xc0, 0x00, 0xc0, 0xc0, 0xc0, 0xc0, 0xc0][..], &deep].concat();
     assert!(output::decode(&[skipped.into()]).is_err());
@@ -89,8 +89,8 @@ fn deep_nesting_does_not_exhaust_the_stack() {
 }
 
 #[test]
-fn fields_of_a_later_version_are_passed_over() {
-    // EngineCoreOutputs of 10 fields around an EngineCoreOutput of 19; the added ones are maps.
+fn fields_of_later_version_are_skipped() {
+    // EngineCoreOutputs of 10 fields around an EngineCoreOutput of 19; the added fields are maps.
     let mut output = vec![0xdc, 0, 19, 0xa1, b'a', 0x91, 7];
     output.extend([0xc0; 16]);
     output[7 + 11] = 0; // num_nans_in_logits
@@ -107,13 +107,13 @@ fn fields_of_a_later_version_are_passed_over() {
 }
 
 #[test]
-fn keys_of_a_later_version_are_passed_over() {
+fn keys_of_later_version_are_skipped() {
     let hello = b"\x83\xa6status\xa5HELLO\xa8new_keys\x92\x01\xc0\xa8headless\xc3";
     assert_eq!(Hello::decode(&Bytes::from_static(hello)).unwrap(), Hello::hello());
 }
 
 #[test]
-fn a_missing_aux_frame_is_named() {
+fn missing_aux_frame_is_named() {
     let tensor = WireTensor::new(Dtype::U8, vec![300], vec![0; 300].into()).unwrap();
     let item = MmItem(vec![("pixel_values".into(), MmField::batched(tensor, false))]);
     let mut frames = request::encode(&with_item(item));
@@ -124,7 +124,7 @@ fn a_missing_aux_frame_is_named() {
 }
 
 #[test]
-fn bytes_that_do_not_fit_their_shape_are_refused() {
+fn tensor_size_mismatch_is_refused() {
     let tensor = WireTensor::new(Dtype::U8, vec![300], vec![0; 300].into()).unwrap();
     let item = MmItem(vec![("pixel_values".into(), MmField::batched(tensor, false))]);
     let mut frames = request::encode(&with_item(item));
@@ -136,7 +136,7 @@ fn bytes_that_do_not_fit_their_shape_are_refused() {
 }
 
 #[test]
-fn what_is_not_implemented_is_refused_by_name() {
+fn unimplemented_field_is_refused_by_name() {
     // pooling_params, at position 4
     let pooling = b"\x99\xa1a\x90\xc0\x80\x81\xa1k\x01\x00\xc0\xc0\xc0";
     let error =
@@ -222,7 +222,8 @@ prop_compose! {
         mm_hash in any::<Option<String>>(),
         identifier in any::<String>(),
     ) -> MmFeature {
-        let pixels = WireTensor::new(Dtype::BF16, vec![rows, 12], vec![7; rows * 24].into()).unwrap();
+        let pixels = Bytes::from(vec![7; rows * 24]);
+        let pixels = WireTensor::new(Dtype::BF16, vec![rows, 12], pixels).unwrap();
         let scalar = WireTensor::new(Dtype::I64, vec![], vec![1; 8].into()).unwrap();
         let item = MmItem(vec![
             ("pixel_values".into(), MmField::flat(pixels, rows)),
@@ -239,7 +240,7 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn a_request()(
+    fn arbitrary_request()(
         request_id in any::<String>(),
         prompt_token_ids in tokens().prop_map(std::sync::Arc::new),
         mm_features in proptest::collection::vec(feature(), 0..4),
@@ -254,10 +255,22 @@ prop_compose! {
         reasoning_ended in any::<Option<bool>>(),
         reasoning_variables in proptest::collection::vec(any::<(String, bool)>(), 0..3),
     ) -> EngineCoreRequest {
-        let lora_request = lora.map(|(name, id, path)| std::sync::Arc::new(LoraRequest { name, id, path }));
+        let lora_request =
+            lora.map(|(name, id, path)| std::sync::Arc::new(LoraRequest { name, id, path }));
         EngineCoreRequest {
-            request_id, prompt_token_ids, mm_features, sampling_params, arrival_time, lora_request, cache_salt,
-            client_index, priority, trace_headers, external_req_id, reasoning_ended, reasoning_variables,
+            request_id,
+            prompt_token_ids,
+            mm_features,
+            sampling_params,
+            arrival_time,
+            lora_request,
+            cache_salt,
+            client_index,
+            priority,
+            trace_headers,
+            external_req_id,
+            reasoning_ended,
+            reasoning_variables,
         }
     }
 }
@@ -282,7 +295,7 @@ fn logprobs() -> impl Strategy<Value = Option<Logprobs>> {
 }
 
 prop_compose! {
-    fn an_output()(
+    fn arbitrary_output()(
         request_id in any::<String>(),
         new_token_ids in tokens(),
         new_logprobs in logprobs(),
@@ -296,21 +309,37 @@ prop_compose! {
         num_nans_in_logits in any::<u64>(),
         mm_cache_miss_hashes in proptest::collection::vec(any::<String>(), 0..3),
     ) -> EngineCoreOutput {
-        let reasons = [FinishReason::Stop, FinishReason::Length, FinishReason::Abort, FinishReason::Error, FinishReason::Repetition];
+        let reasons = [
+            FinishReason::Stop,
+            FinishReason::Length,
+            FinishReason::Abort,
+            FinishReason::Error,
+            FinishReason::Repetition,
+        ];
+        let reason =
+            |code: u32| reasons.get(code as usize).copied().unwrap_or(FinishReason::Other(code));
         EngineCoreOutput {
-            request_id, new_token_ids, new_logprobs, prompt_logprobs, num_nans_in_logits, mm_cache_miss_hashes,
-            finish_reason: finish.map(|code| reasons.get(code as usize).copied().unwrap_or(FinishReason::Other(code))),
+            request_id,
+            new_token_ids,
+            new_logprobs,
+            prompt_logprobs,
+            num_nans_in_logits,
+            mm_cache_miss_hashes,
+            finish_reason: finish.map(reason),
             stop_reason: stop,
-            prefill_stats: cached.map(|num_cached_tokens| PrefillStats { num_cached_tokens, ..PrefillStats::default() }),
+            prefill_stats: cached.map(|num_cached_tokens| PrefillStats {
+                num_cached_tokens,
+                ..PrefillStats::default()
+            }),
             ..EngineCoreOutput::default()
         }
     }
 }
 
 prop_compose! {
-    fn some_outputs()(
+    fn arbitrary_outputs()(
         engine_index in any::<u32>(),
-        outputs in proptest::collection::vec(an_output(), 0..4),
+        outputs in proptest::collection::vec(arbitrary_output(), 0..4),
         running in any::<Option<u64>>(),
         usage in 0.0..1.0,
         timestamp in finite(),
@@ -320,11 +349,18 @@ prop_compose! {
         weight_version in any::<Option<String>>(),
     ) -> EngineCoreOutputs {
         EngineCoreOutputs {
-            engine_index, outputs, timestamp, finished_requests, weight_version,
+            engine_index,
+            outputs,
+            timestamp,
+            finished_requests,
+            weight_version,
             scheduler_stats: running.map(|num_running_reqs| SchedulerStats {
                 num_running_reqs,
                 kv_cache_usage: usage,
-                prefix_cache_stats: PrefixCacheStats { hits: num_running_reqs, ..PrefixCacheStats::default() },
+                prefix_cache_stats: PrefixCacheStats {
+                    hits: num_running_reqs,
+                    ..PrefixCacheStats::default()
+                },
                 ..SchedulerStats::default()
             }),
             utility_output: utility.map(|(call_id, result)| UtilityOutput {
@@ -339,25 +375,30 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn requests_survive_the_wire(request in a_request()) {
+    fn requests_round_trip(request in arbitrary_request()) {
         let decoded = request::decode(&request::encode(&request)).unwrap();
         prop_assert_eq!(decoded, chiasm_engine::wire::ClientMessage::Add(Box::new(request)));
     }
 
     #[test]
-    fn outputs_survive_the_wire(outputs in some_outputs()) {
+    fn outputs_round_trip(outputs in arbitrary_outputs()) {
         let decoded = output::decode(&output::encode(&outputs)).unwrap();
         prop_assert_eq!(decoded, EngineMessage::Outputs(outputs));
     }
 
     #[test]
-    fn any_bytes_are_survived(frames in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..200), 0..4)) {
+    fn arbitrary_bytes_do_not_panic(
+        frames in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..200), 0..4),
+    ) {
         let frames: Vec<Bytes> = frames.into_iter().map(Bytes::from).collect();
         decode_all(&frames);
     }
 
     #[test]
-    fn changed_fixtures_are_survived(pick in any::<prop::sample::Index>(), changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6)) {
+    fn changed_fixtures_do_not_panic(
+        pick in any::<prop::sample::Index>(),
+        changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+    ) {
         thread_local!(static FIXTURES: Vec<Bytes> = fixtures());
         let mut frame = FIXTURES.with(|fixtures| pick.get(fixtures).to_vec());
         if !frame.is_empty() {

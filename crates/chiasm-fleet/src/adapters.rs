@@ -1,18 +1,17 @@
 //! LoRA adapters that requests may name in place of the model.
 //!
-//! What clients call an adapter is not what engines call it: there its name has the stamp of its
-//! content behind it (`found`), so that an adapter which is loaded again under a name, or was
-//! changed where it lies, shares no block of any KV cache with the one before, and no engine takes
-//! one for the other. The same content has the same stamp after a restart of this process, and
-//! engines that outlive it keep adapter and blocks.
+//! Clients and engines use different names for an adapter. The engines' name is the clients' name
+//! followed by a stamp of the adapter's content (`found`). An adapter that is reloaded with other
+//! content therefore shares no KV blocks with its predecessor, and engines never confuse the two.
+//! The stamp of the same content is the same after a restart of this process, so engines that
+//! outlive this process keep adapter and blocks.
 //!
-//! Agents have adapters of their own, which they tell of: requests may name them for as long as an
-//! agent has them. Which of several contents a name stands for is not changed while any agent has
-//! it.
+//! Agents report adapters that are preloaded in their engines. Requests may name these while an
+//! agent has them. If agents have different contents under one name, the name keeps its content
+//! while any agent has it.
 //!
-//! An adapter that was unloaded is forgotten by the engines when the last request with it has
-//! ended: an engine that is made to forget one it needs reads it again within a step, and dies if
-//! it can't.
+//! Engines unload an adapter only when the last request with it has ended. An engine that needs an
+//! unloaded adapter reads it again within a step, and dies if it can't.
 
 mod found;
 
@@ -21,25 +20,25 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 
-use chiasm_backend::{Adapter, AdapterError, OwnAdapter, adapter_engine_name};
+use chiasm_backend::{Adapter, AdapterError, PreloadedAdapter, adapter_engine_name};
 use chiasm_types::WorkerId;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
-pub use found::{AdapterFiles, Stamps};
+pub use found::{AdapterFiles, StampSource};
 
-/// What clients call an adapter, and where it is.
+/// An adapter's name and folder, as configured or requested.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AdapterSource {
     /// The name in requests.
     pub name: String,
-    /// Its folder, as it was given.
+    /// The folder, as it was given.
     pub path: String,
 }
 
-/// Why an adapter can't be loaded, or unloaded.
+/// An error while an adapter is loaded or unloaded.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LoadError {
-    /// A field that is needed is empty.
+    /// A required field is empty.
     #[error("'{0}' must not be empty")]
     Empty(&'static str),
     /// The model has this name.
@@ -51,64 +50,64 @@ pub enum LoadError {
     /// No adapter has this name.
     #[error("the adapter '{0}' is not loaded")]
     NotLoaded(String),
-    /// Agents have it: it is theirs to load and unload.
+    /// The adapter is preloaded by agents, which alone may load and unload it.
     #[error(
         "the adapter '{0}' is one of agents, which load what chiasm agent is given (--lora-modules)"
     )]
-    OfAgents(String),
-    /// There are as many as there may be. Those that were unloaded count until their last request
+    OwnedByAgents(String),
+    /// The maximum number of adapters is reached. Unloaded adapters count until their last request
     /// has ended.
     #[error("there are {0} adapters, as many as allowed (--max-lora-adapters)")]
     Full(usize),
-    /// Its files are not what they should be.
+    /// The adapter's files are invalid.
     #[error("{path}: {problem}")]
     Files {
-        /// Where it was looked for.
+        /// The file or folder with the problem.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
-    /// An engine does not take it.
+    /// An engine refuses the adapter.
     #[error("{0}")]
     Engine(#[from] AdapterError),
-    /// No engine is there to take it.
+    /// No engine is ready to load the adapter.
     #[error("no engine is ready yet")]
     NoEngine,
 }
 
-/// An adapter that requests may name. Whoever needs it in an engine holds on to it.
+/// An adapter that requests may name. The engines keep it loaded while there is a reference to it.
 #[derive(Debug)]
 pub struct ServedAdapter {
     /// The name in requests.
     pub name: String,
-    /// Its folder, as it was given.
+    /// The folder, as it was given.
     pub root: String,
     engine: Arc<Adapter>,
     stamp: [u8; 8],
-    /// Whether workers have it by themselves. No other can be made to load it.
-    pub is_offered: bool,
-    /// Taken when the adapter goes.
-    leaving: Option<Leaving>,
-    left: mpsc::UnboundedSender<Leaving>,
+    /// `true` if workers have the adapter preloaded. No other worker can load it then.
+    pub is_preloaded: bool,
+    /// Sent when the last reference to the adapter is dropped.
+    on_drop: Option<UnusedAdapter>,
+    unused: mpsc::UnboundedSender<UnusedAdapter>,
 }
 
 impl ServedAdapter {
-    /// What engines know it by.
+    /// Returns the adapter in the form that engines load.
     pub fn engine(&self) -> &Arc<Adapter> {
         &self.engine
     }
 
-    /// Whether this is what was found at a source.
-    pub fn is(&self, source: &AdapterSource, files: &AdapterFiles) -> bool {
+    /// Returns `true` if this adapter has the name of `source` and the content of `files`.
+    pub fn matches(&self, source: &AdapterSource, files: &AdapterFiles) -> bool {
         self.engine.name == adapter_engine_name(&source.name, files.stamp)
     }
 
-    /// What tells its content from others.
+    /// Returns the stamp of the adapter's content.
     pub fn stamp(&self) -> [u8; 8] {
         self.stamp
     }
 
-    /// The id that engines know it by.
+    /// Returns the adapter's id in engines.
     pub fn id(&self) -> NonZeroU32 {
         self.engine.id
     }
@@ -116,38 +115,39 @@ impl ServedAdapter {
 
 impl Drop for ServedAdapter {
     fn drop(&mut self) {
-        if let Some(leaving) = self.leaving.take() {
-            // Nobody listens once the fleet is gone.
-            let _ = self.left.send(leaving);
+        if let Some(adapter) = self.on_drop.take() {
+            // Fails if the fleet no longer exists.
+            let _ = self.unused.send(adapter);
         }
     }
 }
 
-/// An adapter that nobody needs any more; its place is free when engines have forgotten it.
+/// An adapter without references. It counts against the maximum number of adapters until it is
+/// dropped, which should be after the engines have unloaded it.
 #[derive(Debug)]
-pub struct Leaving {
-    /// The adapter, by the name that engines have for it.
+pub struct UnusedAdapter {
+    /// The adapter in the form that engines know.
     pub adapter: Arc<Adapter>,
-    /// Whether workers had it by themselves.
-    pub was_offered: bool,
-    _place: OwnedSemaphorePermit,
+    /// `true` if workers had the adapter preloaded.
+    pub was_preloaded: bool,
+    _permit: OwnedSemaphorePermit,
 }
 
-/// All adapters that are served.
+/// All served adapters, by name.
 #[derive(Debug)]
 pub struct Adapters {
     served: RwLock<BTreeMap<String, Arc<ServedAdapter>>>,
-    /// What workers have by themselves, as each of them has last told.
-    offers: Mutex<BTreeMap<WorkerId, Vec<OwnAdapter>>>,
+    /// The adapters that each worker last reported as preloaded.
+    preloaded: Mutex<BTreeMap<WorkerId, Vec<PreloadedAdapter>>>,
     /// The model's name, which no adapter can have.
     model: String,
-    stamps: Stamps,
+    stamp_source: StampSource,
     limit: usize,
-    places: Arc<Semaphore>,
-    left: mpsc::UnboundedSender<Leaving>,
-    /// Taken by whoever tells engines.
-    leavings: Mutex<Option<mpsc::UnboundedReceiver<Leaving>>>,
-    /// Held by whoever loads or unloads.
+    permits: Arc<Semaphore>,
+    unused: mpsc::UnboundedSender<UnusedAdapter>,
+    /// `None` once the task that unloads adapters has taken the receiver.
+    unused_receiver: Mutex<Option<mpsc::UnboundedReceiver<UnusedAdapter>>>,
+    /// Serializes loading and unloading.
     pub changes: tokio::sync::Mutex<()>,
 }
 
@@ -158,170 +158,185 @@ impl Default for Adapters {
 }
 
 impl Adapters {
-    /// None yet, and so many at most.
+    /// Creates an empty set for at most `limit` adapters.
     pub fn new(limit: usize) -> Self {
-        let (left, leavings) = mpsc::unbounded_channel();
+        let (unused, unused_receiver) = mpsc::unbounded_channel();
         let limit = limit.min(Semaphore::MAX_PERMITS);
         Self {
             served: RwLock::default(),
-            offers: Mutex::default(),
+            preloaded: Mutex::default(),
             model: String::new(),
-            stamps: Stamps::default(),
+            stamp_source: StampSource::default(),
             limit,
-            places: Arc::new(Semaphore::new(limit)),
-            left,
-            leavings: Mutex::new(Some(leavings)),
+            permits: Arc::new(Semaphore::new(limit)),
+            unused,
+            unused_receiver: Mutex::new(Some(unused_receiver)),
             changes: tokio::sync::Mutex::default(),
         }
     }
 
-    /// The same, beside a model of this name.
+    /// Sets the model's name, which no adapter can have.
     #[must_use]
-    pub fn beside(self, model: &str) -> Self {
+    pub fn with_model(self, model: &str) -> Self {
         Self { model: model.to_owned(), ..self }
     }
 
-    /// The same, whose contents are told apart so.
+    /// Sets the source of the adapters' stamps.
     #[must_use]
-    pub fn with_stamps(self, stamps: Stamps) -> Self {
-        Self { stamps, ..self }
+    pub fn with_stamp_source(self, stamp_source: StampSource) -> Self {
+        Self { stamp_source, ..self }
     }
 
-    /// How contents are told apart.
-    pub fn stamps(&self) -> Stamps {
-        self.stamps
+    /// Returns the source of the adapters' stamps.
+    pub fn stamp_source(&self) -> StampSource {
+        self.stamp_source
     }
 
-    /// Serves an adapter before there are engines: they load it when they come.
+    /// Serves an adapter before there are engines, which load it when they connect.
     ///
     /// # Errors
-    /// [`LoadError`] if the name is taken or there are too many.
+    /// Returns an error if the name is taken, or the maximum number of adapters is reached.
     pub fn serve(&self, source: &AdapterSource, files: &AdapterFiles) -> Result<(), LoadError> {
         if self.get(&source.name).is_some() {
             return Err(LoadError::IsLoaded(source.name.clone()));
         }
-        self.insert(self.make(source, files)?);
+        self.insert(self.build(source, files)?);
         Ok(())
     }
 
-    /// Takes note of what a worker has by itself, in place of what it had before.
-    pub fn offer(&self, worker: WorkerId, own: Vec<OwnAdapter>) {
-        let mut offers = self.offers();
-        match own.is_empty() {
-            true => offers.remove(&worker),
-            false => offers.insert(worker, own),
-        };
-        self.settle(&offers);
+    /// Replaces the adapters that a worker reports as preloaded.
+    pub fn set_preloaded(&self, worker: WorkerId, adapters: Vec<PreloadedAdapter>) {
+        let mut preloaded = self.preloaded();
+        if adapters.is_empty() {
+            preloaded.remove(&worker);
+        } else {
+            preloaded.insert(worker, adapters);
+        }
+        self.reconcile(&preloaded);
     }
 
-    /// Serves what workers have by themselves, one content of each name, and nothing else of what
-    /// was served for that reason.
-    fn settle(&self, offers: &BTreeMap<WorkerId, Vec<OwnAdapter>>) {
-        let all = || offers.values().flatten();
-        let is_there = |served: &ServedAdapter| {
-            all().any(|own| own.stamp == served.stamp && own.name == served.name)
+    /// Serves the preloaded adapters, one content per name, and drops served ones that no worker
+    /// has preloaded any more.
+    fn reconcile(&self, preloaded: &BTreeMap<WorkerId, Vec<PreloadedAdapter>>) {
+        let all = || preloaded.values().flatten();
+        let is_present = |served: &ServedAdapter| {
+            all().any(|adapter| adapter.stamp == served.stamp && adapter.name == served.name)
         };
-        self.write().retain(|_, served| !served.is_offered || is_there(served));
-        for own in all() {
-            if own.name == self.model {
+        self.write().retain(|_, served| !served.is_preloaded || is_present(served));
+        for adapter in all() {
+            let name = &adapter.name;
+            if *name == self.model {
                 tracing::warn!(
-                    adapter = own.name,
-                    "a LoRA adapter of an agent has the model's name: nobody can ask for it"
+                    adapter = name,
+                    "a LoRA adapter of an agent has the model's name, so requests can't name it"
                 );
                 continue;
             }
-            if self.get(&own.name).is_some() {
+            if self.get(name).is_some() {
                 continue;
             }
-            match self.take_in(own) {
+            match self.build_preloaded(adapter) {
                 Ok(adapter) => {
-                    tracing::info!(adapter = own.name, "serving a LoRA adapter of agents");
-                    // One that was loaded here in this moment stays.
-                    self.write().entry(own.name.clone()).or_insert(adapter);
+                    tracing::info!(adapter = name, "serving a LoRA adapter of agents");
+                    // An adapter that was loaded here at the same moment stays.
+                    self.write().entry(name.clone()).or_insert(adapter);
                 }
                 Err(error) => {
-                    tracing::warn!(adapter = own.name, %error, "a LoRA adapter of an agent is not served")
+                    tracing::warn!(
+                        adapter = name, %error,
+                        "a LoRA adapter of an agent is not served"
+                    );
                 }
             }
         }
     }
 
-    fn take_in(&self, own: &OwnAdapter) -> Result<Arc<ServedAdapter>, LoadError> {
-        let source = AdapterSource { name: own.name.clone(), path: own.root.clone() };
-        let files = AdapterFiles { path: own.root.clone(), rank: None, stamp: own.stamp };
-        self.make_of(&source, &files, true)
+    fn build_preloaded(&self, adapter: &PreloadedAdapter) -> Result<Arc<ServedAdapter>, LoadError> {
+        let source = AdapterSource { name: adapter.name.clone(), path: adapter.root.clone() };
+        let files = AdapterFiles { path: adapter.root.clone(), rank: None, stamp: adapter.stamp };
+        self.build_with(&source, &files, true)
     }
 
-    /// The adapter of this name.
+    /// Returns the served adapter with this name.
     pub fn get(&self, name: &str) -> Option<Arc<ServedAdapter>> {
         self.served.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
     }
 
-    /// All of them, by their names.
+    /// Returns all served adapters, ordered by name.
     pub fn all(&self) -> Vec<Arc<ServedAdapter>> {
         self.served.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
-    /// An adapter that is not served yet.
-    pub fn make(
+    /// Creates an adapter that is not served yet.
+    ///
+    /// # Errors
+    /// Returns [`LoadError::Full`] if the maximum number of adapters is reached.
+    pub fn build(
         &self,
         source: &AdapterSource,
         files: &AdapterFiles,
     ) -> Result<Arc<ServedAdapter>, LoadError> {
-        self.make_of(source, files, false)
+        self.build_with(source, files, false)
     }
 
-    fn make_of(
+    fn build_with(
         &self,
         source: &AdapterSource,
         files: &AdapterFiles,
-        is_offered: bool,
+        is_preloaded: bool,
     ) -> Result<Arc<ServedAdapter>, LoadError> {
-        let place =
-            self.places.clone().try_acquire_owned().map_err(|_| LoadError::Full(self.limit))?;
+        let permit =
+            self.permits.clone().try_acquire_owned().map_err(|_| LoadError::Full(self.limit))?;
         let engine = Arc::new(Adapter {
             id: self.free_id(files.id()),
             name: adapter_engine_name(&source.name, files.stamp),
             path: files.path.clone(),
         });
-        let leaving =
-            Some(Leaving { adapter: engine.clone(), was_offered: is_offered, _place: place });
-        let (name, root) = (source.name.clone(), source.path.clone());
-        let (stamp, left) = (files.stamp, self.left.clone());
-        Ok(Arc::new(ServedAdapter { name, root, engine, stamp, is_offered, leaving, left }))
+        let on_drop =
+            UnusedAdapter { adapter: engine.clone(), was_preloaded: is_preloaded, _permit: permit };
+        Ok(Arc::new(ServedAdapter {
+            name: source.name.clone(),
+            root: source.path.clone(),
+            engine,
+            stamp: files.stamp,
+            is_preloaded,
+            on_drop: Some(on_drop),
+            unused: self.unused.clone(),
+        }))
     }
 
-    /// Lets requests name the adapter. Returns the one that had the name.
+    /// Serves an adapter. Returns the adapter that had its name before.
     pub fn insert(&self, adapter: Arc<ServedAdapter>) -> Option<Arc<ServedAdapter>> {
         self.write().insert(adapter.name.clone(), adapter)
     }
 
-    /// No further request may name it, but where workers have one of the name by themselves.
+    /// Removes an adapter and returns it. Requests may still use the name if workers have an
+    /// adapter of this name preloaded.
     pub fn remove(&self, name: &str) -> Option<Arc<ServedAdapter>> {
-        let offers = self.offers();
+        let preloaded = self.preloaded();
         let removed = self.write().remove(name);
-        self.settle(&offers);
+        self.reconcile(&preloaded);
         removed
     }
 
-    /// Those that nobody needs any more, as they come. `None` for all but the first who asks.
-    pub fn leavings(&self) -> Option<mpsc::UnboundedReceiver<Leaving>> {
-        self.leavings.lock().unwrap_or_else(PoisonError::into_inner).take()
+    /// Returns the receiver of adapters without references. Returns `None` from the second call on.
+    pub fn take_unused(&self) -> Option<mpsc::UnboundedReceiver<UnusedAdapter>> {
+        self.unused_receiver.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    fn offers(&self) -> MutexGuard<'_, BTreeMap<WorkerId, Vec<OwnAdapter>>> {
-        self.offers.lock().unwrap_or_else(PoisonError::into_inner)
+    fn preloaded(&self) -> MutexGuard<'_, BTreeMap<WorkerId, Vec<PreloadedAdapter>>> {
+        self.preloaded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, BTreeMap<String, Arc<ServedAdapter>>> {
         self.served.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first id from this one on that no adapter has which is served.
+    /// Returns the first id from `id` on that no served adapter has.
     fn free_id(&self, mut id: NonZeroU32) -> NonZeroU32 {
         let served = self.served.read().unwrap_or_else(PoisonError::into_inner);
         while served.values().any(|other| other.id() == id) {
-            id = found::following(id);
+            id = found::next_id(id);
         }
         id
     }

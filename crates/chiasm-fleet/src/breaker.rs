@@ -1,11 +1,11 @@
-//! A circuit breaker: keeps requests away from a worker that fails, for a growing pause.
+//! A circuit breaker: keeps requests away from a failing worker for growing pauses.
 //!
 //! A worker that fails at once looks idle, so it would draw nearly all requests. After
 //! [`FAILURES_TO_OPEN`] failures in a row its breaker opens, and it gets no requests. After a pause
 //! the breaker is half-open: one request, the probe, may try the worker. If the probe succeeds, the
 //! breaker closes; if it fails, the breaker opens for twice as long.
 //!
-//! The breaker knows no clock and no worker: callers pass the time and the outcomes of requests.
+//! The breaker has no clock and no worker: callers pass the time and the outcomes of requests.
 
 use std::time::Duration;
 
@@ -14,32 +14,33 @@ use tokio::time::Instant;
 
 use crate::backoff::Backoff;
 
-/// The number of failures in a row that opens a breaker: more than a single bad request causes with
-/// all its moves, and few enough that a broken worker costs a handful of requests. Envoy's default,
-/// too.
+/// The number of failures in a row that opens a breaker.
+///
+/// It is more than a single bad request causes with all its moves, and few enough that a broken
+/// worker costs only a handful of requests. Envoy has the same default.
 pub(crate) const FAILURES_TO_OPEN: u32 = 5;
-/// The longest pause between two probes, as between two starts of an engine.
+/// The maximum pause between two probes. The same as between two starts of an engine.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
-/// The longest pause that a server can ask for with `Retry-After`. A probe before the end of a
-/// longer one costs no client anything, because a server that refuses has not begun.
+/// The maximum pause that a server can request with `Retry-After`. Probing earlier than requested
+/// costs no client anything, because a server that refuses a request has not begun it.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
-/// The shortest such pause: every request would try a server that asks for less.
+/// The minimum of such a pause. With a shorter one, every request would try the server.
 const MIN_RETRY_AFTER: Duration = Duration::from_millis(100);
 
-/// The state of a worker's breaker, as reports and metrics name it.
+/// The state of a worker's breaker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BreakerState {
     /// The worker gets requests.
     #[default]
     Closed,
-    /// The worker gets none, because it fails.
+    /// The worker fails and gets no requests.
     Open,
     /// The worker gets one request, whose outcome closes or reopens the breaker.
     HalfOpen,
 }
 
 impl BreakerState {
-    /// The name in reports and metrics.
+    /// Returns the name in reports and metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Closed => "closed",
@@ -56,33 +57,35 @@ pub enum WorkerFault {
     Failed {
         /// The HTTP status for clients.
         status: u16,
-        /// The words of the server, without its address.
+        /// The server's error message, without its address.
         message: String,
     },
     /// The worker refuses the operator's key.
     KeyRefused {
-        /// The words of the server, without its address.
+        /// The server's error message, without its address.
         message: String,
     },
-    /// The worker takes no requests before `until`.
+    /// The worker accepts no requests before `until`.
     Overloaded {
         /// The HTTP status for clients, 429 or 503.
         status: u16,
-        /// The end of the pause that the worker asks for.
+        /// The end of the pause that the worker requested.
         until: Instant,
-        /// The words of the server, without its address.
+        /// The server's error message, without its address.
         message: String,
     },
     /// The worker does not have the model.
     UnknownModel {
-        /// The words of the server, without its address.
+        /// The server's error message, without its address.
         message: String,
     },
 }
 
 impl WorkerFault {
-    /// Returns the worker's fault in a job's error. `None` if the job is at fault, or if the worker
-    /// had no room or has left, which its load and its condition already show.
+    /// Returns the worker's fault in a job's error.
+    ///
+    /// Returns `None` if the job is at fault, or if the worker had no capacity or has left: its
+    /// load and its condition already show those.
     pub fn from_error(error: &JobError, now: Instant) -> Option<Self> {
         match error {
             JobError::Dead(death) => Some(Self::Failed { status: 502, message: death.to_string() }),
@@ -104,7 +107,7 @@ impl WorkerFault {
         }
     }
 
-    /// Returns the server's words.
+    /// Returns the server's error message.
     pub fn message(&self) -> &str {
         match self {
             Self::Failed { message, .. }
@@ -115,13 +118,13 @@ impl WorkerFault {
     }
 }
 
-/// The breaker of one worker. A worker whose backend is connected again gets a new one.
+/// The breaker of one worker. A worker that reconnects gets a new one.
 #[derive(Debug)]
 pub(crate) struct Breaker {
     state: State,
-    /// Failures since the last success.
+    /// The number of failures since the last success.
     failures: u32,
-    /// The last failure, until a success.
+    /// The last failure since the last success.
     fault: Option<WorkerFault>,
     pauses: Backoff,
     closed_at: Instant,
@@ -137,13 +140,13 @@ enum State {
 /// The effect of an outcome on a breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// Nothing that the router has to know.
+    /// No change that affects routing.
     None,
-    /// The breaker opened. `is_first` is false if a probe has failed.
+    /// The breaker opened. `is_first` is false if it reopened after a failed probe.
     Opened { is_first: bool },
     /// The breaker closed.
     Closed,
-    /// One request may try the worker.
+    /// The breaker became half-open without a probe in flight.
     HalfOpened,
 }
 
@@ -175,7 +178,7 @@ impl Breaker {
     }
 
     /// Returns `true` if the breaker is half-open and no probe is in flight.
-    pub(crate) fn wants_probe(&self) -> bool {
+    pub(crate) fn needs_probe(&self) -> bool {
         self.state == State::HalfOpen { is_probing: false }
     }
 
@@ -189,7 +192,7 @@ impl Breaker {
 
     /// Records that a request goes to the worker. Returns `true` if that request is the probe.
     pub(crate) fn begin(&mut self) -> bool {
-        let is_probe = self.wants_probe();
+        let is_probe = self.needs_probe();
         if is_probe {
             self.state = State::HalfOpen { is_probing: true };
         }
@@ -229,21 +232,21 @@ impl Breaker {
 
     /// Records that the worker failed with a request.
     pub(crate) fn failed(&mut self, fault: WorkerFault, now: Instant) -> Change {
-        let asked_until = match &fault {
+        let requested_until = match &fault {
             WorkerFault::Overloaded { until, .. } => Some(*until),
             _ => None,
         };
-        let is_key = matches!(fault, WorkerFault::KeyRefused { .. });
+        let is_key_refused = matches!(fault, WorkerFault::KeyRefused { .. });
         let is_first = self.state == State::Closed;
         self.failures = self.failures.saturating_add(1);
         self.fault = Some(fault);
-        match (self.state, asked_until) {
-            (State::Open { until }, asked_until) => {
-                self.state = State::Open { until: until.max(asked_until.unwrap_or(until)) };
+        match (self.state, requested_until) {
+            (State::Open { until }, requested_until) => {
+                self.state = State::Open { until: until.max(requested_until.unwrap_or(until)) };
                 return Change::None;
             }
             (_, Some(until)) => self.state = State::Open { until },
-            (State::Closed, None) if self.failures < FAILURES_TO_OPEN && !is_key => {
+            (State::Closed, None) if self.failures < FAILURES_TO_OPEN && !is_key_refused => {
                 return Change::None;
             }
             (State::Closed, None) => self.open(now, now.saturating_duration_since(self.closed_at)),
@@ -256,8 +259,8 @@ impl Breaker {
         self.state = State::Open { until: now + self.pauses.pause_after(healthy_for) };
     }
 
-    /// Ends the pause if it is over.
-    pub(crate) fn elapsed(&mut self, now: Instant) -> Change {
+    /// Makes an open breaker half-open if its pause is over.
+    pub(crate) fn end_pause(&mut self, now: Instant) -> Change {
         match self.state {
             State::Open { until } if until <= now => {
                 self.state = State::HalfOpen { is_probing: false };
@@ -280,7 +283,7 @@ mod tests {
         Duration::from_secs_f64(seconds)
     }
 
-    /// A breaker that has just opened, and the end of its pause.
+    /// Returns a breaker that has just opened, and the end of its pause.
     fn opened(now: Instant) -> (Breaker, Instant) {
         let mut breaker = Breaker::new(now);
         for _ in 1..FAILURES_TO_OPEN {
@@ -312,11 +315,11 @@ mod tests {
         let now = Instant::now();
         let (mut breaker, until) = opened(now);
         assert_eq!(
-            (breaker.begin(), breaker.elapsed(until - seconds(0.001))),
+            (breaker.begin(), breaker.end_pause(until - seconds(0.001))),
             (false, Change::None)
         );
         assert_eq!(
-            (breaker.elapsed(until), breaker.state()),
+            (breaker.end_pause(until), breaker.state()),
             (Change::HalfOpened, BreakerState::HalfOpen)
         );
         assert_eq!((breaker.begin(), breaker.begin()), (true, false), "one probe at a time");
@@ -334,7 +337,7 @@ mod tests {
         let mut pauses = vec![until - now];
         for _ in 0..8 {
             now = until;
-            breaker.elapsed(now);
+            breaker.end_pause(now);
             assert!(breaker.begin());
             assert_eq!(breaker.failed(failed(), now), Change::Opened { is_first: false });
             until = breaker.open_until().unwrap();
@@ -347,7 +350,7 @@ mod tests {
     fn pauses_start_over_after_a_healthy_minute() {
         for (healthy_for, pause) in [(seconds(59.0), seconds(1.0)), (seconds(60.0), seconds(0.5))] {
             let (mut breaker, until) = opened(Instant::now());
-            breaker.elapsed(until);
+            breaker.end_pause(until);
             breaker.begin();
             breaker.succeeded(until);
             let now = until + healthy_for;
@@ -359,12 +362,12 @@ mod tests {
     }
 
     #[test]
-    fn probe_without_an_outcome_makes_room_for_another() {
+    fn probe_without_outcome_admits_another() {
         let (mut breaker, until) = opened(Instant::now());
-        breaker.elapsed(until);
-        assert!(breaker.begin() && !breaker.wants_probe());
+        breaker.end_pause(until);
+        assert!(breaker.begin() && !breaker.needs_probe());
         assert_eq!(breaker.probe_ended(), Change::HalfOpened);
-        assert!(breaker.wants_probe() && breaker.begin());
+        assert!(breaker.needs_probe() && breaker.begin());
         // A probe whose outcome is known changes nothing when it ends.
         breaker.succeeded(until);
         assert_eq!(breaker.probe_ended(), Change::None);
@@ -380,36 +383,37 @@ mod tests {
     }
 
     #[test]
-    fn overloaded_server_gets_the_pause_it_asks_for() {
+    fn overloaded_server_gets_the_requested_pause() {
         let now = Instant::now();
-        let overloaded = |asked: f64| {
+        let overloaded = |requested: f64| {
             let error = JobError::Overloaded {
                 status: 429,
-                retry_after: seconds(asked),
+                retry_after: seconds(requested),
                 message: String::new(),
             };
             WorkerFault::from_error(&error, now).unwrap()
         };
-        for (asked, kept) in [(7.0, 7.0), (86_400.0, 60.0), (0.0, 0.1)] {
+        for (requested, granted) in [(7.0, 7.0), (86_400.0, 60.0), (0.0, 0.1)] {
             let mut breaker = Breaker::new(now);
-            assert_eq!(breaker.failed(overloaded(asked), now), Change::Opened { is_first: true });
-            assert_eq!(breaker.open_until(), Some(now + seconds(kept)));
+            let change = breaker.failed(overloaded(requested), now);
+            assert_eq!(change, Change::Opened { is_first: true });
+            assert_eq!(breaker.open_until(), Some(now + seconds(granted)));
         }
         let mut breaker = Breaker::new(now);
         breaker.failed(overloaded(5.0), now);
         breaker.failed(overloaded(9.0), now);
         breaker.failed(overloaded(2.0), now);
-        assert_eq!(breaker.succeeded(now), Change::None, "of a request that began before");
+        assert_eq!(breaker.succeeded(now), Change::None, "the request began before");
         assert_eq!(breaker.open_until(), Some(now + seconds(9.0)));
     }
 
     #[test]
-    fn fault_of_a_job_is_not_the_workers() {
+    fn job_fault_is_not_worker_fault() {
         let now = Instant::now();
         let message = String::new;
         let field = || "body".to_owned();
         for error in [
-            JobError::NotTaken(chiasm_backend::Death::new("full")),
+            JobError::NotTaken(chiasm_backend::DeathReason::new("full")),
             JobError::Refused { field: field(), message: message() },
             JobError::Rejected { status: 422, field: field(), message: message() },
             JobError::Unread,
@@ -418,7 +422,7 @@ mod tests {
             assert_eq!(WorkerFault::from_error(&error, now), None, "{error:?}");
         }
         for error in [
-            JobError::Dead(chiasm_backend::Death::new("gone")),
+            JobError::Dead(chiasm_backend::DeathReason::new("gone")),
             JobError::Failed,
             JobError::ServerFailed { status: 504, message: message() },
             JobError::UnknownModel { message: message() },

@@ -1,4 +1,4 @@
-//! The plan classes that are present in the fleet.
+//! The plan classes of the fleet's workers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,24 +6,24 @@ use std::sync::Arc;
 use chiasm_backend::{Capabilities, InputForm, PlanClass, Supports};
 use chiasm_types::{PlanClassId, WorkerId};
 
-/// A plan class that at least one worker is of.
+/// A plan class with at least one worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PresentClass {
-    /// The class's number in this fleet.
+    /// The number of the class in this fleet.
     pub id: PlanClassId,
-    /// What decides how a prompt is planned.
+    /// The properties that decide how a prompt is planned.
     pub class: PlanClass,
-    /// What its workers are given.
+    /// The form of requests that its workers accept.
     pub input: InputForm,
-    /// The largest context of any of its workers, in tokens of prompt and answer together.
+    /// The largest context of its workers, in tokens of prompt and answer together.
     pub max_model_len: usize,
-    /// The most tokens that one step of any of its workers computes.
+    /// The maximum number of tokens that any of its workers computes in one step.
     pub max_batched_tokens: usize,
-    /// The fewest tokens that one step of any of its workers computes.
+    /// The minimum over its workers of the number of tokens that one step can compute.
     pub min_batched_tokens: usize,
 }
 
-/// The classes of one moment. Requests are planned for each of them.
+/// A snapshot of the present classes. Requests are planned for each of them.
 pub type PresentClasses = Arc<[PresentClass]>;
 
 /// The classes of a fleet's workers.
@@ -33,7 +33,7 @@ pub(crate) struct Classes {
     present: PresentClasses,
     /// The optional parts of requests that every worker supports.
     supported_by_all: Supports,
-    next: u32,
+    next_id: u32,
 }
 
 struct Member {
@@ -44,7 +44,7 @@ struct Member {
 }
 
 impl Classes {
-    /// The classes of now.
+    /// Returns the present classes.
     pub(crate) fn present(&self) -> PresentClasses {
         self.present.clone()
     }
@@ -54,20 +54,23 @@ impl Classes {
         self.supported_by_all
     }
 
-    /// Takes note of a worker; its class.
-    pub(crate) fn join(&mut self, id: WorkerId, can: &Capabilities) -> PlanClassId {
-        let is_of = |known: &&PresentClass| known.class == can.class && known.input == can.input;
-        let class = self.present.iter().find(is_of).map(|known| known.id).unwrap_or_else(|| {
-            self.next += 1;
-            PlanClassId(self.next - 1)
+    /// Adds a worker and returns its class.
+    pub(crate) fn join(&mut self, id: WorkerId, capabilities: &Capabilities) -> PlanClassId {
+        let is_same = |present: &&PresentClass| {
+            present.class == capabilities.class && present.input == capabilities.input
+        };
+        let class = self.present.iter().find(is_same).map(|present| present.id);
+        let class = class.unwrap_or_else(|| {
+            self.next_id += 1;
+            PlanClassId(self.next_id - 1)
         });
-        let Capabilities { max_model_len, max_batched_tokens, supports, .. } = *can;
+        let Capabilities { max_model_len, max_batched_tokens, supports, .. } = *capabilities;
         self.workers.insert(id, Member { class, supports, max_model_len, max_batched_tokens });
-        self.update(Some((class, &can.class, can.input)));
+        self.update(Some((class, &capabilities.class, capabilities.input)));
         class
     }
 
-    /// Forgets a worker, and its class with the last worker of it.
+    /// Removes a worker, and its class if it was the last worker of the class.
     pub(crate) fn leave(&mut self, id: WorkerId) {
         self.workers.remove(&id);
         self.update(None);
@@ -78,8 +81,8 @@ impl Classes {
         self.supported_by_all =
             members.fold(Supports::EVERYTHING, |all, member| all.and(member.supports));
         let old = self.present.clone();
-        let known = old.iter().map(|known| (known.id, &known.class, known.input));
-        let mut classes: Vec<_> = known.chain(new).collect();
+        let old = old.iter().map(|present| (present.id, &present.class, present.input));
+        let mut classes: Vec<_> = old.chain(new).collect();
         classes.sort_by_key(|(id, ..)| *id);
         classes.dedup_by_key(|(id, ..)| *id);
         let present = classes.into_iter().filter_map(|(id, class, input)| {

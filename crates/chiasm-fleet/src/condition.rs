@@ -1,16 +1,17 @@
-//! Whether a worker that says nothing is busy with a long step or hung.
+//! The liveness of a silent worker: busy with a long step, or hung.
 
 use std::time::Duration;
 
 use chiasm_backend::Activity;
 use tokio::time::Instant;
 
-/// How long workers may be silent.
+/// The limits on a worker's silence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
-    /// After so long a worker is [`Condition::Suspect`].
+    /// The silence after which a worker is [`Condition::Suspect`].
     pub suspect_after: Duration,
-    /// After so long it is [`Condition::Hung`], where nobody can see what its processes do.
+    /// The silence after which a worker is [`Condition::Hung`] if the activity of its processes is
+    /// unknown.
     pub hung_after: Duration,
 }
 
@@ -21,26 +22,26 @@ impl Default for Patience {
 }
 
 impl Patience {
-    /// How often a worker is looked at, and asked if it is silent.
-    pub fn look_every(&self) -> Duration {
+    /// Returns the interval between two checks of a worker. A silent worker is probed in each.
+    pub fn check_interval(&self) -> Duration {
         (self.suspect_after / 10).clamp(Duration::from_millis(10), Duration::from_secs(15))
     }
 }
 
-/// What a worker's silence means.
+/// A worker's liveness.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Condition {
-    /// It answers, or was silent for less than anybody minds.
+    /// The worker answers, or has been silent for less than [`Patience::suspect_after`].
     #[default]
     Answers,
-    /// It says nothing, and is given nothing new. It may be in a long step.
+    /// The worker is silent and gets no new requests. It may be in a long step.
     Suspect,
-    /// It makes no progress: whoever waits for it may go elsewhere.
+    /// The worker makes no progress, so its requests may move to another worker.
     Hung,
 }
 
 impl Condition {
-    /// The name in reports and metrics.
+    /// Returns the name in reports and metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Answers => "answers",
@@ -50,38 +51,37 @@ impl Condition {
     }
 }
 
-/// Part of a core that processes must use to count as working: less is what waiting costs.
-const WORKING: f64 = 0.01;
+/// The share of one core that counts as work. Waiting alone costs less.
+const MIN_CPU_SHARE: f64 = 0.01;
 
-/// Follows one worker's condition, from looks at it.
+/// Derives one worker's condition from periodic checks.
 #[derive(Debug)]
-pub(crate) struct Watch {
+pub(crate) struct ConditionTracker {
     patience: Patience,
     condition: Condition,
-    /// The last look, too, found it silent for too long. One look alone may come late, as when this
-    /// process was stopped, and then before an answer that has arrived.
-    silent_before: bool,
-    /// When its processes were last seen to have made progress, and the CPU time that they had
-    /// taken then.
+    /// The last check, too, found the worker silent for too long. A single check may be late, as
+    /// when this process was stopped, and may precede an answer that has arrived.
+    was_silent: bool,
+    /// The time of the last observed progress of the worker's processes, and their CPU time then.
     progress: Option<(Instant, Duration)>,
 }
 
-impl Watch {
+impl ConditionTracker {
     pub(crate) fn new(patience: Patience) -> Self {
-        Self { patience, condition: Condition::Answers, silent_before: false, progress: None }
+        Self { patience, condition: Condition::Answers, was_silent: false, progress: None }
     }
 
-    /// Whether the next [`look`](Self::look) needs to know what the worker's processes do, which
-    /// takes a moment to find out.
-    pub(crate) fn wants_activity(&self) -> bool {
-        self.silent_before
+    /// Returns `true` if the next [`update`](Self::update) needs the activity of the worker's
+    /// processes, which takes a moment to read.
+    pub(crate) fn needs_activity(&self) -> bool {
+        self.was_silent
     }
 
-    /// Takes note that the worker has been silent for so long, and of what its processes do.
-    pub(crate) fn look(&mut self, silent: Duration, activity: Option<Activity>) -> Condition {
+    /// Updates and returns the condition of a worker that has been silent for `silent`.
+    pub(crate) fn update(&mut self, silent: Duration, activity: Option<Activity>) -> Condition {
         if silent < self.patience.suspect_after {
             *self = Self::new(self.patience);
-        } else if std::mem::replace(&mut self.silent_before, true) {
+        } else if std::mem::replace(&mut self.was_silent, true) {
             self.condition =
                 if self.is_hung(silent, activity) { Condition::Hung } else { Condition::Suspect };
         }
@@ -93,9 +93,10 @@ impl Watch {
             return silent >= self.patience.hung_after;
         };
         let now = Instant::now();
-        let (since, before) = *self.progress.get_or_insert((now, cpu));
+        let (since, cpu_then) = *self.progress.get_or_insert((now, cpu));
         let window = now - since;
-        if cpu.saturating_sub(before).as_secs_f64() > WORKING * window.as_secs_f64() {
+        let cpu_used = cpu.saturating_sub(cpu_then);
+        if cpu_used.as_secs_f64() > MIN_CPU_SHARE * window.as_secs_f64() {
             self.progress = Some((now, cpu));
             return stopped;
         }
@@ -119,42 +120,43 @@ mod tests {
     }
 
     #[test]
-    fn one_late_look_means_nothing_and_an_answer_ends_all_suspicion() {
-        let mut watch = Watch::new(PATIENCE);
-        assert_eq!(watch.look(seconds(9), None), Condition::Answers);
-        assert_eq!(watch.look(seconds(500), None), Condition::Answers);
-        assert_eq!(watch.look(seconds(0), None), Condition::Answers);
-        assert_eq!(watch.look(seconds(10), None), Condition::Answers);
-        assert_eq!(watch.look(seconds(12), None), Condition::Suspect);
-        assert_eq!(watch.look(seconds(0), None), Condition::Answers);
+    fn single_late_check_is_ignored() {
+        let mut tracker = ConditionTracker::new(PATIENCE);
+        assert_eq!(tracker.update(seconds(9), None), Condition::Answers);
+        assert_eq!(tracker.update(seconds(500), None), Condition::Answers);
+        assert_eq!(tracker.update(seconds(0), None), Condition::Answers);
+        assert_eq!(tracker.update(seconds(10), None), Condition::Answers);
+        assert_eq!(tracker.update(seconds(12), None), Condition::Suspect);
+        assert_eq!(tracker.update(seconds(0), None), Condition::Answers);
     }
 
     #[test]
-    fn who_can_t_be_looked_at_is_hung_after_the_longer_limit() {
-        let mut watch = Watch::new(PATIENCE);
-        watch.look(seconds(10), None);
-        assert_eq!(watch.look(seconds(59), None), Condition::Suspect);
-        assert_eq!(watch.look(seconds(60), None), Condition::Hung);
-        assert_eq!(watch.look(seconds(61), None), Condition::Hung);
+    fn worker_of_unknown_activity_hangs_after_longer_limit() {
+        let mut tracker = ConditionTracker::new(PATIENCE);
+        tracker.update(seconds(10), None);
+        assert_eq!(tracker.update(seconds(59), None), Condition::Suspect);
+        assert_eq!(tracker.update(seconds(60), None), Condition::Hung);
+        assert_eq!(tracker.update(seconds(61), None), Condition::Hung);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn processes_that_are_stopped_or_idle_are_hung_and_those_that_work_are_not() {
-        let mut watch = Watch::new(PATIENCE);
-        watch.look(seconds(10), None);
-        for turn in 0..100_u64 {
-            assert_eq!(watch.look(seconds(12 + turn), working(seconds(turn))), Condition::Suspect);
+    async fn stopped_or_idle_processes_hang_busy_ones_do_not() {
+        let mut tracker = ConditionTracker::new(PATIENCE);
+        tracker.update(seconds(10), None);
+        for second in 0..100_u64 {
+            let condition = tracker.update(seconds(12 + second), working(seconds(second)));
+            assert_eq!(condition, Condition::Suspect);
             tokio::time::advance(seconds(1)).await;
         }
-        // Its last progress was seen a second ago; after that it has as long as until it became
-        // suspect.
+        // The last progress was seen a second ago; the processes may idle for `suspect_after` from
+        // then.
         for _ in 0..9 {
-            assert_eq!(watch.look(seconds(200), working(seconds(99))), Condition::Suspect);
+            assert_eq!(tracker.update(seconds(200), working(seconds(99))), Condition::Suspect);
             tokio::time::advance(seconds(1)).await;
         }
-        assert_eq!(watch.look(seconds(201), working(seconds(99))), Condition::Hung);
-        assert_eq!(watch.look(seconds(202), working(seconds(102))), Condition::Suspect);
+        assert_eq!(tracker.update(seconds(201), working(seconds(99))), Condition::Hung);
+        assert_eq!(tracker.update(seconds(202), working(seconds(102))), Condition::Suspect);
         let stopped = Some(Activity { stopped: true, cpu: seconds(103) });
-        assert_eq!(watch.look(seconds(203), stopped), Condition::Hung);
+        assert_eq!(tracker.update(seconds(203), stopped), Condition::Hung);
     }
 }

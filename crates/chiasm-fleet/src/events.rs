@@ -1,4 +1,5 @@
-//! Following an engine's KV events into the router, and telling whoever follows them further.
+//! Feeds of KV events: from a worker's engine or backend into the router, and on to the worker's
+//! tap.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -6,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use chiasm_backend::{
-    KvEventStream, KvSink, KvSinkError, KvSource, OthersEvent, OthersItem, OthersJob,
+    ForeignJob, ForeignJobEvent, ForeignMediaItem, KvEventStream, KvSink, KvSinkError, KvSource,
 };
 use chiasm_kv::event::{KvEvent, KvEventBatch};
 use chiasm_kv::{BlockKey, KvError, KvEventReceiver, StreamPosition, Subscriber, SubscriberConfig};
@@ -15,29 +16,32 @@ use chiasm_types::{PlanClassId, WorkerId};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use crate::followed::Followed;
+use crate::followed::WorkerKvEvents;
 use crate::kept::KeptIndex;
-use crate::tap::{KvHeard, Tap};
+use crate::tap::{KvUpdate, Tap};
 use crate::{Fleet, Worker};
 
-/// The longest time for which saving the knowledge of one worker may delay the end of the process.
+/// The maximum time by which saving one worker's index may delay the end of the process.
 const SAVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Feeds the router what is told of a worker's KV cache, until dropped.
+/// The feed of one worker's KV cache into the router. Dropping it ends the feed.
 pub(crate) enum Following {
+    /// The engine publishes events, which a subscriber reads.
     Events { subscriber: Subscriber, distrusted: Arc<AtomicBool>, tap: Arc<Tap> },
-    Told { _open: Open },
+    /// The backend calls a [`BackendFeed`].
+    Backend { _guard: FeedGuard },
+    /// Nothing reports the contents of the worker's KV cache.
     Nothing,
 }
 
-/// Whether what is told may still be fed to the router: locked as long as it is.
-type IsOpen = Arc<Mutex<bool>>;
+/// `true` while a backend may feed the router. Locked during each call of the feed.
+type OpenFlag = Arc<Mutex<bool>>;
 
-/// Ends with the feed that it is of.
-pub(crate) struct Open(IsOpen);
+/// Closes a [`BackendFeed`] when dropped.
+pub(crate) struct FeedGuard(OpenFlag);
 
 impl Following {
-    /// What is told can't be all that the worker holds, from now on.
+    /// Treats the events as incomplete from now on.
     pub(crate) fn distrust(&self, router: &Router, id: WorkerId) {
         if let Self::Events { distrusted, .. } = self {
             distrusted.store(true, Relaxed);
@@ -46,19 +50,19 @@ impl Following {
     }
 }
 
-impl Drop for Open {
+impl Drop for FeedGuard {
     fn drop(&mut self) {
-        // From here on the worker's id may be another one's.
+        // From here on the id may belong to the worker's next backend.
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = false;
     }
 }
 
 impl Following {
-    /// Stops following, and saves what is known of the worker's KV cache for the next process.
+    /// Ends the feed, and saves the worker's index for the next process.
     pub(crate) async fn keep(self, fleet: &Fleet, worker: &Worker) {
         let Self::Events { subscriber, distrusted, tap } = self else { return };
-        let can = worker.backend.capabilities();
-        let KvSource::Events(stream) = can.kv.clone() else { return };
+        let capabilities = worker.backend.capabilities();
+        let KvSource::Events(stream) = capabilities.kv.clone() else { return };
         let Some(kept) = fleet.kept.get().cloned() else { return };
         let Some(position) = subscriber.stop().await else { return };
         // Inexact knowledge is not worth saving.
@@ -67,79 +71,86 @@ impl Following {
         }
         let router = fleet.router.clone();
         let id = worker.id;
-        let class = can.class.clone();
-        let leave = move || {
+        let class = capabilities.class.clone();
+        let save = move || {
             // Drops the blocks that the worker is only presumed to hold.
             router.set_history_known(id, true);
             let snapshot = router.snapshot(id)?.bytes;
             let index = KeptIndex { position, history_known: tap.history_known(), snapshot };
-            Some(kept.leave(&stream, &class, &index))
+            Some(kept.save(&stream, &class, &index))
         };
-        match timeout(SAVE_TIMEOUT, spawn_blocking(leave)).await {
+        match timeout(SAVE_TIMEOUT, spawn_blocking(save)).await {
             Ok(Ok(Some(Ok(())))) => {
-                tracing::info!(worker = %id, seq = position.seq, "left what is known of its KV cache to the next process");
+                tracing::info!(
+                    worker = %id, seq = position.seq,
+                    "saved what is known of its KV cache for the next process"
+                );
             }
             Ok(Ok(Some(Err(error)))) => {
-                tracing::warn!(worker = %id, %error, "what is known of its KV cache could not be left to the next process");
+                tracing::warn!(
+                    worker = %id, %error,
+                    "what is known of its KV cache could not be saved for the next process"
+                );
             }
             Err(_) => {
-                tracing::warn!(worker = %id, "leaving what is known of its KV cache took too long")
+                tracing::warn!(worker = %id, "saving what is known of its KV cache took too long");
             }
             Ok(Ok(None) | Err(_)) => {}
         }
     }
 }
 
-/// Starts feeding the router with a worker's KV events, on top of what an earlier process has
-/// saved.
+/// Starts feeding the router with a worker's KV events. Starts from the index that an earlier
+/// process saved, if there is one.
 pub(crate) async fn follow(fleet: &Fleet, worker: &Worker) -> Following {
-    let (router, id) = (fleet.router.clone(), worker.id);
-    let followed = fleet.followed().get(&id).cloned().unwrap_or_default();
-    followed.tap.start();
+    let router = fleet.router.clone();
+    let id = worker.id;
+    let kv_events = fleet.worker_kv_events().get(&id).cloned().unwrap_or_default();
+    kv_events.tap.reset();
     match &worker.backend.capabilities().kv {
         KvSource::Events(stream) => {
-            let (endpoint, replay_endpoint) =
-                (stream.endpoint.clone(), stream.replay_endpoint.clone());
+            let endpoint = stream.endpoint.clone();
+            let replay_endpoint = stream.replay_endpoint.clone();
             let topic = stream.topic.clone();
             let source =
                 SubscriberConfig { topic, ..SubscriberConfig::new(endpoint, replay_endpoint) };
-            let counters = followed.subscriber.clone();
+            let counters = kv_events.subscriber.clone();
             let distrusted = Arc::new(AtomicBool::new(false));
-            let tap = followed.tap();
-            let from = resume(fleet, worker, stream, &tap).await;
-            let feed = Feed {
+            let tap = kv_events.tap();
+            let position = resume(fleet, worker, stream, &tap).await;
+            let feed = EventFeed {
                 router,
                 id,
-                followed,
-                fresh: from.is_none(),
-                resumed: from.is_some(),
-                looks_ahead: false,
+                kv_events,
+                is_fresh: position.is_none(),
+                is_resuming: position.is_some(),
+                has_lookahead: false,
                 distrusted: distrusted.clone(),
             };
             Following::Events {
-                subscriber: Subscriber::resuming(source, feed, counters, from),
+                subscriber: Subscriber::resume(source, feed, counters, position),
                 distrusted,
                 tap,
             }
         }
         KvSource::Backend => {
-            let open = Arc::new(Mutex::new(true));
-            let others = Others { class: worker.class, jobs: HashMap::new() };
-            worker.backend.follow_kv(Box::new(ToldFeed {
+            let is_open = Arc::new(Mutex::new(true));
+            let foreign_jobs = ForeignJobs { class: worker.class, reservations: HashMap::new() };
+            worker.backend.follow_kv(Box::new(BackendFeed {
                 router,
                 id,
-                followed,
-                open: open.clone(),
-                others,
+                kv_events,
+                is_open: is_open.clone(),
+                foreign_jobs,
             }));
-            Following::Told { _open: Open(open) }
+            Following::Backend { _guard: FeedGuard(is_open) }
         }
         KvSource::Unknown { .. } => Following::Nothing,
     }
 }
 
-/// Restores what an earlier process has saved about a worker. Returns the position in the worker's
-/// stream of events up to which that is complete.
+/// Restores the index that an earlier process saved for a worker. Returns the position in the
+/// worker's stream of events up to which that index is complete.
 async fn resume(
     fleet: &Fleet,
     worker: &Worker,
@@ -163,35 +174,39 @@ async fn resume(
     };
     let (position, history_known) = spawn_blocking(restore).await.ok()??;
     if !history_known {
-        tracing::warn!(worker = %id, "first KV events were lost before: also taken to hold what it computes (approximate)");
+        tracing::warn!(
+            worker = %id,
+            "first KV events were lost before: knowledge of its KV cache is approximate"
+        );
     }
     tap.set_history_known(history_known);
     fleet.router.set_history_known(id, history_known);
     Some(position)
 }
 
-/// Takes what a backend itself tells.
-struct ToldFeed {
+/// The feed of a backend that reports its KV cache itself.
+struct BackendFeed {
     router: Arc<Router>,
     id: WorkerId,
-    followed: Followed,
-    open: IsOpen,
-    others: Others,
+    kv_events: WorkerKvEvents,
+    is_open: OpenFlag,
+    foreign_jobs: ForeignJobs,
 }
 
-/// What other frontends have given to a worker: it counts as if this one had.
-struct Others {
+/// The jobs of other frontends at a worker. They reserve load in the router like this frontend's.
+struct ForeignJobs {
     class: PlanClassId,
-    jobs: HashMap<u64, Reservation>,
+    /// By the backend's number for the job.
+    reservations: HashMap<u64, Reservation>,
 }
 
-impl Others {
-    fn take(&mut self, router: &Router, id: WorkerId, event: OthersEvent) {
+impl ForeignJobs {
+    fn apply(&mut self, router: &Router, id: WorkerId, event: ForeignJobEvent) {
         match event {
-            OthersEvent::Begun(number, OthersJob { keys, prompt_tokens, media }) => {
+            ForeignJobEvent::Started(number, ForeignJob { keys, prompt_tokens, media }) => {
                 let keys: Vec<BlockKey> =
                     keys.into_iter().filter_map(BlockKey::from_number).collect();
-                let item = |OthersItem { hash, end, embeds, elements }| RouteItem {
+                let item = |ForeignMediaItem { hash, end, embeds, elements }| RouteItem {
                     hash,
                     end,
                     embeds,
@@ -205,31 +220,34 @@ impl Others {
                     class: self.class,
                     ..RouteRequest::default()
                 };
-                // It has left in this moment, or the number is used twice.
-                if let Ok(reservation) = router.chosen_elsewhere(id, &plan) {
-                    self.jobs.insert(number, reservation);
+                // An error means that the worker is just leaving.
+                if let Ok(reservation) = router.reserve_on(id, &plan) {
+                    self.reservations.insert(number, reservation);
                 }
             }
-            OthersEvent::Computed(number) => {
-                self.jobs.get_mut(&number).into_iter().for_each(Reservation::first_token);
+            ForeignJobEvent::PromptComputed(number) => {
+                if let Some(reservation) = self.reservations.get_mut(&number) {
+                    reservation.first_token();
+                }
             }
-            OthersEvent::Ended(number) => drop(self.jobs.remove(&number)),
-            OthersEvent::Forget => self.jobs.clear(),
+            ForeignJobEvent::Ended(number) => drop(self.reservations.remove(&number)),
+            ForeignJobEvent::Reset => self.reservations.clear(),
         }
     }
 }
 
-impl ToldFeed {
+impl BackendFeed {
+    /// Calls `apply` unless the feed is closed.
     fn while_open(
         &self,
-        tell: impl FnOnce(&Self) -> Result<(), KvSinkError>,
+        apply: impl FnOnce(&Self) -> Result<(), KvSinkError>,
     ) -> Result<(), KvSinkError> {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if *open { tell(self) } else { Ok(()) }
+        let is_open = self.is_open.lock().unwrap_or_else(PoisonError::into_inner);
+        if *is_open { apply(self) } else { Ok(()) }
     }
 }
 
-impl KvSink for ToldFeed {
+impl KvSink for BackendFeed {
     fn snapshot(&mut self, snapshot: &[u8], history_known: bool) -> Result<(), KvSinkError> {
         self.while_open(|feed| {
             feed.router.set_history_known(feed.id, history_known);
@@ -241,13 +259,15 @@ impl KvSink for ToldFeed {
 
     fn batch(&mut self, payload: &[u8], history_known: bool) -> Result<(), KvSinkError> {
         self.while_open(|feed| {
-            let (mut events, mut timestamp) = (0, 0.0);
-            let look =
-                |batch: &KvEventBatch| (events, timestamp) = (batch.events.len(), batch.timestamp);
-            let applied = feed.router.apply_payload(feed.id, payload, look);
+            let mut events = 0;
+            let mut timestamp = 0.0;
+            let applied = feed.router.apply_payload(feed.id, payload, |batch: &KvEventBatch| {
+                events = batch.events.len();
+                timestamp = batch.timestamp;
+            });
             applied.map_err(|error| KvSinkError::Batch(error.into()))?;
             feed.router.set_history_known(feed.id, history_known);
-            feed.followed.applied(events, timestamp);
+            feed.kv_events.record_applied(events, timestamp);
             Ok(())
         })
     }
@@ -266,79 +286,96 @@ impl KvSink for ToldFeed {
         });
     }
 
-    fn others(&mut self, event: OthersEvent) {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if *open {
-            self.others.take(&self.router, self.id, event);
+    fn foreign_job(&mut self, event: ForeignJobEvent) {
+        let is_open = self.is_open.lock().unwrap_or_else(PoisonError::into_inner);
+        if *is_open {
+            self.foreign_jobs.apply(&self.router, self.id, event);
         }
     }
 }
 
-struct Feed {
+/// The feed of an engine's published events.
+struct EventFeed {
     router: Arc<Router>,
     id: WorkerId,
-    followed: Followed,
-    /// Nothing was applied since the index was empty.
-    fresh: bool,
-    /// The index was restored, and no event has shown yet that the stream goes on from there.
-    resumed: bool,
-    /// The engine finds a block only where the tokens after it agree too, which the index does not
-    /// look at.
-    looks_ahead: bool,
-    /// The worker was found to make other prompts of what it is given than was expected.
+    kv_events: WorkerKvEvents,
+    /// No batch was applied since the index was empty.
+    is_fresh: bool,
+    /// The index was restored, and the stream has not yet proven to continue from there.
+    is_resuming: bool,
+    /// The engine reuses a block only if the tokens after it match too, which the index ignores.
+    has_lookahead: bool,
+    /// The worker makes other prompts of its requests than this process expects.
     distrusted: Arc<AtomicBool>,
 }
 
-impl KvEventReceiver for Feed {
+impl KvEventReceiver for EventFeed {
     fn batch(&mut self, seq: u64, payload: &[u8]) -> Result<(), KvError> {
-        let Self { router, id, followed, fresh, looks_ahead, distrusted, resumed: _ } = self;
-        let (mut events, mut timestamp) = (0, 0.0);
+        let Self { router, id, kv_events, is_fresh, has_lookahead, distrusted, is_resuming: _ } =
+            self;
+        let mut events = 0;
+        let mut timestamp = 0.0;
         let set_history_known = |known| {
-            followed.tap.set_history_known(known);
+            kv_events.tap.set_history_known(known);
             router.set_history_known(*id, known);
         };
         router.apply_payload(*id, payload, |batch| {
-            // Engines count from 0 on, with an empty cache.
+            // Engines number their batches from 0, starting with an empty cache.
             let cleared = batch.events.contains(&KvEvent::AllBlocksCleared);
-            if *fresh && seq > 0 && !cleared {
-                tracing::warn!(worker = %id, "first KV events are lost: also taken to hold what it computes (approximate)");
+            if *is_fresh && seq > 0 && !cleared {
+                tracing::warn!(
+                    worker = %id,
+                    "first KV events are lost: knowledge of its KV cache is approximate"
+                );
                 set_history_known(false);
-            } else if *fresh || cleared {
+            } else if *is_fresh || cleared {
                 set_history_known(true);
             }
-            *fresh = false;
-            if !*looks_ahead && batch.events.iter().any(covers_lookahead) {
-                tracing::warn!(worker = %id, "its blocks' hashes cover tokens after them: what it holds is approximate");
-                *looks_ahead = true;
+            *is_fresh = false;
+            if !*has_lookahead && batch.events.iter().any(has_lookahead_tokens) {
+                tracing::warn!(
+                    worker = %id,
+                    "its blocks' hashes cover tokens after them: \
+                     knowledge of its KV cache is approximate"
+                );
+                *has_lookahead = true;
             }
-            if *looks_ahead || distrusted.load(Relaxed) {
+            if *has_lookahead || distrusted.load(Relaxed) {
                 set_history_known(false);
             }
-            (events, timestamp) = (batch.events.len(), batch.timestamp);
+            events = batch.events.len();
+            timestamp = batch.timestamp;
         })?;
-        followed.applied(events, timestamp);
-        followed.tap.tell(router, *id, || KvHeard::batch(payload));
+        kv_events.record_applied(events, timestamp);
+        kv_events.tap.publish(router, *id, || KvUpdate::batch(payload));
         Ok(())
     }
 
     fn reset(&mut self) {
-        tracing::warn!(worker = %self.id, "KV events lost for good, or another engine: forgetting its blocks");
+        tracing::warn!(
+            worker = %self.id,
+            "KV events lost for good, or another engine: forgetting its blocks"
+        );
         self.router.reset_worker_blocks(self.id);
-        self.fresh = true;
-        self.resumed = false;
-        self.followed.tap.tell(&self.router, self.id, || KvHeard::Reset);
+        self.is_fresh = true;
+        self.is_resuming = false;
+        self.kv_events.tap.publish(&self.router, self.id, || KvUpdate::Reset);
     }
 
     fn set_caught_up(&mut self, caught_up: bool) {
         self.router.set_caught_up(self.id, caught_up);
-        self.followed.tap.set_caught_up(caught_up);
-        if caught_up && std::mem::take(&mut self.resumed) {
-            tracing::info!(worker = %self.id, "its KV events go on from what the process before this one knew");
+        self.kv_events.tap.set_caught_up(caught_up);
+        if caught_up && std::mem::take(&mut self.is_resuming) {
+            tracing::info!(
+                worker = %self.id,
+                "its KV events go on from what the process before this one knew"
+            );
         }
     }
 }
 
-fn covers_lookahead(event: &KvEvent) -> bool {
+/// Returns `true` if the hashes of the event's blocks cover tokens after them.
+fn has_lookahead_tokens(event: &KvEvent) -> bool {
     matches!(event, KvEvent::BlockStored(stored) if stored.lookahead_token_ids.is_some())
 }
 
@@ -361,12 +398,27 @@ mod tests {
         KvEventBatch { timestamp: 1.5, events, data_parallel_rank: Some(0) }.encode()
     }
 
+    /// Adds a worker to the router and returns its feed.
+    fn feed(router: &Arc<Router>, kv_events: &WorkerKvEvents) -> EventFeed {
+        let id = WorkerId(0);
+        router.add_worker(id, info());
+        EventFeed {
+            router: router.clone(),
+            id,
+            kv_events: kv_events.clone(),
+            is_fresh: true,
+            is_resuming: false,
+            has_lookahead: false,
+            distrusted: Arc::default(),
+        }
+    }
+
     fn info() -> WorkerInfo {
         WorkerInfo {
             role: chiasm_types::Role::Aggregated,
             embedding_store_bytes: 0,
             machine: 0,
-            hands_over_in: 0,
+            handover_domain: 0,
             total_blocks: 10,
             block_size: BlockSize::new(1).unwrap(),
             publishes_events: true,
@@ -379,23 +431,14 @@ mod tests {
     }
 
     #[test]
-    fn a_payload_that_can_t_be_read_changes_nothing_and_after_a_reset_the_history_is_unknown() {
-        let (router, id, followed) =
-            (Arc::new(Router::new(RouterConfig::default())), WorkerId(0), Followed::default());
-        router.add_worker(id, info());
-        let mut feed = Feed {
-            router: router.clone(),
-            id,
-            followed: followed.clone(),
-            fresh: true,
-            resumed: false,
-            looks_ahead: false,
-            distrusted: Arc::default(),
-        };
+    fn unreadable_payload_changes_nothing_reset_loses_history() {
+        let router = Arc::new(Router::new(RouterConfig::default()));
+        let kv_events = WorkerKvEvents::default();
+        let mut feed = feed(&router, &kv_events);
         feed.set_caught_up(true);
         let known = || {
             let worker = router.workers()[0];
-            (worker.index.blocks, worker.knowledge, followed.counts().applied)
+            (worker.index.blocks, worker.knowledge, kv_events.counts().applied)
         };
         feed.batch(0, &stored(1)).unwrap();
         let exact = known();
@@ -416,19 +459,9 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_whose_hashes_look_ahead_is_never_known_exactly() {
-        let (router, id, followed) =
-            (Arc::new(Router::new(RouterConfig::default())), WorkerId(0), Followed::default());
-        router.add_worker(id, info());
-        let mut feed = Feed {
-            router: router.clone(),
-            id,
-            followed,
-            fresh: true,
-            resumed: false,
-            looks_ahead: false,
-            distrusted: Arc::default(),
-        };
+    fn lookahead_hashes_make_knowledge_approximate() {
+        let router = Arc::new(Router::new(RouterConfig::default()));
+        let mut feed = feed(&router, &WorkerKvEvents::default());
         feed.set_caught_up(true);
         let mut batch = |seq, events| {
             let batch = KvEventBatch { timestamp: 1.5, events, data_parallel_rank: None };

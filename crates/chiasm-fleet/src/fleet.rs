@@ -1,123 +1,126 @@
-//! Workers: which backends can take requests, what each can do, and what the router knows of their
-//! KV caches.
-//!
-//! Each worker has a keeper, a task that connects to its backend, joins it to the router, feeds the
-//! router its KV events and load, takes it out when it ends and connects to the next one after a
-//! pause.
+//! All workers, their shared state, and their membership in the router.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use chiasm_backend::{Backend, Death, KvSource, Load, MediaForm, Supports, TensorFormat};
+use chiasm_backend::{Backend, DeathReason, KvSource, Load, MediaForm, Supports, TensorFormat};
 use chiasm_router::{Router, WorkerInfo};
 use chiasm_types::{PlanClassId, WorkerId};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::adapters::Adapters;
-use crate::followed::Followed;
+use crate::followed::WorkerKvEvents;
 use crate::keys::index_scheme;
-use crate::loaded::Loaded;
+use crate::loaded::LoadedAdapters;
 use crate::worker_breaker::WorkerBreaker;
 use crate::{
-    Condition, FleetMetrics, KeptIndexes, KvEventCounts, KvKnown, Patience, PresentClasses,
+    Condition, FleetMetrics, KeptIndexes, KvEventCounts, KvSubscription, Patience, PresentClasses,
     classes, places,
 };
 
-/// A fleet needs at least one worker.
+/// An error: a fleet was started without workers.
 #[derive(Debug, thiserror::Error)]
-#[error("no engines were asked for; use --engines, --sim or --attach")]
+#[error("no engines are configured; use --engines, --sim or --attach")]
 pub struct NoEngines;
 
 /// A worker that can take requests.
 #[derive(Debug)]
 pub struct Worker {
-    /// The worker's name.
+    /// The worker's id, which is never reused.
     pub id: WorkerId,
     /// The connector's description, such as the address of a server. For logs alone: clients must
     /// not see it.
-    pub what: String,
-    /// Executes its requests.
+    pub description: String,
+    /// The backend that executes the worker's requests.
     pub backend: Arc<dyn Backend>,
-    /// How prompts are planned for it.
+    /// The plan class of the worker.
     pub class: PlanClassId,
-    /// Tells this start of its engine from others.
+    /// A random number that identifies this connection to a backend. It changes when the worker
+    /// reconnects.
     pub life: u64,
     pub(crate) condition: watch::Sender<Condition>,
     pub(crate) breaker: WorkerBreaker,
-    /// What its backend last said of itself.
+    /// The load that the backend last reported.
     pub(crate) load: watch::Sender<Load>,
-    /// Its LoRA adapters.
-    pub(crate) loaded: Arc<Loaded>,
+    /// The LoRA adapters that were loaded into the backend.
+    pub(crate) loaded: Arc<LoadedAdapters>,
 }
 
 impl Worker {
-    /// Whether it answers.
+    /// Returns the worker's condition.
     pub fn condition(&self) -> Condition {
         *self.condition.borrow()
     }
 
-    /// What its backend last said of itself.
+    /// Returns the load that the backend last reported.
     pub fn load(&self) -> Load {
         *self.load.borrow()
     }
 
-    /// What its backend says of itself, from now on.
-    pub fn follow_load(&self) -> watch::Receiver<Load> {
+    /// Returns a receiver for the load that the backend reports.
+    pub fn watch_load(&self) -> watch::Receiver<Load> {
         self.load.subscribe()
     }
 
-    /// Returns when the worker is found to be hung, at once if it is.
-    pub fn hung(&self) -> impl Future<Output = ()> + Send + use<> {
-        self.becomes(|condition| condition == Condition::Hung)
+    /// Waits until the worker is hung. Never completes once the worker has left.
+    pub fn wait_hung(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.wait_condition(|condition| condition == Condition::Hung)
     }
 
-    /// Returns when the worker is found to be suspect or hung, at once if it is.
-    pub fn suspected(&self) -> impl Future<Output = ()> + Send + use<> {
-        self.becomes(|condition| condition != Condition::Answers)
+    /// Waits until the worker is suspect or hung. Never completes once the worker has left.
+    pub fn wait_suspect(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.wait_condition(|condition| condition != Condition::Answers)
     }
 
-    fn becomes(&self, is_so: fn(Condition) -> bool) -> impl Future<Output = ()> + Send + use<> {
+    fn wait_condition(
+        &self,
+        predicate: fn(Condition) -> bool,
+    ) -> impl Future<Output = ()> + Send + use<> {
         let mut condition = self.condition.subscribe();
         async move {
-            // A worker that has left is neither: its jobs learn of that by themselves.
-            if condition.wait_for(|&now| is_so(now)).await.is_err() {
+            // The worker has left. Its jobs learn of that from the backend.
+            if condition.wait_for(|&now| predicate(now)).await.is_err() {
                 std::future::pending().await
             }
         }
     }
 }
 
-/// All workers.
+/// All workers and their shared state.
 pub struct Fleet {
     pub(crate) router: Arc<Router>,
     pub(crate) metrics: FleetMetrics,
-    /// Called with each worker that is let go for good.
+    /// The callback for each worker that is removed for good.
     pub(crate) on_departure: OnceLock<Box<dyn Fn(WorkerId) + Send + Sync>>,
     pub(crate) state: Mutex<State>,
+    /// The number of available workers.
     pub(crate) ready: watch::Sender<usize>,
-    pub(crate) seats: AtomicUsize,
+    /// The number of requests that the workers can run at once.
+    pub(crate) max_running: AtomicUsize,
     pub(crate) shutdown: watch::Sender<bool>,
-    /// The reason for which requests in flight end at the shutdown.
-    pub(crate) cut: OnceLock<Death>,
-    /// `None` after the shutdown.
+    /// The error of requests in flight at the shutdown.
+    pub(crate) abort_reason: OnceLock<DeathReason>,
+    /// The keepers' tasks; `None` after the shutdown.
     pub(crate) keepers: Mutex<Option<JoinSet<()>>>,
+    /// The start of the fleet, in seconds since the epoch.
     pub(crate) created: u64,
     pub(crate) patience: Patience,
-    /// What was counted for each worker that was not removed, over all its backends.
-    pub(crate) followed: Mutex<BTreeMap<WorkerId, Followed>>,
-    /// Ends each worker's keeper.
-    pub(crate) ends: Mutex<BTreeMap<WorkerId, watch::Sender<bool>>>,
-    /// Workers that were added so far.
+    /// The KV-event counters of each worker that was not removed, over all its backends.
+    pub(crate) worker_kv_events: Mutex<BTreeMap<WorkerId, WorkerKvEvents>>,
+    /// The stop signal of each worker's keeper.
+    pub(crate) stops: Mutex<BTreeMap<WorkerId, watch::Sender<bool>>>,
+    /// The number of workers that were added so far.
     pub(crate) added: AtomicU32,
-    /// Workers that nothing names any more, though they answer.
+    /// Running workers that no list or discovery names any more.
     pub(crate) unnamed: Mutex<BTreeSet<WorkerId>>,
     pub(crate) adapters: Arc<Adapters>,
-    /// The files in which knowledge of KV caches outlives this process.
+    /// The files that save knowledge of KV caches for the next process.
     pub(crate) kept: OnceLock<KeptIndexes>,
 }
 
+/// The workers that can take requests, and their plan classes.
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) workers: BTreeMap<WorkerId, Arc<Worker>>,
@@ -125,19 +128,21 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Tells whoever waits how many workers can take requests and answer.
-    pub(crate) fn tell(&self, ready: &watch::Sender<usize>) {
-        ready.send_replace(self.workers.values().filter(|worker| worker.can_be_asked()).count());
+    /// Publishes the number of available workers.
+    pub(crate) fn notify(&self, ready: &watch::Sender<usize>) {
+        ready.send_replace(self.workers.values().filter(|worker| worker.is_available()).count());
     }
 
-    pub(crate) fn seats(&self) -> usize {
-        let can = self.workers.values().map(|worker| worker.backend.capabilities());
-        can.filter(|can| can.role.answers()).map(|can| can.max_running).sum()
+    /// Returns the number of requests that the workers can run at once.
+    pub(crate) fn max_running(&self) -> usize {
+        let capabilities = self.workers.values().map(|worker| worker.backend.capabilities());
+        capabilities.filter(|can| can.role.can_answer()).map(|can| can.max_running).sum()
     }
 }
 
 impl Fleet {
-    /// Lets knowledge of KV caches outlive this process. To be called before workers are added.
+    /// Saves knowledge of KV caches in `kept` at the shutdown. Must be called before workers are
+    /// added.
     pub fn keep_indexes(&self, kept: KeptIndexes) {
         // Only the first call has an effect.
         let _ = self.kept.set(kept);
@@ -147,11 +152,12 @@ impl Fleet {
         lock(&self.keepers)
     }
 
-    pub(crate) fn followed(&self) -> MutexGuard<'_, BTreeMap<WorkerId, Followed>> {
-        lock(&self.followed)
+    pub(crate) fn worker_kv_events(&self) -> MutexGuard<'_, BTreeMap<WorkerId, WorkerKvEvents>> {
+        lock(&self.worker_kv_events)
     }
 
-    /// Waits until so many workers can take requests. False if the fleet is shut down before that.
+    /// Waits until `workers` workers are available. Returns `false` if the fleet is shut down
+    /// first.
     pub async fn wait_ready(&self, workers: usize) -> bool {
         let mut ready = self.ready.subscribe();
         let mut shutdown = self.shutdown.subscribe();
@@ -161,30 +167,29 @@ impl Fleet {
         }
     }
 
-    /// The router, which picks workers.
+    /// Returns the router, which picks workers.
     pub fn router(&self) -> &Arc<Router> {
         &self.router
     }
 
-    /// The fleet's metrics.
+    /// Returns the fleet's metrics.
     pub fn metrics(&self) -> &FleetMetrics {
         &self.metrics
     }
 
-    /// Calls `forget` with each worker that is let go for good, from now on. Only the first call
-    /// has an effect.
-    pub fn on_departure(&self, forget: impl Fn(WorkerId) + Send + Sync + 'static) {
-        let _ = self.on_departure.set(Box::new(forget));
+    /// Sets the callback for workers that are removed for good. Only the first call has an effect.
+    pub fn on_departure(&self, callback: impl Fn(WorkerId) + Send + Sync + 'static) {
+        let _ = self.on_departure.set(Box::new(callback));
     }
 
-    /// A worker, if it can take requests.
+    /// Returns a worker if it has joined.
     pub fn worker(&self, id: WorkerId) -> Option<Arc<Worker>> {
         self.state().workers.get(&id).cloned()
     }
 
-    /// Returns the workers that do not support every part that a request has.
+    /// Returns the workers that do not support all of `needs`.
     pub fn workers_lacking(&self, needs: Supports) -> Vec<WorkerId> {
-        // Most requests have no such part, or none that any worker lacks.
+        // The common cases: no optional parts, or only parts that every worker supports.
         if needs == Supports::default() {
             return Vec::new();
         }
@@ -196,104 +201,106 @@ impl Fleet {
         state.workers.values().filter(lacks).map(|worker| worker.id).collect()
     }
 
-    /// The workers that can take requests, by their ids.
+    /// Returns the workers that have joined, ordered by id.
     pub fn workers(&self) -> Vec<Arc<Worker>> {
         self.state().workers.values().cloned().collect()
     }
 
-    /// Number of workers that can take requests and answer.
+    /// Returns the number of available workers.
     pub fn ready_workers(&self) -> usize {
         *self.ready.borrow()
     }
 
-    /// Whether some worker can answer requests, and not only encode their media items.
+    /// Returns `true` if an available worker can answer requests, not only encode their media
+    /// items.
     pub fn can_answer(&self) -> bool {
         let answers = |worker: &Arc<Worker>| {
-            worker.can_be_asked() && worker.backend.capabilities().role.answers()
+            worker.is_available() && worker.backend.capabilities().role.can_answer()
         };
         self.state().workers.values().any(answers)
     }
 
-    /// Returns `true` if some worker is suspect, and so may answer again at any time.
+    /// Returns `true` if a worker is suspect. Such a worker may respond again at any time.
     pub fn has_suspect(&self) -> bool {
         self.state().workers.values().any(|worker| worker.condition() == Condition::Suspect)
     }
 
-    /// Number of workers that answer and take new requests, as those of drained agents don't.
-    /// `None` if none of them can answer requests, and not only encode their media items.
-    pub fn taking_workers(&self) -> Option<usize> {
+    /// Returns the number of available workers that accept new requests, as those of draining
+    /// agents do not. Returns `None` if none of them can answer requests, not only encode their
+    /// media items.
+    pub fn accepting_workers(&self) -> Option<usize> {
         let state = self.state();
-        let taking = || {
+        let accepting = || {
             let workers = state.workers.values();
-            workers.filter(|worker| worker.can_be_asked() && !worker.load().draining)
+            workers.filter(|worker| worker.is_available() && !worker.load().draining)
         };
-        taking()
-            .any(|worker| worker.backend.capabilities().role.answers())
-            .then(|| taking().count())
+        accepting()
+            .any(|worker| worker.backend.capabilities().role.can_answer())
+            .then(|| accepting().count())
     }
 
-    /// Requests that the workers run at once, all together; 0 while there is none.
-    pub fn seats(&self) -> usize {
-        self.seats.load(Ordering::Relaxed)
+    /// Returns the number of requests that all workers together can run at once.
+    pub fn max_running(&self) -> usize {
+        self.max_running.load(Ordering::Relaxed)
     }
 
-    /// How the KV events of each worker have been followed, over all its backends so far.
-    pub fn kv_events(&self) -> Vec<(WorkerId, KvEventCounts)> {
-        self.followed().iter().map(|(id, followed)| (*id, followed.counts())).collect()
+    /// Returns the KV-event counts of each worker, over all its backends so far.
+    pub fn kv_event_counts(&self) -> Vec<(WorkerId, KvEventCounts)> {
+        self.worker_kv_events().iter().map(|(id, kv_events)| (*id, kv_events.counts())).collect()
     }
 
-    /// A worker, once it can take requests.
-    pub async fn when_ready(&self, id: WorkerId) -> Arc<Worker> {
+    /// Waits until a worker has joined, and returns it.
+    pub async fn wait_for_worker(&self, id: WorkerId) -> Arc<Worker> {
         let mut ready = self.ready.subscribe();
         loop {
             if let Some(worker) = self.worker(id) {
                 return worker;
             }
-            // The fleet, and so the sender, is here.
+            // Never fails: the fleet holds the sender.
             let _ = ready.changed().await;
         }
     }
 
-    /// What is known of a worker's KV cache, and what will be heard of it from then on. `None` when
-    /// it is not there, or when nothing is known.
+    /// Returns a snapshot of a worker's KV cache and a stream of its updates. Returns `None` if the
+    /// fleet or the router does not have the worker.
     ///
-    /// Takes some 80 ns for each block that it holds: not for async threads.
-    pub fn follow_kv(&self, id: WorkerId) -> Option<KvKnown> {
-        let tap = self.followed().get(&id)?.tap();
-        tap.follow(&self.router, id)
+    /// Takes about 80 ns per block that the worker holds, so it must not run on async threads.
+    pub fn subscribe_kv(&self, id: WorkerId) -> Option<KvSubscription> {
+        let tap = self.worker_kv_events().get(&id)?.tap();
+        tap.subscribe(&self.router, id)
     }
 
-    /// The plan classes of the workers that can take requests; empty while there is none.
+    /// Returns the plan classes of the workers that have joined.
     pub fn classes(&self) -> PresentClasses {
         self.state().classes.present()
     }
 
-    /// The largest context of any worker that can take requests, in tokens of prompt and answer
-    /// together.
+    /// Returns the largest context of the workers that have joined, in tokens of prompt and answer
+    /// together. Returns `None` without workers.
     pub fn max_model_len(&self) -> Option<usize> {
         self.classes().iter().map(|class| class.max_model_len).max()
     }
 
-    /// When the fleet was started, in seconds since the epoch.
+    /// Returns the start of the fleet, in seconds since the epoch.
     pub fn created(&self) -> u64 {
         self.created
     }
 
-    /// Lets a worker take requests.
+    /// Adds a connected worker to the fleet and to the router.
     pub(crate) fn join(
         &self,
         id: WorkerId,
-        what: String,
+        description: String,
         backend: Arc<dyn Backend>,
-        loaded: Arc<Loaded>,
+        loaded: Arc<LoadedAdapters>,
     ) -> Arc<Worker> {
-        let can = backend.capabilities().clone();
+        let capabilities = backend.capabilities().clone();
         let worker = {
             let mut state = self.state();
-            let class = state.classes.join(id, &can);
+            let class = state.classes.join(id, &capabilities);
             let worker = Worker {
                 id,
-                what,
+                description,
                 backend,
                 class,
                 life: rand::random(),
@@ -304,32 +311,32 @@ impl Fleet {
             };
             let worker = Arc::new(worker);
             state.workers.insert(id, worker.clone());
-            self.seats.store(state.seats(), Ordering::Relaxed);
+            self.max_running.store(state.max_running(), Ordering::Relaxed);
             worker
         };
-        // Last: whatever the router picks has to be found above.
+        // The router comes last: every worker that it picks must be found in the state.
         let info = WorkerInfo {
-            total_blocks: can.total_blocks,
-            block_size: can.class.block_size,
-            publishes_events: !matches!(can.kv, KvSource::Unknown { .. }),
-            encoder_cache_tokens: can.encoder_cache_tokens,
-            receiver_cache_elements: element_bytes(can.media)
-                .map_or(0, |bytes| can.receiver_cache_bytes / bytes),
+            total_blocks: capabilities.total_blocks,
+            block_size: capabilities.class.block_size,
+            publishes_events: !matches!(capabilities.kv, KvSource::Unknown { .. }),
+            encoder_cache_tokens: capabilities.encoder_cache_tokens,
+            receiver_cache_elements: element_bytes(capabilities.media)
+                .map_or(0, |bytes| capabilities.receiver_cache_bytes / bytes),
             class: worker.class,
-            role: can.role,
-            machine: places::machine(&can.locality, id),
-            hands_over_in: places::hands_over_in(&can, id),
-            embedding_store_bytes: can.embedding_store_bytes,
-            // At exactly the context's length an engine never answers.
-            max_prompt_tokens: can.max_model_len.saturating_sub(1),
-            max_encoder_tokens: can.max_batched_tokens,
+            role: capabilities.role,
+            machine: places::machine(&capabilities.locality, id),
+            handover_domain: places::handover_domain(&capabilities, id),
+            embedding_store_bytes: capabilities.embedding_store_bytes,
+            // An engine never answers a prompt that fills the context completely.
+            max_prompt_tokens: capabilities.max_model_len.saturating_sub(1),
+            max_encoder_tokens: capabilities.max_batched_tokens,
         };
-        self.router.add_worker_with(id, info, index_scheme(can.class.keys));
-        self.state().tell(&self.ready);
+        self.router.add_worker_with(id, info, index_scheme(capabilities.class.keys));
+        self.state().notify(&self.ready);
         worker
     }
 
-    /// Takes note of whether a worker answers.
+    /// Sets a worker's condition. Has no effect if the worker has left.
     pub(crate) fn set_condition(&self, id: WorkerId, condition: Condition) {
         let state = self.state();
         let Some(worker) = state.workers.get(&id).filter(|worker| worker.condition() != condition)
@@ -339,7 +346,7 @@ impl Fleet {
         match condition {
             Condition::Answers => tracing::info!(worker = %id, "the engine answers again"),
             Condition::Suspect => {
-                tracing::warn!(worker = %id, "the engine says nothing: it gets no new requests")
+                tracing::warn!(worker = %id, "the engine does not respond: it gets no new requests")
             }
             Condition::Hung => {
                 tracing::error!(worker = %id, "the engine hangs: requests without a token move")
@@ -347,22 +354,23 @@ impl Fleet {
         }
         worker.condition.send_replace(condition);
         self.router.set_suspect(id, condition != Condition::Answers);
-        state.tell(&self.ready);
+        state.notify(&self.ready);
     }
 
-    /// Takes a worker out: no new request goes to it, and its blocks are forgotten.
+    /// Removes a worker from the fleet and the router, which forgets its blocks.
     pub(crate) fn leave(&self, id: WorkerId) {
-        let left = {
+        let removed = {
             let mut state = self.state();
             state.classes.leave(id);
-            let left = state.workers.remove(&id);
-            self.seats.store(state.seats(), Ordering::Relaxed);
-            state.tell(&self.ready);
-            left
+            let removed = state.workers.remove(&id);
+            self.max_running.store(state.max_running(), Ordering::Relaxed);
+            state.notify(&self.ready);
+            removed
         };
-        // A request that is routed to it meanwhile finds no such worker, and tries another one.
+        // A request that is routed to the worker meanwhile does not find it, and tries another one.
         self.router.remove_worker(id);
-        drop(left);
+        // Outside the lock of the state.
+        drop(removed);
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {
@@ -370,12 +378,13 @@ impl Fleet {
     }
 }
 
-/// What is locked here is never left half-changed, so a panic elsewhere does not make it unusable.
+/// Locks a mutex, ignoring poison: critical sections never leave a value half changed.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Bytes that a worker is sent per element of a large tensor; `None` where it is sent no tensors.
+/// Returns the bytes per element of a large tensor on its way to a worker. Returns `None` for
+/// workers that accept no tensors.
 fn element_bytes(media: MediaForm) -> Option<u64> {
     match media {
         MediaForm::Tensors(TensorFormat::Raw) => Some(1),

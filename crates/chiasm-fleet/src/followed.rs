@@ -1,4 +1,4 @@
-//! Counts of the KV events of one worker, and its tap.
+//! The KV-event counters of one worker, and its tap.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -8,38 +8,39 @@ use chiasm_kv::{SubscriberCounters, SubscriberStats};
 
 use crate::tap::Tap;
 
-/// The KV-event counts of one worker over all its backends, and its tap. Clones share both.
+/// The KV-event counters of one worker over all its backends, and its tap. Clones share both.
 #[derive(Clone, Default)]
-pub(crate) struct Followed {
+pub(crate) struct WorkerKvEvents {
     pub(crate) subscriber: SubscriberCounters,
-    index: Arc<Applied>,
+    applied: Arc<AppliedCounters>,
     pub(crate) tap: Arc<Tap>,
 }
 
 #[derive(Default)]
-struct Applied {
+struct AppliedCounters {
     events: AtomicU64,
-    /// How old the last batch was, in microseconds.
-    lag: AtomicU64,
+    /// The age of the last batch when it was applied, in microseconds.
+    lag_us: AtomicU64,
 }
 
-/// How the KV events of one worker have been followed.
+/// Counts of one worker's KV events.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct KvEventCounts {
     /// Events applied to the index.
     pub applied: u64,
-    /// What the subscriber counts.
+    /// The subscriber's counts.
     pub subscriber: SubscriberStats,
-    /// The age of the last batch when it was applied, by the clocks of both machines.
+    /// The age of the last batch when it was applied. Engine and frontend may have different
+    /// clocks.
     pub lag: Duration,
 }
 
-impl Followed {
+impl WorkerKvEvents {
     pub(crate) fn counts(&self) -> KvEventCounts {
         KvEventCounts {
-            applied: self.index.events.load(Relaxed),
+            applied: self.applied.events.load(Relaxed),
             subscriber: self.subscriber.read(),
-            lag: Duration::from_micros(self.index.lag.load(Relaxed)),
+            lag: Duration::from_micros(self.applied.lag_us.load(Relaxed)),
         }
     }
 
@@ -47,13 +48,14 @@ impl Followed {
         self.tap.clone()
     }
 
-    /// Counts a batch of events that was applied, and its age.
-    pub(crate) fn applied(&self, events: usize, timestamp: f64) {
+    /// Counts an applied batch of `events` events. `timestamp` is the engine's, in seconds since
+    /// the epoch.
+    pub(crate) fn record_applied(&self, events: usize, timestamp: f64) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        // An engine may say anything; clocks may differ.
-        let made = Duration::try_from_secs_f64(timestamp).unwrap_or_default();
-        let lag = u64::try_from(now.saturating_sub(made).as_micros()).unwrap_or(u64::MAX);
-        self.index.events.fetch_add(events as u64, Relaxed);
-        self.index.lag.store(lag, Relaxed);
+        // The engine's timestamp may be invalid, and its clock may be ahead.
+        let published = Duration::try_from_secs_f64(timestamp).unwrap_or_default();
+        let lag_us = u64::try_from(now.saturating_sub(published).as_micros()).unwrap_or(u64::MAX);
+        self.applied.events.fetch_add(events as u64, Relaxed);
+        self.applied.lag_us.store(lag_us, Relaxed);
     }
 }

@@ -1,4 +1,4 @@
-//! The gauges of the metrics, brought up to date with the fleet.
+//! Updates of the metrics' gauges from the fleet's state.
 
 use chiasm_router::WorkerSnapshot;
 use prometheus_client::metrics::family::Family;
@@ -7,29 +7,29 @@ use crate::Fleet;
 use crate::metrics::{BreakerLabels, ConditionLabels, KnowledgeLabels, WorkerLabel};
 
 impl Fleet {
-    /// Brings the gauges among the metrics up to date. `workers` is the router's current snapshot.
+    /// Updates all gauges. `workers` is the router's current snapshot.
     pub fn refresh_metrics(&self, workers: &[WorkerSnapshot]) {
         let metrics = &self.metrics;
         metrics.workers.set(workers.len() as i64);
         metrics.unnamed.set(self.unnamed().len() as i64);
-        // What is told of workers that were let go must not stay.
+        // Series of removed workers must not stay.
         metrics.worker_knowledge.clear();
-        let of_workers = [
+        let worker_gauges = [
             &metrics.worker_blocks,
             &metrics.worker_pending,
             &metrics.worker_running,
             &metrics.worker_waiting,
-            &metrics.worker_seats,
+            &metrics.worker_max_running,
             &metrics.worker_total_blocks,
             &metrics.worker_media_threads,
         ];
-        let of_arenas = [
+        let arena_gauges = [
             &metrics.arena_reserved,
             &metrics.arena_used,
             &metrics.arena_slots,
             &metrics.arena_leases,
         ];
-        of_workers.into_iter().chain(of_arenas).for_each(Family::clear);
+        worker_gauges.into_iter().chain(arena_gauges).for_each(Family::clear);
         [&metrics.worker_kv_usage, &metrics.worker_media_pending]
             .into_iter()
             .for_each(Family::clear);
@@ -47,13 +47,14 @@ impl Fleet {
             metrics.worker_total_blocks.get_or_create(&label).set(worker.info.total_blocks as i64);
         }
         metrics.kv_events.clear();
-        for (id, counts) in self.kv_events() {
+        for (id, counts) in self.kv_event_counts() {
             metrics.kv_events.set(&id.into(), counts);
         }
         metrics.worker_condition.clear();
         metrics.worker_breaker.clear();
         for worker in self.workers() {
-            // A worker's counts begin with the worker.
+            // Creates the counters together with their worker: Prometheus sees no increase in a
+            // series that appears with its first event.
             drop(metrics.engine_deaths.get_or_create(&worker.id.into()));
             drop(metrics.distrusted.get_or_create(&worker.id.into()));
             let labels = ConditionLabels {
@@ -67,9 +68,9 @@ impl Fleet {
             let label = WorkerLabel::from(worker.id);
             let media = worker.load().media.unwrap_or_default();
             metrics.worker_media_threads.get_or_create(&label).set(i64::from(media.threads));
-            metrics.worker_media_pending.get_or_create(&label).set(media.all().as_secs_f64());
+            metrics.worker_media_pending.get_or_create(&label).set(media.total().as_secs_f64());
             metrics
-                .worker_seats
+                .worker_max_running
                 .get_or_create(&label)
                 .set(worker.backend.capabilities().max_running as i64);
             let usage = worker.backend.memory().unwrap_or_default();

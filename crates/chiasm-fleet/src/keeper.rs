@@ -1,11 +1,13 @@
-//! One worker's keeper: connects to its backend, joins it, follows it, replaces it.
+//! One worker's keeper: connects a backend, serves until the backend ends, and reconnects.
 
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use chiasm_backend::{Backend, ConnectError, Connected, Connector, Death, KvSource, Life, Load};
+use chiasm_backend::{
+    Backend, BackendLifecycle, ConnectError, Connected, Connector, DeathReason, KvSource, Load,
+};
 use chiasm_router::EngineStats;
 use chiasm_types::WorkerId;
 use futures_util::FutureExt;
@@ -14,136 +16,146 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::Fleet;
 use crate::backoff::Backoff;
-use crate::condition::Watch;
+use crate::condition::ConditionTracker;
 use crate::events::{self, Following};
-use crate::loaded::Loaded;
+use crate::loaded::LoadedAdapters;
 
-/// Why a backend's turn ended.
+/// The reason for the end of a backend.
 #[derive(Debug, thiserror::Error)]
-enum Ended {
+enum EndReason {
     #[error("shutting down")]
     Shutdown,
     #[error("{0}")]
     NotConnected(#[from] ConnectError),
     #[error("{0}")]
-    Died(Death),
+    Died(DeathReason),
     #[error("its keeper panicked; the log says how")]
     Panicked,
 }
 
-/// Keeps worker `id` running until the fleet is shut down.
+/// Keeps a worker connected until it is removed or the fleet is shut down.
 pub(crate) async fn keep(
     fleet: Arc<Fleet>,
     id: WorkerId,
     connector: Box<dyn Connector>,
     mut shutdown: watch::Receiver<bool>,
 ) {
-    let mut backoff = Backoff::new(connector.longest_pause());
+    let mut backoff = Backoff::new(connector.max_retry_pause());
     loop {
-        let mut ready = None;
-        let one_backend = one_backend(&fleet, id, connector.as_ref(), &mut shutdown, &mut ready);
-        let ended = AssertUnwindSafe(one_backend).catch_unwind().await.unwrap_or_else(|_| {
-            // What ran was ended as it was dropped.
-            fleet.left(id, &Ended::Panicked);
-            Ended::Panicked
+        let mut ready_at = None;
+        let run = run_backend(&fleet, id, connector.as_ref(), &mut shutdown, &mut ready_at);
+        let reason = AssertUnwindSafe(run).catch_unwind().await.unwrap_or_else(|_| {
+            // Dropping the future has ended the backend.
+            fleet.remove_ended(id, &EndReason::Panicked);
+            EndReason::Panicked
         });
-        if matches!(ended, Ended::Shutdown) {
+        if matches!(reason, EndReason::Shutdown) {
             break;
         }
-        let pause = backoff.pause_after(ready.map_or(Duration::ZERO, |ready| ready.elapsed()));
-        tracing::info!(worker = %id, seconds = pause.as_secs_f64(), "connecting again after a pause");
+        let pause = backoff.pause_after(ready_at.map_or(Duration::ZERO, |at| at.elapsed()));
+        tracing::info!(
+            worker = %id,
+            seconds = pause.as_secs_f64(),
+            "connecting again after a pause"
+        );
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             _ = shutdown.wait_for(|&down| down) => break,
         }
     }
     fleet.metrics.forget(id);
-    if let Some(forget) = fleet.on_departure.get() {
-        forget(id);
+    if let Some(callback) = fleet.on_departure.get() {
+        callback(id);
     }
-    fleet.adapters.offer(id, Vec::new());
+    fleet.adapters.set_preloaded(id, Vec::new());
 }
 
 impl Fleet {
-    /// Takes a worker out after its backend's turn, and tells why it ended.
-    fn left(&self, id: WorkerId, ended: &Ended) {
-        let what = self.worker(id).map_or_else(String::new, |worker| worker.what.clone());
+    /// Removes a worker whose backend ended. Logs and counts the loss of an engine.
+    fn remove_ended(&self, id: WorkerId, reason: &EndReason) {
+        let what = self.worker(id).map_or_else(String::new, |worker| worker.description.clone());
         self.leave(id);
-        if !matches!(ended, Ended::Shutdown) {
+        if !matches!(reason, EndReason::Shutdown) {
             self.metrics.engine_died(id);
-            tracing::error!(worker = %id, what, cause = %ended, "engine lost");
+            tracing::error!(worker = %id, what, cause = %reason, "engine lost");
         }
     }
 }
 
-/// One backend from its start to its end. `ready` is when it could take jobs, if it ever could.
-async fn one_backend(
+/// Runs one backend from its connection to its end. Sets `ready_at` when the backend accepts jobs.
+async fn run_backend(
     fleet: &Arc<Fleet>,
     id: WorkerId,
     connector: &dyn Connector,
     shutdown: &mut watch::Receiver<bool>,
-    ready: &mut Option<Instant>,
-) -> Ended {
-    let mut life = None;
+    ready_at: &mut Option<Instant>,
+) -> EndReason {
+    let mut lifecycle = None;
     let mut following = None;
-    let ended = tokio::select! {
-        // First: a backend that was cut off by the shutdown is no loss.
+    let reason = tokio::select! {
+        // The shutdown takes precedence: a backend that it ends is not a lost engine.
         biased;
-        _ = shutdown.wait_for(|&down| down) => Ended::Shutdown,
-        Err(ended) = live(fleet, id, connector, &mut life, &mut following, ready) => ended,
+        _ = shutdown.wait_for(|&down| down) => EndReason::Shutdown,
+        Err(reason) = serve(fleet, id, connector, &mut lifecycle, &mut following, ready_at) => {
+            reason
+        }
     };
-    if let Some(death) = fleet.cut.get()
+    if let Some(death) = fleet.abort_reason.get()
         && let Some(worker) = fleet.worker(id)
     {
         worker.backend.declare_dead(death.clone());
     }
-    // A worker that was removed while this process goes on leaves nothing to the next one.
-    let is_left = matches!(ended, Ended::Shutdown) && *fleet.shutdown.borrow();
-    if is_left
-        && life.as_ref().is_some_and(|life| life.outlives())
+    // Only at the shutdown of the fleet: a worker that is removed alone saves nothing for the next
+    // process.
+    let is_fleet_shutdown = matches!(reason, EndReason::Shutdown) && *fleet.shutdown.borrow();
+    if is_fleet_shutdown
+        && lifecycle.as_ref().is_some_and(|lifecycle| lifecycle.survives_detach())
         && let Some(worker) = fleet.worker(id)
         && let Some(following) = following.take()
     {
         following.keep(fleet, &worker).await;
     }
     drop(following);
-    // First out of the router, then the end: no request may be sent to a backend that is being
-    // stopped.
-    fleet.left(id, &ended);
-    match (life, &ended) {
-        (Some(life), Ended::Shutdown) => life.leave().await,
-        (Some(life), _) => life.stop().await,
+    // Out of the router before it stops, so that no request is sent to a stopping backend.
+    fleet.remove_ended(id, &reason);
+    match (lifecycle, &reason) {
+        (Some(lifecycle), EndReason::Shutdown) => lifecycle.detach().await,
+        (Some(lifecycle), _) => lifecycle.stop().await,
         (None, _) => {}
     }
-    ended
+    reason
 }
 
-/// Follows one backend to its end, which is all that it can return.
-async fn live(
+/// Connects one backend, joins its worker to the fleet and follows it until it ends.
+async fn serve(
     fleet: &Arc<Fleet>,
     id: WorkerId,
     connector: &dyn Connector,
-    life: &mut Option<Box<dyn Life>>,
+    lifecycle: &mut Option<Box<dyn BackendLifecycle>>,
     following: &mut Option<Following>,
-    ready: &mut Option<Instant>,
-) -> Result<Infallible, Ended> {
+    ready_at: &mut Option<Instant>,
+) -> Result<Infallible, EndReason> {
     let started = Instant::now();
     tracing::info!(worker = %id, what = connector.describe(), "connecting");
     let connected: Connected = connector.connect(id, fleet.metrics.media.clone()).await?;
     let backend: Arc<dyn Backend> = connected.backend;
-    let life = life.insert(connected.life);
-    let can = backend.capabilities();
-    if let KvSource::Unknown { why } = &can.kv {
-        tracing::warn!(worker = %id, why, "served in approximate mode: the worker is taken to hold what it was sent");
+    let lifecycle = lifecycle.insert(connected.lifecycle);
+    let capabilities = backend.capabilities();
+    if let KvSource::Unknown { why } = &capabilities.kv {
+        tracing::warn!(
+            worker = %id, why,
+            "served in approximate mode: the worker is presumed to hold what it was sent"
+        );
     }
-    fleet.adapters.offer(id, can.adapters.values().cloned().collect());
-    let loaded = Arc::new(Loaded::default());
+    fleet.adapters.set_preloaded(id, capabilities.adapters.values().cloned().collect());
+    let loaded = Arc::new(LoadedAdapters::default());
     loaded.load_all(id, backend.as_ref(), &fleet.adapters).await;
     let worker = fleet.join(id, connector.describe(), backend.clone(), loaded.clone());
-    let followed = following.insert(events::follow(fleet, &worker).await);
-    let (router, told) = (fleet.router.clone(), worker.load.clone());
+    let following = following.insert(events::follow(fleet, &worker).await);
+    let router = fleet.router.clone();
+    let load_sender = worker.load.clone();
     backend.follow_load(Box::new(move |load| {
-        told.send_replace(load);
+        load_sender.send_replace(load);
         let Load { running, waiting, kv_usage, pending_tokens_of_others, draining, media: _ } =
             load;
         router.set_stats(
@@ -151,45 +163,45 @@ async fn live(
             EngineStats { running, waiting, kv_usage, pending_tokens_of_others, draining },
         );
     }));
-    *ready = Some(Instant::now());
-    // One that came into service since was not loaded here by whoever loaded it.
+    *ready_at = Some(Instant::now());
+    // Again: `Fleet::load_adapter` did not see this worker before it joined.
     loaded.load_all(id, backend.as_ref(), &fleet.adapters).await;
     tracing::info!(
         worker = %id,
         seconds = started.elapsed().as_secs_f64(),
-        engine = can.engine,
-        blocks = can.total_blocks,
-        block_size = can.class.block_size.get(),
-        context = can.max_model_len,
-        hand_off = ?can.hand_off,
+        engine = capabilities.engine,
+        blocks = capabilities.total_blocks,
+        block_size = capabilities.class.block_size.get(),
+        context = capabilities.max_model_len,
+        hand_off = ?capabilities.hand_off,
         "ready"
     );
     let mut distrusted = backend.distrusted().fuse();
-    let mut watch = Watch::new(fleet.patience);
-    let mut looks = tokio::time::interval(fleet.patience.look_every());
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut condition = ConditionTracker::new(fleet.patience);
+    let mut checks = tokio::time::interval(fleet.patience.check_interval());
+    checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            death = backend.ended() => return Err(Ended::Died(death)),
-            death = life.ended() => {
-                // The process is a faster witness than its sockets: requests in flight learn of it
-                // now.
+            death = backend.ended() => return Err(EndReason::Died(death)),
+            death = lifecycle.ended() => {
+                // The end of the process may be seen before that of its sockets. Requests in flight
+                // end now.
                 backend.declare_dead(death.clone());
-                return Err(Ended::Died(death));
+                return Err(EndReason::Died(death));
             }
             why = &mut distrusted => {
-                tracing::warn!(worker = %id, why, "also taken to hold what it is sent (approximate)");
+                tracing::warn!(worker = %id, why, "knowledge of its KV cache is now approximate");
                 fleet.metrics.distrusted(id);
-                followed.distrust(&fleet.router, id);
+                following.distrust(&fleet.router, id);
                 continue;
             }
-            () = worker.pause_is_over() => {
+            () = worker.breaker_pause_ended() => {
                 fleet.half_open(&worker);
                 continue;
             }
-            _ = looks.tick() => {}
+            _ = checks.tick() => {}
         }
-        let activity = if watch.wants_activity() { life.activity().await } else { None };
-        fleet.set_condition(id, watch.look(backend.silent_for(), activity));
+        let activity = if condition.needs_activity() { lifecycle.activity().await } else { None };
+        fleet.set_condition(id, condition.update(backend.silent_for(), activity));
     }
 }

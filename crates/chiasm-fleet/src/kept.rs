@@ -1,17 +1,23 @@
-//! Knowledge of KV caches that outlives this process: files that the next frontend goes on from.
+//! Knowledge of KV caches in files, which the next frontend process resumes from.
 //!
-//! An engine replays only its last batches of events, which cover minutes of decoding. So a process
-//! that shuts down in order writes a file for each engine that keeps running: what it knows of the
-//! engine's cache, and the position in the stream of events up to which that is complete. The next
-//! process removes the file, and asks the engine for the batches after that position. If the engine
-//! has another batch at that position, or none any more, the file's content is dropped. A process
-//! that crashes writes nothing.
+//! An engine replays only its last batches of events, which cover minutes of decoding. A process
+//! that shuts down in order therefore writes a file for each engine that keeps running. The file
+//! has a snapshot of the engine's cache, and the position in the stream of events up to which the
+//! snapshot is complete. The next process removes the file, and requests the batches after that
+//! position from the engine. If the engine has another batch at that position, or none any more,
+//! the snapshot is dropped. A process that crashes writes nothing.
 //!
 //! ```text
-//! file  magic: 16 bytes  digest of the rest: 32  about: length u16, text  seq: u64  digest of that batch: 32  history known: u8  snapshot
+//! magic             16 bytes
+//! digest            32 bytes, of the rest
+//! identity          length u16, then text
+//! seq               u64, of the last batch in the snapshot
+//! digest            32 bytes, of that batch
+//! history known     u8
+//! snapshot          the rest
 //! ```
-//! `about` has everything that must match for the block keys to match: [`about`]. The snapshot has
-//! the format of [`chiasm_kv::Snapshot`].
+//! [`identity`] contains everything that must match for the block keys to match. The snapshot has
+//! the format of [`chiasm_kv::Snapshot`]. Numbers are little-endian.
 
 use std::fs::{self, DirBuilder, File, Metadata};
 use std::io::{self, Read, Write};
@@ -29,11 +35,11 @@ use crate::keys::keys_for;
 const MAGIC: &[u8; 16] = b"chiasm kv kept 1";
 /// The maximum size of a file: a worker may claim to hold 16,777,216 blocks, which take about 25
 /// bytes each.
-const MAX_BYTES: u64 = 512 << 20;
-/// The age at which an unused file is removed: its engine has ended, or has another address.
+const MAX_FILE_BYTES: u64 = 512 << 20;
+/// The age at which an unused file is removed. Its engine has ended, or has another address.
 const MAX_AGE: Duration = Duration::from_secs(24 * 3600);
-/// The ending of the files' names.
-const SUFFIX: &str = "kv";
+/// The extension of the files' names.
+const EXTENSION: &str = "kv";
 
 /// A private folder with one file per engine.
 #[derive(Clone, Debug)]
@@ -46,23 +52,23 @@ pub struct KeptIndexes {
 pub(crate) struct KeptIndex {
     /// The position in the engine's stream of events up to which the snapshot is complete.
     pub(crate) position: StreamPosition,
-    /// Events had told of everything that the engine held.
+    /// Events had covered everything that the engine held.
     pub(crate) history_known: bool,
-    /// The blocks that the engine held, as `chiasm-kv` writes them.
+    /// The blocks that the engine held, in the format of [`chiasm_kv::Snapshot`].
     pub(crate) snapshot: Vec<u8>,
 }
 
-/// The reason for which a file can't be used.
+/// A reason to ignore a file.
 #[derive(Debug, thiserror::Error)]
 enum KeptError {
     #[error(transparent)]
     Io(#[from] io::Error),
-    #[error("it has {0} bytes, more than the {MAX_BYTES} that are read")]
+    #[error("it has {0} bytes, more than the {MAX_FILE_BYTES} that are read")]
     TooLarge(u64),
     #[error("it is no file of this user's alone")]
     NotPrivate,
     #[error("it is none of these files, or of another version of Chiasm")]
-    OtherForm,
+    OtherFormat,
     #[error("it is damaged")]
     Damaged,
     #[error("it is about another engine, model or secret of block keys")]
@@ -70,30 +76,30 @@ enum KeptError {
 }
 
 impl KeptIndexes {
-    /// Opens the folder, or makes it with mode 0700, and removes files that are too old.
+    /// Opens the folder, or creates it with mode 0700, and removes files older than a day.
     ///
     /// # Errors
-    /// The folder can't be made, or it is not this user's alone.
+    /// Returns an error if the folder can't be created, or if other users can access it.
     pub fn open(folder: impl Into<PathBuf>) -> io::Result<Self> {
         let folder = folder.into();
         DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
-        let about = fs::metadata(&folder)?;
-        if !about.is_dir() || !is_private(&about) {
+        let metadata = fs::metadata(&folder)?;
+        if !metadata.is_dir() || !is_private(&metadata) {
             return Err(io::Error::new(
                 io::ErrorKind::PermissionDenied,
                 "it must be a folder of this user's alone",
             ));
         }
         let kept = Self { folder };
-        kept.sweep();
+        kept.remove_old_files();
         Ok(kept)
     }
 
-    fn sweep(&self) {
+    fn remove_old_files(&self) {
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
             let is_old = entry
                 .metadata()
-                .and_then(|about| about.modified())
+                .and_then(|metadata| metadata.modified())
                 .is_ok_and(|modified| modified.elapsed().is_ok_and(|age| age > MAX_AGE));
             if is_old {
                 let _ = fs::remove_file(entry.path());
@@ -101,46 +107,52 @@ impl KeptIndexes {
         }
     }
 
-    /// Returns the path of the file about the engine that publishes this stream.
+    /// Returns the path of the file for the engine that publishes this stream.
     fn path(&self, stream: &KvEventStream) -> PathBuf {
         let mut name = blake3::Hasher::new();
         name.update(stream.endpoint.as_bytes()).update(&[0]).update(stream.topic.as_bytes());
-        self.folder.join(name.finalize().to_hex().as_str()).with_extension(SUFFIX)
+        self.folder.join(name.finalize().to_hex().as_str()).with_extension(EXTENSION)
     }
 
-    /// Reads and removes the file about an engine of this class. A file that can't be used is
-    /// removed with a warning.
+    /// Reads and removes the file for an engine of this class. Logs a warning and returns `None` if
+    /// the file can't be used.
     pub(crate) fn take(&self, stream: &KvEventStream, class: &PlanClass) -> Option<KeptIndex> {
         let path = self.path(stream);
         let read = read(&path);
         match fs::remove_file(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
-            // A file that stays could be used twice.
+            // A file that can't be removed could be used twice.
             Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "what was known of an engine's KV cache can't be taken");
+                tracing::warn!(
+                    path = %path.display(), %error,
+                    "what was known of an engine's KV cache is ignored: its file can't be removed"
+                );
                 return None;
             }
             Ok(()) => {}
         }
-        let kept = read.and_then(|bytes| decode(&bytes, &about(stream, class)));
+        let kept = read.and_then(|bytes| decode(&bytes, &identity(stream, class)));
         let warn = |error: &KeptError| {
-            tracing::warn!(path = %path.display(), %error, "what was known of an engine's KV cache is ignored");
+            tracing::warn!(
+                path = %path.display(), %error,
+                "what was known of an engine's KV cache is ignored"
+            );
         };
         kept.inspect_err(warn).ok()
     }
 
-    /// Writes the file about an engine of this class.
+    /// Writes the file for an engine of this class.
     ///
     /// # Errors
-    /// The file can't be written, or is too large.
-    pub(crate) fn leave(
+    /// Returns an error if the file can't be written, or is too large.
+    pub(crate) fn save(
         &self,
         stream: &KvEventStream,
         class: &PlanClass,
         kept: &KeptIndex,
     ) -> io::Result<()> {
-        let bytes = encode(kept, &about(stream, class));
-        if bytes.len() as u64 > MAX_BYTES {
+        let bytes = encode(kept, &identity(stream, class));
+        if bytes.len() as u64 > MAX_FILE_BYTES {
             return Err(io::Error::new(
                 io::ErrorKind::FileTooLarge,
                 format!("{} bytes are too many", bytes.len()),
@@ -156,9 +168,11 @@ impl KeptIndexes {
     }
 }
 
-/// Returns everything that must match for a file to be true of an engine: the address of its
-/// events, and the way in which its blocks get their keys, which the key of a made-up prompt shows.
-fn about(stream: &KvEventStream, class: &PlanClass) -> String {
+/// Returns a text that changes with everything that a snapshot's validity depends on.
+///
+/// That is the address of the engine's events and the computation of block keys. The key of a
+/// made-up prompt stands for the latter.
+fn identity(stream: &KvEventStream, class: &PlanClass) -> String {
     let tokens: Vec<TokenId> = (0..class.block_size.get() as u32).map(TokenId).collect();
     let media = [MediaSpan { hash: MmHash::new([7; 32]), offset: 0, length: 1 }];
     let prompt = PromptBlocks { tokens: &tokens, media: &media, lora: None, salt: Some("kept") };
@@ -167,34 +181,35 @@ fn about(stream: &KvEventStream, class: &PlanClass) -> String {
     format!("{endpoint} {topic:?} {} {:?} {key:032x}", class.block_size.get(), class.keys)
 }
 
-fn encode(kept: &KeptIndex, about: &str) -> Vec<u8> {
+fn encode(kept: &KeptIndex, identity: &str) -> Vec<u8> {
     let KeptIndex { position: StreamPosition { seq, digest }, history_known, snapshot } = kept;
-    let about = &about.as_bytes()[..about.len().min(usize::from(u16::MAX))];
-    let mut bytes = Vec::with_capacity(128 + about.len() + snapshot.len());
+    let identity = &identity.as_bytes()[..identity.len().min(usize::from(u16::MAX))];
+    let mut bytes = Vec::with_capacity(128 + identity.len() + snapshot.len());
     bytes.extend(MAGIC);
     bytes.extend([0; blake3::OUT_LEN]);
-    bytes.extend((about.len() as u16).to_le_bytes());
-    bytes.extend(about);
+    bytes.extend((identity.len() as u16).to_le_bytes());
+    bytes.extend(identity);
     bytes.extend(seq.to_le_bytes());
     bytes.extend(digest);
     bytes.push(u8::from(*history_known));
     bytes.extend(snapshot);
-    let rest = MAGIC.len() + blake3::OUT_LEN;
-    let all = blake3::hash(&bytes[rest..]);
-    bytes[MAGIC.len()..rest].copy_from_slice(all.as_bytes());
+    let payload_start = MAGIC.len() + blake3::OUT_LEN;
+    let payload_digest = blake3::hash(&bytes[payload_start..]);
+    bytes[MAGIC.len()..payload_start].copy_from_slice(payload_digest.as_bytes());
     bytes
 }
 
-fn decode(bytes: &[u8], about: &str) -> Result<KeptIndex, KeptError> {
-    let rest = bytes.strip_prefix(MAGIC).ok_or(KeptError::OtherForm)?;
-    let (all, rest) = rest.split_first_chunk::<{ blake3::OUT_LEN }>().ok_or(KeptError::Damaged)?;
-    if blake3::hash(rest) != blake3::Hash::from_bytes(*all) {
+fn decode(bytes: &[u8], identity: &str) -> Result<KeptIndex, KeptError> {
+    let rest = bytes.strip_prefix(MAGIC).ok_or(KeptError::OtherFormat)?;
+    let (payload_digest, rest) =
+        rest.split_first_chunk::<{ blake3::OUT_LEN }>().ok_or(KeptError::Damaged)?;
+    if blake3::hash(rest) != blake3::Hash::from_bytes(*payload_digest) {
         return Err(KeptError::Damaged);
     }
     let (length, rest) = rest.split_first_chunk().ok_or(KeptError::Damaged)?;
-    let (told, rest) =
+    let (file_identity, rest) =
         rest.split_at_checked(u16::from_le_bytes(*length).into()).ok_or(KeptError::Damaged)?;
-    if told != about.as_bytes() {
+    if file_identity != identity.as_bytes() {
         return Err(KeptError::OtherEngine);
     }
     let (seq, rest) = rest.split_first_chunk().ok_or(KeptError::Damaged)?;
@@ -208,20 +223,20 @@ fn decode(bytes: &[u8], about: &str) -> Result<KeptIndex, KeptError> {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, KeptError> {
-    // A link leads elsewhere; opening a pipe would wait for its other end.
+    // Links are not followed, and opening a pipe would block until its other end is open.
     if !fs::symlink_metadata(path)?.is_file() {
         return Err(KeptError::NotPrivate);
     }
     let file = File::open(path)?;
-    let about = file.metadata()?;
-    if !about.is_file() || !is_private(&about) {
+    let metadata = file.metadata()?;
+    if !metadata.is_file() || !is_private(&metadata) {
         return Err(KeptError::NotPrivate);
     }
-    if about.len() > MAX_BYTES {
-        return Err(KeptError::TooLarge(about.len()));
+    if metadata.len() > MAX_FILE_BYTES {
+        return Err(KeptError::TooLarge(metadata.len()));
     }
-    let mut bytes = Vec::with_capacity(about.len() as usize);
-    file.take(MAX_BYTES).read_to_end(&mut bytes)?;
+    let mut bytes = Vec::with_capacity(metadata.len() as usize);
+    file.take(MAX_FILE_BYTES).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
@@ -231,8 +246,8 @@ fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Returns `true` if this user owns the file or folder, and no other user can read or change it.
-fn is_private(about: &Metadata) -> bool {
-    about.uid() == rustix::process::geteuid().as_raw() && about.mode() & 0o077 == 0
+fn is_private(metadata: &Metadata) -> bool {
+    metadata.uid() == rustix::process::geteuid().as_raw() && metadata.mode() & 0o077 == 0
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! How prompts are keyed for the workers of a class.
+//! The block keys of prompts, by plan class.
 
 use chiasm_backend::{KeyScheme, PlanClass};
 use chiasm_kv::{BlockKey, EngineHashing, MediaSpan, PromptBlocks, block_keys};
 use chiasm_types::{MmHash, Placeholder};
 
-/// How the engines of a class hash their blocks, if that is what the blocks are known by.
-fn hashing(scheme: KeyScheme) -> Option<EngineHashing> {
+/// Returns the engine's block hashing if the scheme uses engine hashes as block keys.
+fn engine_hashing(scheme: KeyScheme) -> Option<EngineHashing> {
     match scheme {
         KeyScheme::Sglang => Some(EngineHashing::Sglang),
         KeyScheme::SglangNarrow => Some(EngineHashing::SglangNarrow),
@@ -16,26 +16,28 @@ fn hashing(scheme: KeyScheme) -> Option<EngineHashing> {
 
 /// Returns the scheme of a worker's block keys, for the index.
 pub(crate) fn index_scheme(scheme: KeyScheme) -> chiasm_kv::KeyScheme {
-    hashing(scheme).map_or(chiasm_kv::KeyScheme::Content, EngineHashing::scheme)
+    engine_hashing(scheme).map_or(chiasm_kv::KeyScheme::Content, EngineHashing::scheme)
 }
 
-/// Returns the keys of a prompt's full blocks, as workers of the class have them.
+/// Returns the keys of a prompt's full blocks in the scheme of the class.
 pub fn keys_for(class: &PlanClass, prompt: &PromptBlocks<'_>) -> Vec<BlockKey> {
-    match hashing(class.keys) {
+    match engine_hashing(class.keys) {
         Some(hashing) => hashing.keys(prompt, class.block_size),
         None => block_keys(prompt, class.block_size),
     }
 }
 
-/// Returns the spans of an item at its place from which the class makes keys: one span, or for
-/// SGLang one for each run of tokens that embed, as it keeps the other tokens of a placeholder as
-/// they are.
-pub fn spans(class: &PlanClass, hash: MmHash, at: &Placeholder) -> Vec<MediaSpan> {
+/// Returns the spans of a media item that go into block keys.
+///
+/// That is one span per placeholder. For schemes with engine hashes it is one span per run of
+/// embedding tokens, because SGLang leaves the other tokens of a placeholder unchanged.
+pub fn spans(class: &PlanClass, hash: MmHash, placeholder: &Placeholder) -> Vec<MediaSpan> {
     let span = |offset, length| MediaSpan { hash, offset, length };
-    let Some(mask) = at.is_embed.as_ref().filter(|_| hashing(class.keys).is_some()) else {
-        return vec![span(at.offset, at.length)];
+    let mask = placeholder.is_embed.as_ref();
+    let Some(mask) = mask.filter(|_| engine_hashing(class.keys).is_some()) else {
+        return vec![span(placeholder.offset, placeholder.length)];
     };
-    let runs = mask.chunk_by(|one, other| one == other).scan(at.offset, |end, run| {
+    let runs = mask.chunk_by(|a, b| a == b).scan(placeholder.offset, |end, run| {
         *end += run.len();
         Some((*end - run.len(), run))
     });
@@ -52,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_item_is_where_the_scheme_has_it() {
+    fn sglang_spans_cover_only_embedding_tokens() {
         let class = |keys| PlanClass {
             processor: Arc::from(&b"x"[..]),
             vllm_items: VllmItems::Any,
@@ -61,13 +63,13 @@ mod tests {
             block_size: BlockSize::new(16).unwrap(),
         };
         let hash = MmHash::new([1; 32]);
-        let places = |keys, is_embed| {
+        let spans_of = |keys, is_embed| {
             let spans = spans(&class(keys), hash, &Placeholder { offset: 5, length: 6, is_embed });
             spans.iter().map(|span| (span.offset, span.length)).collect::<Vec<_>>()
         };
-        let rows = || Some(vec![false, true, true, false, true, false]);
-        assert_eq!(places(KeyScheme::Chiasm, rows()), [(5, 6)]);
-        assert_eq!(places(KeyScheme::Sglang, rows()), [(6, 2), (9, 1)]);
-        assert_eq!(places(KeyScheme::Sglang, None), [(5, 6)]);
+        let mask = || Some(vec![false, true, true, false, true, false]);
+        assert_eq!(spans_of(KeyScheme::Chiasm, mask()), [(5, 6)]);
+        assert_eq!(spans_of(KeyScheme::Sglang, mask()), [(6, 2), (9, 1)]);
+        assert_eq!(spans_of(KeyScheme::Sglang, None), [(5, 6)]);
     }
 }

@@ -1,28 +1,27 @@
-//! Workers: which backends can take requests, what each can do, and what the router knows of their
-//! KV caches.
+//! Workers: their backends, capabilities, health, LoRA adapters and KV caches.
 //!
-//! Each worker has a keeper, a task that connects to its backend, joins it to the router, feeds the
-//! router its KV events and load, takes it out when it ends and connects to the next one after a
-//! pause.
+//! Each worker has a keeper, which is a task. The keeper connects to the worker's backend, adds it
+//! to the router, and feeds the router the worker's KV events and load. When the backend ends, the
+//! keeper removes the worker from the router and reconnects after a pause.
 //!
 //! | module | is |
 //! |---|---|
-//! | `fleet` | all workers, and what they share |
-//! | `keeper` | one worker from start to end, over all its backends |
-//! | `members` | workers that come and go while the fleet runs |
+//! | `fleet` | all workers and their shared state |
+//! | `keeper` | the life of one worker, over all its backends |
+//! | `members` | adding and removing workers, and the shutdown |
 //! | `start` | the start of a fleet |
-//! | `events`, `followed` | following a worker's KV events, and their counts |
-//! | `tap` | the KV events of a worker for others that follow it |
-//! | `kept` | knowledge of KV caches that outlives the process |
-//! | `loading`, `loaded` | LoRA adapters on their way to the engines, and those that are there |
+//! | `events`, `followed` | feeds of KV events into the router, and their counters |
+//! | `tap` | KV-event subscriptions for frontends on other machines |
+//! | `kept` | knowledge of KV caches, saved for the next process |
+//! | `loading`, `loaded` | LoRA adapters on workers, and the results of loading them |
 //! | `condition` | the liveness of a worker: answering, suspect or hung |
-//! | `trial`, `worker_breaker`, `breaker` | outcomes of requests, and the circuit breakers that they open and close |
-//! | `backoff` | the pauses between connections |
+//! | `trial`, `worker_breaker`, `breaker` | outcomes of requests, and circuit breakers |
+//! | `backoff` | the pauses between connections and between probes |
 //! | `classes` | the plan classes of the present workers |
 //! | `keys` | the block keys of a class |
-//! | `places` | the machines of workers |
+//! | `places` | numbers for workers' machines and networks |
 //! | [`adapters`] | LoRA adapters that requests may name |
-//! | `metrics`, `media_metrics`, `gauges` | counts for Prometheus |
+//! | `metrics`, `media_metrics`, `gauges` | metrics for Prometheus |
 #![forbid(unsafe_code)]
 
 pub mod adapters;
@@ -57,5 +56,5 @@ pub use followed::KvEventCounts;
 pub use kept::KeptIndexes;
 pub use keys::{keys_for, spans};
 pub use metrics::{FleetMetrics, WorkerLabel};
-pub use tap::{KvHeard, KvKnown};
+pub use tap::{KvSubscription, KvUpdate};
 pub use trial::Trial;

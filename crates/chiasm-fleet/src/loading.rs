@@ -1,68 +1,71 @@
-//! LoRA adapters on workers.
+//! Loading and unloading of LoRA adapters on workers.
 //!
-//! A worker has loaded every adapter before it takes its first request, and is asked again for one
-//! that it refused when that is loaded anew. Those of agents have adapters by themselves, and no
-//! other can be made to load these. Requests with an adapter go to workers that have it.
+//! A worker loads every adapter before it takes its first request. It retries an adapter that it
+//! refused when a client loads that adapter again. Workers of agents have preloaded adapters, which
+//! no other worker can load. Requests with an adapter go to workers that have it.
 
 use std::sync::Arc;
 
-use chiasm_backend::{AdapterError, OwnAdapter};
+use chiasm_backend::{AdapterError, PreloadedAdapter};
 use chiasm_types::WorkerId;
 use futures_util::future::join_all;
 use tokio::sync::{mpsc, watch};
 
-use crate::adapters::{AdapterFiles, AdapterSource, Adapters, Leaving, LoadError, ServedAdapter};
+use crate::adapters::{
+    AdapterFiles, AdapterSource, Adapters, LoadError, ServedAdapter, UnusedAdapter,
+};
 use crate::{Fleet, Worker};
 
 impl Worker {
-    /// Whether the worker can be given requests with this adapter.
+    /// Returns `true` if the worker accepts requests with this adapter.
     pub fn has_adapter(&self, adapter: &ServedAdapter) -> bool {
-        matches!(self.adapter(adapter), Some(Ok(())))
+        matches!(self.adapter_result(adapter), Some(Ok(())))
     }
 
-    /// Why it can't.
-    pub fn lacks_adapter(&self, adapter: &ServedAdapter) -> Option<AdapterError> {
-        self.adapter(adapter).and_then(Result::err)
+    /// Returns the error with which the worker refused this adapter.
+    pub fn adapter_error(&self, adapter: &ServedAdapter) -> Option<AdapterError> {
+        self.adapter_result(adapter).and_then(Result::err)
     }
 
-    /// What became of an adapter here; `None` if the backend was not asked yet.
-    fn adapter(&self, adapter: &ServedAdapter) -> Option<Result<(), AdapterError>> {
-        let own = &self.backend.capabilities().adapters;
-        match own.get(&adapter.engine().name) {
-            Some(OwnAdapter { refused: None, .. }) => Some(Ok(())),
-            Some(OwnAdapter { refused: Some(why), .. }) => {
+    /// Returns the result of loading an adapter, or `None` before the first attempt.
+    fn adapter_result(&self, adapter: &ServedAdapter) -> Option<Result<(), AdapterError>> {
+        let preloaded = &self.backend.capabilities().adapters;
+        match preloaded.get(&adapter.engine().name) {
+            Some(PreloadedAdapter { refused: None, .. }) => Some(Ok(())),
+            Some(PreloadedAdapter { refused: Some(why), .. }) => {
                 Some(Err(AdapterError::Refused(why.clone())))
             }
-            None if own.values().any(|own| own.name == adapter.name) => Some(Err(
+            None if preloaded.values().any(|other| other.name == adapter.name) => Some(Err(
                 AdapterError::Refused("its agent has another one of this name".to_owned()),
             )),
-            None if adapter.is_offered => Some(Err(AdapterError::NotOwn)),
-            None => self.loaded.of(adapter),
+            None if adapter.is_preloaded => Some(Err(AdapterError::NotPreloaded)),
+            None => self.loaded.result(adapter),
         }
     }
 
-    /// What an agent tells of its adapters on this worker.
-    pub fn own_adapters(&self, adapters: &Adapters) -> Vec<OwnAdapter> {
-        let of = |adapter: Arc<ServedAdapter>| {
-            let refused = self.adapter(&adapter)?.err().map(|error| error.to_string());
-            let (name, root) = (adapter.name.clone(), adapter.root.clone());
-            Some(OwnAdapter { name, root, stamp: adapter.stamp(), refused })
+    /// Returns the adapters of this worker for frontends, to which they are preloaded.
+    pub fn adapter_reports(&self, adapters: &Adapters) -> Vec<PreloadedAdapter> {
+        let report = |adapter: Arc<ServedAdapter>| {
+            let refused = self.adapter_result(&adapter)?.err().map(|error| error.to_string());
+            let name = adapter.name.clone();
+            let root = adapter.root.clone();
+            Some(PreloadedAdapter { name, root, stamp: adapter.stamp(), refused })
         };
-        adapters.all().into_iter().filter_map(of).collect()
+        adapters.all().into_iter().filter_map(report).collect()
     }
 }
 
 impl Fleet {
-    /// The adapters that requests may name.
+    /// Returns the adapters that requests may name.
     pub fn adapters(&self) -> &Arc<Adapters> {
         &self.adapters
     }
 
-    /// Has all workers that take adapters load one, and serves it then. With `in_place` it takes
-    /// the place of another of its name; requests in flight end with that one.
+    /// Loads an adapter on all workers that support adapters, then serves it. With `in_place` it
+    /// replaces the adapter of the same name; requests in flight finish with the old one.
     ///
     /// # Errors
-    /// [`LoadError`] says why not; nothing has changed then.
+    /// Returns an error, and changes nothing, if the name, the files or a worker do not allow it.
     pub async fn load_adapter(
         &self,
         source: AdapterSource,
@@ -70,77 +73,79 @@ impl Fleet {
     ) -> Result<(), LoadError> {
         let _changing = self.adapters.changes.lock().await;
         let former = self.adapters.get(&source.name);
-        if former.as_ref().is_some_and(|former| former.is_offered) {
-            return Err(LoadError::OfAgents(source.name));
+        if former.as_ref().is_some_and(|former| former.is_preloaded) {
+            return Err(LoadError::OwnedByAgents(source.name));
         }
         if former.is_some() && !in_place {
             return Err(LoadError::IsLoaded(source.name));
         }
         let workers = self.workers();
-        // An engine on another machine may have files that are not on this one, so it is not an
-        // error here that they are missing.
-        let (looking, stamps) = (source.clone(), self.adapters.stamps());
-        let files =
-            tokio::task::spawn_blocking(move || AdapterFiles::look(&looking, true, stamps)).await;
-        let files = files.map_err(|error| LoadError::Files {
-            path: (&source.path).into(),
-            problem: error.to_string(),
+        // Missing files are allowed, because an engine on another machine may have them.
+        let inspected = source.clone();
+        let stamp_source = self.adapters.stamp_source();
+        let inspect = move || AdapterFiles::inspect(&inspected, true, stamp_source);
+        let files = tokio::task::spawn_blocking(inspect).await.map_err(|error| {
+            LoadError::Files { path: (&source.path).into(), problem: error.to_string() }
         })??;
-        let adapter = match former.filter(|former| former.is(&source, &files)) {
+        let adapter = match former.filter(|former| former.matches(&source, &files)) {
             Some(unchanged) => unchanged,
-            None => self.adapters.make(&source, &files)?,
+            None => self.adapters.build(&source, &files)?,
         };
-        let takers: Vec<_> =
+        if workers.is_empty() {
+            return Err(LoadError::NoEngine);
+        }
+        let supporting: Vec<_> =
             workers.iter().filter(|worker| worker.backend.capabilities().max_loras > 0).collect();
-        match (workers.is_empty(), takers.is_empty()) {
-            (true, _) => return Err(LoadError::NoEngine),
-            (false, true) => return Err(AdapterError::NotEnabled.into()),
-            (false, false) => {}
+        if supporting.is_empty() {
+            return Err(AdapterError::NotEnabled.into());
         }
         let loading =
-            takers.iter().map(|worker| worker.loaded.load(worker.backend.as_ref(), &adapter));
-        let refused = join_all(loading).await.into_iter().filter_map(Result::err);
-        // One that died meanwhile loads it at its next start.
-        if let Some(error) =
-            refused.into_iter().find(|error| !matches!(error, AdapterError::Gone(_)))
-        {
+            supporting.iter().map(|worker| worker.loaded.load(worker.backend.as_ref(), &adapter));
+        let mut errors = join_all(loading).await.into_iter().filter_map(Result::err);
+        // A worker that died meanwhile loads the adapter when it reconnects.
+        if let Some(error) = errors.find(|error| !matches!(error, AdapterError::Gone(_))) {
             return Err(error.into());
         }
         self.adapters.insert(adapter.clone());
         tracing::info!(adapter = adapter.name, path = adapter.root, "serving a LoRA adapter");
-        // Those that joined since were not asked.
+        // Workers may have joined since the loading began.
         for worker in self.workers() {
             worker.loaded.load_all(worker.id, worker.backend.as_ref(), &self.adapters).await;
         }
         Ok(())
     }
 
-    /// Serves an adapter no more. Requests in flight end with it.
+    /// Stops serving an adapter. Requests in flight finish with it.
     ///
     /// # Errors
-    /// [`LoadError::NotLoaded`] if there is none of this name.
+    /// Returns [`LoadError::NotLoaded`] if no adapter has this name, or
+    /// [`LoadError::OwnedByAgents`] if agents have preloaded it.
     pub async fn unload_adapter(&self, name: &str) -> Result<(), LoadError> {
         let _changing = self.adapters.changes.lock().await;
-        if self.adapters.get(name).is_some_and(|adapter| adapter.is_offered) {
-            return Err(LoadError::OfAgents(name.to_owned()));
+        if self.adapters.get(name).is_some_and(|adapter| adapter.is_preloaded) {
+            return Err(LoadError::OwnedByAgents(name.to_owned()));
         }
         self.adapters.remove(name).ok_or_else(|| LoadError::NotLoaded(name.to_owned()))?;
-        tracing::info!(adapter = name, "a LoRA adapter is served no more");
+        tracing::info!(adapter = name, "a LoRA adapter is no longer served");
         Ok(())
     }
 
-    /// The adapter that engines know by this name, if a worker has it.
-    pub fn adapter_of(&self, worker: &Worker, engine_name: &str) -> Option<Arc<ServedAdapter>> {
+    /// Returns the adapter that engines know by `engine_name`, if `worker` has it.
+    pub fn adapter_by_engine_name(
+        &self,
+        worker: &Worker,
+        engine_name: &str,
+    ) -> Option<Arc<ServedAdapter>> {
         let (name, _) = engine_name.rsplit_once('@')?;
         self.adapters
             .get(name)
-            .filter(|found| found.engine().name == engine_name && worker.has_adapter(found))
+            .filter(|adapter| adapter.engine().name == engine_name && worker.has_adapter(adapter))
     }
 
-    /// The workers that lack an adapter.
+    /// Returns the workers that lack an adapter.
     ///
     /// # Errors
-    /// Why one of them lacks it, if no other has it.
+    /// Returns a worker's error, if one is known, if all workers lack the adapter.
     pub fn workers_without(
         &self,
         adapter: &ServedAdapter,
@@ -149,49 +154,46 @@ impl Fleet {
         let lacking: Vec<_> =
             workers.iter().filter(|worker| !worker.has_adapter(adapter)).collect();
         if !workers.is_empty() && lacking.len() == workers.len() {
-            let why = || lacking.iter().filter_map(|worker| worker.lacks_adapter(adapter));
-            // One that has it, and can't use it, says more than those that do not have it.
-            return Err(why()
-                .find(|why| !matches!(why, AdapterError::NotOwn))
-                .or_else(|| why().next()));
+            let errors = || lacking.iter().filter_map(|worker| worker.adapter_error(adapter));
+            // Any other error says more than that the adapter is not preloaded.
+            return Err(errors()
+                .find(|error| !matches!(error, AdapterError::NotPreloaded))
+                .or_else(|| errors().next()));
         }
         Ok(lacking.into_iter().map(|worker| worker.id).collect())
     }
 }
 
-/// Tells workers of adapters that nobody needs any more, until the fleet is shut down.
-pub(crate) async fn forget_unused(
+/// Unloads adapters without references from workers, until the fleet is shut down.
+pub(crate) async fn unload_unused(
     fleet: Arc<Fleet>,
-    mut leavings: mpsc::UnboundedReceiver<Leaving>,
+    mut unused_adapters: mpsc::UnboundedReceiver<UnusedAdapter>,
     mut shutdown: watch::Receiver<bool>,
 ) {
-    let forgetting = async {
-        while let Some(leaving) = leavings.recv().await {
+    let unload_all = async {
+        while let Some(unused) = unused_adapters.recv().await {
             let _changing = fleet.adapters.changes.lock().await;
             let workers = fleet.workers();
-            let adapter = &leaving.adapter;
-            if leaving.was_offered {
+            let adapter = &unused.adapter;
+            if unused.was_preloaded {
                 continue;
             }
-            // What was loaded again as it was has the same id, and is needed.
+            // An adapter that was loaded again unchanged has the same id and is in use.
             if fleet.adapters.all().iter().any(|served| served.id() == adapter.id) {
                 continue;
             }
-            let takers =
+            let supporting =
                 workers.iter().filter(|worker| worker.backend.capabilities().max_loras > 0);
-            join_all(takers.map(async |worker| {
+            join_all(supporting.map(async |worker| {
                 worker.loaded.forget(adapter.id);
                 worker.backend.unload_adapter(adapter).await;
             }))
             .await;
-            tracing::debug!(
-                adapter = adapter.name,
-                "the engines were told to forget a LoRA adapter"
-            );
+            tracing::debug!(adapter = adapter.name, "unloaded a LoRA adapter from the engines");
         }
     };
     tokio::select! {
-        () = forgetting => {}
+        () = unload_all => {}
         _ = shutdown.wait_for(|&down| down) => {}
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use chiasm_backend::{Delivered, MediaObserver, SentForm, Transfer};
+use chiasm_backend::{MediaDelivery, MediaObserver, SentForm, Transfer};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -24,10 +24,10 @@ struct CauseLabel {
     cause: &'static str,
 }
 
-/// The ways in which media items travel.
-const WAYS: [Transfer; 3] = [Transfer::Cached, Transfer::SharedMemory, Transfer::Inline];
+/// The kinds of transfer, in the order in which [`MediaMetrics::delivered`] counts them.
+const TRANSFERS: [Transfer; 3] = [Transfer::Cached, Transfer::SharedMemory, Transfer::Inline];
 
-/// The counts that backends are given to observe their media items with.
+/// The counters that backends update as they hand media items to engines.
 pub(crate) struct MediaMetrics {
     transfers: Family<TransferLabel, Counter>,
     step_downs: Family<CauseLabel, Counter>,
@@ -38,9 +38,9 @@ pub(crate) struct MediaMetrics {
 }
 
 impl Default for MediaMetrics {
-    /// All series that are known exist from the start: Prometheus sees no increase in a series that
-    /// appears with its first event. The causes of stepping down belong to the backends: a cause's
-    /// series appears with its first item.
+    /// Creates all series whose labels are known: Prometheus sees no increase in a series that
+    /// appears with its first event. Step-down causes are defined by the backends, so their series
+    /// appear with their first items.
     fn default() -> Self {
         let metrics = Self {
             transfers: Family::default(),
@@ -50,8 +50,8 @@ impl Default for MediaMetrics {
             lent_bytes: Counter::default(),
             misses: Counter::default(),
         };
-        for way in WAYS {
-            drop(metrics.transfers.get_or_create(&TransferLabel { mode: way.name() }));
+        for transfer in TRANSFERS {
+            drop(metrics.transfers.get_or_create(&TransferLabel { mode: transfer.name() }));
         }
         for form in [SentForm::Encoded, SentForm::Tensors] {
             drop(metrics.sent.get_or_create(&FormLabel { form: form.name() }));
@@ -69,13 +69,14 @@ impl MediaMetrics {
         );
         r.register(
             "mm_transfer_fallback",
-            "Media items that were to travel in shared memory or as tensors and did not, or that an agent was to fetch or read and was \
-             sent, by cause",
+            "Media items that were to travel in shared memory or as tensors and did not, \
+             or that an agent was to fetch or read and was sent, by cause",
             self.step_downs.clone(),
         );
         r.register(
             "media_sent_items",
-            "Media items that agents lacked and were sent: encoded as the client sent them, or as tensors",
+            "Media items that agents lacked and were sent: \
+             encoded as the client sent them, or as tensors",
             self.sent.clone(),
         );
         r.register(
@@ -85,7 +86,8 @@ impl MediaMetrics {
         );
         r.register(
             "media_lent_bytes",
-            "Bytes of tensors of media items that agents lacked and read out of this process's memory by NIXL",
+            "Bytes of tensors of media items that agents lacked \
+             and read out of this process's memory by NIXL",
             self.lent_bytes.clone(),
         );
         r.register(
@@ -99,15 +101,18 @@ impl MediaMetrics {
     pub(crate) fn transfers(&self) -> BTreeMap<&'static str, u64> {
         let count =
             |mode| self.transfers.get(&TransferLabel { mode }).map_or(0, |count| count.get());
-        WAYS.map(|way| (way.name(), count(way.name()))).into()
+        TRANSFERS.map(|transfer| (transfer.name(), count(transfer.name()))).into()
     }
 }
 
 impl MediaObserver for MediaMetrics {
-    fn delivered(&self, delivered: Delivered) {
+    fn delivered(&self, delivered: MediaDelivery) {
         let items = [delivered.cached, delivered.shared_memory, delivered.inline];
-        for (how, items) in WAYS.into_iter().zip(items).filter(|&(_, items)| items > 0) {
-            self.transfers.get_or_create(&TransferLabel { mode: how.name() }).inc_by(items as u64);
+        for (transfer, items) in TRANSFERS.into_iter().zip(items) {
+            if items > 0 {
+                let label = TransferLabel { mode: transfer.name() };
+                self.transfers.get_or_create(&label).inc_by(items as u64);
+            }
         }
     }
 
@@ -130,7 +135,10 @@ impl MediaObserver for MediaMetrics {
     /// Logs each cause once.
     fn stepped_down(&self, cause: &'static str, why: &dyn fmt::Display) {
         if self.step_downs.get_or_create(&CauseLabel { cause }).inc() == 0 {
-            tracing::warn!(cause, %why, "a media item does not travel as it was to; told once for each cause");
+            tracing::warn!(
+                cause, %why,
+                "a media item does not travel as it was to; told once for each cause"
+            );
         }
     }
 }

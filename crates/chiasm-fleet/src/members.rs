@@ -4,39 +4,40 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use chiasm_backend::{Connector, Death};
+use chiasm_backend::{Connector, DeathReason};
 use chiasm_types::WorkerId;
 use tokio::sync::watch;
 
-use crate::followed::Followed;
+use crate::followed::WorkerKvEvents;
 use crate::{Fleet, keeper, lock};
 
 impl Fleet {
-    /// Starts one more worker. `None` when the fleet is shut down.
+    /// Starts another worker. Returns `None` if the fleet is shut down.
     pub fn add(self: &Arc<Self>, connector: Box<dyn Connector>) -> Option<WorkerId> {
         let mut keepers = self.keepers();
         let keepers = keepers.as_mut()?;
-        // Those that have ended since.
+        // Reaps keepers that have ended.
         while keepers.try_join_next().is_some() {}
         let id = WorkerId(self.added.fetch_add(1, Ordering::Relaxed));
-        self.followed().insert(id, Followed::default());
-        let (end, ends) = watch::channel(*self.shutdown.borrow());
-        lock(&self.ends).insert(id, end);
-        keepers.spawn(keeper::keep(self.clone(), id, connector, ends));
+        self.worker_kv_events().insert(id, WorkerKvEvents::default());
+        let (stop, stopped) = watch::channel(*self.shutdown.borrow());
+        lock(&self.stops).insert(id, stop);
+        keepers.spawn(keeper::keep(self.clone(), id, connector, stopped));
         Some(id)
     }
 
-    /// Lets a worker go for good, as the shutdown of the fleet does with all: nothing is known of
-    /// it from then on.
+    /// Removes a worker for good, as [`shutdown`](Self::shutdown) does with all workers, and
+    /// forgets everything about it.
     pub fn remove(&self, id: WorkerId) {
-        if let Some(end) = lock(&self.ends).remove(&id) {
-            end.send_replace(true);
+        if let Some(stop) = lock(&self.stops).remove(&id) {
+            stop.send_replace(true);
         }
-        self.followed().remove(&id);
+        self.worker_kv_events().remove(&id);
         lock(&self.unnamed).remove(&id);
     }
 
-    /// Takes note of whether anything still names a worker that answers: it goes on either way.
+    /// Records whether a list or discovery still names the worker's agent. The worker keeps running
+    /// either way.
     pub fn set_named(&self, id: WorkerId, named: bool) {
         let mut unnamed = lock(&self.unnamed);
         if named {
@@ -46,33 +47,33 @@ impl Fleet {
         }
     }
 
-    /// The workers that nothing names any more.
+    /// Returns the workers that no list or discovery names any more.
     pub fn unnamed(&self) -> BTreeSet<WorkerId> {
         lock(&self.unnamed).clone()
     }
 
-    /// Ends all keepers.
-    fn end_all(&self) {
+    /// Stops all keepers.
+    fn stop_all(&self) {
         self.shutdown.send_replace(true);
-        for end in lock(&self.ends).values() {
-            end.send_replace(true);
+        for stop in lock(&self.stops).values() {
+            stop.send_replace(true);
         }
     }
 
-    /// Ends all requests in flight with an error, and takes no more. [`Fleet::shutdown`] is to
-    /// follow.
-    pub fn cut(&self, why: &str) {
-        // Keepers tell their backends before they let go of them, which ends requests for another
-        // reason.
-        let _ = self.cut.set(Death::new(why));
-        self.end_all();
+    /// Ends all requests in flight with an error, and accepts no more. Call [`Fleet::shutdown`]
+    /// next.
+    pub fn abort_requests(&self, why: &str) {
+        // Keepers declare their backends dead for this reason before they release them. Releasing
+        // alone would end the requests for another reason.
+        let _ = self.abort_reason.set(DeathReason::new(why));
+        self.stop_all();
     }
 
-    /// Ends all backends and waits until they are gone. Requests in flight end with an error: drain
-    /// first.
+    /// Stops all workers and waits until their backends are released. Requests in flight end with
+    /// an error, so drain first.
     pub async fn shutdown(&self) {
         let keepers = self.keepers().take();
-        self.end_all();
+        self.stop_all();
         if let Some(mut keepers) = keepers {
             while keepers.join_next().await.is_some() {}
         }

@@ -1,6 +1,6 @@
-//! Counts of workers and what is known of them, for Prometheus.
+//! The fleet's metrics, for Prometheus.
 //!
-//! Most of it is read from the fleet when it is asked for.
+//! Most are gauges, which are set from the fleet's state at each scrape.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::KvEventCounts;
 use crate::media_metrics::MediaMetrics;
 
-/// The label of a series that is one worker's.
+/// The label of a series of one worker.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct WorkerLabel {
     /// The worker's id, such as `3`.
@@ -46,8 +46,8 @@ pub(crate) struct BreakerLabels {
     pub(crate) state: &'static str,
 }
 
-/// The metrics of a fleet. Most are gauges, brought up to date by
-/// [`Fleet::refresh_metrics`](crate::Fleet::refresh_metrics).
+/// The metrics of a fleet. [`Fleet::refresh_metrics`](crate::Fleet::refresh_metrics) updates the
+/// gauges.
 #[derive(Default)]
 pub struct FleetMetrics {
     pub(crate) media: std::sync::Arc<MediaMetrics>,
@@ -67,7 +67,7 @@ pub struct FleetMetrics {
     pub(crate) worker_pending: Family<WorkerLabel, Gauge>,
     pub(crate) worker_running: Family<WorkerLabel, Gauge>,
     pub(crate) worker_waiting: Family<WorkerLabel, Gauge>,
-    pub(crate) worker_seats: Family<WorkerLabel, Gauge>,
+    pub(crate) worker_max_running: Family<WorkerLabel, Gauge>,
     pub(crate) worker_total_blocks: Family<WorkerLabel, Gauge>,
     pub(crate) worker_kv_usage: Family<WorkerLabel, Gauge<f64, AtomicU64>>,
     pub(crate) worker_media_threads: Family<WorkerLabel, Gauge>,
@@ -79,7 +79,7 @@ pub struct FleetMetrics {
 }
 
 impl FleetMetrics {
-    /// Registers all of them.
+    /// Registers all metrics.
     pub fn register(&self, r: &mut Registry) {
         self.media.register(r);
         r.register(
@@ -89,7 +89,8 @@ impl FleetMetrics {
         );
         r.register(
             "distrusted_workers",
-            "Servers found to make other prompts of media items than was expected, by worker: what they hold is approximate from then on",
+            "Servers found to make other prompts of media items than was expected, by worker: \
+             what they hold is approximate from then on",
             self.distrusted.clone(),
         );
         r.register("workers", "Workers that can take requests", self.workers.clone());
@@ -132,17 +133,20 @@ impl FleetMetrics {
         );
         r.register(
             "worker_condition",
-            "1 for whether a worker answers, is suspect as it says nothing, or hung as it makes no progress",
+            "1 for whether a worker answers, is suspect as it says nothing, \
+             or hung as it makes no progress",
             self.worker_condition.clone(),
         );
         r.register(
             "worker_breaker",
-            "1 for whether a worker gets requests (closed), none as it fails (open), or one to try it (half-open)",
+            "1 for whether a worker gets requests (closed), none as it fails (open), \
+             or one to try it (half-open)",
             self.worker_breaker.clone(),
         );
         r.register(
             "worker_pending_tokens",
-            "Prompt tokens that a worker has to compute before its requests have their first tokens",
+            "Prompt tokens that a worker has to compute \
+             before its requests have their first tokens",
             self.worker_pending.clone(),
         );
         r.register(
@@ -153,7 +157,7 @@ impl FleetMetrics {
         r.register(
             "worker_seats",
             "Requests that a worker's engine runs at once, at most",
-            self.worker_seats.clone(),
+            self.worker_max_running.clone(),
         );
         r.register(
             "worker_total_blocks",
@@ -177,7 +181,8 @@ impl FleetMetrics {
         );
         r.register_with_unit(
             "worker_media_pending",
-            "Work on media that waits or is being done at the agent of a worker, as time of one core by estimate",
+            "Work on media that waits or is being done at the agent of a worker, \
+             as time of one core by estimate",
             Unit::Seconds,
             self.worker_media_pending.clone(),
         );
@@ -201,18 +206,18 @@ impl FleetMetrics {
         );
     }
 
-    /// Counts an engine of a worker that died, or could not be started.
+    /// Counts a worker's engine that died or could not be started.
     pub(crate) fn engine_died(&self, worker: WorkerId) {
         self.engine_deaths.get_or_create(&worker.into()).inc();
     }
 
-    /// Counts a worker that made another prompt of what it was given than was expected.
+    /// Counts a worker that made another prompt of a request than this process expected.
     pub(crate) fn distrusted(&self, worker: WorkerId) {
         self.distrusted.get_or_create(&worker.into()).inc();
     }
 
-    /// Forgets the counts of a worker that was let go for good. Ids are not given again: the counts
-    /// of workers that come and go would grow for ever.
+    /// Removes the counters of a worker that was removed for good. Ids are never reused, so the
+    /// number of series would grow without limit.
     pub(crate) fn forget(&self, worker: WorkerId) {
         let label = worker.into();
         self.engine_deaths.remove(&label);
@@ -230,7 +235,7 @@ impl FleetMetrics {
     }
 }
 
-/// How engines' KV events are followed, per worker.
+/// The metrics of KV events, per worker.
 #[derive(Default)]
 pub(crate) struct KvEvents {
     applied: Family<WorkerLabel, Counter>,

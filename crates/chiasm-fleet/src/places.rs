@@ -1,39 +1,41 @@
-//! Where workers are, as the numbers that the router compares.
+//! Numbers for workers' machines and networks, which the router compares.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use chiasm_backend::{Capabilities, Locality};
 use chiasm_types::WorkerId;
 
-/// A number that workers of one machine share, and no others.
+/// Returns a number that only workers on the same machine share.
 pub(crate) fn machine(locality: &Locality, worker: WorkerId) -> u64 {
     match locality {
         Locality::Here => 0,
-        Locality::Host(address) => hashed(address) | 1,
-        // On a machine of its own, as far as anybody knows.
+        Locality::Host(address) => hash(address) | 1,
+        // Presumed to be on a machine of its own.
         Locality::Unknown => (u64::from(worker.0) + 1) << 1,
     }
 }
 
-/// A number that workers share which hand prompts to each other, and no others: those of one
-/// private network, else those of one machine.
-pub(crate) fn hands_over_in(can: &Capabilities, worker: WorkerId) -> u64 {
-    let is_here = match &can.locality {
+/// Returns a number that only workers share which can hand computed prompts to each other.
+///
+/// Those are the workers of one private network, or else of one machine.
+pub(crate) fn handover_domain(capabilities: &Capabilities, worker: WorkerId) -> u64 {
+    let is_local = match &capabilities.locality {
         Locality::Here => true,
         Locality::Host(address) => address.is_loopback(),
         Locality::Unknown => false,
     };
-    // The loopback addresses of another machine are not where they seem to be.
-    match can.private_network.filter(|network| is_here || !network.is_loopback()) {
-        // No machine's: those that are not odd are small.
-        Some(network) => (hashed(&network) | 1 << 63) & !1,
-        None => machine(&can.locality, worker),
+    // A loopback network is only meaningful on this machine.
+    let private_network = capabilities.private_network;
+    match private_network.filter(|network| is_local || !network.is_loopback()) {
+        // Even and large: machines' numbers are odd or small.
+        Some(network) => (hash(&network) | 1 << 63) & !1,
+        None => machine(&capabilities.locality, worker),
     }
 }
 
-fn hashed(what: &impl Hash) -> u64 {
+fn hash(value: &impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
-    what.hash(&mut hasher);
+    value.hash(&mut hasher);
     hasher.finish()
 }
 
@@ -43,37 +45,37 @@ mod tests {
 
     use super::*;
 
-    fn place(host: Option<[u8; 4]>, network: Option<&str>) -> u64 {
+    fn domain(host: Option<[u8; 4]>, network: Option<&str>) -> u64 {
         let private_network = network.map(|network| network.parse().unwrap());
         let locality = host.map_or(Locality::Here, |host| Locality::Host(host.into()));
-        hands_over_in(
-            &Capabilities { locality, private_network, ..fake_capabilities() },
-            WorkerId(7),
-        )
+        let capabilities = Capabilities { locality, private_network, ..fake_capabilities() };
+        handover_domain(&capabilities, WorkerId(7))
     }
 
     #[test]
-    fn prompts_stay_on_their_machine_unless_both_have_one_private_network() {
-        let (one, other, rack) = (Some([10, 0, 0, 7]), Some([10, 0, 0, 8]), Some("10.0.0.0/24"));
-        assert_eq!(place(one, None), machine(&Locality::Host([10, 0, 0, 7].into()), WorkerId(0)));
-        assert_eq!((place(None, None), place(one, None) == place(other, None)), (0, false));
-        assert_eq!(place(one, rack), place(other, rack));
-        assert_eq!(place(one, rack), place(None, rack), "a frontend with engines of its own");
-        assert_ne!(place(one, rack), place(other, None));
-        assert_ne!(place(one, rack), place(one, None));
-        assert_ne!(place(one, rack), place(other, Some("10.0.0.0/16")));
+    fn private_network_is_shared_handover_domain() {
+        let one = Some([10, 0, 0, 7]);
+        let other = Some([10, 0, 0, 8]);
+        let rack = Some("10.0.0.0/24");
+        assert_eq!(domain(one, None), machine(&Locality::Host([10, 0, 0, 7].into()), WorkerId(0)));
+        assert_eq!((domain(None, None), domain(one, None) == domain(other, None)), (0, false));
+        assert_eq!(domain(one, rack), domain(other, rack));
+        assert_eq!(domain(one, rack), domain(None, rack), "a frontend with engines of its own");
+        assert_ne!(domain(one, rack), domain(other, None));
+        assert_ne!(domain(one, rack), domain(one, None));
+        assert_ne!(domain(one, rack), domain(other, Some("10.0.0.0/16")));
     }
 
     #[test]
-    fn loopback_addresses_are_a_network_of_this_machine_alone() {
+    fn loopback_network_is_local_to_this_machine() {
         let loopback = Some("127.0.0.0/24");
-        assert_eq!(place(Some([127, 0, 0, 2]), loopback), place(Some([127, 0, 0, 3]), loopback));
-        assert_ne!(place(Some([10, 0, 0, 7]), loopback), place(Some([10, 0, 0, 8]), loopback));
-        assert_ne!(place(Some([10, 0, 0, 7]), loopback), place(None, loopback));
+        assert_eq!(domain(Some([127, 0, 0, 2]), loopback), domain(Some([127, 0, 0, 3]), loopback));
+        assert_ne!(domain(Some([10, 0, 0, 7]), loopback), domain(Some([10, 0, 0, 8]), loopback));
+        assert_ne!(domain(Some([10, 0, 0, 7]), loopback), domain(None, loopback));
     }
 
     #[test]
-    fn whoever_is_nobody_knows_where_is_alone() {
+    fn workers_of_unknown_locality_share_no_machine() {
         let unknown = |worker| machine(&Locality::Unknown, WorkerId(worker));
         assert!(unknown(0) != unknown(1) && unknown(0) != machine(&Locality::Here, WorkerId(0)));
     }

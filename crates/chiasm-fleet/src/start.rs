@@ -14,7 +14,7 @@ use crate::adapters::Adapters;
 use crate::{Fleet, FleetMetrics, NoEngines, Patience, loading};
 
 impl Fleet {
-    /// Starts one worker per connector. Returns at once: see [`Fleet::wait_ready`].
+    /// Starts one worker per connector, without waiting for them; see [`Fleet::wait_ready`].
     ///
     /// # Errors
     /// [`NoEngines`] without connectors.
@@ -26,7 +26,7 @@ impl Fleet {
         Self::start_with_adapters(connectors, router, patience, Arc::default())
     }
 
-    /// The same, with LoRA adapters that requests may name.
+    /// Starts one worker per connector, with LoRA adapters that requests may name.
     ///
     /// # Errors
     /// [`NoEngines`] without connectors.
@@ -46,38 +46,40 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// A fleet without workers, which are added as they are found.
+    /// Creates a fleet without workers; [`Fleet::add`] adds them as they are discovered.
     pub fn empty(router: RouterConfig, patience: Patience, adapters: Arc<Adapters>) -> Arc<Self> {
-        // Workers come and go on threads that serve requests, too.
+        // Workers join and leave on threads that also serve requests, so the router's long work
+        // runs on blocking threads.
         let runtime = Handle::current();
         let fleet = Arc::new(Self {
-            router: Arc::new(Router::in_background(router, move |chore| {
-                drop(runtime.spawn_blocking(chore))
+            router: Arc::new(Router::with_background(router, move |task| {
+                drop(runtime.spawn_blocking(task))
             })),
             metrics: FleetMetrics::default(),
             on_departure: OnceLock::new(),
             state: Mutex::default(),
             ready: watch::Sender::new(0),
-            seats: AtomicUsize::new(0),
+            max_running: AtomicUsize::new(0),
             shutdown: watch::Sender::new(false),
-            cut: OnceLock::new(),
+            abort_reason: OnceLock::new(),
             keepers: Mutex::new(Some(JoinSet::new())),
             created: SystemTime::now()
                 .duration_since(UNIX_EPOCH)
                 .map_or(0, |since| since.as_secs()),
             patience,
-            followed: Mutex::default(),
-            ends: Mutex::default(),
+            worker_kv_events: Mutex::default(),
+            stops: Mutex::default(),
             added: AtomicU32::new(0),
             unnamed: Mutex::default(),
             adapters,
             kept: OnceLock::new(),
         });
-        if let (Some(leavings), Some(keepers)) = (fleet.adapters.leavings(), &mut *fleet.keepers())
+        if let Some(unused) = fleet.adapters.take_unused()
+            && let Some(keepers) = &mut *fleet.keepers()
         {
-            keepers.spawn(loading::forget_unused(
+            keepers.spawn(loading::unload_unused(
                 fleet.clone(),
-                leavings,
+                unused,
                 fleet.shutdown.subscribe(),
             ));
         }

@@ -1,4 +1,4 @@
-//! Outcomes of requests, which open and close the breakers of their workers.
+//! Outcomes of requests, which open and close their workers' breakers.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,11 +19,11 @@ impl Worker {
     }
 
     /// Returns `true` if the worker answers and its breaker is not open.
-    pub fn can_be_asked(&self) -> bool {
+    pub fn is_available(&self) -> bool {
         self.condition() == Condition::Answers && self.breaker() != BreakerState::Open
     }
 
-    /// Returns the worker's last failure if its breaker is not closed.
+    /// Returns the worker's last fault if its breaker is not closed.
     pub fn outage(&self) -> Option<WorkerFault> {
         let breaker = lock(&self.breaker.breaker);
         breaker.fault().filter(|_| breaker.state() != BreakerState::Closed).cloned()
@@ -42,8 +42,8 @@ impl Worker {
         })
     }
 
-    /// Returns once the pause of an open breaker is over. Cancel-safe.
-    pub(crate) async fn pause_is_over(&self) {
+    /// Waits until the pause of an open breaker is over. Cancel-safe.
+    pub(crate) async fn breaker_pause_ended(&self) {
         let mut state = self.breaker.state.subscribe();
         loop {
             let until = state.borrow_and_update().1;
@@ -55,7 +55,7 @@ impl Worker {
             };
             tokio::select! {
                 () = pause => return,
-                // The sender is this worker's.
+                // Never fails: this worker holds the sender.
                 _ = state.changed() => {}
             }
         }
@@ -75,10 +75,10 @@ impl Fleet {
         }
         let admission = match breaker.state() {
             BreakerState::Closed => Admission::All,
-            BreakerState::HalfOpen if breaker.wants_probe() => Admission::One,
+            BreakerState::HalfOpen if breaker.needs_probe() => Admission::One,
             BreakerState::HalfOpen | BreakerState::Open => Admission::None,
         };
-        // A later life of the worker has a breaker of its own.
+        // A later backend of the worker has a breaker of its own.
         if self.worker(worker.id).is_some_and(|present| present.life == worker.life) {
             self.router.set_admission(worker.id, admission);
         }
@@ -87,17 +87,21 @@ impl Fleet {
         }
         drop(breaker);
         if change == Change::Closed {
-            tracing::info!(worker = %worker.id, what = worker.what, "the worker gets requests again");
+            tracing::info!(
+                worker = %worker.id,
+                what = worker.description,
+                "the worker gets requests again"
+            );
         }
-        self.state().tell(&self.ready);
+        self.state().notify(&self.ready);
     }
 
-    /// Lets one request try a worker whose pause is over.
+    /// Lets one request probe a worker whose pause is over.
     pub(crate) fn half_open(&self, worker: &Worker) {
-        self.change(worker, Breaker::elapsed);
+        self.change(worker, Breaker::end_pause);
     }
 
-    /// Returns the failures of all workers whose breakers are not closed.
+    /// Returns the last faults of all workers whose breakers are not closed.
     pub fn outages(&self) -> Vec<WorkerFault> {
         self.workers().iter().filter_map(|worker| worker.outage()).collect()
     }
@@ -113,17 +117,22 @@ impl Fleet {
 fn log_opened(worker: &Worker, breaker: &Breaker, is_first: bool) {
     let Some(fault) = breaker.fault() else { return };
     let id = worker.id;
-    let what = &worker.what;
+    let what = &worker.description;
     let reason = fault.message();
     match fault {
-        _ if !is_first => tracing::debug!(worker = %id, what, reason, "the worker still fails"),
+        _ if !is_first => {
+            tracing::debug!(worker = %id, what, reason, "the worker still fails");
+        }
         WorkerFault::KeyRefused { .. } => tracing::error!(
             worker = %id, what, reason,
-            "the server refuses its key and gets no requests: put a key that it takes into the file of \
-             api-key-file=FILE behind its address"
+            "the server refuses its key and gets no requests: put a key that it takes into the \
+             file of api-key-file=FILE behind its address"
         ),
         WorkerFault::Overloaded { .. } => {
-            tracing::warn!(worker = %id, what, reason, "the server asks for a pause and gets no requests for as long");
+            tracing::warn!(
+                worker = %id, what, reason,
+                "the server asks for a pause and gets no requests for as long"
+            );
         }
         WorkerFault::Failed { .. } | WorkerFault::UnknownModel { .. } => tracing::warn!(
             worker = %id, what, reason, failures = breaker.failures(),
@@ -132,8 +141,8 @@ fn log_opened(worker: &Worker, breaker: &Breaker, is_first: bool) {
     }
 }
 
-/// A request at a worker whose outcome is not known yet. Dropping it before that means that the
-/// worker is not at fault.
+/// A request at a worker whose outcome is not known yet. A trial that is dropped without an outcome
+/// does not count against the worker.
 pub struct Trial {
     fleet: Arc<Fleet>,
     worker: Arc<Worker>,
@@ -141,8 +150,8 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// Begins a trial, which has to be done for each worker that is picked: a half-open breaker
-    /// lets no other request through until the trial ends.
+    /// Begins a trial. Required for each picked worker: a half-open breaker admits no other request
+    /// until the trial ends.
     pub fn begin(fleet: &Arc<Fleet>, worker: Arc<Worker>) -> Self {
         let is_probe = !worker.breaker.is_clean.load(Ordering::Relaxed)
             && lock(&worker.breaker.breaker).begin();
@@ -157,7 +166,7 @@ impl Trial {
         }
     }
 
-    /// Records that a job failed, by the worker's fault or its own.
+    /// Records that a job failed. Errors that are the job's own fault do not count.
     pub fn failed(&mut self, error: &JobError) {
         if let Some(fault) = WorkerFault::from_error(error, Instant::now()) {
             self.record(fault);

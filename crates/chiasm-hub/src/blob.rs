@@ -1,4 +1,4 @@
-//! One file's download: resumed, verified.
+//! The download of one file, which is resumed after a failure and verified at the end.
 
 use std::collections::HashMap;
 use std::fs;
@@ -13,101 +13,112 @@ use tokio::time::{Instant, timeout};
 use url::Url;
 
 use crate::cache::ModelCache;
-use crate::client::{HubClient, TRIES, content_length, etag, host_of, timed_out, unreachable};
+use crate::client::{
+    HubClient, HubResponse, MAX_ATTEMPTS, connection_error, content_length, etag, host_with_port,
+    timeout_error,
+};
 use crate::listing::Entry;
 use crate::lock::lock;
-use crate::partial::{Expected, Partial};
+use crate::partial::{ExpectedHash, Partial};
 use crate::repo::{Commit, is_hex};
 use crate::{HubError, Progress};
 
-/// Waiting for bytes, at most, until there are [`MIN_BYTES`] more.
-const STALL: Duration = Duration::from_secs(30);
-const MIN_BYTES: u64 = 64 << 10;
-/// A try that brings a file this much further than any before is not in vain.
-const ADVANCE: u64 = 1 << 20;
-/// Parts that wait to be written.
-const QUEUE: usize = 32;
-/// Longest etag, in bytes.
-const MAX_ETAG: usize = 128;
+/// The maximum waiting time per [`STALL_MIN_BYTES`] received.
+const STALL_TIMEOUT: Duration = Duration::from_secs(30);
+const STALL_MIN_BYTES: u64 = 64 << 10;
+/// The progress beyond any earlier attempt that resets the count of failed attempts.
+const MIN_ADVANCE_BYTES: u64 = 1 << 20;
+/// The capacity of the queue of chunks to write.
+const WRITE_QUEUE_CHUNKS: usize = 32;
+/// The maximum length of an ETag.
+const MAX_ETAG_BYTES: usize = 128;
 
 /// A file of a commit that is not in its snapshot yet.
 #[derive(Debug)]
-pub(crate) struct Missing {
+pub(crate) struct MissingFile {
     pub(crate) path: String,
-    /// The blob's name: the file's hash, or its ETag if the hub tells no hash. The hub's own ETags
-    /// are those hashes. A mirror may make them of time and size, so that two files can have the
-    /// same one.
+    /// The blob's name: the file's hash, or its ETag if the hub sends no hash.
+    ///
+    /// The hub's own ETags are hashes. A mirror may derive ETags from time and size, so two files
+    /// can have the same one.
     pub(crate) blob: String,
-    /// Bytes.
+    /// The file's size in bytes.
     pub(crate) size: u64,
-    expected: Expected,
+    expected: ExpectedHash,
     url: Url,
 }
 
-impl Missing {
-    /// Whether its bytes are there, from another commit.
+impl MissingFile {
+    /// Returns `true` if the blob is already there, for example from another commit.
     pub(crate) fn is_downloaded(&self, cache: &ModelCache) -> bool {
         fs::metadata(cache.blob(&self.blob))
             .is_ok_and(|blob| blob.is_file() && blob.len() == self.size)
     }
 
-    /// Bytes that an earlier try has left.
-    pub(crate) fn left_over(&self, cache: &ModelCache) -> u64 {
-        let left = fs::metadata(cache.blob(&format!("{}.incomplete", self.blob)))
+    /// Returns the number of bytes that an earlier download left.
+    pub(crate) fn leftover_bytes(&self, cache: &ModelCache) -> u64 {
+        let leftover = fs::metadata(cache.blob(&format!("{}.incomplete", self.blob)))
             .map_or(0, |file| file.len());
-        if left > self.size { 0 } else { left }
+        if leftover > self.size { 0 } else { leftover }
     }
 }
 
-/// Asks the hub what a file is.
+/// Requests the size and the hash of a file. `entry` is the file's entry in the listing.
 pub(crate) async fn describe(
     client: &HubClient,
     commit: &Commit,
     path: &str,
-    of: &Entry,
-) -> Result<Missing, HubError> {
+    entry: &Entry,
+) -> Result<MissingFile, HubError> {
     let url = client.file_url(commit, path);
-    let (response, from, linked) = client
-        .again(async || {
-            let (response, from, linked) = client.send(Method::HEAD, url.clone(), 0, path).await?;
-            if !response.status().is_redirection() {
-                client.check(&response, &from, path)?;
+    let HubResponse { response, url: source, headers } = client
+        .retry(async || {
+            let answer = client.send(Method::HEAD, url.clone(), 0, path).await?;
+            if !answer.response.status().is_redirection() {
+                client.check(&answer.response, &answer.url, path)?;
             }
-            Ok((response, from, linked))
+            Ok(answer)
         })
         .await?;
-    let refused = |problem: String| client.refused(&from, path, problem);
-    if let Some(other) = linked.commit.filter(|other| other != commit.as_str()) {
+    let refused = |problem: String| client.refused(&source, path, problem);
+    if let Some(other) = headers.commit.filter(|other| other != commit.as_str()) {
         return Err(refused(format!("it is of commit {other:.40}, not {}", commit.as_str())));
     }
     let own_size = || content_length(response.headers()).filter(|_| response.status().is_success());
-    let told = linked.size.or_else(own_size);
-    let size =
-        of.size.or(told).ok_or_else(|| refused("it does not say how large it is".to_owned()))?;
-    if let Some(told) = told.filter(|told| *told != size) {
-        return Err(refused(format!("it has {told} bytes, though {size} were announced")));
+    let header_size = headers.size.or_else(own_size);
+    let size = entry
+        .size
+        .or(header_size)
+        .ok_or_else(|| refused("it does not say how large it is".to_owned()))?;
+    if let Some(other) = header_size.filter(|other| *other != size) {
+        return Err(refused(format!("it has {other} bytes, though {size} were announced")));
     }
-    let name = linked.etag.clone().or_else(|| etag(response.headers()));
-    let etag = name
+    let linked_etag = headers.etag;
+    let is_linked = linked_etag.is_some();
+    let etag = linked_etag
+        .or_else(|| etag(response.headers()))
         .as_deref()
         .and_then(blob_name)
         .ok_or_else(|| refused("it has no ETag that can name a file".to_owned()))?;
-    let linked_sha256 = linked.etag.as_ref().map(|_| etag.clone()).filter(|etag| is_hex(etag, 64));
-    let expected = match (&of.sha256, linked_sha256, &of.blob_id) {
-        (Some(sha256), ..) => Expected::Sha256(sha256.clone()),
-        (None, Some(sha256), _) => Expected::Sha256(sha256),
-        (None, None, Some(sha1)) => Expected::GitSha1(sha1.clone()),
-        (None, None, None) => Expected::Nothing,
+    let linked_sha256 = is_linked.then(|| etag.clone()).filter(|etag| is_hex(etag, 64));
+    let expected = match (&entry.sha256, linked_sha256, &entry.blob_id) {
+        (Some(sha256), ..) => ExpectedHash::Sha256(sha256.clone()),
+        (None, Some(sha256), _) => ExpectedHash::Sha256(sha256),
+        (None, None, Some(sha1)) => ExpectedHash::GitSha1(sha1.clone()),
+        (None, None, None) => ExpectedHash::Unknown,
     };
     let blob = match &expected {
-        Expected::Sha256(hash) | Expected::GitSha1(hash) => hash.clone(),
-        Expected::Nothing => etag,
+        ExpectedHash::Sha256(hash) | ExpectedHash::GitSha1(hash) => hash.clone(),
+        ExpectedHash::Unknown => etag,
     };
-    Ok(Missing { path: path.to_owned(), blob, size, expected, url })
+    Ok(MissingFile { path: path.to_owned(), blob, size, expected, url })
 }
 
-/// Checks that no two files are to become one blob though they have other sizes.
-pub(crate) fn check_names(client: &HubClient, missing: &[Missing]) -> Result<(), HubError> {
+/// Checks that files of different sizes have different blobs.
+pub(crate) fn check_blob_names(
+    client: &HubClient,
+    missing: &[MissingFile],
+) -> Result<(), HubError> {
     let mut sizes = HashMap::new();
     for file in missing {
         if *sizes.entry(file.blob.as_str()).or_insert(file.size) != file.size {
@@ -119,45 +130,48 @@ pub(crate) fn check_names(client: &HubClient, missing: &[Missing]) -> Result<(),
     Ok(())
 }
 
-/// An etag without its quotes, if it can be the name of a file.
+/// Returns an ETag without quotes and weakness prefix if it is safe as a file name.
 fn blob_name(etag: &str) -> Option<String> {
     let etag = etag.strip_prefix("W/").unwrap_or(etag).trim_matches('"');
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     let is_name = !etag.is_empty()
-        && etag.len() <= MAX_ETAG
+        && etag.len() <= MAX_ETAG_BYTES
         && etag.bytes().all(is_plain)
         && !etag.starts_with('.');
     (is_name && !etag.ends_with(".incomplete")).then(|| etag.to_owned())
 }
 
-/// Downloads a file and puts it into the snapshot.
+/// Downloads a file and links it into the snapshot.
 pub(crate) async fn download(
     client: &HubClient,
     cache: &ModelCache,
     commit: &Commit,
-    missing: &Missing,
+    missing: &MissingFile,
     progress: &Progress,
 ) -> Result<(), HubError> {
     let blob = cache.blob(&missing.blob);
     let lock = lock(&cache.lock(&missing.blob), &blob).await?;
-    // Another process downloaded it while this one waited, or it came for another file with the
-    // same bytes.
+    // The blob may have been downloaded while this task waited for the lock: by another process, or
+    // for another file with the same bytes.
     if missing.is_downloaded(cache) {
         progress.add(missing.size);
     } else {
         let open = {
-            let (blob, size, expected) = (blob.clone(), missing.size, missing.expected.clone());
+            let blob = blob.clone();
+            let size = missing.size;
+            let expected = missing.expected.clone();
             move || Partial::open(&blob, size, expected, lock)
         };
-        fill(client, missing, blocking(&blob, open).await?, &blob, progress).await?;
+        let partial = blocking(&blob, open).await?;
+        complete(client, missing, partial, &blob, progress).await?;
     }
     cache.link(commit, &missing.path, &missing.blob)
 }
 
-/// Downloads what is missing of a file and makes it the blob.
-async fn fill(
+/// Downloads the rest of a file, verifies the file and publishes it as the blob.
+async fn complete(
     client: &HubClient,
-    missing: &Missing,
+    missing: &MissingFile,
     mut partial: Partial,
     blob: &Path,
     progress: &Progress,
@@ -165,46 +179,51 @@ async fn fill(
     let mut is_new = partial.length() == 0;
     progress.add(partial.length());
     loop {
-        partial = rest(client, missing, partial, blob, progress).await?;
-        let (path, name) = (blob.to_owned(), missing.path.clone());
-        let again = blocking(blob, move || match partial.verify(&name) {
+        partial = download_rest(client, missing, partial, blob, progress).await?;
+        let path = blob.to_owned();
+        let name = missing.path.clone();
+        let restarted = blocking(blob, move || match partial.verify(&name) {
             Ok(()) => partial.publish(&path).map(|()| None),
             Err(error) if is_new => partial.remove().and(Err(error)),
-            // What an earlier try has left may be to blame.
-            Err(_) => partial.begin_again().map(|()| Some(partial)),
+            // The bytes of the earlier download may be the wrong ones.
+            Err(_) => partial.restart().map(|()| Some(partial)),
         });
-        let Some(emptied) = again.await? else { return Ok(()) };
+        let Some(emptied) = restarted.await? else { return Ok(()) };
         tracing::warn!(
             file = missing.path,
-            "what was left of an earlier download is not what the hub has: it is downloaded anew"
+            "the rest of an earlier download does not match the hub's file: downloading it again"
         );
-        progress.take_back(missing.size);
-        (partial, is_new) = (emptied, true);
+        progress.subtract(missing.size);
+        partial = emptied;
+        is_new = true;
     }
 }
 
-/// Tries until the file has all its bytes.
-async fn rest(
+/// Retries until the file has all its bytes. Fails after [`MAX_ATTEMPTS`] attempts that together
+/// bring less than [`MIN_ADVANCE_BYTES`].
+async fn download_rest(
     client: &HubClient,
-    missing: &Missing,
+    missing: &MissingFile,
     mut partial: Partial,
     blob: &Path,
     progress: &Progress,
 ) -> Result<Partial, HubError> {
-    let (mut tries, mut furthest) = (1, partial.length());
+    let mut attempts = 1;
+    let mut furthest = partial.length();
     while partial.length() < missing.size {
-        let (after, tried) = try_once(client, missing, partial, blob, progress).await?;
+        let (after, result) = attempt(client, missing, partial, blob, progress).await?;
         partial = after;
-        match tried {
+        match result {
             Ok(()) => {}
-            Err(error) if error.is_passing() => {
-                if partial.length() >= furthest + ADVANCE {
-                    (tries, furthest) = (1, partial.length());
-                } else if tries == TRIES {
+            Err(error) if error.is_transient() => {
+                if partial.length() >= furthest + MIN_ADVANCE_BYTES {
+                    attempts = 1;
+                    furthest = partial.length();
+                } else if attempts == MAX_ATTEMPTS {
                     return Err(error);
                 }
-                client.pause(&error, tries).await;
-                tries += 1;
+                client.pause_before_retry(&error, attempts).await;
+                attempts += 1;
             }
             Err(error) => return Err(error),
         }
@@ -212,49 +231,58 @@ async fn rest(
     Ok(partial)
 }
 
-/// One request for the rest of a file. The file as it is after it, and how the request went.
-async fn try_once(
+/// Sends one request for the rest of a file and writes the response. Returns the file and the
+/// result of the request. Errors of the disk are returned as such.
+async fn attempt(
     client: &HubClient,
-    missing: &Missing,
+    missing: &MissingFile,
     mut partial: Partial,
     blob: &Path,
     progress: &Progress,
 ) -> Result<(Partial, Result<(), HubError>), HubError> {
-    let asked = ask(client, missing, partial.length()).await;
-    let starts_anew = match &asked {
-        Ok((_, _, start)) => *start == 0,
-        // After another range than was asked for, only a download from the beginning can succeed.
+    let body = request_from(client, missing, partial.length()).await;
+    let restarts = match &body {
+        Ok(body) => body.start == 0,
+        // After a response with another range, only a download from the beginning can succeed.
         Err(error) => {
             matches!(error, HubError::Status { status: 416, .. } | HubError::Refused { .. })
         }
     };
-    if starts_anew && partial.length() > 0 {
-        progress.take_back(partial.length());
-        partial = blocking(blob, move || partial.begin_again().map(|()| partial)).await?;
+    if restarts && partial.length() > 0 {
+        progress.subtract(partial.length());
+        partial = blocking(blob, move || partial.restart().map(|()| partial)).await?;
     }
-    let (response, url, start) = match asked {
-        Ok(answer) => answer,
+    let body = match body {
+        Ok(body) => body,
         Err(error) => return Ok((partial, Err(error))),
     };
-    let (sender, receiver) = mpsc::channel(QUEUE);
+    let (sender, receiver) = mpsc::channel(WRITE_QUEUE_CHUNKS);
     let writer = tokio::task::spawn_blocking(move || partial.append(receiver));
-    let received = receive(client, missing, response, &url, start, sender, progress).await;
-    partial = joined(blob, writer.await)?;
+    let received = receive(client, missing, body, sender, progress).await;
+    partial = flatten_join(blob, writer.await)?;
     if matches!(received, Err(HubError::Refused { .. })) {
-        // What began a body that is not the file's is no part of the file.
-        partial = blocking(blob, move || partial.begin_again().map(|()| partial)).await?;
+        // The bytes of a refused body are not the file's.
+        partial = blocking(blob, move || partial.restart().map(|()| partial)).await?;
     }
     Ok((partial, received))
 }
 
-/// Asks for what comes from byte `from` on. The answer, the URL that it comes from, and the byte
-/// that it begins with, which is `from` or 0.
-async fn ask(
+/// A response with a file's bytes.
+struct FileBody {
+    response: Response,
+    /// The URL that sent the response.
+    url: Url,
+    /// The position of the body's first byte in the file.
+    start: u64,
+}
+
+/// Requests the bytes of a file from position `from` on. The body begins there or at 0.
+async fn request_from(
     client: &HubClient,
-    missing: &Missing,
+    missing: &MissingFile,
     from: u64,
-) -> Result<(Response, Url, u64), HubError> {
-    let (response, url, _) =
+) -> Result<FileBody, HubError> {
+    let HubResponse { response, url, .. } =
         client.send(Method::GET, missing.url.clone(), from, &missing.path).await?;
     client.check(&response, &url, &missing.path)?;
     let start = match response.status() {
@@ -271,12 +299,11 @@ async fn ask(
             .get(CONTENT_RANGE)
             .and_then(|range| range.to_str().ok())
             .unwrap_or_default();
-        let (last, size) = (missing.size - 1, missing.size);
-        // A server may not know the size.
-        if ![format!("bytes {start}-{last}/{size}"), format!("bytes {start}-{last}/*")]
-            .iter()
-            .any(|fits| fits == range)
-        {
+        let size = missing.size;
+        let last = size - 1;
+        // A server may not know the total size.
+        let valid = [format!("bytes {start}-{last}/{size}"), format!("bytes {start}-{last}/*")];
+        if !valid.iter().any(|valid| valid == range) {
             let problem =
                 format!("bytes {start} to {last} of {size} were asked for and {range:.60?} comes");
             return Err(client.refused(&url, &missing.path, problem));
@@ -288,62 +315,65 @@ async fn ask(
                 format!("{length} bytes come where {} were announced", missing.size - start);
             Err(client.refused(&url, &missing.path, problem))
         }
-        _ => Ok((response, url, start)),
+        _ => Ok(FileBody { response, url, start }),
     }
 }
 
-/// Passes a body on to the writer, as far as it was announced.
+/// Receives a body of the announced length and sends its chunks to the writer.
 async fn receive(
     client: &HubClient,
-    missing: &Missing,
-    mut response: Response,
-    url: &Url,
-    start: u64,
+    missing: &MissingFile,
+    body: FileBody,
     writer: mpsc::Sender<Bytes>,
     progress: &Progress,
 ) -> Result<(), HubError> {
-    let (mut length, mut since, mut waited) = (start, start, Duration::ZERO);
+    let FileBody { mut response, url, start } = body;
+    let mut length = start;
+    let mut stall_start = start;
+    let mut waited = Duration::ZERO;
     loop {
-        let asked = Instant::now();
-        let part = timeout(STALL.saturating_sub(waited), response.chunk())
+        let wait_start = Instant::now();
+        let chunk = timeout(STALL_TIMEOUT.saturating_sub(waited), response.chunk())
             .await
-            .map_err(|_| timed_out(url))?;
-        waited += asked.elapsed();
-        let Some(part) = part.map_err(|error| unreachable(url, &error))? else { break };
-        length += part.len() as u64;
+            .map_err(|_| timeout_error(&url))?;
+        waited += wait_start.elapsed();
+        let Some(chunk) = chunk.map_err(|error| connection_error(&url, &error))? else { break };
+        length += chunk.len() as u64;
         if length > missing.size {
             let problem = format!("more bytes come than the {} that were announced", missing.size);
-            return Err(client.refused(url, &missing.path, problem));
+            return Err(client.refused(&url, &missing.path, problem));
         }
-        progress.add(part.len() as u64);
-        if writer.send(part).await.is_err() {
-            // It tells why itself.
+        progress.add(chunk.len() as u64);
+        if writer.send(chunk).await.is_err() {
+            // The writer returns the error.
             return Ok(());
         }
-        if length - since >= MIN_BYTES {
-            (since, waited) = (length, Duration::ZERO);
+        if length - stall_start >= STALL_MIN_BYTES {
+            stall_start = length;
+            waited = Duration::ZERO;
         }
     }
     if length == missing.size {
         return Ok(());
     }
     let reason = format!("{} ended after {length} of {} bytes", missing.path, missing.size);
-    Err(HubError::Unreachable { host: host_of(url), reason })
+    Err(HubError::Unreachable { host: host_with_port(&url), reason })
 }
 
-/// Runs what takes time on a thread for that.
+/// Runs a blocking operation on tokio's blocking threads.
 async fn blocking<T: Send + 'static>(
     blob: &Path,
-    doing: impl FnOnce() -> Result<T, HubError> + Send + 'static,
+    operation: impl FnOnce() -> Result<T, HubError> + Send + 'static,
 ) -> Result<T, HubError> {
-    joined(blob, tokio::task::spawn_blocking(doing).await)
+    flatten_join(blob, tokio::task::spawn_blocking(operation).await)
 }
 
-fn joined<T>(
+/// Turns a panic of a blocking operation into an error.
+fn flatten_join<T>(
     blob: &Path,
-    done: Result<Result<T, HubError>, tokio::task::JoinError>,
+    result: Result<Result<T, HubError>, tokio::task::JoinError>,
 ) -> Result<T, HubError> {
-    done.unwrap_or_else(|error| Err(HubError::file(blob, std::io::Error::other(error))))
+    result.unwrap_or_else(|error| Err(HubError::file(blob, std::io::Error::other(error))))
 }
 
 #[cfg(test)]
@@ -351,7 +381,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn etags_that_lead_elsewhere_name_no_blob() {
+    fn unsafe_etags_are_no_blob_names() {
         assert_eq!(blob_name("\"abc-1\"").as_deref(), Some("abc-1"));
         assert_eq!(blob_name("W/\"abc\"").as_deref(), Some("abc"));
         let long = "a".repeat(200);

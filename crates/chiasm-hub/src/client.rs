@@ -1,4 +1,4 @@
-//! Requests to the hub: redirects, statuses, limits of time and bytes.
+//! The HTTP client of the hub: redirects, statuses, timeouts and size limits.
 
 use std::error::Error;
 use std::path::Path;
@@ -16,25 +16,25 @@ use rustls::{ClientConfig, RootCertStore};
 use tokio::time::{Instant, timeout, timeout_at};
 use url::{Host, Url};
 
-use crate::cache::MAX_LISTING;
+use crate::cache::MAX_LISTING_BYTES;
 use crate::listing::Listing;
 use crate::repo::Commit;
 use crate::settings::Token;
 use crate::{HubError, HubSettings, RepoId, Revision};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// The most time until the head of an answer is there.
+/// The timeout for the head of a response.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
-/// The most time that the whole of a listing may take.
+/// The timeout for a whole listing.
 const LISTING_TIMEOUT: Duration = Duration::from_secs(60);
-/// The most redirects that one request follows.
+/// The maximum number of redirects that one request follows.
 const MAX_REDIRECTS: usize = 8;
-/// The most bytes that the URL of a redirect may have; signed ones are long.
-const MAX_URL: usize = 16 << 10;
-/// How often a request is sent in vain before it is given up.
-pub(crate) const TRIES: u32 = 4;
+/// The maximum length of a redirect's URL. Signed URLs are long.
+const MAX_URL_BYTES: usize = 16 << 10;
+/// The maximum number of failed attempts of a request.
+pub(crate) const MAX_ATTEMPTS: u32 = 4;
 
-/// A client that speaks to one hub of one model.
+/// An HTTP client for one revision of one model on the hub.
 #[derive(Debug)]
 pub(crate) struct HubClient {
     http: Client,
@@ -45,15 +45,24 @@ pub(crate) struct HubClient {
     retry_pause: Duration,
 }
 
-/// What the answers on the way to a file said of it.
+/// The description of a file in the headers of the responses that led to it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Linked {
-    /// The value of `X-Linked-Etag`, which the hub sends with a redirect to where the file is.
+pub(crate) struct FileHeaders {
+    /// The value of `X-Linked-Etag`, which the hub sends with a redirect to the file's storage.
     pub(crate) etag: Option<String>,
     /// The value of `X-Linked-Size`.
     pub(crate) size: Option<u64>,
     /// The value of `X-Repo-Commit`.
     pub(crate) commit: Option<String>,
+}
+
+/// A response and its origin.
+pub(crate) struct HubResponse {
+    pub(crate) response: Response,
+    /// The URL that sent the response, after redirects.
+    pub(crate) url: Url,
+    /// The headers of the response and of the redirects before it.
+    pub(crate) headers: FileHeaders,
 }
 
 impl HubClient {
@@ -74,7 +83,7 @@ impl HubClient {
             )]))
             .connect_timeout(CONNECT_TIMEOUT);
         if is_loopback(&settings.endpoint) {
-            // A proxy would look for it on its own machine.
+            // A proxy would connect to its own loopback address.
             builder = builder.no_proxy();
         }
         let http = builder.build().map_err(|error| HubError::Setting {
@@ -91,7 +100,7 @@ impl HubClient {
         })
     }
 
-    /// The commit of the revision and its files.
+    /// Fetches the commit of the revision and the list of its files.
     pub(crate) async fn listing(&self) -> Result<(Commit, Listing), HubError> {
         let path = ["api", "models"]
             .into_iter()
@@ -99,8 +108,8 @@ impl HubClient {
             .chain(["revision", self.revision.as_str()]);
         let mut url = self.url(path);
         url.set_query(Some("blobs=true"));
-        let body = self.again(async || self.small_body(url.clone()).await).await?;
-        let listing = Listing::of_answer(&body)
+        let body = self.retry(async || self.small_body(url.clone()).await).await?;
+        let listing = Listing::from_response(&body)
             .map_err(|error| self.refused(&url, "the files of the model", error.to_string()))?;
         match self.revision.commit() {
             Some(commit) if commit != listing.0 => {
@@ -111,34 +120,36 @@ impl HubClient {
         }
     }
 
+    /// Fetches the body of a listing, of at most [`MAX_LISTING_BYTES`].
     async fn small_body(&self, url: Url) -> Result<Vec<u8>, HubError> {
         let what = "the files of the model";
         let deadline = Instant::now() + LISTING_TIMEOUT;
-        let (mut response, url, _) = self.send(Method::GET, url, 0, what).await?;
+        let HubResponse { mut response, url, .. } = self.send(Method::GET, url, 0, what).await?;
         self.check(&response, &url, what)?;
         let mut body = Vec::new();
         loop {
-            let part = timeout_at(deadline, response.chunk()).await.map_err(|_| timed_out(&url))?;
-            let Some(part) = part.map_err(|error| unreachable(&url, &error))? else {
+            let chunk = timeout_at(deadline, response.chunk()).await;
+            let chunk = chunk.map_err(|_| timeout_error(&url))?;
+            let Some(chunk) = chunk.map_err(|error| connection_error(&url, &error))? else {
                 return Ok(body);
             };
-            if (body.len() + part.len()) as u64 > MAX_LISTING {
+            if (body.len() + chunk.len()) as u64 > MAX_LISTING_BYTES {
                 return Err(self.refused(
                     &url,
                     what,
-                    format!("it is longer than {} MiB", MAX_LISTING >> 20),
+                    format!("it is longer than {} MiB", MAX_LISTING_BYTES >> 20),
                 ));
             }
-            body.extend_from_slice(&part);
+            body.extend_from_slice(&chunk);
         }
     }
 
-    /// The URL of a file.
+    /// Returns the URL of a file.
     pub(crate) fn file_url(&self, commit: &Commit, path: &str) -> Url {
         self.url(self.repo.parts().chain(["resolve", commit.as_str()]).chain(path.split('/')))
     }
 
-    /// A URL below the endpoint. The parts are percent-encoded, slashes in them too.
+    /// Returns a URL below the endpoint. The parts are percent-encoded, including their slashes.
     fn url<'a>(&self, parts: impl Iterator<Item = &'a str>) -> Url {
         let mut url = self.endpoint.clone();
         if let Ok(mut path) = url.path_segments_mut() {
@@ -147,42 +158,43 @@ impl HubClient {
         url
     }
 
-    /// Does it again, with longer and longer pauses, as long as what fails may pass.
-    pub(crate) async fn again<T>(
+    /// Runs `operation` until it succeeds or fails permanently, at most [`MAX_ATTEMPTS`] times. The
+    /// pauses grow exponentially.
+    pub(crate) async fn retry<T>(
         &self,
-        doing: impl AsyncFn() -> Result<T, HubError>,
+        operation: impl AsyncFn() -> Result<T, HubError>,
     ) -> Result<T, HubError> {
-        let mut tries = 1;
+        let mut attempts = 1;
         loop {
-            match doing().await {
-                Err(error) if error.is_passing() && tries < TRIES => {
-                    self.pause(&error, tries).await
+            match operation().await {
+                Err(error) if error.is_transient() && attempts < MAX_ATTEMPTS => {
+                    self.pause_before_retry(&error, attempts).await
                 }
-                done => return done,
+                result => return result,
             }
-            tries += 1;
+            attempts += 1;
         }
     }
 
-    /// Waits before another try.
-    pub(crate) async fn pause(&self, error: &HubError, tries: u32) {
-        tracing::warn!(%error, "the hub is asked again");
-        tokio::time::sleep(self.retry_pause * 2_u32.pow(tries.min(TRIES) - 1)).await;
+    /// Waits before the next attempt, after `attempts` failed ones.
+    pub(crate) async fn pause_before_retry(&self, error: &HubError, attempts: u32) {
+        tracing::warn!(%error, "a request to the hub failed and is retried");
+        tokio::time::sleep(self.retry_pause * 2_u32.pow(attempts.min(MAX_ATTEMPTS) - 1)).await;
     }
 
-    /// Sends a request for what comes from byte `from` on, and follows redirects: to `http` and
-    /// `https` alone, and never from the latter to the former. `HEAD` stops at the answer that says
-    /// which file it is. The token is for the endpoint alone.
+    /// Sends a request for the bytes from `from` on, and follows redirects.
     ///
-    /// The answer, the URL that it comes from, and what was said on the way.
+    /// Redirects may only lead to `http` and `https`, and not from `https` to `http`. A `HEAD`
+    /// request stops at the first response with `X-Linked-Etag`. The token is only sent to the
+    /// endpoint.
     pub(crate) async fn send(
         &self,
         method: Method,
         mut url: Url,
         from: u64,
         what: &str,
-    ) -> Result<(Response, Url, Linked), HubError> {
-        let mut linked = Linked::default();
+    ) -> Result<HubResponse, HubError> {
+        let mut file_headers = FileHeaders::default();
         for _ in 0..=MAX_REDIRECTS {
             let mut request = self.http.request(method.clone(), url.clone());
             if from > 0 {
@@ -194,8 +206,8 @@ impl HubClient {
                 request = request.header(AUTHORIZATION, token.header());
             }
             let response =
-                timeout(HEAD_TIMEOUT, request.send()).await.map_err(|_| timed_out(&url))?;
-            let response = response.map_err(|error| unreachable(&url, &error))?;
+                timeout(HEAD_TIMEOUT, request.send()).await.map_err(|_| timeout_error(&url))?;
+            let response = response.map_err(|error| connection_error(&url, &error))?;
             if !is_plain(response.headers()) {
                 return Err(self.refused(
                     &url,
@@ -203,21 +215,26 @@ impl HubClient {
                     "it is compressed, though that was not asked for".to_owned(),
                 ));
             }
-            linked.read(response.headers());
-            let is_known = method == Method::HEAD && linked.etag.is_some();
-            if !response.status().is_redirection() || is_known {
-                return Ok((response, url, linked));
+            file_headers.add(response.headers());
+            let is_described = method == Method::HEAD && file_headers.etag.is_some();
+            if !response.status().is_redirection() || is_described {
+                return Ok(HubResponse { response, url, headers: file_headers });
             }
-            url = self.target(&url, response.headers(), what)?;
+            url = self.redirect_target(&url, response.headers(), what)?;
         }
         Err(self.refused(&url, what, format!("more than {MAX_REDIRECTS} redirects")))
     }
 
-    fn target(&self, from: &Url, headers: &HeaderMap, what: &str) -> Result<Url, HubError> {
+    fn redirect_target(
+        &self,
+        from: &Url,
+        headers: &HeaderMap,
+        what: &str,
+    ) -> Result<Url, HubError> {
         let location =
             headers.get(LOCATION).and_then(|location| str::from_utf8(location.as_bytes()).ok());
         let target = location
-            .filter(|location| location.len() <= MAX_URL)
+            .filter(|location| location.len() <= MAX_URL_BYTES)
             .and_then(|location| from.join(location).ok());
         let Some(target) = target.filter(Url::has_host) else {
             return Err(self.refused(from, what, "a redirect to nowhere".to_owned()));
@@ -232,50 +249,49 @@ impl HubClient {
         }
     }
 
-    /// What an answer other than a success means.
+    /// Returns an error for a response without a success status.
     pub(crate) fn check(&self, response: &Response, url: &Url, what: &str) -> Result<(), HubError> {
         let status = response.status();
         if status.is_success() {
             return Ok(());
         }
-        let (endpoint, repo, with_token) =
-            (self.host(), self.repo.to_string(), self.token.is_some());
-        let is_hubs = url.origin() == self.endpoint.origin();
-        // What the hub says it is: it answers 401 also for a model that does not exist, to who has
-        // no token.
+        let endpoint = host_with_port(&self.endpoint);
+        let repo = self.repo.to_string();
+        let with_token = self.token.is_some();
+        let is_from_hub = url.origin() == self.endpoint.origin();
+        // The status is not enough: without a token, the hub also sends 401 for a model that does
+        // not exist.
         let code = response.headers().get("x-error-code").and_then(|code| code.to_str().ok());
         Err(match (code, status) {
-            (Some("RevisionNotFound"), _) if is_hubs => {
+            (Some("RevisionNotFound"), _) if is_from_hub => {
                 HubError::NoSuchRevision { endpoint, repo, revision: self.revision.to_string() }
             }
-            (Some("RepoNotFound"), _) if is_hubs => {
+            (Some("RepoNotFound"), _) if is_from_hub => {
                 HubError::NoSuchModel { endpoint, repo, with_token }
             }
-            (_, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) if is_hubs => {
+            (_, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) if is_from_hub => {
                 HubError::Denied { endpoint, repo, status: status.as_u16(), with_token }
             }
-            (None, StatusCode::NOT_FOUND) if is_hubs && url.path().contains("/api/") => {
+            (None, StatusCode::NOT_FOUND) if is_from_hub && url.path().contains("/api/") => {
                 HubError::NoSuchModel { endpoint, repo, with_token }
             }
             _ => HubError::Status {
-                host: host_of(url),
+                host: host_with_port(url),
                 status: status.as_u16(),
                 what: what.to_owned(),
             },
         })
     }
 
+    /// Creates the error for a refused response.
     pub(crate) fn refused(&self, url: &Url, what: &str, problem: String) -> HubError {
-        HubError::Refused { host: host_of(url), what: what.to_owned(), problem }
-    }
-
-    fn host(&self) -> String {
-        host_of(&self.endpoint)
+        HubError::Refused { host: host_with_port(url), what: what.to_owned(), problem }
     }
 }
 
-impl Linked {
-    fn read(&mut self, headers: &HeaderMap) {
+impl FileHeaders {
+    /// Adds the headers of a response. Values of earlier responses have precedence.
+    fn add(&mut self, headers: &HeaderMap) {
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
         let set = |known: &mut Option<String>, new: Option<&str>| {
             if known.is_none() {
@@ -288,16 +304,17 @@ impl Linked {
     }
 }
 
-/// The etag of an answer's own body.
+/// Returns the ETag of a response's own body.
 pub(crate) fn etag(headers: &HeaderMap) -> Option<String> {
     headers.get(ETAG)?.to_str().ok().map(str::to_owned)
 }
 
-/// The bytes of an answer's own body.
+/// Returns the length of a response's own body, in bytes.
 pub(crate) fn content_length(headers: &HeaderMap) -> Option<u64> {
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
+/// Returns `true` if the body is not compressed.
 fn is_plain(headers: &HeaderMap) -> bool {
     headers
         .get_all(CONTENT_ENCODING)
@@ -305,7 +322,8 @@ fn is_plain(headers: &HeaderMap) -> bool {
         .all(|encoding| encoding.as_bytes().eq_ignore_ascii_case(b"identity"))
 }
 
-/// TLS by ring. The certificate authorities that Mozilla trusts, and those of the file.
+/// Creates a TLS configuration with ring. It trusts Mozilla's certificate authorities and those in
+/// the file `certificates`.
 fn tls(certificates: Option<&Path>) -> Result<ClientConfig, HubError> {
     let problem = |problem: String| HubError::Setting { name: "SSL_CERT_FILE", problem };
     let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
@@ -315,7 +333,7 @@ fn tls(certificates: Option<&Path>) -> Result<ClientConfig, HubError> {
         let certificates = certificates
             .map_err(|error| problem(format!("can't be read, {}: {error}", path.display())))?;
         let (added, _) = roots.add_parsable_certificates(certificates);
-        tracing::debug!(added, path = %path.display(), "trusts more certificates");
+        tracing::debug!(added, path = %path.display(), "added trusted certificates");
     }
     let mut tls =
         ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
@@ -336,21 +354,21 @@ fn is_loopback(url: &Url) -> bool {
     }
 }
 
-/// Host and port, without what may be secret in a signed URL.
-pub(crate) fn host_of(url: &Url) -> String {
+/// Returns the host and a non-default port. The rest of a signed URL may be secret.
+pub(crate) fn host_with_port(url: &Url) -> String {
     let port = url.port().map_or_else(String::new, |port| format!(":{port}"));
     format!("{}{port}", url.host_str().unwrap_or_default())
 }
 
-pub(crate) fn timed_out(url: &Url) -> HubError {
-    HubError::Unreachable { host: host_of(url), reason: "it takes too long".to_owned() }
+pub(crate) fn timeout_error(url: &Url) -> HubError {
+    HubError::Unreachable { host: host_with_port(url), reason: "it takes too long".to_owned() }
 }
 
-pub(crate) fn unreachable(url: &Url, error: &reqwest::Error) -> HubError {
-    HubError::Unreachable { host: host_of(url), reason: root_cause(error) }
+pub(crate) fn connection_error(url: &Url, error: &reqwest::Error) -> HubError {
+    HubError::Unreachable { host: host_with_port(url), reason: root_cause(error) }
 }
 
-/// The innermost error: the outer ones say the URL, which may be signed.
+/// Returns the text of the innermost error. The outer errors contain the URL, which may be signed.
 fn root_cause(error: &reqwest::Error) -> String {
     let mut cause: &(dyn Error + 'static) = error;
     while let Some(inner) = cause.source() {

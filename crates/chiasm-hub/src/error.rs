@@ -1,41 +1,44 @@
-//! What can go wrong between a model's id and its files.
+//! Errors of this crate.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Why a model of the hub can't be had. The texts say what to do.
+/// An error while fetching a model from the hub. The messages say what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
-    /// Not of the form `owner/name`.
+    /// A model id that is not of the form `owner/name`.
     #[error(
         "'{id}' is no id of a model on the hub: it has to look like Qwen/Qwen2.5-VL-7B-Instruct"
     )]
     InvalidId {
-        /// What was given.
+        /// The id as given.
         id: String,
     },
-    /// Not a branch, tag or commit.
+    /// A revision that can't be a branch, tag or commit.
     #[error("'{revision}' can't be a revision: name a branch, a tag or a commit")]
     InvalidRevision {
-        /// What was given.
+        /// The revision as given.
         revision: String,
     },
-    /// A variable of the environment that can't be used.
+    /// An environment variable with an unusable value.
     #[error("{name} {problem}")]
     Setting {
         /// The variable.
         name: &'static str,
-        /// What is wrong.
+        /// The problem, as the end of a sentence that begins with the variable.
         problem: String,
     },
-    /// The hub has no such model, or does not show it to everybody.
-    #[error("{endpoint} has no model {repo}, or it is private: check the name; {}", token_advice(*with_token))]
+    /// The hub has no such model, or the model is private.
+    #[error(
+        "{endpoint} has no model {repo}, or it is private: check the name; {}",
+        token_advice(*with_token)
+    )]
     NoSuchModel {
         /// The hub's host.
         endpoint: String,
         /// The model's id.
         repo: String,
-        /// Whether a token was sent.
+        /// A token was sent.
         with_token: bool,
     },
     /// The model has no such revision.
@@ -50,9 +53,10 @@ pub enum HubError {
         /// The revision as given.
         revision: String,
     },
-    /// The model exists, but not for this user.
+    /// The model exists, but this user has no access.
     #[error(
-        "{endpoint} does not let you have {repo} (status {status}): accept its terms on its page there, and {}",
+        "{endpoint} does not let you have {repo} (status {status}): \
+         accept its terms on its page there, and {}",
         token_advice(*with_token)
     )]
     Denied {
@@ -60,14 +64,15 @@ pub enum HubError {
         endpoint: String,
         /// The model's id.
         repo: String,
-        /// Its status.
+        /// The response's status.
         status: u16,
-        /// Whether a token was sent.
+        /// A token was sent.
         with_token: bool,
     },
-    /// Nothing may be downloaded and nothing is there.
+    /// Downloads are disabled and the model is not in the cache.
     #[error(
-        "{repo} at revision '{revision}' is not in {cache} and HF_HUB_OFFLINE is set: download it once without, or name a directory"
+        "{repo} at revision '{revision}' is not in {cache} and HF_HUB_OFFLINE is set: \
+         download it once without, or name a directory"
     )]
     NotCached {
         /// The model's id.
@@ -77,10 +82,10 @@ pub enum HubError {
         /// The folder of the cache.
         cache: PathBuf,
     },
-    /// Nothing may be downloaded and some of it is missing.
+    /// Downloads are disabled and a file of the model is not in the cache.
     #[error(
-        "{repo} at revision '{revision}' is not complete in {cache}, {missing} is missing, and HF_HUB_OFFLINE is set: \
-         download it once without"
+        "{repo} at revision '{revision}' is not complete in {cache}, {missing} is missing, \
+         and HF_HUB_OFFLINE is set: download it once without"
     )]
     Incomplete {
         /// The model's id.
@@ -89,87 +94,92 @@ pub enum HubError {
         revision: String,
         /// The folder of the cache.
         cache: PathBuf,
-        /// A file that is missing.
+        /// The path of a missing file.
         missing: String,
     },
-    /// No connection, or it ended.
+    /// The connection failed, timed out or ended early.
     #[error(
-        "can't reach {host}: {reason}; check the network and HF_ENDPOINT, or set HF_HUB_OFFLINE=1 to use what is in the cache"
+        "can't reach {host}: {reason}; check the network and HF_ENDPOINT, \
+         or set HF_HUB_OFFLINE=1 to use what is in the cache"
     )]
     Unreachable {
-        /// The host that was asked.
+        /// The server's host and port.
         host: String,
-        /// What happened.
+        /// The cause.
         reason: String,
     },
-    /// A status that tells of no particular problem.
+    /// An error status without a variant of its own.
     #[error("{host} answers with status {status} for {what}")]
     Status {
-        /// The host that was asked.
+        /// The server's host and port.
         host: String,
-        /// Its status.
+        /// The response's status.
         status: u16,
-        /// What it was asked for.
+        /// The requested resource.
         what: String,
     },
-    /// An answer that no hub should give.
+    /// An invalid or hostile response.
     #[error("refused what {host} answers for {what}: {problem}")]
     Refused {
-        /// The host that was asked.
+        /// The server's host and port.
         host: String,
-        /// What it was asked for.
+        /// The requested resource.
         what: String,
-        /// What is wrong.
+        /// The reason for the refusal.
         problem: String,
     },
-    /// Other bytes than those that the hub has announced.
+    /// A downloaded file does not match the hub's description of it.
     #[error(
         "{file} came with the wrong {what}: {got} instead of {expected}; it was removed, try again"
     )]
     Corrupt {
         /// The file's path in the model.
         file: String,
-        /// `size` or `hash`.
+        /// The property that differs: `size` or `hash`.
         what: &'static str,
-        /// What the hub says.
+        /// The value that the hub announced.
         expected: String,
-        /// What came.
+        /// The value of the downloaded file.
         got: String,
     },
-    /// The disk is too small for what is missing.
+    /// The disk has too little space for the download.
     #[error(
-        "{} GB are to be downloaded into {}, where only {} GB are free: make room or set HF_HUB_CACHE",
+        "{} GB are to be downloaded into {}, where only {} GB are free: \
+         make room or set HF_HUB_CACHE",
         gigabytes(*needed),
         cache.display(),
         gigabytes(*free)
     )]
     NoSpace {
-        /// Bytes that are missing.
+        /// The number of bytes to download.
         needed: u64,
-        /// Bytes that are free.
+        /// The number of free bytes.
         free: u64,
         /// The folder of the cache.
         cache: PathBuf,
     },
-    /// Another process seems stuck with the file.
-    #[error("another process has locked {} for {minutes} minutes without downloading anything: end it", path.display())]
+    /// Another process holds a file's lock without making progress.
+    #[error(
+        "another process has locked {} for {minutes} minutes without downloading anything: end it",
+        path.display()
+    )]
     Locked {
-        /// The file.
+        /// The lock file.
         path: PathBuf,
-        /// For how long.
+        /// The time without progress, in minutes.
         minutes: u64,
     },
-    /// The cache can't be read or written.
+    /// A file of the cache, or of the settings, can't be read or written.
     #[error("{}: {source}{}", path.display(), folder_advice(source))]
     File {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// Advice for a cache folder that is of no use.
+/// Returns advice for an error that another cache folder would avoid.
 fn folder_advice(error: &io::Error) -> &'static str {
     use io::ErrorKind::{NotFound, PermissionDenied, ReadOnlyFilesystem};
     match error.kind() {
@@ -185,8 +195,8 @@ impl HubError {
         Self::File { path: path.to_owned(), source }
     }
 
-    /// Whether the same request may succeed a little later.
-    pub(crate) fn is_passing(&self) -> bool {
+    /// Returns `true` if the same request may succeed later.
+    pub(crate) fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { .. } => true,
             Self::Status { status, .. } => matches!(status, 408 | 416 | 429 | 500..),
@@ -194,10 +204,10 @@ impl HubError {
         }
     }
 
-    /// Whether what is in the cache may be served instead: the hub can't be asked, or does not know
-    /// this user any more.
-    pub(crate) fn leaves_the_cache(&self) -> bool {
-        self.is_passing() || matches!(self, Self::NoSuchModel { .. } | Self::Denied { .. })
+    /// Returns `true` if the cached snapshot may be served instead: the hub is unreachable, or this
+    /// user has no access any more.
+    pub(crate) fn allows_cached_snapshot(&self) -> bool {
+        self.is_transient() || matches!(self, Self::NoSuchModel { .. } | Self::Denied { .. })
     }
 }
 

@@ -1,26 +1,26 @@
 //! Models of the Hugging Face hub: found in the local cache, or downloaded into it.
 //!
-//! The cache is that of `huggingface_hub` in Python (`cache` tells its layout), so that vLLM and
-//! Chiasm download a model once. The record of the trial of `hf-hub` in docs/decisions says why
-//! this is code of ours.
+//! The cache has the layout of Python's `huggingface_hub`, so that vLLM and Chiasm download a model
+//! only once; `cache` documents the layout. docs/decisions/0008-own-hub-client.md explains why this
+//! crate does not use `hf-hub`.
 //!
-//! | module | is |
+//! | module | contents |
 //! |---|---|
 //! | [`repo`] | names of models and revisions |
-//! | [`settings`] | where hub and cache are, as the environment says |
-//! | [`fetch`](fetch()) | from a model's id to a folder with its files |
-//! | `listing` | the files of a commit, and which are wanted |
-//! | `safe_path` | paths that lead nowhere but below a folder |
+//! | [`settings`] | the hub, the cache and the token, read from the environment |
+//! | [`fetch`](fetch()) | downloads a model's missing files and returns their folder |
+//! | `listing` | the files of a commit, and the selection of those to download |
+//! | `safe_path` | checks that a path stays below its folder |
 //! | `cache` | folders and files of the cache |
-//! | `client` | requests to the hub: redirects, statuses, limits of time and bytes |
-//! | `blob` | one file's download: resumed, verified |
-//! | `partial` | what of a file is there so far, and its hash |
-//! | `lock` | one process downloads a file, the others wait |
-//! | [`Progress`] | how far a download is |
+//! | `client` | requests to the hub: redirects, statuses, timeouts and size limits |
+//! | `blob` | the download of one file, resumed and verified |
+//! | `partial` | a partly downloaded file and its hash |
+//! | `lock` | a lock that lets one process download a file while others wait |
+//! | [`Progress`] | the byte counts of a download |
 //!
-//! Nothing that a hub answers is trusted: names that would lead out of the cache, bodies longer
-//! than announced and redirects to other schemes are refused, and no file is in a snapshot before
-//! its size and its hash are what the hub says.
+//! Responses of the hub are not trusted. Paths that lead out of the cache, bodies longer than
+//! announced, and redirects to other schemes are refused. A file only enters a snapshot once its
+//! size and hash match what the hub announced.
 #![forbid(unsafe_code)]
 
 mod blob;
@@ -38,7 +38,7 @@ pub mod settings;
 
 pub use error::HubError;
 pub use fetch::{HubRequest, Snapshot, fetch};
-pub use listing::{Wanted, Weights};
+pub use listing::{WantedFiles, Weights};
 pub use progress::Progress;
 pub use repo::{RepoId, Revision};
 pub use settings::HubSettings;

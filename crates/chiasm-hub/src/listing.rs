@@ -1,4 +1,4 @@
-//! The files of a commit, and which of them are wanted.
+//! The files of a commit, and the selection of those to fetch.
 
 use std::collections::BTreeMap;
 
@@ -7,59 +7,59 @@ use serde::{Deserialize, Serialize};
 use crate::repo::{Commit, is_hex};
 use crate::safe_path::is_safe_path;
 
-/// Most files of a model.
+/// The maximum number of files of a model.
 pub(crate) const MAX_FILES: usize = 20_000;
-/// Larger files than this are data, whatever their names end in.
-const MAX_SMALL: u64 = 256 << 20;
-/// The version of Python's files of listings that is understood.
-const FORMAT: u32 = 1;
+/// The maximum size of a configuration file. Larger files are data, whatever their extension.
+const MAX_CONFIGURATION_BYTES: u64 = 256 << 20;
+/// The supported format version of the listings that `huggingface_hub` stores.
+const TREE_FORMAT_VERSION: u32 = 1;
 
-/// Which files of a model are wanted: always all that configure it.
+/// The files of a model to fetch. Its configuration is always included.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Wanted {
-    /// The weights too, for engines.
+pub struct WantedFiles {
+    /// The weights to include, for engines.
     pub weights: Option<Weights>,
-    /// Python code too, for `--trust-remote-code`.
+    /// Include Python code, for `--trust-remote-code`.
     pub code: bool,
 }
 
-/// Which weights, where a model has several kinds.
+/// A choice among the weights of a model, which may have several kinds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
-    /// Those that vLLM takes with `--load-format auto`: Mistral's own before those of
-    /// `transformers`.
+    /// The weights that vLLM loads with `--load-format auto`: those in Mistral's format, else those
+    /// of `transformers`.
     AsVllmChooses,
     /// All safetensors.
     All,
 }
 
-/// What a commit says of one file, as far as it does.
+/// The description of one file of a commit. Some mirrors leave out fields.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// Bytes.
+    /// The file's size in bytes.
     pub(crate) size: Option<u64>,
-    /// The SHA-1 of the file as a git object; of a pointer for files that git does not hold itself.
+    /// The SHA-1 of the git object. For a file outside of git, this is the object of its pointer.
     pub(crate) blob_id: Option<String>,
-    /// The SHA-256 of a file that git does not hold itself.
+    /// The SHA-256 of a file outside of git.
     pub(crate) sha256: Option<String>,
 }
 
-/// The fault of a hub's description of a model.
+/// An error in the hub's description of a model.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ListingError {
-    /// It is not the JSON of a description.
+    /// The response is not the JSON of a description.
     #[error("it is no model's description: {0}")]
     Json(#[from] serde_json::Error),
-    /// Its commit has no hash.
+    /// The commit is not a hash.
     #[error("{0:?} is no commit")]
     Commit(String),
-    /// A file would be written elsewhere.
+    /// A file's path is not safe.
     #[error("a file is called {:?}, which may lead out of the cache", shortened(.0))]
     Path(String),
     /// The hash of the file with this path is malformed.
     #[error("{0} has a hash that is none")]
     Hash(String),
-    /// More than [`MAX_FILES`].
+    /// The model has more than [`MAX_FILES`] files.
     #[error("it has more than {MAX_FILES} files")]
     TooManyFiles,
 }
@@ -68,8 +68,7 @@ pub(crate) enum ListingError {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Listing(BTreeMap<String, Entry>);
 
-/// The answer to `/api/models/{id}/revision/{revision}?blobs=true`; all else in it does not matter
-/// here.
+/// The used part of the response to `/api/models/{id}/revision/{revision}?blobs=true`.
 #[derive(Deserialize)]
 struct Info {
     sha: String,
@@ -92,7 +91,7 @@ struct Lfs {
     size: Option<u64>,
 }
 
-/// Python's file `trees/{commit}.json` (`_tree_cache.py` of `huggingface_hub` 2.4).
+/// The file `trees/{commit}.json` of `huggingface_hub` 2.4 (`_tree_cache.py`).
 #[derive(Deserialize, Serialize)]
 struct Tree {
     format_version: u32,
@@ -110,13 +109,13 @@ struct TreeEntry {
 }
 
 impl Listing {
-    /// Reads a hub's answer.
+    /// Parses the hub's response.
     ///
     /// # Errors
-    /// What is wrong with it.
-    pub(crate) fn of_answer(body: &[u8]) -> Result<(Commit, Self), ListingError> {
+    /// [`ListingError`] if the response is invalid or unsafe.
+    pub(crate) fn from_response(body: &[u8]) -> Result<(Commit, Self), ListingError> {
         let info: Info = serde_json::from_slice(body)?;
-        let commit = Commit::read(&info.sha).ok_or(ListingError::Commit(info.sha))?;
+        let commit = Commit::parse(&info.sha).ok_or(ListingError::Commit(info.sha))?;
         let files = info.siblings.into_iter().map(|sibling| {
             let (sha256, lfs_size) = sibling.lfs.map_or((None, None), |lfs| (lfs.sha256, lfs.size));
             (
@@ -127,17 +126,19 @@ impl Listing {
         Ok((commit, Self::checked(files)?))
     }
 
-    /// Reads Python's file; `None` for what is none, or of another version.
-    pub(crate) fn of_tree(text: &[u8]) -> Option<Self> {
+    /// Parses the file of `huggingface_hub`. Returns `None` if the file is invalid or has another
+    /// format version.
+    pub(crate) fn from_tree(text: &[u8]) -> Option<Self> {
         let tree: Tree = serde_json::from_slice(text).ok()?;
         let files = tree.files.into_iter().map(|(path, entry)| {
             let size = Some(entry.lfs_size.unwrap_or(entry.size));
             (path, Entry { size, blob_id: Some(entry.blob_id), sha256: entry.lfs_sha256 })
         });
-        Self::checked(files).ok().filter(|_| tree.format_version == FORMAT)
+        Self::checked(files).ok().filter(|_| tree.format_version == TREE_FORMAT_VERSION)
     }
 
-    /// Python's file; `None` if the hub, as some mirrors do, did not tell enough for one.
+    /// Serializes the file of `huggingface_hub`. Returns `None` if a size or an id is unknown, as
+    /// with some mirrors.
     pub(crate) fn to_tree(&self) -> Option<Vec<u8>> {
         let entry = |entry: &Entry| {
             let size = entry.size?;
@@ -152,11 +153,12 @@ impl Listing {
         let files = self
             .0
             .iter()
-            .map(|(path, of)| Some((path.clone(), entry(of)?)))
+            .map(|(path, file)| Some((path.clone(), entry(file)?)))
             .collect::<Option<_>>()?;
-        serde_json::to_vec_pretty(&Tree { format_version: FORMAT, files }).ok()
+        serde_json::to_vec_pretty(&Tree { format_version: TREE_FORMAT_VERSION, files }).ok()
     }
 
+    /// Collects files after checking their paths, hashes and number.
     fn checked(files: impl Iterator<Item = (String, Entry)>) -> Result<Self, ListingError> {
         let mut checked = BTreeMap::new();
         for (path, entry) in files {
@@ -177,15 +179,16 @@ impl Listing {
         Ok(Self(checked))
     }
 
-    /// The paths of all files.
+    /// Returns the paths of all files.
     pub(crate) fn paths(&self) -> Vec<String> {
         self.0.keys().cloned().collect()
     }
 
-    /// The files that are wanted.
-    pub(crate) fn wanted(&self, wanted: Wanted) -> Vec<(&str, &Entry)> {
+    /// Returns the wanted files.
+    pub(crate) fn wanted(&self, wanted: WantedFiles) -> Vec<(&str, &Entry)> {
         let weights = wanted.weights.map_or_else(Vec::new, |kind| self.weights(kind));
-        let is_small = |entry: &Entry| entry.size.is_none_or(|size| size <= MAX_SMALL);
+        let is_small =
+            |entry: &Entry| entry.size.is_none_or(|size| size <= MAX_CONFIGURATION_BYTES);
         let files = self.0.iter().map(|(path, entry)| (path.as_str(), entry));
         files
             .filter(|(path, entry)| {
@@ -196,21 +199,24 @@ impl Listing {
             .collect()
     }
 
-    /// vLLM reads weights from the uppermost folder alone (`_prepare_weights`,
-    /// `model_loader/default_loader.py`): Mistral's own if there are any, else safetensors, else
-    /// what PyTorch has pickled.
+    /// Returns the paths of the weights.
+    ///
+    /// vLLM only reads weights in the top folder (`_prepare_weights`,
+    /// `model_loader/default_loader.py`): those in Mistral's format if there are any, else
+    /// safetensors, else PyTorch's pickles.
     fn weights(&self, kind: Weights) -> Vec<&str> {
         let top = || self.0.keys().map(String::as_str).filter(|path| !path.contains('/'));
         let safetensors: Vec<_> = top().filter(|path| path.ends_with(".safetensors")).collect();
-        let is_mistrals = |path: &&&str| path.starts_with("consolidated");
-        let mistrals: Vec<_> = safetensors.iter().filter(is_mistrals).copied().collect();
-        if kind == Weights::AsVllmChooses && !mistrals.is_empty() {
-            return mistrals;
+        let is_mistral_format = |path: &&&str| path.starts_with("consolidated");
+        let mistral_format: Vec<_> =
+            safetensors.iter().filter(is_mistral_format).copied().collect();
+        if kind == Weights::AsVllmChooses && !mistral_format.is_empty() {
+            return mistral_format;
         }
         if !safetensors.is_empty() {
             return safetensors;
         }
-        // Not for inference, as `filter_files_not_needed_for_inference` has it.
+        // vLLM's `filter_files_not_needed_for_inference` also leaves these out.
         top()
             .filter(|path| {
                 path.ends_with(".bin") && !["training_args.bin", "optimizer.bin"].contains(path)
@@ -220,27 +226,27 @@ impl Listing {
 }
 
 impl FromIterator<String> for Listing {
-    /// Of names alone.
+    /// Creates a listing in which only the paths are known.
     fn from_iter<T: IntoIterator<Item = String>>(paths: T) -> Self {
         Self(paths.into_iter().map(|path| (path, Entry::default())).collect())
     }
 }
 
-/// Whether a file tells of a model's settings, tokenizer, processor or chat template.
+/// Returns `true` for files of a model's settings, tokenizer, processor or chat template.
 fn is_configuration(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     [".json", ".jinja", ".model", ".txt", ".tiktoken"].iter().any(|end| name.ends_with(end))
-        // Mistral's tokenizers have a version behind it.
+        // A version follows in the names of Mistral's tokenizers.
         || name.starts_with("tokenizer.model.")
 }
 
-/// Whether a file has weights.
+/// Returns `true` for files of weights.
 pub(crate) fn is_weights(path: &str) -> bool {
     path.ends_with(".safetensors") || path.ends_with(".bin")
 }
 
-/// Whether a model without this file, which it has on the hub, would be another one, or be written
-/// to in another way.
+/// Returns `true` if a model must not be served without this file of the hub: it would behave
+/// differently, or be prompted differently.
 pub(crate) fn is_needed(path: &str) -> bool {
     const NAMES: [&str; 14] = [
         "added_tokens",
@@ -271,13 +277,13 @@ mod tests {
 
     const SHA: &str = "607a30d783dfa663caf39e06633721c8d4cfcd7e";
 
-    fn wanted(paths: &[&str], wanted: Wanted) -> Vec<String> {
+    fn wanted(paths: &[&str], wanted: WantedFiles) -> Vec<String> {
         let listing: Listing = paths.iter().map(|path| (*path).to_owned()).collect();
         listing.wanted(wanted).into_iter().map(|(path, _)| path.to_owned()).collect()
     }
 
     #[test]
-    fn what_configures_a_model_is_wanted_always() {
+    fn configuration_files_are_always_wanted() {
         let configuration = [
             "chat_template.jinja",
             "chat_templates/default.jinja",
@@ -297,31 +303,32 @@ mod tests {
             "x.bin",
         ];
         let all: Vec<&str> = configuration.iter().chain(&others).copied().collect();
-        assert_eq!(wanted(&all, Wanted::default()), configuration);
-        let code = wanted(&all, Wanted { code: true, weights: None });
+        assert_eq!(wanted(&all, WantedFiles::default()), configuration);
+        let code = wanted(&all, WantedFiles { code: true, weights: None });
         assert_eq!(code.len(), configuration.len() + 1);
         assert!(code.contains(&"modeling.py".to_owned()));
         let large = Listing::checked(
             [("data.json".to_owned(), Entry { size: Some(1 << 30), ..Entry::default() })]
                 .into_iter(),
         );
-        assert!(large.unwrap().wanted(Wanted::default()).is_empty());
+        assert!(large.unwrap().wanted(WantedFiles::default()).is_empty());
     }
 
     #[test]
-    fn weights_are_those_that_vllm_reads() {
-        let of = |paths: &[&str], kind| wanted(paths, Wanted { weights: Some(kind), code: false });
+    fn weights_equal_those_that_vllm_loads() {
+        let weights =
+            |paths: &[&str], kind| wanted(paths, WantedFiles { weights: Some(kind), code: false });
         let both = [
             "consolidated.safetensors",
             "model-1-of-1.safetensors",
             "onnx/model.safetensors",
             "pytorch_model.bin",
         ];
-        assert_eq!(of(&both, Weights::AsVllmChooses), [both[0]]);
-        assert_eq!(of(&both, Weights::All), both[..2]);
-        assert_eq!(of(&both[1..], Weights::AsVllmChooses), [both[1]]);
+        assert_eq!(weights(&both, Weights::AsVllmChooses), [both[0]]);
+        assert_eq!(weights(&both, Weights::All), both[..2]);
+        assert_eq!(weights(&both[1..], Weights::AsVllmChooses), [both[1]]);
         let pickled = ["a/b.bin", "optimizer.bin", "pytorch_model.bin", "training_args.bin"];
-        assert_eq!(of(&pickled, Weights::AsVllmChooses), ["pytorch_model.bin"]);
+        assert_eq!(weights(&pickled, Weights::AsVllmChooses), ["pytorch_model.bin"]);
     }
 
     #[test]
@@ -341,7 +348,7 @@ mod tests {
         ] {
             let body =
                 serde_json::json!({"sha": SHA, "siblings": [{"rfilename": path}]}).to_string();
-            let problem = Listing::of_answer(body.as_bytes()).unwrap_err().to_string();
+            let problem = Listing::from_response(body.as_bytes()).unwrap_err().to_string();
             assert!(
                 problem.contains("out of the cache") && problem.len() < 300,
                 "{path}: {problem}"
@@ -351,34 +358,43 @@ mod tests {
             "[]".to_owned(),
             r#"{"sha": "../../x"}"#.to_owned(),
             format!(
-                r#"{{"sha": "{SHA}", "siblings": [{{"rfilename": "a", "lfs": {{"sha256": "../x"}}}}]}}"#
+                r#"{{"sha": "{SHA}", "siblings": [
+                    {{"rfilename": "a", "lfs": {{"sha256": "../x"}}}}
+                ]}}"#
             ),
             format!(r#"{{"sha": "{SHA}", "siblings": [{{"rfilename": "a", "size": -1}}]}}"#),
         ] {
-            assert!(Listing::of_answer(body.as_bytes()).is_err(), "{body}");
+            assert!(Listing::from_response(body.as_bytes()).is_err(), "{body}");
         }
         let many: Vec<_> =
             (0..=MAX_FILES).map(|n| serde_json::json!({"rfilename": n.to_string()})).collect();
         let body = serde_json::json!({"sha": SHA, "siblings": many}).to_string();
-        assert!(Listing::of_answer(body.as_bytes()).unwrap_err().to_string().contains("more than"));
+        assert!(
+            Listing::from_response(body.as_bytes()).unwrap_err().to_string().contains("more than")
+        );
     }
 
     #[test]
-    fn listings_are_kept_as_python_keeps_them() {
+    fn stored_listing_has_format_of_python() {
         let sha256 = "0".repeat(64);
         let body = serde_json::json!({"sha": SHA, "siblings": [
             {"rfilename": "config.json", "size": 3, "blobId": SHA},
-            {"rfilename": "m.safetensors", "size": 9, "blobId": SHA, "lfs": {"sha256": sha256, "size": 9, "pointerSize": 130}},
+            {
+                "rfilename": "m.safetensors",
+                "size": 9,
+                "blobId": SHA,
+                "lfs": {"sha256": sha256, "size": 9, "pointerSize": 130},
+            },
         ]});
-        let (_, listing) = Listing::of_answer(body.to_string().as_bytes()).unwrap();
+        let (_, listing) = Listing::from_response(body.to_string().as_bytes()).unwrap();
         let tree = listing.to_tree().unwrap();
         let expected = serde_json::json!({"format_version": 1, "files": {
             "config.json": {"size": 3, "blob_id": SHA},
             "m.safetensors": {"size": 9, "blob_id": SHA, "lfs_sha256": sha256, "lfs_size": 9},
         }});
         assert_eq!(serde_json::from_slice::<serde_json::Value>(&tree).unwrap(), expected);
-        assert_eq!(Listing::of_tree(&tree), Some(listing));
-        assert_eq!(Listing::of_tree(br#"{"format_version": 2, "files": {}}"#), None);
+        assert_eq!(Listing::from_tree(&tree), Some(listing));
+        assert_eq!(Listing::from_tree(br#"{"format_version": 2, "files": {}}"#), None);
         let names: Listing = ["config.json".to_owned()].into_iter().collect();
         assert_eq!(names.to_tree(), None);
     }

@@ -1,4 +1,4 @@
-//! One process downloads a file, the others wait.
+//! A file lock that lets one process download a blob while others wait.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -10,56 +10,70 @@ use tokio::time::Instant;
 
 use crate::HubError;
 
-/// How often a lock is tried that another process holds.
-const TRY_AGAIN: Duration = Duration::from_millis(200);
-/// How often it is told.
-const TELL_AGAIN: Duration = Duration::from_secs(10);
-/// How long the other process may hold it without downloading anything. Hashing what it has does
-/// not take that long.
-const STUCK: Duration = Duration::from_secs(15 * 60);
+/// The interval between attempts to take a lock that another process holds.
+const RETRY_INTERVAL: Duration = Duration::from_millis(200);
+/// The interval between log lines while waiting for a lock.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+/// The maximum time that another process may hold a lock without downloading anything. Hashing an
+/// earlier download takes less.
+const STUCK_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
-/// Locks a file as `filelock` in Python does, by `flock`; waits while another process holds it and
-/// makes progress with the blob. The lock ends with the file that is returned.
+/// Locks a file with `flock`, as Python's `filelock` does. The lock is released when the returned
+/// file is dropped.
+///
+/// Waits while another process holds the lock and makes progress with the blob.
 pub(crate) async fn lock(path: &Path, blob: &Path) -> Result<File, HubError> {
-    let wrong = |error| HubError::file(path, error);
-    let mut file = open(path).map_err(wrong)?;
-    let (mut state, mut changed, mut told) = (downloaded(blob), Instant::now(), Instant::now());
+    let file_error = |error| HubError::file(path, error);
+    let mut file = open(path).map_err(file_error)?;
+    let mut known_parts = parts(blob);
+    let mut changed_at = Instant::now();
+    let mut logged_at = Instant::now();
     loop {
         match file.try_lock() {
-            Ok(()) if file.metadata().map_err(wrong)?.nlink() > 0 => return Ok(file),
-            // Somebody deleted it meanwhile: the next process would lock another file at this path.
-            Ok(()) => {
-                file = open(path).map_err(wrong)?;
-                continue;
-            }
+            Ok(()) if is_at(&file, path) => return Ok(file),
+            // The file was deleted: another process would lock a new file at this path.
+            Ok(()) => file = open(path).map_err(file_error)?,
             Err(TryLockError::WouldBlock) => {}
-            Err(TryLockError::Error(error)) => return Err(wrong(error)),
+            Err(TryLockError::Error(error)) => return Err(file_error(error)),
         }
-        if told.elapsed() >= TELL_AGAIN {
-            tracing::info!(lock = %path.display(), "another process downloads the same file: waiting for it");
-            let now = downloaded(blob);
-            if now != state {
-                (state, changed) = (now, Instant::now());
+        if logged_at.elapsed() >= LOG_INTERVAL {
+            tracing::info!(
+                lock = %path.display(),
+                "another process downloads the same file: waiting for it"
+            );
+            let parts = parts(blob);
+            if parts != known_parts {
+                known_parts = parts;
+                changed_at = Instant::now();
             }
-            if changed.elapsed() >= STUCK {
+            if changed_at.elapsed() >= STUCK_TIMEOUT {
                 return Err(HubError::Locked {
                     path: path.to_owned(),
-                    minutes: STUCK.as_secs() / 60,
+                    minutes: STUCK_TIMEOUT.as_secs() / 60,
                 });
             }
-            told = Instant::now();
+            logged_at = Instant::now();
         }
-        tokio::time::sleep(TRY_AGAIN).await;
+        tokio::time::sleep(RETRY_INTERVAL).await;
+    }
+}
+
+/// Returns `true` if `file` is the one that is at `path` now.
+fn is_at(file: &File, path: &Path) -> bool {
+    match (file.metadata(), fs::metadata(path)) {
+        (Ok(held), Ok(current)) => held.dev() == current.dev() && held.ino() == current.ino(),
+        _ => false,
     }
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    // Others of the group may share the cache.
+    // Users of the same group may share the cache.
     File::options().create(true).truncate(false).write(true).mode(0o664).open(path)
 }
 
-/// What there is of a blob: each process may have a file of its own for it, named after the blob.
-fn downloaded(blob: &Path) -> Vec<(PathBuf, u64, Option<SystemTime>)> {
+/// Returns path, size and modification time of all files whose names begin with the blob's. Each
+/// process may have a temporary file of its own.
+fn parts(blob: &Path) -> Vec<(PathBuf, u64, Option<SystemTime>)> {
     let name = blob.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let entries =
         blob.parent().and_then(|folder| fs::read_dir(folder).ok()).into_iter().flatten().flatten();
@@ -81,16 +95,17 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_lock_whose_file_was_deleted_is_taken_on_the_new_file() {
+    async fn deleted_lock_file_is_locked_anew() {
         let folder = TempDir::new().unwrap();
-        let (path, blob) = (folder.path().join("a.lock"), folder.path().join("a"));
+        let path = folder.path().join("a.lock");
+        let blob = folder.path().join("a");
         let held = lock(&path, &blob).await.unwrap();
         let waiting = tokio::spawn({
-            let (path, blob) = (path.clone(), blob.clone());
+            let path = path.clone();
             async move { lock(&path, &blob).await.unwrap() }
         });
-        // It has the file open by then, or opens the new one: right in both cases.
-        tokio::time::sleep(TRY_AGAIN).await;
+        // The task has the old file open by then, or opens the new one. Both must work.
+        tokio::time::sleep(RETRY_INTERVAL).await;
         fs::remove_file(&path).unwrap();
         drop(held);
         let locked = waiting.await.unwrap();

@@ -1,4 +1,4 @@
-//! What of a file is there so far, and its hash.
+//! A partly downloaded file and the hash of its bytes.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -10,21 +10,22 @@ use tokio::sync::mpsc;
 
 use crate::HubError;
 
-/// Bytes that are read at once from what is there.
-const READ: usize = 1 << 20;
+/// The buffer size for hashing the bytes of an earlier download.
+const READ_BYTES: usize = 1 << 20;
 
-/// What a file's hash has to be.
+/// The hash that a file must have.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Expected {
-    /// Of its bytes.
+pub(crate) enum ExpectedHash {
+    /// The SHA-256 of the file's bytes.
     Sha256(String),
-    /// Of `blob LENGTH\0` and its bytes, as git has it.
+    /// The SHA-1 of the git object: of `blob LENGTH\0` and the file's bytes.
     GitSha1(String),
-    /// The hub says none: only the size is checked.
-    Nothing,
+    /// The hub sends no hash, so only the size is checked.
+    Unknown,
 }
 
-impl Expected {
+impl ExpectedHash {
+    /// Begins to hash a file of `size` bytes.
     fn start(&self, size: u64) -> Option<Context> {
         match self {
             Self::Sha256(_) => Some(Context::new(&SHA256)),
@@ -33,30 +34,30 @@ impl Expected {
                 context.update(format!("blob {size}\0").as_bytes());
                 Some(context)
             }
-            Self::Nothing => None,
+            Self::Unknown => None,
         }
     }
 }
 
-/// A file that is being downloaded, `ETAG.incomplete`. All that it does takes time: call it on
-/// threads for that.
+/// A file that is being downloaded, `ETAG.incomplete`. All methods except [`Self::length`] block.
 pub(crate) struct Partial {
     path: PathBuf,
     file: File,
     length: u64,
     size: u64,
-    expected: Expected,
+    expected: ExpectedHash,
     hash: Option<Context>,
-    /// Held for as long as anybody may write.
+    /// The lock of the blob, held while the file may be written to.
     _lock: File,
 }
 
 impl Partial {
-    /// Opens what an earlier try has left, or begins. `lock` has to be held by this process.
+    /// Opens the file of an earlier download and hashes its bytes, or creates an empty file. This
+    /// process must hold `lock`.
     pub(crate) fn open(
         blob: &Path,
         size: u64,
-        expected: Expected,
+        expected: ExpectedHash,
         lock: File,
     ) -> Result<Self, HubError> {
         let mut name = blob.as_os_str().to_owned();
@@ -72,69 +73,69 @@ impl Partial {
         let hash = expected.start(size);
         let mut partial = Self { path, file, length, size, expected, hash, _lock: lock };
         if length > size {
-            partial.begin_again()?
+            partial.restart()?
         } else {
-            partial.hash_what_is_there()?
+            partial.hash_existing()?
         }
         Ok(partial)
     }
 
-    /// Bytes that are there.
+    /// Returns the number of bytes so far.
     pub(crate) fn length(&self) -> u64 {
         self.length
     }
 
-    /// Forgets what is there.
-    pub(crate) fn begin_again(&mut self) -> Result<(), HubError> {
+    /// Truncates the file to begin again.
+    pub(crate) fn restart(&mut self) -> Result<(), HubError> {
         self.hash = self.expected.start(self.size);
         self.length = 0;
         let emptied = self.file.set_len(0).and_then(|()| self.file.seek(SeekFrom::Start(0)));
         emptied.map(|_| ()).map_err(|error| HubError::file(&self.path, error))
     }
 
-    fn hash_what_is_there(&mut self) -> Result<(), HubError> {
-        let mut buffer = vec![0; READ.min(self.length as usize)];
+    fn hash_existing(&mut self) -> Result<(), HubError> {
+        let mut buffer = vec![0; READ_BYTES.min(self.length as usize)];
         let mut left = self.length;
         while left > 0 {
-            let part = buffer.len().min(left as usize);
+            let count = buffer.len().min(left as usize);
             self.file
-                .read_exact(&mut buffer[..part])
+                .read_exact(&mut buffer[..count])
                 .map_err(|error| HubError::file(&self.path, error))?;
             if let Some(hash) = &mut self.hash {
-                hash.update(&buffer[..part]);
+                hash.update(&buffer[..count]);
             }
-            left -= part as u64;
+            left -= count as u64;
         }
         Ok(())
     }
 
-    /// Appends what comes until the other end is dropped, and gives the file back.
-    pub(crate) fn append(mut self, mut parts: mpsc::Receiver<Bytes>) -> Result<Self, HubError> {
-        while let Some(part) = parts.blocking_recv() {
-            self.file.write_all(&part).map_err(|error| HubError::file(&self.path, error))?;
+    /// Appends chunks until the sender is dropped.
+    pub(crate) fn append(mut self, mut chunks: mpsc::Receiver<Bytes>) -> Result<Self, HubError> {
+        while let Some(chunk) = chunks.blocking_recv() {
+            self.file.write_all(&chunk).map_err(|error| HubError::file(&self.path, error))?;
             if let Some(hash) = &mut self.hash {
-                hash.update(&part);
+                hash.update(&chunk);
             }
-            self.length += part.len() as u64;
+            self.length += chunk.len() as u64;
         }
         Ok(self)
     }
 
-    /// Makes it the blob; it should be verified.
+    /// Renames the file to the blob's path. The caller has to verify the file first.
     pub(crate) fn publish(self, blob: &Path) -> Result<(), HubError> {
         let renamed = self.file.sync_data().and_then(|()| fs::rename(&self.path, blob));
         renamed.map_err(|error| HubError::file(&self.path, error))
     }
 
-    /// Removes it, as what is there is worth nothing.
+    /// Deletes the file.
     pub(crate) fn remove(self) -> Result<(), HubError> {
         fs::remove_file(&self.path).map_err(|error| HubError::file(&self.path, error))
     }
 
-    /// Whether it is the whole file that it has to be.
+    /// Checks the file's size and hash. `file` is the path for the error.
     ///
     /// # Errors
-    /// [`HubError::Corrupt`] names the file by what it is called here.
+    /// [`HubError::Corrupt`] if either differs.
     pub(crate) fn verify(&self, file: &str) -> Result<(), HubError> {
         let corrupt = |what, expected: &str, got| HubError::Corrupt {
             file: file.to_owned(),
@@ -145,7 +146,8 @@ impl Partial {
         if self.length != self.size {
             return Err(corrupt("size", &self.size.to_string(), self.length.to_string()));
         }
-        let (Expected::Sha256(expected) | Expected::GitSha1(expected)) = &self.expected else {
+        let (ExpectedHash::Sha256(expected) | ExpectedHash::GitSha1(expected)) = &self.expected
+        else {
             return Ok(());
         };
         let got = self.hash.clone().map(|hash| hex(&hash.finish())).unwrap_or_default();
@@ -165,11 +167,11 @@ mod tests {
         tempfile::tempfile().unwrap()
     }
 
-    /// What `git hash-object` and `sha256sum` say of "hello\n".
-    const HASHES: [fn() -> Expected; 2] = [
-        || Expected::GitSha1("ce013625030ba8dba906f756967f9e9ca394464a".to_owned()),
+    /// The output of `git hash-object` and `sha256sum` for "hello\n".
+    const HASHES: [fn() -> ExpectedHash; 2] = [
+        || ExpectedHash::GitSha1("ce013625030ba8dba906f756967f9e9ca394464a".to_owned()),
         || {
-            Expected::Sha256(
+            ExpectedHash::Sha256(
                 "5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03".to_owned(),
             )
         },
@@ -183,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_verified_over_several_tries() {
+    fn resumed_file_is_verified_whole() {
         for expected in HASHES {
             let folder = tempfile::tempdir().unwrap();
             let blob = folder.path().join("e");
@@ -199,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_not_taken() {
+    fn wrong_size_or_hash_is_refused() {
         for expected in HASHES {
             let folder = tempfile::tempdir().unwrap();
             let blob = folder.path().join("e");

@@ -1,8 +1,8 @@
-//! How far a download is.
+//! Progress of a download.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts of bytes that a download keeps and others read at any time.
+/// The byte counts of a download. They may be read at any time.
 #[derive(Debug, Default)]
 pub struct Progress {
     total: AtomicU64,
@@ -10,27 +10,29 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Bytes of all files that are to be downloaded, with those that were there from an earlier
-    /// try; 0 before that is known.
+    /// Returns the total size of the files to download, including bytes of an earlier download. It
+    /// is 0 until the sizes are known.
     pub fn total(&self) -> u64 {
         self.total.load(Ordering::Relaxed)
     }
 
-    /// Bytes of them that are there.
+    /// Returns the number of these bytes that are on the disk.
     pub fn done(&self) -> u64 {
         self.done.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn expect(&self, bytes: u64) {
+    /// Adds bytes to the total.
+    pub(crate) fn add_total(&self, bytes: u64) {
         self.total.fetch_add(bytes, Ordering::Relaxed);
     }
 
+    /// Counts bytes that were downloaded.
     pub(crate) fn add(&self, bytes: u64) {
         self.done.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Bytes that were counted have to come again.
-    pub(crate) fn take_back(&self, bytes: u64) {
+    /// Takes back bytes that were counted and have to be downloaded again.
+    pub(crate) fn subtract(&self, bytes: u64) {
         self.done.fetch_sub(bytes, Ordering::Relaxed);
     }
 }

@@ -1,4 +1,4 @@
-//! Names of models and revisions, as the hub has them.
+//! Names of models and revisions on the hub.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,25 +6,26 @@ use std::str::FromStr;
 use crate::HubError;
 use crate::safe_path::is_safe_path;
 
-/// Longest id of a model, in bytes.
-const MAX_ID: usize = 96;
-/// Longest name of a revision, in bytes.
-const MAX_REVISION: usize = 255;
+/// The maximum length of a model's id.
+const MAX_ID_BYTES: usize = 96;
+/// The maximum length of a revision's name.
+const MAX_REVISION_BYTES: usize = 255;
 
 /// A model's id on the hub, `owner/name`, or `name` for some old ones.
 ///
-/// The rules are those of `validate_repo_id` in `huggingface_hub`; they make it a safe name of a
-/// folder too.
+/// Follows the rules of `validate_repo_id` in `huggingface_hub`. They also make the id safe as a
+/// folder's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RepoId(String);
 
 impl RepoId {
-    /// Owner and name, or the name alone.
+    /// Returns the owner and the name, or only the name.
     pub(crate) fn parts(&self) -> impl Iterator<Item = &str> {
         self.0.split('/')
     }
 
-    /// The folder's name in the cache, such as `models--Qwen--Qwen2.5-VL-7B-Instruct`.
+    /// Returns the name of the folder in the cache, such as
+    /// `models--Qwen--Qwen2.5-VL-7B-Instruct`.
     pub(crate) fn folder(&self) -> String {
         format!("models--{}", self.0.replace('/', "--"))
     }
@@ -41,7 +42,7 @@ impl FromStr for RepoId {
                 && !part.starts_with(['-', '.'])
                 && !part.ends_with(['-', '.'])
         };
-        let is_id = text.len() <= MAX_ID
+        let is_id = text.len() <= MAX_ID_BYTES
             && text.split('/').count() <= 2
             && text.split('/').all(is_part)
             && !text.contains("--")
@@ -66,14 +67,14 @@ impl fmt::Display for RepoId {
 pub struct Revision(String);
 
 impl Revision {
-    /// The name as given.
+    /// Returns the name as given.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The commit, if the name is that of one: its files never change.
+    /// Returns the commit if the revision is one. The files of a commit never change.
     pub(crate) fn commit(&self) -> Option<Commit> {
-        Commit::read(&self.0)
+        Commit::parse(&self.0)
     }
 }
 
@@ -87,8 +88,9 @@ impl FromStr for Revision {
     type Err = HubError;
 
     fn from_str(text: &str) -> Result<Self, HubError> {
-        let is_name =
-            text.len() <= MAX_REVISION && is_safe_path(text) && !text.contains(char::is_whitespace);
+        let is_name = text.len() <= MAX_REVISION_BYTES
+            && is_safe_path(text)
+            && !text.contains(char::is_whitespace);
         if is_name {
             Ok(Self(text.to_owned()))
         } else {
@@ -103,12 +105,12 @@ impl fmt::Display for Revision {
     }
 }
 
-/// The 40 lower-case hexadecimal digits of a commit.
+/// The hash of a commit: 40 lower-case hexadecimal digits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Commit(String);
 
 impl Commit {
-    pub(crate) fn read(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         is_hex(text, 40).then(|| Self(text.to_owned()))
     }
 
@@ -117,7 +119,7 @@ impl Commit {
     }
 }
 
-/// Whether a text is so many lower-case hexadecimal digits.
+/// Returns `true` if `text` consists of `digits` lower-case hexadecimal digits.
 pub(crate) fn is_hex(text: &str, digits: usize) -> bool {
     text.len() == digits && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
@@ -127,22 +129,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_are_those_of_the_hub() {
+    fn repo_ids_follow_rules_of_hub() {
         for id in ["Qwen/Qwen2.5-VL-7B-Instruct", "gpt2", "a/b_c.d-e", "0/1"] {
             assert_eq!(id.parse::<RepoId>().unwrap().to_string(), id);
         }
         let long = format!("a/{}", "b".repeat(95));
-        for no_id in [
+        for invalid in [
             "", "/", "a/", "/a", "a/b/c", "./a", "../a", "~/a", "a--b", "a..b", "a/.b", "a/b-",
             "a b", "a/b.git", "ä/b", &long,
         ] {
-            assert!(matches!(no_id.parse::<RepoId>(), Err(HubError::InvalidId { .. })), "{no_id}");
+            assert!(
+                matches!(invalid.parse::<RepoId>(), Err(HubError::InvalidId { .. })),
+                "{invalid}"
+            );
         }
         assert_eq!("org/name".parse::<RepoId>().unwrap().folder(), "models--org--name");
     }
 
     #[test]
-    fn revisions_can_be_names_of_files() {
+    fn unsafe_revisions_are_refused() {
         for revision in ["main", "v1.0", "refs/pr/3", "607a30d"] {
             assert_eq!(revision.parse::<Revision>().unwrap().commit(), None, "{revision}");
         }

@@ -1,5 +1,4 @@
-//! Where hub and cache are, as the environment says: the variables of `huggingface_hub`
-//! (`constants.py`, version 2.4).
+//! Settings from the environment variables of `huggingface_hub` (`constants.py`, version 2.4).
 
 use std::ffi::OsString;
 use std::fmt;
@@ -12,31 +11,31 @@ use url::Url;
 
 use crate::HubError;
 
-const ENDPOINT: &str = "https://huggingface.co";
+const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
 
-/// Where hub and cache are.
+/// The location of the hub and the cache, and how to access them.
 #[derive(Clone, Debug)]
 pub struct HubSettings {
-    /// The folder of all models' folders.
+    /// The cache, which has one folder per model.
     pub cache: PathBuf,
-    /// The hub or a mirror of it, `https` or `http`.
+    /// The URL of the hub or of a mirror, `https` or `http`.
     pub endpoint: Url,
-    /// Sent to the endpoint and to nobody else.
+    /// The user's token. It is only sent to `endpoint`.
     pub token: Option<Token>,
-    /// Nothing may be asked for over a network.
+    /// No requests are sent.
     pub offline: bool,
-    /// A file of PEM certificates that are trusted besides those that Mozilla trusts.
+    /// A file of PEM certificates that are trusted in addition to those that Mozilla trusts.
     pub certificates: Option<PathBuf>,
-    /// The pause before the second try of a request, doubled for each one after it.
+    /// The pause before the first retry of a request. It doubles with each further retry.
     pub retry_pause: Duration,
 }
 
-/// A user's token. It is not shown.
+/// A user's token. `Debug` does not print it.
 #[derive(Clone)]
 pub struct Token(HeaderValue);
 
 impl Token {
-    /// The value of the header `Authorization`.
+    /// Returns the value of the header `Authorization`.
     pub(crate) fn header(&self) -> HeaderValue {
         self.0.clone()
     }
@@ -49,16 +48,16 @@ impl fmt::Debug for Token {
 }
 
 impl HubSettings {
-    /// The settings of this process's environment.
+    /// Reads the settings from this process's environment.
     ///
     /// # Errors
-    /// [`HubError::Setting`] names the variable that can't be used, [`HubError::File`] the token's
-    /// file that can't be read.
+    /// [`HubError::Setting`] for a variable with an unusable value, [`HubError::File`] if the
+    /// token's file can't be read.
     pub fn from_env() -> Result<Self, HubError> {
         Self::from_variables(&|name| std::env::var_os(name))
     }
 
-    /// The settings of an environment: `HF_HUB_CACHE`, `HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN`,
+    /// Reads the settings from variables: `HF_HUB_CACHE`, `HF_HOME`, `HF_ENDPOINT`, `HF_TOKEN`,
     /// `HF_TOKEN_PATH`, `HF_HUB_OFFLINE`, their older names and `SSL_CERT_FILE`.
     ///
     /// # Errors
@@ -70,7 +69,7 @@ impl HubSettings {
         Ok(Self {
             cache: cache.unwrap_or_else(|| home.join("hub")),
             endpoint: endpoint(
-                &variables.text("HF_ENDPOINT")?.unwrap_or_else(|| ENDPOINT.to_owned()),
+                &variables.text("HF_ENDPOINT")?.unwrap_or_else(|| DEFAULT_ENDPOINT.to_owned()),
             )?,
             token: variables.token(&home)?,
             offline: variables.is_true("HF_HUB_OFFLINE")?
@@ -81,10 +80,11 @@ impl HubSettings {
     }
 }
 
+/// A typed view of environment variables. Empty variables count as unset.
 struct Variables<'a>(&'a dyn Fn(&str) -> Option<OsString>);
 
 impl Variables<'_> {
-    /// A variable's text; one without any counts as not set.
+    /// Returns a variable's text.
     fn text(&self, name: &'static str) -> Result<Option<String>, HubError> {
         let text = (self.0)(name).map(|value| value.into_string()).transpose();
         let text =
@@ -97,7 +97,7 @@ impl Variables<'_> {
         Ok(["1", "ON", "YES", "TRUE"].contains(&value.as_str()))
     }
 
-    /// A path, in which a leading `~` stands for the user's home.
+    /// Returns a variable's path. A leading `~` is replaced with the user's home folder.
     fn path(&self, name: &'static str) -> Result<Option<PathBuf>, HubError> {
         let Some(value) = (self.0)(name).filter(|value| !value.is_empty()) else { return Ok(None) };
         match Path::new(&value).strip_prefix("~") {
@@ -106,12 +106,14 @@ impl Variables<'_> {
         }
     }
 
-    fn home(&self, of: &'static str) -> Result<PathBuf, HubError> {
+    /// Returns the user's home folder. `needed_by` is the variable that the error names.
+    fn home(&self, needed_by: &'static str) -> Result<PathBuf, HubError> {
         let home = (self.0)("HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
         let problem = || "has no place to be: set it or HOME".to_owned();
-        home.ok_or_else(|| HubError::Setting { name: of, problem: problem() })
+        home.ok_or_else(|| HubError::Setting { name: needed_by, problem: problem() })
     }
 
+    /// Returns the home folder of `huggingface_hub`, which contains the cache and the token.
     fn hub_home(&self) -> Result<PathBuf, HubError> {
         if let Some(home) = self.path("HF_HOME")? {
             return Ok(home);
@@ -142,6 +144,7 @@ impl Variables<'_> {
     }
 }
 
+/// Parses the token from the variable `name`.
 fn token(name: &'static str, text: &str) -> Result<Token, HubError> {
     let problem = || "has a token with other than printable ASCII characters".to_owned();
     let text = Some(text.trim()).filter(|text| text.bytes().all(|byte| byte.is_ascii_graphic()));
@@ -152,14 +155,14 @@ fn token(name: &'static str, text: &str) -> Result<Token, HubError> {
 }
 
 fn endpoint(text: &str) -> Result<Url, HubError> {
-    let is_fit = |url: &Url| {
+    let is_valid = |url: &Url| {
         matches!(url.scheme(), "http" | "https")
             && url.has_host()
             && url.query().is_none()
             && url.username().is_empty()
     };
-    let url = Url::parse(text.trim()).ok().filter(is_fit);
-    let problem = || format!("has to be an http or https URL, such as {ENDPOINT}");
+    let url = Url::parse(text.trim()).ok().filter(is_valid);
+    let problem = || format!("has to be an http or https URL, such as {DEFAULT_ENDPOINT}");
     url.ok_or_else(|| HubError::Setting { name: "HF_ENDPOINT", problem: problem() })
 }
 
@@ -175,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cache_is_where_python_has_it() {
+    fn cache_folder_equals_pythons() {
         let cache = |variables: &[(&str, &str)]| settings(variables).unwrap().cache;
         assert_eq!(cache(&[("HOME", "/u")]), Path::new("/u/.cache/huggingface/hub"));
         assert_eq!(
@@ -198,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_token_is_the_variables_or_the_files_and_is_not_shown() {
+    fn token_is_read_from_variable_or_file() {
         let home = tempfile::tempdir().unwrap();
         let home = home.path().to_str().unwrap();
         let header = |variables: &[(&str, &str)]| {
@@ -220,18 +223,18 @@ mod tests {
     }
 
     #[test]
-    fn endpoint_and_offline_are_read_as_python_reads_them() {
+    fn endpoint_or_offline_variable_is_parsed_as_in_python() {
         let home = ("HF_HOME", "/h");
-        let of = |name, value| settings(&[home, (name, value)]);
+        let with = |name, value| settings(&[home, (name, value)]);
         assert_eq!(settings(&[home]).unwrap().endpoint.as_str(), "https://huggingface.co/");
         assert_eq!(
-            of("HF_ENDPOINT", "http://m:1/a/b/").unwrap().endpoint.as_str(),
+            with("HF_ENDPOINT", "http://m:1/a/b/").unwrap().endpoint.as_str(),
             "http://m:1/a/b/"
         );
         for bad in ["ftp://m", "m", "file:///etc", "http://user@m", "http://m?x"] {
             assert!(
                 matches!(
-                    of("HF_ENDPOINT", bad),
+                    with("HF_ENDPOINT", bad),
                     Err(HubError::Setting { name: "HF_ENDPOINT", .. })
                 ),
                 "{bad}"
@@ -240,7 +243,7 @@ mod tests {
         for (value, offline) in
             [("1", true), ("true", true), ("yes", true), ("0", false), ("", false)]
         {
-            assert_eq!(of("HF_HUB_OFFLINE", value).unwrap().offline, offline, "{value}");
+            assert_eq!(with("HF_HUB_OFFLINE", value).unwrap().offline, offline, "{value}");
         }
     }
 }

@@ -1,7 +1,8 @@
-//! Speed and memory of block keys and of the prefix index, at 1,000 workers and 10 million blocks.
+//! Measures speed and memory of block keys and of the prefix index, at 1,000 workers and 10 million
+//! blocks.
 //!
-//! `cargo run --release -p chiasm-kv --example index [million entries]`, 0 for block keys alone;
-//! docs/index.md has the numbers of one run.
+//! Run `cargo run --release -p chiasm-kv --example index [million entries]`; 0 measures block keys
+//! alone. docs/index.md has the numbers of one run.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
 
 use std::collections::HashSet;
@@ -14,31 +15,32 @@ use chiasm_kv::{BlockKey, MediaSpan, Overlaps, PrefixIndex, PromptBlocks, block_
 use chiasm_types::{BlockSize, MmHash, TokenId, WorkerId};
 
 const WORKERS: u32 = 1000;
-/// Workers whose snapshots are taken.
-const FEW: u32 = 64;
+/// The number of workers in the measurement of snapshots.
+const SNAPSHOT_WORKERS: u32 = 64;
 const BLOCK: BlockSize = BlockSize::new(16).unwrap();
-/// Blocks of the system prompt that every worker holds.
-const SYSTEM: usize = 32;
-/// Blocks of a conversation after it. Every fourth conversation is held by two workers.
-const TURNS: usize = 64;
+/// The number of blocks of the system prompt, which every worker holds.
+const SYSTEM_BLOCKS: usize = 32;
+/// The number of blocks of a conversation after the system prompt. Two workers hold every fourth
+/// conversation.
+const CONVERSATION_BLOCKS: usize = 64;
 
 fn main() {
     let millions: usize =
         std::env::args().nth(1).and_then(|number| number.parse().ok()).unwrap_or(10);
-    // First, while the allocator has nothing to spare.
     if millions == 0 {
-        return hashing();
+        return measure_hashing();
     }
-    fleet(millions * 1_000_000 / WORKERS as usize / TURNS);
-    handed_over(millions * 1_000_000 / FEW as usize / TURNS);
-    capped();
-    hashing();
-    ladder();
+    // The fleet comes first, while the allocator has no free memory to reuse.
+    measure_fleet(millions * 1_000_000 / WORKERS as usize / CONVERSATION_BLOCKS);
+    measure_snapshots(millions * 1_000_000 / SNAPSHOT_WORKERS as usize / CONVERSATION_BLOCKS);
+    measure_cap();
+    measure_hashing();
+    measure_distinct_overlaps();
 }
 
-/// Bytes of tokens per second, one thread, against keyed BLAKE3 of the same blocks, each keyed with
-/// the one before.
-fn hashing() {
+/// Measures bytes of tokens hashed per second on one thread, against BLAKE3 of the same blocks,
+/// each keyed with the hash before.
+fn measure_hashing() {
     println!("block keys, GB/s of tokens, one thread, median of 21 rounds over 4,096 blocks");
     println!("block tokens |  text | images | chained BLAKE3 | text : BLAKE3");
     for size in [16, 32, 64, 128] {
@@ -60,7 +62,8 @@ fn hashing() {
             let prompt = PromptBlocks { tokens: &tokens, media, ..Default::default() };
             rate(Box::new(move || drop(black_box(block_keys(&prompt, block_size)))))
         };
-        let (text, images) = (keys(&[][..]), keys(&media[..]));
+        let text = keys(&[][..]);
+        let images = keys(&media[..]);
         let blake3 = rate(Box::new(|| {
             let start = blake3::hash(b"");
             black_box(bytes.chunks_exact(4 * size as usize).fold(start, |before, block| {
@@ -71,9 +74,9 @@ fn hashing() {
     }
 }
 
-/// Worker w holds the first 4 (w + 1) blocks of one prompt: as many distinct overlaps as there can
-/// be.
-fn ladder() {
+/// Measures lookups with as many distinct overlaps as possible: worker w holds the first 4 (w + 1)
+/// blocks of one prompt.
+fn measure_distinct_overlaps() {
     let index = PrefixIndex::new();
     let tokens = prompt(2, 4096 * BLOCK.get());
     let keys = block_keys(&PromptBlocks { tokens: &tokens, ..Default::default() }, BLOCK);
@@ -118,12 +121,13 @@ fn ladder() {
     }
 }
 
-/// Every worker full of conversations: memory, rates, lookups alone and beside events, removal.
-fn fleet(conversations: usize) {
+/// Measures a fleet of workers full of conversations: memory, event rates, lookups alone and with
+/// concurrent events, removal.
+fn measure_fleet(conversations: usize) {
     let before = resident();
     let index = PrefixIndex::new();
     (0..WORKERS).for_each(|worker| index.add_worker(WorkerId(worker), BLOCK));
-    let system = prompt(3, SYSTEM * BLOCK.get());
+    let system = prompt(3, SYSTEM_BLOCKS * BLOCK.get());
     let mut applying = Duration::ZERO;
     let mut apply = |worker, batch: KvEventBatch| {
         applying += time(|| drop(index.apply(WorkerId(worker), &batch)))
@@ -134,7 +138,11 @@ fn fleet(conversations: usize) {
             let number = number_of(worker, conversation);
             apply(
                 worker,
-                stored(Some(SYSTEM as u64 - 1), number, &prompt(number, TURNS * BLOCK.get())),
+                stored(
+                    Some(SYSTEM_BLOCKS as u64 - 1),
+                    number,
+                    &prompt(number, CONVERSATION_BLOCKS * BLOCK.get()),
+                ),
             );
         }
     }
@@ -163,10 +171,27 @@ fn fleet(conversations: usize) {
     println!("\nlookups, µs                    |   alone p50 / p99 | beside events p50 / p99");
     let cases: Vec<(&str, Vec<Vec<BlockKey>>)> = vec![
         ("unknown, 32 blocks", chains(conversations, None, 0, 32)),
-        ("system prompt, 96 blocks", chains(conversations, Some(&system), 0, SYSTEM + TURNS)),
-        ("conversation, 96 blocks", chains(conversations, Some(&system), TURNS, SYSTEM + TURNS)),
-        ("conversation, 1,024 blocks", chains(conversations, Some(&system), TURNS, 1024)),
-        ("conversation, 4,096 blocks", chains(conversations, Some(&system), TURNS, 4096)),
+        (
+            "system prompt, 96 blocks",
+            chains(conversations, Some(&system), 0, SYSTEM_BLOCKS + CONVERSATION_BLOCKS),
+        ),
+        (
+            "conversation, 96 blocks",
+            chains(
+                conversations,
+                Some(&system),
+                CONVERSATION_BLOCKS,
+                SYSTEM_BLOCKS + CONVERSATION_BLOCKS,
+            ),
+        ),
+        (
+            "conversation, 1,024 blocks",
+            chains(conversations, Some(&system), CONVERSATION_BLOCKS, 1024),
+        ),
+        (
+            "conversation, 4,096 blocks",
+            chains(conversations, Some(&system), CONVERSATION_BLOCKS, 4096),
+        ),
     ];
     let run = |keys: &[Vec<BlockKey>]| {
         let mut overlaps = Overlaps::default();
@@ -179,7 +204,8 @@ fn fleet(conversations: usize) {
             micros(times[times.len() * 99 / 100])
         )
     };
-    let (stop, applied) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let stop = AtomicBool::new(false);
+    let applied = AtomicUsize::new(0);
     let churn = || {
         for round in 0.. {
             for worker in 0..WORKERS {
@@ -188,11 +214,15 @@ fn fleet(conversations: usize) {
                 }
                 let number = u64::from(worker) << 32 | 1 << 60 | round;
                 let events = [
-                    stored(Some(SYSTEM as u64 - 1), number, &prompt(number, TURNS * BLOCK.get())),
-                    removed(number, TURNS),
+                    stored(
+                        Some(SYSTEM_BLOCKS as u64 - 1),
+                        number,
+                        &prompt(number, CONVERSATION_BLOCKS * BLOCK.get()),
+                    ),
+                    removed(number, CONVERSATION_BLOCKS),
                 ];
                 events.iter().for_each(|batch| drop(index.apply(WorkerId(worker), batch)));
-                applied.fetch_add(2 * TURNS, Ordering::Relaxed);
+                applied.fetch_add(2 * CONVERSATION_BLOCKS, Ordering::Relaxed);
             }
         }
     };
@@ -210,12 +240,12 @@ fn fleet(conversations: usize) {
     let rate = applied.load(Ordering::Relaxed) as f64 / took.as_secs_f64() / 1e6;
     println!("(beside {rate:.2} M blocks/s stored and removed, making the events included)");
 
-    // It lies above the index's memory and would keep the allocator from giving that back.
+    // The keys lie above the index's memory and would keep the allocator from freeing it.
     drop(cases);
     let mut removing = Duration::ZERO;
     for conversation in 0..conversations {
         for worker in 0..WORKERS {
-            let batch = removed(number_of(worker, conversation), TURNS);
+            let batch = removed(number_of(worker, conversation), CONVERSATION_BLOCKS);
             removing += time(|| drop(index.apply(WorkerId(worker), &batch)));
         }
     }
@@ -234,30 +264,39 @@ fn fleet(conversations: usize) {
     );
 }
 
-/// Fewer workers with as many blocks: snapshots, lookups and events meanwhile, and another index
-/// that goes on from them.
-fn handed_over(conversations: usize) {
+/// Measures snapshots of fewer workers with as many blocks, lookups meanwhile, and another index
+/// that restores them.
+fn measure_snapshots(conversations: usize) {
     let index = PrefixIndex::new();
-    (0..FEW).for_each(|worker| index.add_worker(WorkerId(worker), BLOCK));
-    let system = prompt(3, SYSTEM * BLOCK.get());
-    let told = |index: &PrefixIndex, worker, batch: KvEventBatch| {
-        drop(index.apply(WorkerId(worker), &batch))
-    };
-    (0..FEW).for_each(|worker| told(&index, worker, stored(None, 0, &system)));
+    (0..SNAPSHOT_WORKERS).for_each(|worker| index.add_worker(WorkerId(worker), BLOCK));
+    let system = prompt(3, SYSTEM_BLOCKS * BLOCK.get());
+    let apply = |worker, batch: KvEventBatch| drop(index.apply(WorkerId(worker), &batch));
+    (0..SNAPSHOT_WORKERS).for_each(|worker| apply(worker, stored(None, 0, &system)));
     for conversation in 0..conversations {
-        for worker in 0..FEW {
+        for worker in 0..SNAPSHOT_WORKERS {
             let number = number_of(worker, conversation);
-            told(
-                &index,
+            apply(
                 worker,
-                stored(Some(SYSTEM as u64 - 1), number, &prompt(number, TURNS * BLOCK.get())),
+                stored(
+                    Some(SYSTEM_BLOCKS as u64 - 1),
+                    number,
+                    &prompt(number, CONVERSATION_BLOCKS * BLOCK.get()),
+                ),
             );
         }
     }
     let entries = index.totals().entries;
-    let keys = chains_of(FEW, conversations, Some(&system), TURNS, SYSTEM + TURNS);
+    let keys = chains_of(
+        SNAPSHOT_WORKERS,
+        conversations,
+        Some(&system),
+        CONVERSATION_BLOCKS,
+        SYSTEM_BLOCKS + CONVERSATION_BLOCKS,
+    );
     let look_up = |stop: &AtomicBool| {
-        let (mut overlaps, mut longest, mut number) = (Overlaps::default(), Duration::ZERO, 0_u64);
+        let mut overlaps = Overlaps::default();
+        let mut longest = Duration::ZERO;
+        let mut number = 0_u64;
         while !stop.load(Ordering::Relaxed) {
             let keys = &keys[number as usize % keys.len()];
             longest = longest.max(time(|| index.lookup(keys, &mut overlaps)));
@@ -265,7 +304,7 @@ fn handed_over(conversations: usize) {
         }
         (longest, number)
     };
-    let beside = |work: &mut dyn FnMut()| {
+    let with_lookups = |work: &mut dyn FnMut()| {
         let stop = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let lookups = scope.spawn(|| look_up(&stop));
@@ -274,12 +313,15 @@ fn handed_over(conversations: usize) {
             (took, lookups.join().unwrap())
         })
     };
-    println!("\n{FEW} workers, {entries} entries: snapshots, and another index that reads them");
+    println!(
+        "\n{SNAPSHOT_WORKERS} workers, {entries} entries: \
+         snapshots, and another index that reads them"
+    );
     let mut snapshots = Vec::new();
-    let mut longest_one = Duration::ZERO;
-    let (took, (longest, lookups)) = beside(&mut || {
-        for worker in 0..FEW {
-            longest_one = longest_one.max(time(|| {
+    let mut longest_snapshot = Duration::ZERO;
+    let (took, (longest, lookups)) = with_lookups(&mut || {
+        for worker in 0..SNAPSHOT_WORKERS {
+            longest_snapshot = longest_snapshot.max(time(|| {
                 snapshots.extend(index.snapshot(WorkerId(worker)).map(|snapshot| snapshot.bytes))
             }));
         }
@@ -288,11 +330,11 @@ fn handed_over(conversations: usize) {
     println!(
         "written in {:.2} s, one worker in {:.1} ms at most, {:.1} bytes per entry",
         took.as_secs_f64(),
-        longest_one.as_secs_f64() * 1e3,
+        longest_snapshot.as_secs_f64() * 1e3,
         bytes as f64 / entries as f64
     );
     println!("the longest of {lookups} lookups meanwhile: {:.2} ms", longest.as_secs_f64() * 1e3);
-    let (_, (longest, lookups)) = beside(&mut || std::thread::sleep(took));
+    let (_, (longest, lookups)) = with_lookups(&mut || std::thread::sleep(took));
     println!(
         "the longest of {lookups} lookups beside nothing: {:.2} ms",
         longest.as_secs_f64() * 1e3
@@ -304,29 +346,35 @@ fn handed_over(conversations: usize) {
         }
     });
     println!("read in {:.2} s", took.as_secs_f64());
-    let (was, is) = (index.totals(), next.totals());
-    assert_eq!((was.entries, was.blocks), (is.entries, is.blocks));
+    let totals = index.totals();
+    let restored = next.totals();
+    assert_eq!((totals.entries, totals.blocks), (restored.entries, restored.blocks));
     for keys in &keys {
         assert_eq!(index.overlaps(keys), next.overlaps(keys));
     }
     println!("{} prompts have the same overlaps in both", keys.len());
 }
 
-/// Three times as many blocks as fit.
-fn capped() {
+/// Measures an index with a cap, under three times as many blocks as fit.
+fn measure_cap() {
     const CAP: usize = 64_000_000;
     let index = PrefixIndex::with_max_bytes(CAP);
     (0..WORKERS).for_each(|worker| index.add_worker(WorkerId(worker), BLOCK));
-    let (mut most, mut applying, mut longest) = (0, Duration::ZERO, Duration::ZERO);
+    let mut max_bytes = 0;
+    let mut applying = Duration::ZERO;
+    let mut longest = Duration::ZERO;
     let mut stored_blocks = 0;
     while stored_blocks * 24 < 3 * CAP {
         for worker in 0..WORKERS {
             let number = u64::from(worker) << 32 | stored_blocks as u64;
-            let batch = stored(None, number, &prompt(number, TURNS * BLOCK.get()));
+            let batch = stored(None, number, &prompt(number, CONVERSATION_BLOCKS * BLOCK.get()));
             let took = time(|| drop(index.apply(WorkerId(worker), &batch)));
-            (applying, longest) = (applying + took, longest.max(took));
-            stored_blocks += TURNS;
-            most = most.max(if worker % 100 == 0 { index.totals().bytes } else { 0 });
+            applying += took;
+            longest = longest.max(took);
+            stored_blocks += CONVERSATION_BLOCKS;
+            if worker % 100 == 0 {
+                max_bytes = max_bytes.max(index.totals().bytes);
+            }
         }
     }
     let totals = index.totals();
@@ -336,16 +384,22 @@ fn capped() {
         totals.entries,
         totals.shed
     );
-    println!("at most {:.1} MB; {:.1} MB at the end", most as f64 / 1e6, totals.bytes as f64 / 1e6);
+    println!(
+        "at most {:.1} MB; {:.1} MB at the end",
+        max_bytes as f64 / 1e6,
+        totals.bytes as f64 / 1e6
+    );
     let rate = stored_blocks as f64 / applying.as_secs_f64() / 1e6;
     println!("{rate:.2} M blocks/s, the longest batch {:.1} ms", longest.as_secs_f64() * 1e3);
 }
 
+/// Returns the number of the first block of a worker's conversation.
 fn number_of(worker: u32, conversation: usize) -> u64 {
     let owner = if conversation.is_multiple_of(4) { worker & !1 } else { worker };
     u64::from(owner) << 32 | (conversation as u64 + 1) << 8
 }
 
+/// Returns prompts like [`chains_of`], for the workers of the fleet.
 fn chains(
     conversations: usize,
     system: Option<&[TokenId]>,
@@ -355,8 +409,8 @@ fn chains(
     chains_of(WORKERS, conversations, system, held, length)
 }
 
-/// Prompts of `length` blocks: the system prompt, so many blocks of a conversation that one of so
-/// many workers holds, then others.
+/// Returns the keys of prompts of `length` blocks: the system prompt, `held` blocks of a
+/// conversation of one of `workers` workers, then unknown blocks.
 fn chains_of(
     workers: u32,
     conversations: usize,
@@ -367,18 +421,19 @@ fn chains_of(
     let chain = |n: usize| {
         let mut tokens = system.unwrap_or_default().to_vec();
         let number = number_of(n as u32 * 37 % workers, n * 101 % conversations);
-        tokens.extend(&prompt(number, TURNS * BLOCK.get())[..held * BLOCK.get()]);
+        tokens.extend(&prompt(number, CONVERSATION_BLOCKS * BLOCK.get())[..held * BLOCK.get()]);
         tokens.extend(prompt(1 << 50 | n as u64, length * BLOCK.get() - tokens.len()));
         block_keys(&PromptBlocks { tokens: &tokens, ..Default::default() }, BLOCK)
     };
     (0..2000).map(chain).collect()
 }
 
+/// Returns a prompt of pseudo-random tokens.
 fn prompt(seed: u64, tokens: usize) -> Vec<TokenId> {
     (0..tokens as u64).map(|at| TokenId((mixed(seed ^ at << 20) % 150_000) as u32)).collect()
 }
 
-/// Hashes as an engine would send them, for the blocks `number`, `number + 1`, ….
+/// Returns hashes like those of an engine, for the blocks `number`, `number + 1`, ….
 fn hashes(number: u64, blocks: usize) -> Vec<ExternalHash> {
     (number..number + blocks as u64).map(|number| ExternalHash::U64(mixed(number))).collect()
 }
@@ -393,7 +448,7 @@ fn stored(parent: Option<u64>, number: u64, tokens: &[TokenId]) -> KvEventBatch 
     }))
 }
 
-/// Last block first, as vLLM evicts.
+/// Returns the removal of blocks, the last block first as in vLLM's evictions.
 fn removed(number: u64, blocks: usize) -> KvEventBatch {
     let block_hashes = hashes(number, blocks).into_iter().rev().collect();
     batch(KvEvent::BlockRemoved(BlockRemoved { block_hashes, ..Default::default() }))
@@ -403,7 +458,7 @@ fn batch(event: KvEvent) -> KvEventBatch {
     KvEventBatch { timestamp: 0.0, events: vec![event], data_parallel_rank: None }
 }
 
-/// splitmix64.
+/// Returns the next output of splitmix64.
 fn mixed(number: u64) -> u64 {
     let number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -426,7 +481,7 @@ fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
-/// Bytes of this process in memory; 0 where there is no `/proc`.
+/// Returns the resident memory of this process in bytes, or 0 where there is no `/proc`.
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

@@ -1,4 +1,4 @@
-//! Our identity of a KV-cache block.
+//! Block keys: our own identity of a KV-cache block, independent of the engine's hash.
 
 mod field;
 mod hasher;
@@ -13,7 +13,7 @@ use std::fmt;
 
 use chiasm_types::{BlockSize, MmHash, TokenId};
 use kernels::{Kernel, Series};
-use universal::{Secret, Summed};
+use universal::{PartialSum, Secret};
 
 pub use hasher::BuildBlockKeyHasher;
 pub use hashing::EngineHashing;
@@ -21,46 +21,54 @@ pub(crate) use scheme::mixed;
 pub use scheme::{EngineHashKeys, KeyScheme};
 pub use secret::{KeySecret, KeySecretInUse};
 
-/// Identity of a block: its tokens, the media items that touch it and where they start, LoRA, cache
-/// salt, and the block before it.
+/// The identity of a block: its tokens, the media items that touch it and where they start, the
+/// LoRA adapter, the cache salt, and the block before it.
 ///
-/// 127 bits: the state of a keyed hash (`universal`) after the blocks of the prompt up to this one,
-/// each as words of 64 bits:
+/// A key has 127 bits. It is the state of a keyed hash (`universal`) after all blocks of the prompt
+/// up to this one. Each block is hashed as these words of 64 bits:
 ///
 /// ```text
-/// flags | items << 8 | tokens << 32   two tokens…   (mm_hash: 4 words, offset)…   (lora: 4 words)?   (salt: 4 words)?
+/// flags | items << 8 | tokens << 32
+/// two tokens…
+/// (mm_hash: 4 words, offset)…
+/// (lora: 4 words)?
+/// (salt: 4 words)?
 /// ```
 ///
-/// The flags say which of the optional parts are there and whether there is a parent; LoRA name and
-/// salt enter as their BLAKE3 hashes. The first word tells the length of the rest, so that no two
-/// different blocks have the same words. `offset` is the start of the item's placeholder minus the
-/// start of the block, in tokens, as in vLLM's `extra_keys`. The salt is part of the first block of
-/// a prompt only and reaches the others through the chain. The number of tokens is the block size:
-/// blocks of engines with other block sizes never match.
+/// - The flags mark the optional parts that are present, and whether the block has a parent.
+/// - The first word determines the number of words that follow, so different blocks have different
+///   words.
+/// - `offset` is the start of the item's placeholder minus the start of the block, in tokens, as in
+///   vLLM's `extra_keys`.
+/// - The LoRA name and the salt enter as their BLAKE3 hashes. The salt is part of the first block
+///   of a prompt only and reaches the other blocks through the chain.
+/// - The number of tokens is the block size, so blocks of engines with different block sizes never
+///   match.
 ///
-/// Two different prompts of up to n blocks collide with a chance of at most (n + 1) / 2^127 over
-/// the [`KeySecret`] that each process draws: below 2^-60 for any collision at all among 100
-/// million blocks of prompts of 4,096 blocks. Keys of processes with other secrets don't compare;
-/// whoever sends prompts must not see them.
+/// Two different prompts of up to n blocks collide with a probability of at most (n + 1) / 2^127,
+/// over the [`KeySecret`] that each process draws. Among 100 million blocks of prompts of 4,096
+/// blocks, the probability of any collision is below 2^-60. Keys of processes with different
+/// secrets are not comparable. Clients that send prompts must not see keys.
 ///
-/// Blocks of workers with another [`KeyScheme`] have keys of the same form, made of something else.
+/// This is [`KeyScheme::Content`]. Under another scheme keys have the same form but are derived
+/// from the engine's hashes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(transparent)]
 pub struct BlockKey(u128);
 
 impl BlockKey {
-    /// The key as a number below 2^127.
+    /// Returns the key as a number below 2^127.
     pub const fn get(self) -> u128 {
         self.0
     }
 
-    /// The key that is this number; `None` unless it is below 2^127.
+    /// Returns the key with this number, or `None` if the number is not below 2^127.
     pub fn from_number(number: u128) -> Option<Self> {
         (number >> 127 == 0).then_some(Self(number))
     }
 
-    /// 64 of its bits as the engine's name of a block, for engines that name none. Not those that
-    /// tables go by.
+    /// Returns 64 bits of the key as a substitute for an engine's hash, for engines that publish no
+    /// hashes. Tables are ordered by other bits of the key.
     pub(crate) const fn as_engine_hash(self) -> u64 {
         self.0 as u64
     }
@@ -78,33 +86,33 @@ impl fmt::Debug for BlockKey {
     }
 }
 
-/// Where a media item's placeholder lies in a prompt.
+/// A media item and the position of its placeholder in a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MediaSpan {
-    /// The item.
+    /// The item's identity.
     pub hash: MmHash,
-    /// Index of the placeholder's first token in the expanded prompt.
+    /// The index of the placeholder's first token in the expanded prompt.
     pub offset: usize,
-    /// Number of placeholder tokens.
+    /// The number of placeholder tokens.
     pub length: usize,
 }
 
-/// Everything that decides the block keys of a prompt.
+/// The parts of a prompt that determine its block keys.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PromptBlocks<'a> {
     /// The expanded prompt.
     pub tokens: &'a [TokenId],
-    /// The media items; the order of those that begin at the same token matters, as it does in
-    /// vLLM.
+    /// The media items. The order of items that begin at the same token matters, as in vLLM.
     pub media: &'a [MediaSpan],
-    /// Name of the LoRA adapter. Two adapters of one name are one to us.
+    /// The name of the LoRA adapter. Adapters with the same name are not distinguished.
     pub lora: Option<&'a str>,
-    /// Separates caches of different tenants. The empty salt is no salt, as in vLLM.
+    /// The cache salt, which separates tenants. An empty salt counts as none, as in vLLM.
     pub salt: Option<&'a str>,
 }
 
-/// The keys of a prompt's full blocks, first block first. The tokens after the last full block have
-/// no key: engines don't share them either.
+/// Returns the keys of a prompt's full blocks, in prompt order.
+///
+/// The tokens after the last full block have no key, because engines don't share them either.
 ///
 /// ```
 /// use chiasm_kv::{PromptBlocks, block_keys};
@@ -132,9 +140,9 @@ pub fn block_keys(prompt: &PromptBlocks<'_>, block_size: BlockSize) -> Vec<Block
             passed += 1;
         }
         touching.clear();
-        // An item that goes on behind the block hides those after it, as in vLLM
-        // (`_gen_mm_extra_hash_keys`): of two that share a range, the second is seen in the last
-        // block only.
+        // An item that continues past the block hides the items after it, as in vLLM
+        // (`_gen_mm_extra_hash_keys`). If two items share a range, the second one appears only in
+        // the last block of that range.
         let mut hides_from = None;
         for span in media[passed..].iter().take_while(|span| span.offset < end) {
             touching.push((span.hash, span.offset as i64 - start as i64));
@@ -147,19 +155,19 @@ pub fn block_keys(prompt: &PromptBlocks<'_>, block_size: BlockSize) -> Vec<Block
         let salt = prompt.salt.filter(|_| start == 0);
         let mut content =
             BlockContent { parent, tokens: &[], media: &touching, lora: prompt.lora, salt };
-        // The next blocks are alike up to one in which something begins, or that what touches these
-        // touches no more.
+        // The following blocks have the same form until a block in which another item begins, or
+        // which the current item no longer touches.
         let seen_from = hides_from.map_or(0, |end| end.div_ceil(size) - 1);
-        let next = media
+        let next_item = media
             .get(passed + touching.len())
             .map_or(blocks, |span| seen_from.max(span.offset / size));
-        let over = match media.get(passed) {
+        let item_end = match media.get(passed) {
             Some(span) if !touching.is_empty() => (span.offset + span.length).div_ceil(size),
             _ => blocks,
         };
-        let alike = blocks.min(next).min(over) - keys.len();
-        content.tokens = &prompt.tokens[start..][..alike * size];
-        if alike > 1
+        let series_len = blocks.min(next_item).min(item_end) - keys.len();
+        content.tokens = &prompt.tokens[start..][..series_len * size];
+        if series_len > 1
             && let Some(series) = hasher.series(&content, size)
         {
             hasher.extend_series(series, &mut keys);
@@ -171,30 +179,37 @@ pub fn block_keys(prompt: &PromptBlocks<'_>, block_size: BlockSize) -> Vec<Block
     keys
 }
 
-/// What one block is made of.
+/// The content of one block, as it enters the hash.
 pub(crate) struct BlockContent<'a> {
     pub(crate) parent: Option<BlockKey>,
     pub(crate) tokens: &'a [TokenId],
-    /// Items that touch the block, in prompt order, with placeholder start − block start.
+    /// The items that touch the block, in prompt order, each with placeholder start − block start.
     pub(crate) media: &'a [(MmHash, i64)],
     pub(crate) lora: Option<&'a str>,
     pub(crate) salt: Option<&'a str>,
 }
 
-/// Makes keys; keeps the buffer for what is not tokens.
+/// Computes block keys. Reuses its buffers, and caches what consecutive blocks have in common.
 pub(crate) struct BlockHasher {
     secret: &'static Secret,
     kernel: Option<Kernel>,
-    marks: Vec<u64>,
-    /// The last LoRA name and its words: the same for all blocks of a prompt.
-    lora: Option<(String, [u64; DIGEST])>,
-    /// The last item that a block started with, in blocks of so many tokens: an item has many
-    /// blocks.
-    item: Option<(MmHash, usize, Summed)>,
+    /// The words of the last block that are not tokens, without the head.
+    extra_words: Vec<u64>,
+    /// The last LoRA name and its words, which all blocks of a prompt share.
+    lora: Option<(String, [u64; DIGEST_WORDS])>,
+    /// The partial sum of the last block's first item, which recurs in all blocks of the item.
+    item: Option<ItemSum>,
 }
 
-/// Words of a 256-bit hash.
-const DIGEST: usize = 4;
+/// The partial sum of an item's hash in blocks of `block_tokens` tokens.
+struct ItemSum {
+    hash: MmHash,
+    block_tokens: usize,
+    sum: PartialSum,
+}
+
+/// The number of 64-bit words in a 256-bit hash.
+const DIGEST_WORDS: usize = 4;
 
 const HAS_PARENT: u64 = 1;
 const HAS_LORA: u64 = 2;
@@ -203,9 +218,9 @@ const HAS_SALT: u64 = 4;
 impl Default for BlockHasher {
     fn default() -> Self {
         Self {
-            secret: Secret::of_process(),
+            secret: Secret::for_process(),
             kernel: Kernel::fastest(),
-            marks: Vec::new(),
+            extra_words: Vec::new(),
             lora: None,
             item: None,
         }
@@ -213,7 +228,7 @@ impl Default for BlockHasher {
 }
 
 impl BlockHasher {
-    /// The key of a block that holds nothing but text and comes after another.
+    /// Returns the key of a block of nothing but text that follows `parent`.
     #[inline]
     fn text_key(&self, parent: BlockKey, tokens: &[TokenId]) -> BlockKey {
         BlockKey(self.secret.extend(
@@ -224,32 +239,38 @@ impl BlockHasher {
         ))
     }
 
+    /// Returns the key of a block.
     pub(crate) fn key(&mut self, block: &BlockContent<'_>) -> BlockKey {
         if let BlockContent { parent: Some(parent), tokens, media: [], lora: None, salt: None } =
             block
         {
             return self.text_key(*parent, tokens);
         }
-        let head = self.mark(block, block.tokens.len());
+        let head = self.encode_extras(block, block.tokens.len());
         let before = block.parent.map_or(self.secret.start(), |parent| parent.0);
         if let Some((hash, _)) = block.media.first() {
-            let tokens = block.tokens.len();
-            let known =
-                self.item.take().filter(|(known, length, _)| known == hash && *length == tokens);
-            let (item, rest) = self.marks.split_at(DIGEST);
-            let sum_up = || self.secret.sum_up(tokens, item).map(|summed| (*hash, tokens, summed));
-            self.item = known.or_else(sum_up);
-            let summed = self.item.as_ref().map(|(_, _, summed)| summed);
-            let extend =
-                |summed| self.secret.extend_summed(before, head, block.tokens, summed, rest);
-            if let Some(state) = summed.and_then(extend) {
+            let block_tokens = block.tokens.len();
+            let known = self
+                .item
+                .take()
+                .filter(|known| known.hash == *hash && known.block_tokens == block_tokens);
+            let (item, rest) = self.extra_words.split_at(DIGEST_WORDS);
+            let compute = || {
+                let sum = self.secret.partial_sum(block_tokens, item)?;
+                Some(ItemSum { hash: *hash, block_tokens, sum })
+            };
+            self.item = known.or_else(compute);
+            let extend = |item: &ItemSum| {
+                self.secret.extend_with_sum(before, head, block.tokens, &item.sum, rest)
+            };
+            if let Some(state) = self.item.as_ref().and_then(extend) {
                 return BlockKey(state);
             }
         }
-        BlockKey(self.secret.extend(before, head, block.tokens, &self.marks))
+        BlockKey(self.secret.extend(before, head, block.tokens, &self.extra_words))
     }
 
-    /// Appends the keys of the full blocks of nothing but text after another.
+    /// Appends the keys of the full blocks of `tokens`: nothing but text that follows `parent`.
     pub(crate) fn text_keys(
         &self,
         parent: BlockKey,
@@ -259,8 +280,8 @@ impl BlockHasher {
     ) {
         let tokens = &tokens[..tokens.len() / block_size * block_size];
         match self.secret.sum_around(HAS_PARENT | (block_size as u64) << 32, block_size, &[]) {
-            Some(first) => self.extend_series(
-                Series { state: parent.0, first, step: 0, tokens, block_size },
+            Some(extra_sum) => self.extend_series(
+                Series { state: parent.0, extra_sum, extra_step: 0, tokens, block_size },
                 keys,
             ),
             None => {
@@ -273,10 +294,11 @@ impl BlockHasher {
         }
     }
 
-    /// Blocks that follow each other and are all as `content`, but that each has a part of its
-    /// tokens, and a lower offset of its item. `None` if they are not of that kind: salted, without
-    /// a parent, with several items or one that begins in the first; or if what is around the
-    /// tokens is too long.
+    /// Returns consecutive blocks as a series, or `None` if they have to be hashed one by one.
+    ///
+    /// `content` describes all of them: each block takes its part of the tokens, and the offset of
+    /// the item falls from block to block. A series has a parent, no salt, and at most one item,
+    /// which began before its first block. The words around the tokens must fit into one group.
     fn series<'a>(&mut self, content: &BlockContent<'a>, block_size: usize) -> Option<Series<'a>> {
         let &BlockContent {
             parent: Some(BlockKey(state)),
@@ -288,51 +310,51 @@ impl BlockHasher {
         else {
             return None;
         };
-        let head = self.mark(content, block_size);
-        let first = self.secret.sum_around(head, block_size, &self.marks)?;
-        let step = if content.media.is_empty() {
+        let head = self.encode_extras(content, block_size);
+        let extra_sum = self.secret.sum_around(head, block_size, &self.extra_words)?;
+        let extra_step = if content.media.is_empty() {
             0
         } else {
-            self.secret.growth(block_size, DIGEST, block_size)?
+            self.secret.growth(block_size, DIGEST_WORDS, block_size)?
         };
-        Some(Series { state, first, step, tokens, block_size })
+        Some(Series { state, extra_sum, extra_step, tokens, block_size })
     }
 
     fn extend_series(&self, series: Series<'_>, keys: &mut Vec<BlockKey>) {
         self.secret.extend_series(self.kernel, series, keys);
     }
 
-    /// The words of a block that are not tokens: returns the first and leaves the others in
-    /// `marks`.
-    fn mark(&mut self, block: &BlockContent<'_>, block_size: usize) -> u64 {
-        // Counts above 2^24 don't occur: tokens of a block, items that touch it.
+    /// Encodes what a block has beyond its tokens: returns the first word of the block and writes
+    /// the words after the tokens to `extra_words`.
+    fn encode_extras(&mut self, block: &BlockContent<'_>, block_size: usize) -> u64 {
+        // Neither a block's tokens nor the items that touch it exceed 2^24.
         let mut head = (block.media.len() as u64) << 8 | (block_size as u64) << 32;
-        self.marks.clear();
+        self.extra_words.clear();
         for (hash, offset) in block.media {
-            self.marks.extend(words(hash.as_bytes()));
-            self.marks.push(*offset as u64);
+            self.extra_words.extend(words(hash.as_bytes()));
+            self.extra_words.push(*offset as u64);
         }
         if let Some(lora) = block.lora {
             head |= HAS_LORA;
             let known = self.lora.take().filter(|(name, _)| name == lora);
             let (_, digest) =
                 self.lora.insert(known.unwrap_or_else(|| (lora.to_owned(), digest(lora))));
-            self.marks.extend(*digest);
+            self.extra_words.extend(*digest);
         }
         if let Some(salt) = block.salt.filter(|salt| !salt.is_empty()) {
             head |= HAS_SALT;
-            self.marks.extend(digest(salt));
+            self.extra_words.extend(digest(salt));
         }
         head | if block.parent.is_some() { HAS_PARENT } else { 0 }
     }
 }
 
-fn digest(text: &str) -> [u64; DIGEST] {
+fn digest(text: &str) -> [u64; DIGEST_WORDS] {
     words(blake3::hash(text.as_bytes()).as_bytes())
 }
 
-fn words(bytes: &[u8; 32]) -> [u64; DIGEST] {
-    let mut words = [0; DIGEST];
+fn words(bytes: &[u8; 32]) -> [u64; DIGEST_WORDS] {
+    let mut words = [0; DIGEST_WORDS];
     for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
         *word = u64::from_le_bytes(*bytes);
     }

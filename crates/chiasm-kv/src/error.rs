@@ -1,14 +1,15 @@
-//! What can go wrong while events are read.
+//! The error of reading events.
 
-/// Errors of this crate.
+/// An error of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KvError {
-    /// A KV-event payload is not what vLLM's `KVEventBatch` looks like. The engine is at fault;
-    /// reading the same bytes again does not help. What the batch said is lost, so whatever is
+    /// A KV-event payload is not a `KVEventBatch` as vLLM writes it. The engine is at fault, so
+    /// reading the same bytes again does not help. The batch's events are lost, and whatever is
     /// known of the engine's cache has to be dropped.
     #[error(
-        "malformed KV event batch: {what} is missing or has another type; check the engine's vLLM version"
+        "malformed KV event batch: {what} is missing or has another type; \
+         check the engine's vLLM version"
     )]
     Malformed {
         /// The field that could not be read.

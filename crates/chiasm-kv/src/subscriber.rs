@@ -1,4 +1,4 @@
-//! The task that follows one engine's KV events without gaps.
+//! The subscriber: a task that receives one engine's KV events without gaps.
 
 mod connection;
 mod counters;
@@ -14,32 +14,34 @@ use crate::KvError;
 pub use counters::{SubscriberCounters, SubscriberStats};
 use follow::Follower;
 
-/// The addresses that an engine publishes at, and how patient to be.
+/// The addresses of an engine's event sockets, and the timeouts.
 #[derive(Clone, Debug)]
 pub struct SubscriberConfig {
-    /// The engine's PUB socket, `tcp://host:port` or `ipc://path`. A `*` as host, as engines are
-    /// configured with, is this machine.
+    /// The address of the engine's PUB socket, `tcp://host:port` or `ipc://path`. The host `*`,
+    /// which engines are configured with, stands for this machine.
     pub endpoint: String,
-    /// The engine's replay socket. Without it every lost message means starting over.
+    /// The address of the engine's replay socket. Without it, every lost message causes a reset.
     pub replay_endpoint: Option<String>,
-    /// Prefix of the topics to follow; empty for all.
+    /// The prefix of the topics to follow; empty for all topics.
     pub topic: String,
-    /// How long one attempt to connect may take.
+    /// The deadline for one attempt to connect.
     pub connect_timeout: Duration,
-    /// How long to wait between attempts to connect or to replay.
+    /// The pause between attempts to connect or to replay.
     pub retry_delay: Duration,
-    /// How long the engine may take to begin a replay. It serves them between its own batches,
-    /// every 0.1 s when it is idle.
+    /// The deadline for the first message of a replay. The engine serves replays between its own
+    /// batches, and every 0.1 s when it is idle.
     pub replay_timeout: Duration,
-    /// How many replays in a row may bring nothing before the lost messages are given up.
+    /// The number of consecutive replays without progress after which the lost messages are given
+    /// up.
     pub replay_attempts: u32,
-    /// Time without a message after which a replay of what might have been lost is asked for: a
-    /// lost last message shows no gap. Needs `replay_endpoint`.
+    /// The time without a message after which a replay checks for lost messages, because the loss
+    /// of the last message leaves no gap. Requires `replay_endpoint`.
     pub audit_interval: Duration,
 }
 
 impl SubscriberConfig {
-    /// Follows all topics, with patience for an engine on the same machine or network.
+    /// Creates a configuration that follows all topics, with timeouts for an engine on the same
+    /// machine or network.
     pub fn new(endpoint: impl Into<String>, replay_endpoint: Option<String>) -> Self {
         Self {
             endpoint: endpoint.into(),
@@ -54,73 +56,75 @@ impl SubscriberConfig {
     }
 }
 
-/// A position in an engine's stream of KV events: everything up to it has been received.
+/// A position in an engine's stream of KV events, up to which all batches have been received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StreamPosition {
-    /// The number of the last batch.
+    /// The sequence number of the last batch.
     pub seq: u64,
-    /// The digest of its payload. Payloads carry a time, so a batch of the same number differs
-    /// after a restart of the engine.
+    /// The digest of the last batch's payload. Payloads contain a timestamp, so after a restart of
+    /// the engine a batch with the same number has another digest.
     pub digest: [u8; blake3::OUT_LEN],
 }
 
-/// Takes what a [`Subscriber`] hands over, in order, in the subscriber's task: so each call should
-/// be short.
+/// A receiver of the batches from a [`Subscriber`]. All calls are made in order by the subscriber's
+/// task, so each call should be short.
 pub trait KvEventReceiver: Send + 'static {
-    /// The payload of the next batch, which the engine counts as `seq`, from 0 at its start.
-    /// Between two resets nothing is missing and nothing comes twice.
+    /// Receives the payload of the batch with the engine's number `seq`, which starts at 0. Between
+    /// two resets no batch is missing or repeated.
     ///
     /// # Errors
-    /// When the payload can't be read. What it said is lost, so a [`KvEventReceiver::reset`]
-    /// follows if anything was taken since the last one.
+    /// [`KvError`] if the payload can't be read. Its events are lost, so a
+    /// [`KvEventReceiver::reset`] follows if any batch was accepted since the last reset.
     fn batch(&mut self, seq: u64, payload: &[u8]) -> Result<(), KvError>;
 
-    /// Messages were lost for good or the engine was restarted: drop everything known about its
-    /// cache.
+    /// Drops all knowledge of the engine's cache: messages were lost for good, or the engine was
+    /// restarted.
     fn reset(&mut self);
 
-    /// True: what the engine kept from before we listened, or what was missing, has been handed
-    /// over, or there is no way to get it: from here on batches come as they are published. False,
-    /// after that: messages are missing, or the connection is lost; another true follows.
+    /// Reports whether the receiver is up to date.
+    ///
+    /// `true`: all earlier or missing messages have been passed on, or can't be retrieved. From now
+    /// on batches arrive as they are published. `false`, after a `true`: messages are missing or
+    /// the connection is lost. Another `true` follows.
     fn set_caught_up(&mut self, caught_up: bool);
 }
 
-/// Follows the KV events of one engine until dropped.
+/// A task that follows the KV events of one engine until it is dropped.
 ///
 /// The engine numbers its messages and keeps the last ones (10,000 by default) for replay. After
-/// connecting, the subscriber asks for all of them; when a number is skipped, for those from there
-/// on. Each replay starts one message before the missing ones: if that message is not the one that
-/// was seen (payloads carry a time), another process answers. So a restarted engine is noticed even
-/// when its numbers fit.
+/// connecting, the subscriber requests all kept messages. When a number is skipped, it requests the
+/// messages from there on. Each replay starts one message before the missing ones. If that message
+/// differs from the one received earlier, another process answers, because payloads contain a
+/// timestamp. So a restarted engine is detected even if its numbers fit.
 ///
-/// The receiver is reset, and everything starts over with what the engine still has, when
-/// - the engine was restarted: its numbers go back, or the replay shows another past;
-/// - a lost message is not in the replay (it was too long ago), `replay_attempts` replays bring
-///   nothing, or there is no replay socket;
-/// - the receiver can't read a payload: what it said is lost.
+/// The receiver is reset, and continues with the messages that the engine still has, if
+/// - the engine was restarted: its numbers go back, or the replay has another history;
+/// - a lost message is too old for the replay, `replay_attempts` replays make no progress, or there
+///   is no replay socket;
+/// - the receiver can't read a payload, so its events are lost.
 ///
-/// A slow receiver slows the subscriber down; once the queues of the connection are full the engine
-/// drops messages, which shows as a gap and is replayed.
+/// A slow receiver exerts back-pressure on the subscriber. Once the queues of the connection are
+/// full, the engine drops messages, which causes a gap and a replay.
 pub struct Subscriber {
     task: JoinHandle<Option<StreamPosition>>,
     stop: Option<oneshot::Sender<()>>,
 }
 
 impl Subscriber {
-    /// Starts the task on the current tokio runtime. It adds to counters that earlier subscribers
-    /// may have used.
-    pub fn counting(
+    /// Starts the task on the current tokio runtime. The task adds to `counters`, which earlier
+    /// subscribers may have used.
+    pub fn start(
         config: SubscriberConfig,
         receiver: impl KvEventReceiver,
         counters: SubscriberCounters,
     ) -> Self {
-        Self::resuming(config, receiver, counters, None)
+        Self::resume(config, receiver, counters, None)
     }
 
-    /// Starts the task as [`Subscriber::counting`] does, for a receiver that already has everything
-    /// up to `from`. The receiver is reset if the engine has been restarted since, or can't replay
-    /// what followed.
-    pub fn resuming(
+    /// Starts the task like [`Subscriber::start`], for a receiver that already has all batches up
+    /// to `from`. The receiver is reset if the engine has been restarted since then, or can't
+    /// replay the batches that followed.
+    pub fn resume(
         config: SubscriberConfig,
         receiver: impl KvEventReceiver,
         counters: SubscriberCounters,
@@ -139,8 +143,8 @@ impl Subscriber {
         Self { task, stop: Some(stop) }
     }
 
-    /// Stops between two batches. Returns the position up to which the receiver has everything;
-    /// `None` if it has nothing.
+    /// Stops the task between two batches. Returns the position up to which the receiver has all
+    /// batches, or `None` if it has none.
     pub async fn stop(mut self) -> Option<StreamPosition> {
         drop(self.stop.take());
         (&mut self.task).await.ok().flatten()

@@ -1,4 +1,4 @@
-//! Frames captured from vLLM 0.32: everything in them is read, and written again byte for byte.
+//! Frames captured from vLLM 0.32 are decoded completely and encoded again byte for byte.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use chiasm_kv::{MediaSpan, PrefixIndex, PromptBlocks, block_keys};
 use chiasm_types::{BlockSize, WorkerId};
 use serde_json::{Value, json};
 
-/// A message of a capture: its frames and what the index says about it.
+/// A captured message, with its entry in the capture's index.
 struct Captured {
     name: String,
     facts: Value,
@@ -61,7 +61,7 @@ fn kind(event: &KvEvent) -> &'static str {
     }
 }
 
-/// An event in the notation of the capture's index.
+/// Converts an event to the notation of the capture's index.
 fn facts(event: &KvEvent) -> Value {
     let hashes = |hashes: &[event::ExternalHash]| -> Value {
         hashes
@@ -76,14 +76,17 @@ fn facts(event: &KvEvent) -> Value {
         KvEvent::BlockStored(stored) => json!({
             "type": "BlockStored",
             "block_hashes": hashes(&stored.block_hashes),
-            "parent_block_hash": stored.parent_block_hash.clone().map(|parent| hashes(&[parent])[0].clone()),
+            "parent_block_hash": stored.parent_block_hash.as_ref().map(|parent| {
+                hashes(std::slice::from_ref(parent))[0].clone()
+            }),
             "token_ids": format!("{} ids", stored.token_ids.len()),
             "block_size": stored.block_size,
             "lora_id": stored.lora_id,
             "medium": stored.medium,
             "lora_name": stored.lora_name,
             "extra_keys": stored.extra_keys.as_ref().map(|blocks| {
-                blocks.iter().map(|block| { assert!(block.is_none()); Value::Null }).collect::<Value>()
+                assert!(blocks.iter().all(Option::is_none));
+                Value::from(vec![Value::Null; blocks.len()])
             }),
             "group_idx": stored.group_idx,
             "kv_cache_spec_kind": stored.kv_cache_spec_kind,
@@ -99,8 +102,9 @@ fn facts(event: &KvEvent) -> Value {
 }
 
 #[test]
-fn every_published_message_is_what_the_capture_says() {
-    let (mut with_facts, mut with_tags) = (0, 0);
+fn published_messages_equal_capture_index() {
+    let mut with_facts = 0;
+    let mut with_tags = 0;
     for message in captured("kv_events") {
         let [_topic, seq, payload] = &message.frames[..] else { panic!("{}", message.name) };
         assert!(sequence(seq) >= 0);
@@ -123,7 +127,7 @@ fn every_published_message_is_what_the_capture_says() {
 }
 
 #[test]
-fn every_replayed_message_is_read_and_each_replay_ends_with_the_marker() {
+fn replayed_messages_decode_up_to_end_marker() {
     let mut ends = 0;
     for message in captured("kv_replay") {
         let [delimiter, topic, seq, payload] = &message.frames[..] else {
@@ -159,7 +163,7 @@ fn stored(capture: &str, name: &str) -> BlockStored {
 }
 
 #[test]
-fn marks_of_images_and_salts_are_told_apart() {
+fn extra_keys_of_images_differ_from_salts() {
     let image = |offset| Some(vec![ExtraKey::Media { identifier: "ab".repeat(32), offset }]);
     assert_eq!(
         stored("kv_events", "stored_image_0").extra_keys,
@@ -175,7 +179,7 @@ fn marks_of_images_and_salts_are_told_apart() {
 const BLOCK: BlockSize = BlockSize::new(32).unwrap();
 const WORKER: WorkerId = WorkerId(0);
 
-/// The overlap of one prompt after a whole capture was applied in order.
+/// Returns the overlap of a prompt after the named messages of a capture were applied in order.
 fn overlap(capture: &str, names: &[&str], prompt: &PromptBlocks<'_>) -> usize {
     let index = PrefixIndex::new();
     index.add_worker(WORKER, BLOCK);
@@ -188,38 +192,41 @@ fn overlap(capture: &str, names: &[&str], prompt: &PromptBlocks<'_>) -> usize {
 }
 
 #[test]
-fn the_engine_s_image_blocks_are_the_blocks_of_the_same_prompt() {
-    // 80 placeholder tokens from 41 on: 9 in block 1, −23 in block 2, −55 in block 3.
-    let (first, second) = (stored("kv_replay", "full_0"), stored("kv_replay", "full_1"));
+fn captured_image_blocks_match_prompt() {
+    // The 80 placeholder tokens start at 41: at offset 9 in block 1, −23 in block 2, −55 in block
+    // 3.
+    let first = stored("kv_replay", "full_0");
+    let second = stored("kv_replay", "full_1");
     let tokens = [first.token_ids, second.token_ids].concat();
     let image = MediaSpan { hash: "ab".repeat(32).parse().unwrap(), offset: 41, length: 80 };
     let names = ["full_0", "full_1"];
-    let of = |media: &[MediaSpan], salt| {
+    let overlap_with = |media: &[MediaSpan], salt| {
         overlap("kv_replay", &names, &PromptBlocks { tokens: &tokens, media, lora: None, salt })
     };
-    assert_eq!(of(&[image], None), 4);
-    assert_eq!(of(&[MediaSpan { hash: "cd".repeat(32).parse().unwrap(), ..image }], None), 1);
-    assert_eq!(of(&[MediaSpan { offset: 40, ..image }], None), 1);
-    assert_eq!(of(&[], None), 1);
-    assert_eq!(of(&[image], Some("salty")), 0);
+    let other_image = MediaSpan { hash: "cd".repeat(32).parse().unwrap(), ..image };
+    assert_eq!(overlap_with(&[image], None), 4);
+    assert_eq!(overlap_with(&[other_image], None), 1);
+    assert_eq!(overlap_with(&[MediaSpan { offset: 40, ..image }], None), 1);
+    assert_eq!(overlap_with(&[], None), 1);
+    assert_eq!(overlap_with(&[image], Some("salty")), 0);
 }
 
 #[test]
-fn the_engine_s_salted_blocks_are_found_with_the_salt_only() {
+fn captured_salted_blocks_match_only_with_salt() {
     let tokens = stored("kv_events", "stored_salt_2").token_ids;
-    let of = |salt| {
+    let overlap_with = |salt| {
         let prompt = PromptBlocks { tokens: &tokens, media: &[], lora: None, salt };
         overlap("kv_events", &["stored_salt_2"], &prompt)
     };
-    assert_eq!(of(Some("salty")), 2);
-    assert_eq!(of(Some("other")), 0);
-    assert_eq!(of(None), 0);
+    assert_eq!(overlap_with(Some("salty")), 2);
+    assert_eq!(overlap_with(Some("other")), 0);
+    assert_eq!(overlap_with(None), 0);
 }
 
 #[test]
-fn a_continuation_chains_to_its_parent() {
-    let (head, tail) =
-        (stored("kv_events", "stored_text_1"), stored("kv_events", "stored_parent_3"));
+fn captured_continuation_chains_to_parent() {
+    let head = stored("kv_events", "stored_text_1");
+    let tail = stored("kv_events", "stored_parent_3");
     let tokens = [head.token_ids, tail.token_ids].concat();
     let prompt = PromptBlocks { tokens: &tokens, ..Default::default() };
     assert_eq!(overlap("kv_events", &["stored_text_1", "stored_parent_3"], &prompt), 4);
@@ -227,30 +234,32 @@ fn a_continuation_chains_to_its_parent() {
 }
 
 #[test]
-fn a_whole_session_of_clears_evictions_and_duplicates_leaves_what_the_engine_holds() {
+fn captured_session_leaves_blocks_of_engine() {
     let [index, from_payloads] = [PrefixIndex::new(), PrefixIndex::new()];
     [&index, &from_payloads].into_iter().for_each(|index| index.add_worker(WORKER, BLOCK));
-    // Copies per hash, as the engine counts them.
+    // The number of copies of each hash, as the engine counts them.
     let mut copies = std::collections::HashMap::<_, i32>::new();
     for message in captured("kv_replay") {
         if !message.name.starts_with("full_") || message.frames[3].is_empty() {
             continue;
         }
         let batch = decode(&message.frames[3], &message.name);
-        let (payload, before) = (&message.frames[3], index.stats(WORKER));
-        let cut = from_payloads.apply_payload(
+        let payload = &message.frames[3];
+        let before = index.stats(WORKER);
+        let truncated = from_payloads.apply_payload(
             WORKER,
             &payload[..payload.len() - 1],
             &mut Vec::new(),
             |_| panic!(),
         );
-        assert!(cut.is_err());
-        let (added, mut also_added) = (index.apply(WORKER, &batch), Vec::new());
-        let look =
+        assert!(truncated.is_err());
+        let added = index.apply(WORKER, &batch);
+        let mut added_from_payload = Vec::new();
+        let inspect =
             |seen: &KvEventBatch| assert_eq!((seen, from_payloads.stats(WORKER)), (&batch, before));
-        from_payloads.apply_payload(WORKER, payload, &mut also_added, look).unwrap();
+        from_payloads.apply_payload(WORKER, payload, &mut added_from_payload, inspect).unwrap();
         assert_eq!(
-            (also_added, from_payloads.stats(WORKER)),
+            (added_from_payload, from_payloads.stats(WORKER)),
             (added, index.stats(WORKER)),
             "{}",
             message.name

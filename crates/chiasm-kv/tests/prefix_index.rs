@@ -1,6 +1,6 @@
-//! The prefix index against a model that keeps every copy of every block with its whole past.
+//! The prefix index against a model that keeps every copy of every block with its whole content.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use chiasm_kv::event::{
     self, BlockRemoved, BlockStored, ExternalHash, ExtraKey, KvEvent, KvEventBatch,
@@ -14,13 +14,13 @@ use proptest::prelude::*;
 const BLOCK: BlockSize = BlockSize::new(2).unwrap();
 const WORKERS: u32 = 2;
 
-/// A block with everything before it: what its identity should be.
+/// The contents of a block and of all blocks before it, which are the block's true identity.
 type Past = Vec<Content>;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Content {
     tokens: Vec<TokenId>,
-    /// Items with a token in the block, and where they start relative to it.
+    /// The items with a token in the block, and their starts relative to it.
     media: Vec<(u8, i64)>,
     lora: Option<String>,
     salt: Option<String>,
@@ -29,14 +29,14 @@ struct Content {
 #[derive(Clone, Debug)]
 struct Prompt {
     tokens: Vec<TokenId>,
-    /// Item, offset, length.
+    /// The items, each with its offset and length.
     media: Vec<(u8, usize, usize)>,
     lora: Option<String>,
     salt: Option<String>,
 }
 
 impl Prompt {
-    /// Token by token, unlike the code under test.
+    /// Returns the contents of all blocks. Works token by token, unlike the code under test.
     fn past(&self) -> Past {
         let size = BLOCK.get();
         (0..self.tokens.len() / size)
@@ -69,8 +69,13 @@ impl Prompt {
                 length: *length,
             })
             .collect();
-        let (lora, salt) = (self.lora.as_deref(), self.salt.as_deref());
-        block_keys(&PromptBlocks { tokens: &self.tokens, media: &media, lora, salt }, BLOCK)
+        let prompt = PromptBlocks {
+            tokens: &self.tokens,
+            media: &media,
+            lora: self.lora.as_deref(),
+            salt: self.salt.as_deref(),
+        };
+        block_keys(&prompt, BLOCK)
     }
 }
 
@@ -79,7 +84,7 @@ fn hash(item: u8) -> MmHash {
 }
 
 prop_compose! {
-    /// Few tokens and items, so that prompts share prefixes and differ by one thing only.
+    /// Prompts of few distinct tokens and items, which share prefixes and have small differences.
     fn prompt()(
         tokens in vec((0..2u32).prop_map(TokenId), 0..12),
         media in vec((0..2u8, 0..4usize, 1..6usize), 0..3),
@@ -99,18 +104,18 @@ prop_compose! {
     }
 }
 
-/// The place that an event names for a stored block.
+/// The location of a block in an event.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Place {
     Here,
-    /// Another engine, seen from this one.
+    /// Another engine.
     Remote,
     OtherMedium,
 }
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Blocks of a prompt from one to another, with or without the parent being known.
+    /// Stores a range of a prompt's blocks, with or without a known parent.
     Store {
         worker: u32,
         prompt: usize,
@@ -118,7 +123,7 @@ enum Step {
         to: usize,
         place: Place,
     },
-    /// Hashes by number: live ones and unknown ones, in any order.
+    /// Removes hashes by number, known and unknown ones in any order.
     Remove {
         worker: u32,
         hashes: Vec<u64>,
@@ -127,15 +132,15 @@ enum Step {
     Cleared {
         worker: u32,
     },
-    /// What a reset of the feed does.
+    /// Clears the worker, as after a reset of the subscriber.
     Forget {
         worker: u32,
     },
-    /// Another engine in its place.
+    /// Replaces the worker by another engine.
     Replace {
         worker: u32,
     },
-    /// Another index goes on, from snapshots of this one.
+    /// Continues in another index, from snapshots of this one.
     HandOver,
 }
 
@@ -146,8 +151,9 @@ fn place() -> impl Strategy<Value = Place> {
 fn step() -> impl Strategy<Value = Step> {
     let worker = || 0..WORKERS;
     prop_oneof![
-        12 => (worker(), 0..6usize, 0..3usize, 0..7usize, place())
-            .prop_map(|(worker, prompt, from, to, place)| Step::Store { worker, prompt, from, to, place }),
+        12 => (worker(), 0..6usize, 0..3usize, 0..7usize, place()).prop_map(
+            |(worker, prompt, from, to, place)| Step::Store { worker, prompt, from, to, place },
+        ),
         10 => (worker(), vec(0..30u64, 1..4), place())
             .prop_map(|(worker, hashes, place)| Step::Remove { worker, hashes, place }),
         1 => worker().prop_map(|worker| Step::Cleared { worker }),
@@ -157,12 +163,12 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The engine's names of blocks: numbers as they come, some of them as bytes.
+/// The engine's hashes: consecutive numbers, some of them as bytes.
 #[derive(Default)]
 struct Names(HashMap<Past, u64>);
 
 impl Names {
-    fn of(&mut self, past: &[Content]) -> u64 {
+    fn get(&mut self, past: &[Content]) -> u64 {
         let next = self.0.len() as u64;
         *self.0.entry(past.to_vec()).or_insert(next)
     }
@@ -178,7 +184,7 @@ fn external(name: u64) -> ExternalHash {
 
 #[derive(Clone, Default)]
 struct Model {
-    /// Every copy, with its past if the events so far tell it.
+    /// Every copy, with its content if the events so far have revealed it.
     copies: Vec<(u64, Option<Past>)>,
 }
 
@@ -195,7 +201,7 @@ impl Model {
         for (name, content) in blocks {
             if let Some(past) = &mut past {
                 past.push(content.clone());
-                // What one copy tells holds for all.
+                // All copies of a hash have the same content.
                 self.copies
                     .iter_mut()
                     .filter(|(copy, _)| copy == name)
@@ -220,11 +226,11 @@ impl Model {
             .count()
     }
 
-    /// What the engine holds, known or not.
+    /// Returns the overlap of the blocks that the engine holds, keyed or not.
     fn held(&self, names: &mut Names, past: &[Content]) -> usize {
         (1..=past.len())
             .take_while(|length| {
-                let name = names.of(&past[..*length]);
+                let name = names.get(&past[..*length]);
                 self.copies.iter().any(|(copy, _)| *copy == name)
             })
             .count()
@@ -255,13 +261,13 @@ fn stored_event(parent: Option<u64>, blocks: &[(u64, Content)], place: Place) ->
     })
 }
 
-/// Through the wire, as everything that the index sees.
+/// Returns a batch that went through encoding and decoding.
 fn batch(event: KvEvent) -> KvEventBatch {
     let batch = KvEventBatch { timestamp: 1.0, events: vec![event], data_parallel_rank: Some(0) };
     event::decode(&batch.encode()).unwrap()
 }
 
-/// Runs the steps on the index and on the model, and compares after each.
+/// Runs the steps on the index and on the model, and compares both after each step.
 fn check(prompts: &[Prompt], steps: Vec<Step>) -> Result<(), TestCaseError> {
     let pasts: Vec<Past> = prompts.iter().map(Prompt::past).collect();
     let mut names = Names::default();
@@ -275,9 +281,9 @@ fn check(prompts: &[Prompt], steps: Vec<Step>) -> Result<(), TestCaseError> {
                 let past = &pasts[prompt % pasts.len()];
                 let to = to.min(past.len());
                 let from = from.min(to);
-                let parent = (from > 0).then(|| names.of(&past[..from]));
+                let parent = (from > 0).then(|| names.get(&past[..from]));
                 let blocks: Vec<_> = (from..to)
-                    .map(|block| (names.of(&past[..=block]), past[block].clone()))
+                    .map(|block| (names.get(&past[..=block]), past[block].clone()))
                     .collect();
                 index.apply(WorkerId(worker), &batch(stored_event(parent, &blocks, place)));
                 if place == Place::Here {
@@ -334,8 +340,8 @@ fn check(prompts: &[Prompt], steps: Vec<Step>) -> Result<(), TestCaseError> {
         for (model, id) in models.iter().zip(0..) {
             let stats = index.stats(WorkerId(id)).unwrap();
             let distinct = |keyed: bool| {
-                let of_kind = model.copies.iter().filter(|(_, past)| past.is_some() == keyed);
-                of_kind.map(|(name, _)| name).collect::<std::collections::HashSet<_>>().len()
+                let copies = model.copies.iter().filter(|(_, past)| past.is_some() == keyed);
+                copies.map(|(name, _)| name).collect::<HashSet<_>>().len()
             };
             prop_assert_eq!(
                 (stats.blocks, stats.unkeyed_blocks),
@@ -350,22 +356,30 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
     #[test]
-    fn random_streams_leave_what_the_model_has(prompts in vec(prompt(), 1..6), steps in vec(step(), 0..40)) {
+    fn random_events_equal_model(
+        prompts in vec(prompt(), 1..6),
+        steps in vec(step(), 0..40),
+    ) {
         check(&prompts, steps)?;
     }
 
-    /// Prompts of one layout that differ in one item, one offset, LoRA or salt only.
+    /// The prompts have the same layout and differ only in items, offsets, LoRA name or salt.
     #[test]
-    fn near_misses_never_match(
+    fn similar_prompts_equal_model(
         base in prompt(),
         items in vec((0..3u8, 0..2usize), 4),
         lora in option::of("[ab]"),
         salt in option::of("[ab]"),
         steps in vec(step(), 0..20),
     ) {
-        let mut prompts = vec![base.clone(), Prompt { lora, ..base.clone() }, Prompt { salt, ..base.clone() }];
+        let mut prompts = vec![
+            base.clone(),
+            Prompt { lora, ..base.clone() },
+            Prompt { salt, ..base.clone() },
+        ];
         prompts.extend(items.into_iter().map(|(item, shift)| {
-            let media = base.media.iter().map(|(_, offset, length)| (item, offset + shift, *length)).collect();
+            let spans = base.media.iter();
+            let media = spans.map(|(_, offset, length)| (item, offset + shift, *length)).collect();
             Prompt { media, ..base.clone() }
         }));
         check(&prompts, steps)?;
@@ -373,19 +387,19 @@ proptest! {
 }
 
 #[test]
-fn prompts_of_many_runs_are_held_split_and_let_go() {
+fn long_prompts_are_split_then_fully_removed() {
     const BLOCKS: usize = 1000;
     let tokens: Vec<TokenId> = (0..2 * BLOCKS as u32).map(TokenId).collect();
     let mut other = tokens.clone();
     other[2 * 700] = TokenId(7);
     let keys =
         |tokens: &[TokenId]| block_keys(&PromptBlocks { tokens, ..Default::default() }, BLOCK);
-    // Of the engine's names, the lower ones are of the first prompt.
-    let stored = |tokens: &[TokenId], names: u64, blocks: std::ops::Range<usize>| {
+    // The hashes of the first prompt start at 0, those of the other one at `first_name`.
+    let stored = |tokens: &[TokenId], first_name: u64, blocks: std::ops::Range<usize>| {
         batch(KvEvent::BlockStored(BlockStored {
             block_hashes: blocks
                 .clone()
-                .map(|block| ExternalHash::U64(names + block as u64))
+                .map(|block| ExternalHash::U64(first_name + block as u64))
                 .collect(),
             parent_block_hash: blocks
                 .start
@@ -403,7 +417,7 @@ fn prompts_of_many_runs_are_held_split_and_let_go() {
     let index = PrefixIndex::new();
     (0..3).for_each(|worker| index.add_worker(WorkerId(worker), BLOCK));
     index.apply(WorkerId(0), &stored(&tokens, 0, 0..BLOCKS));
-    // Not at once: the ends of runs are elsewhere then.
+    // Stored in parts, whose ends are not the ends of nodes.
     for start in (0..BLOCKS).step_by(50) {
         index.apply(WorkerId(1), &stored(&tokens, 0, start..start + 50));
     }

@@ -1,5 +1,4 @@
-//! Frames captured from SGLang 0.5.23: its blocks are found by the hashes that are made here of
-//! prompts.
+//! Frames captured from SGLang 0.5.23: its blocks are found by the hashes predicted for prompts.
 
 use std::path::PathBuf;
 
@@ -11,7 +10,7 @@ use serde_json::Value;
 const BLOCK: BlockSize = BlockSize::new(16).unwrap();
 const WORKER: WorkerId = WorkerId(0);
 
-/// The payload of a captured message.
+/// Returns the payload of a captured message.
 fn payload(name: &str) -> Vec<u8> {
     let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/sglang_events");
     std::fs::read(directory.join(format!("{name}.f2.bin"))).unwrap()
@@ -24,8 +23,8 @@ fn batch(name: &str) -> KvEventBatch {
     batch
 }
 
-/// An index in which the worker has what these messages tell.
-fn index_of(names: &[&str]) -> PrefixIndex {
+/// Returns an index to which the named messages were applied.
+fn index_with(names: &[&str]) -> PrefixIndex {
     let index = PrefixIndex::new();
     index.add_worker_with(WORKER, BLOCK, EngineHashing::Sglang.scheme());
     for name in names {
@@ -34,7 +33,7 @@ fn index_of(names: &[&str]) -> PrefixIndex {
     index
 }
 
-/// How many leading blocks of a prompt the worker holds.
+/// Returns the number of leading blocks of a prompt that the worker holds.
 fn overlap(index: &PrefixIndex, prompt: &PromptBlocks<'_>) -> usize {
     index
         .overlaps(&EngineHashing::Sglang.keys(prompt, BLOCK))
@@ -47,7 +46,7 @@ fn tokens(from: u32, to: u32) -> Vec<TokenId> {
 }
 
 #[test]
-fn every_message_is_what_the_capture_says() {
+fn messages_equal_capture_index() {
     let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/sglang_events");
     let index: Value =
         serde_json::from_str(&std::fs::read_to_string(directory.join("index.json")).unwrap())
@@ -68,7 +67,7 @@ fn every_message_is_what_the_capture_says() {
 }
 
 #[test]
-fn numbers_that_are_no_tokens_are_left_out_and_hashes_with_a_sign_are_read() {
+fn signed_hashes_decode_without_token_substitutes() {
     let [KvEvent::BlockStored(text)] = &batch("text_0").events[..] else { panic!() };
     assert_eq!(text.token_ids, tokens(1, 33));
     let [KvEvent::BlockStored(image)] = &batch("image_0").events[..] else { panic!() };
@@ -81,53 +80,53 @@ fn numbers_that_are_no_tokens_are_left_out_and_hashes_with_a_sign_are_read() {
 }
 
 #[test]
-fn text_and_salts_are_found_by_their_own_hashes() {
-    let (index, tokens) = (index_of(&["text_0", "salted_0"]), tokens(1, 40));
-    let of =
+fn text_or_salted_blocks_match_predicted_hashes() {
+    let index = index_with(&["text_0", "salted_0"]);
+    let tokens = tokens(1, 40);
+    let overlap_with =
         |salt| overlap(&index, &PromptBlocks { tokens: &tokens, salt, ..PromptBlocks::default() });
-    assert_eq!((of(None), of(Some("s")), of(Some("t"))), (2, 2, 0));
+    assert_eq!(overlap_with(None), 2);
+    assert_eq!(overlap_with(Some("s")), 2);
+    assert_eq!(overlap_with(Some("t")), 0);
     assert_eq!(index.stats(WORKER).unwrap().blocks, 4);
 }
 
 #[test]
-fn an_image_is_found_under_its_identity_where_it_stands() {
-    let index = index_of(&["text_0", "image_0"]);
+fn image_matches_only_by_identity_plus_offset() {
+    let index = index_with(&["text_0", "image_0"]);
     let image = vec![TokenId(398); 80];
     let tokens =
         [tokens(1, 20), vec![TokenId(395)], image, vec![TokenId(396)], tokens(40, 60)].concat();
     let hash = "00112233445566778899aabbccddeeff0123456789abcdef0011223344556677".parse().unwrap();
     let span = MediaSpan { hash, offset: 20, length: 80 };
-    let of = |media: &[MediaSpan]| {
+    let overlap_with = |media: &[MediaSpan]| {
         overlap(&index, &PromptBlocks { tokens: &tokens, media, ..PromptBlocks::default() })
     };
-    assert_eq!(of(&[span]), 7);
-    // The first block is text alone.
+    assert_eq!(overlap_with(&[span]), 7);
+    // Only the first block, which has no tokens of the image, still matches.
     let other = "00112233445566778899aabbccddeeff0123456789abcdef0011223344556678".parse().unwrap();
-    assert_eq!(
-        (
-            of(&[MediaSpan { hash: other, ..span }]),
-            of(&[MediaSpan { offset: 21, ..span }]),
-            of(&[])
-        ),
-        (1, 1, 1)
-    );
+    assert_eq!(overlap_with(&[MediaSpan { hash: other, ..span }]), 1);
+    assert_eq!(overlap_with(&[MediaSpan { offset: 21, ..span }]), 1);
+    assert_eq!(overlap_with(&[]), 1);
 }
 
 #[test]
-fn what_is_cleared_or_pushed_out_is_gone() {
-    assert_eq!(index_of(&["text_0", "image_0", "cleared_0"]).stats(WORKER).unwrap().blocks, 0);
+fn cleared_or_evicted_blocks_are_removed() {
+    let cleared = index_with(&["text_0", "image_0", "cleared_0"]);
+    assert_eq!(cleared.stats(WORKER).unwrap().blocks, 0);
     let events = batch("removed_0").events;
     let removed = events.iter().find_map(|event| match event {
         KvEvent::BlockRemoved(removed) => Some(removed.block_hashes.clone()),
         _ => None,
     });
     let removed = removed.unwrap();
-    let index = index_of(&[]);
+    let index = index_with(&[]);
     let stored =
         event::BlockStored { block_hashes: removed.clone(), block_size: 16, ..Default::default() };
-    let all =
-        |event| KvEventBatch { timestamp: 0.0, events: vec![event], data_parallel_rank: None };
-    index.apply(WORKER, &all(KvEvent::BlockStored(stored)));
+    let events_stored = vec![KvEvent::BlockStored(stored)];
+    let batch_stored =
+        KvEventBatch { timestamp: 0.0, events: events_stored, data_parallel_rank: None };
+    index.apply(WORKER, &batch_stored);
     assert_eq!(index.stats(WORKER).unwrap().blocks, removed.len());
     index.apply(WORKER, &batch("removed_0"));
     let stored = events.iter().map(|event| {

@@ -1,4 +1,4 @@
-//! Limits on the work that is done at once for each of many keys.
+//! Limits on concurrent work per key.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// A number of permits for each key.
+/// A limiter with a fixed number of permits per key.
 ///
-/// Permits of one key are given in the order in which they were asked for. A key takes memory only
-/// while somebody has one of its permits or waits for one.
+/// The permits of one key are granted in the order of the calls. A key takes memory only while a
+/// permit of it is held or awaited.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
@@ -27,51 +27,51 @@ pub struct KeyedLimiter<K> {
     keys: Mutex<HashMap<K, Arc<Semaphore>>>,
 }
 
-/// A permit for one key, until it is dropped.
+/// A permit for one key, released on drop.
 ///
-/// A task that has a permit must not wait for another one of the same limiter: two such tasks could
-/// wait for each other.
+/// A task that holds a permit must not wait for another permit of the same limiter: two such tasks
+/// could deadlock.
 #[derive(Debug)]
 pub struct KeyedPermit<'a, K: Eq + Hash> {
     limiter: &'a KeyedLimiter<K>,
     key: K,
-    /// `None` while the permit is waited for, and while it is dropped.
+    /// `None` while the permit is awaited, and during drop.
     permit: Option<OwnedSemaphorePermit>,
-    /// `None` while the permit is dropped.
+    /// `None` during drop.
     semaphore: Option<Arc<Semaphore>>,
 }
 
 impl<K: Clone + Eq + Hash> KeyedLimiter<K> {
-    /// Creates a limiter with so many permits for each key, at least one.
+    /// Creates a limiter with `permits` permits per key, at least one.
     pub fn new(permits: usize) -> Self {
         Self { permits: permits.clamp(1, Semaphore::MAX_PERMITS), keys: Mutex::default() }
     }
 
-    /// Waits for a permit. Cancel-safe: a wait that is given up leaves nothing behind.
+    /// Waits for a permit. Cancel-safe: a dropped wait leaves no state behind.
     pub async fn acquire(&self, key: K) -> KeyedPermit<'_, K> {
         let new = || Arc::new(Semaphore::new(self.permits));
         let semaphore = self.keys().entry(key.clone()).or_insert_with(new).clone();
         let waiting = semaphore.clone().acquire_owned();
         let mut permit =
             KeyedPermit { limiter: self, key, permit: None, semaphore: Some(semaphore) };
-        // It can't fail: no semaphore is ever closed.
+        // This can't fail: the semaphores are never closed.
         permit.permit = waiting.await.ok();
         permit
     }
 
-    /// Returns the number of keys with a permit that is held or waited for.
+    /// Returns the number of keys with a permit that is held or awaited.
     pub fn len(&self) -> usize {
         self.keys().len()
     }
 
-    /// Returns `true` if no permit is held or waited for.
+    /// Returns `true` if no permit is held or awaited.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
 impl<K> KeyedLimiter<K> {
-    /// Locks the keys, which a panic elsewhere never leaves half-changed.
+    /// Locks the map. A panic never leaves it half-changed, so poisoning is ignored.
     fn keys(&self) -> MutexGuard<'_, HashMap<K, Arc<Semaphore>>> {
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -82,7 +82,7 @@ impl<K: Eq + Hash> Drop for KeyedPermit<'_, K> {
         self.permit = None;
         let mut keys = self.limiter.keys();
         self.semaphore = None;
-        // The map's reference is the last one: nobody has a permit of this key or waits for one.
+        // Only the map refers to the semaphore: no permit of this key is held or awaited.
         if keys.get(&self.key).is_some_and(|semaphore| Arc::strong_count(semaphore) == 1) {
             keys.remove(&self.key);
         }
@@ -99,29 +99,31 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn one_permit_a_key_lets_keys_run_side_by_side() {
+    async fn different_keys_run_concurrently() {
         let limiter: KeyedLimiter<u8> = KeyedLimiter::new(1);
         let busy = [const { AtomicUsize::new(0) }; 2];
-        let most = AtomicUsize::new(0);
+        let max_busy = AtomicUsize::new(0);
         join_all((0..40).map(|number| {
-            let (limiter, busy, most) = (&limiter, &busy, &most);
+            let limiter = &limiter;
+            let busy = &busy;
+            let max_busy = &max_busy;
             async move {
                 let key = number % 2;
                 let _permit = limiter.acquire(key).await;
                 assert_eq!(busy[usize::from(key)].fetch_add(1, Ordering::SeqCst), 0);
                 let both: usize = busy.iter().map(|busy| busy.load(Ordering::SeqCst)).sum();
-                most.fetch_max(both, Ordering::SeqCst);
+                max_busy.fetch_max(both, Ordering::SeqCst);
                 tokio::time::sleep(Duration::from_millis(1)).await;
                 busy[usize::from(key)].fetch_sub(1, Ordering::SeqCst);
             }
         }))
         .await;
-        assert_eq!(most.load(Ordering::SeqCst), 2);
+        assert_eq!(max_busy.load(Ordering::SeqCst), 2);
         assert!(limiter.is_empty());
     }
 
     #[tokio::test]
-    async fn wait_that_is_given_up_leaves_nothing_behind() {
+    async fn cancelled_wait_leaves_no_state() {
         let limiter: KeyedLimiter<u8> = KeyedLimiter::new(1);
         let permit = limiter.acquire(1).await;
         assert!(tokio::time::timeout(Duration::from_millis(5), limiter.acquire(1)).await.is_err());
@@ -134,7 +136,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn several_permits_a_key_are_all_given() {
+    async fn key_grants_all_of_its_permits() {
         let limiter: KeyedLimiter<u8> = KeyedLimiter::new(2);
         let first = limiter.acquire(1).await;
         let _second = limiter.acquire(1).await;

@@ -1,9 +1,9 @@
-//! Owners of requests, and limits that hold for each of many keys.
+//! Owners of requests, and limits per key.
 //!
-//! | part | is |
+//! | item | purpose |
 //! |---|---|
-//! | [`Owner`] | the party that a connection or a request belongs to |
-//! | [`KeyedLimiter`] | a number of permits for each key, such as one for each media item |
+//! | [`Owner`] | the client that a connection or a request is accounted to |
+//! | [`KeyedLimiter`] | a fixed number of permits per key, such as one per media item |
 #![forbid(unsafe_code)]
 
 mod keyed;

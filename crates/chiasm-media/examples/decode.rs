@@ -1,11 +1,13 @@
-//! Times decoding beside other decoders, alternately, and checks that their pixels agree:
+//! Times this crate's decoders against others, in alternation, and checks that their pixels agree:
 //! `cargo run --release -p chiasm-media --example decode [-- file …]`.
 //!
-//! Prints a Markdown table: medians of the rounds in one thread, and ratios. Only the ratios mean
-//! something on a shared machine. `fresh` is [`decode`], `reused` is [`with_pixels`], `inflate` the
-//! share of it that inflating a PNG alone takes, `peer` another crate up to the same pixels, `copy`
-//! one copy of as many bytes, `estimate` what [`ImageHeader`] says before anything is decoded.
-//! Without files the example makes pictures that have detail at every scale, as photographs have.
+//! Prints a Markdown table of medians over all rounds in one thread, and of ratios. On a shared
+//! machine only the ratios are meaningful.
+//!
+//! `fresh` is [`decode`] and `reused` is [`with_pixels`]. `inflate` is the share of `reused` that
+//! inflating a PNG takes alone. `peer` is another crate that yields the same pixels, `copy` one
+//! copy of the pixels, and `estimate` the decode time from [`ImageHeader`]. Without files the
+//! example generates pictures with detail at every scale, as in photographs.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -23,12 +25,13 @@ const ROUNDS: usize = 21;
 const SIZES: [(&str, usize, usize); 2] = [("1080p", 1920, 1080), ("4K", 3840, 2160)];
 
 type Failure = Box<dyn Error>;
-/// Does its work once; hands back the pixels where it makes any.
+/// A timed piece of work, which returns pixels if it decodes any.
 type Work<'a> = Box<dyn FnMut() -> Result<Vec<u8>, Failure> + 'a>;
 
 fn main() -> Result<(), Failure> {
     println!(
-        "| image | KB | fresh ms | reused ms | inflate | peer | fresh / reused | peer / reused | reused / copy | estimate / reused |"
+        "| image | KB | fresh ms | reused ms | inflate | peer | fresh / reused | peer / reused | \
+         reused / copy | estimate / reused |"
     );
     println!("|{}", "---|".repeat(10));
     let paths: Vec<_> = std::env::args().skip(1).collect();
@@ -37,12 +40,13 @@ fn main() -> Result<(), Failure> {
     }
     if paths.is_empty() {
         for (name, width, height) in SIZES {
-            pictures(name, width, height)?;
+            measure_formats(name, width, height)?;
         }
     }
     Ok(())
 }
 
+/// Measures one file and prints a row of the table.
 fn measure(name: &str, bytes: Vec<u8>) -> Result<(), Failure> {
     let size = bytes.len() >> 10;
     let limits =
@@ -58,7 +62,7 @@ fn measure(name: &str, bytes: Vec<u8>) -> Result<(), Failure> {
     let mut target = expected.clone();
     let mut works: Vec<(&str, Work<'_>)> = vec![
         ("fresh", Box::new(|| Ok(decode(&image)?.pixels))),
-        ("reused", Box::new(|| Ok(with_pixels(&image, |pixels| nothing(black_box(pixels)))?))),
+        ("reused", Box::new(|| Ok(with_pixels(&image, |pixels| discard(black_box(pixels)))?))),
         (
             "copy",
             Box::new(|| {
@@ -71,34 +75,35 @@ fn measure(name: &str, bytes: Vec<u8>) -> Result<(), Failure> {
     works.extend(peer(&image, header));
     let mut times = vec![Vec::with_capacity(ROUNDS); works.len()];
     for _ in 0..ROUNDS {
-        for ((who, work), times) in works.iter_mut().zip(&mut times) {
+        for ((side, work), times) in works.iter_mut().zip(&mut times) {
             let start = Instant::now();
             let pixels = work()?;
             times.push(start.elapsed().as_secs_f64() * 1e3);
             if !pixels.is_empty() && pixels != expected {
-                return Err(format!("{name}: {who} makes other pixels").into());
+                return Err(format!("{name}: {side} decodes to other pixels").into());
             }
         }
     }
-    let median = |wanted: &dyn Fn(&str) -> bool| {
-        let at = works.iter().position(|(who, _)| wanted(who))?;
-        let mut times = times[at].clone();
+    let median = |matches: &dyn Fn(&str) -> bool| {
+        let index = works.iter().position(|(side, _)| matches(side))?;
+        let mut times = times[index].clone();
         times.sort_by(f64::total_cmp);
         Some(times[times.len() / 2])
     };
-    let of = |who: &'static str| median(&|name| name == who);
-    let (Some(fresh), Some(reused), Some(copy)) = (of("fresh"), of("reused"), of("copy")) else {
-        return Err("nothing was timed".into());
-    };
-    let inflate =
-        of("inflate").map_or("–".to_owned(), |time| format!("{:.0} %", 100.0 * time / reused));
+    let median_of = |side: &'static str| median(&|name| name == side);
+    let fresh = median_of("fresh").ok_or("nothing was timed")?;
+    let reused = median_of("reused").ok_or("nothing was timed")?;
+    let copy = median_of("copy").ok_or("nothing was timed")?;
+    let inflate = median_of("inflate")
+        .map_or("–".to_owned(), |time| format!("{:.0} %", 100.0 * time / reused));
     let peer = median(&|name| !["fresh", "reused", "copy", "inflate"].contains(&name));
     let (peer_name, peer_ratio) = match peer.zip(works.last()) {
         Some((time, (name, _))) => (*name, format!("{:.2}", time / reused)),
         None => ("–", "–".to_owned()),
     };
     println!(
-        "| {name} | {size} | {fresh:.2} | {reused:.2} | {inflate} | {peer_name} | {:.2} | {peer_ratio} | {:.1} | {:.2} |",
+        "| {name} | {size} | {fresh:.2} | {reused:.2} | {inflate} | {peer_name} | {:.2} | \
+         {peer_ratio} | {:.1} | {:.2} |",
         fresh / reused,
         reused / copy,
         header.decode_time.as_secs_f64() * 1e3 / reused
@@ -106,11 +111,11 @@ fn measure(name: &str, bytes: Vec<u8>) -> Result<(), Failure> {
     Ok(())
 }
 
-fn nothing(_: RgbPixels<'_>) -> Vec<u8> {
+fn discard(_: RgbPixels<'_>) -> Vec<u8> {
     Vec::new()
 }
 
-/// Inflating alone, for PNG.
+/// Returns the work of inflating a PNG; `None` for other formats.
 fn inflate(image: &EncodedMedia, header: ImageHeader) -> Option<Work<'_>> {
     if header.format != ImageFormat::Png {
         return None;
@@ -125,9 +130,10 @@ fn inflate(image: &EncodedMedia, header: ImageHeader) -> Option<Work<'_>> {
     }))
 }
 
-/// The contents of all image data chunks.
+/// Returns the concatenated contents of all image data chunks.
 fn zlib_stream(png: &[u8]) -> Vec<u8> {
-    let (mut rest, mut stream) = (&png[8..], Vec::new());
+    let mut rest = &png[8..];
+    let mut stream = Vec::new();
     while let [l3, l2, l1, l0, kind @ ..] = rest
         && let Some(after) = kind.get(4 + u32::from_be_bytes([*l3, *l2, *l1, *l0]) as usize..)
     {
@@ -139,7 +145,8 @@ fn zlib_stream(png: &[u8]) -> Vec<u8> {
     stream
 }
 
-/// Another decoder, up to the same pixels; none where it would stop before them.
+/// Returns another crate's decoder to compare with. Returns `None` for files whose pixels it would
+/// not convert to RGB.
 fn peer(image: &EncodedMedia, header: ImageHeader) -> Option<(&'static str, Work<'_>)> {
     let bytes = &image.bytes[..];
     let length = 3 * header.width as usize * header.height as usize;
@@ -183,10 +190,11 @@ fn peer(image: &EncodedMedia, header: ImageHeader) -> Option<(&'static str, Work
     }
 }
 
-/// Makes a picture in every format and measures each.
-fn pictures(name: &str, width: usize, height: usize) -> Result<(), Failure> {
+/// Encodes one picture in every format, and measures each file.
+fn measure_formats(name: &str, width: usize, height: usize) -> Result<(), Failure> {
     let rgb = picture(width, height);
-    let (w, h) = (width as u32, height as u32);
+    let w = width as u32;
+    let h = height as u32;
     for progressive in [false, true] {
         let encoder = jpeg::Encoder::new(&rgb, width, height, jpeg::PixelFormat::Rgb)
             .quality(90)
@@ -215,7 +223,7 @@ fn pictures(name: &str, width: usize, height: usize) -> Result<(), Failure> {
     measure(&format!("{name} BMP"), bmp_file(w, h, &rgb))
 }
 
-/// A progressive JPEG file with its last scan repeated until there are so many.
+/// Returns a progressive JPEG file with its last scan repeated until it has `scans` scans.
 fn with_scans(file: &[u8], scans: usize) -> Result<Vec<u8>, Failure> {
     let starts: Vec<_> =
         (0..file.len() - 1).filter(|&at| file[at..].starts_with(&[0xff, 0xda])).collect();
@@ -236,7 +244,7 @@ fn png_file(
     Ok(file)
 }
 
-/// The green channel under a palette.
+/// Returns a GIF whose indices are the green channel.
 fn gif_file(width: u16, height: u16, rgb: &[u8]) -> Result<Vec<u8>, Failure> {
     let palette: Vec<u8> =
         (0..=255u8).flat_map(|index| [index, index.wrapping_mul(7), 255 - index]).collect();
@@ -247,7 +255,8 @@ fn gif_file(width: u16, height: u16, rgb: &[u8]) -> Result<Vec<u8>, Failure> {
     Ok(file)
 }
 
-/// 24 bits per pixel; the width is a multiple of four, so that rows need no padding.
+/// Returns a bitmap of 24 bits per pixel. `width` must be a multiple of four, so that rows need no
+/// padding.
 fn bmp_file(width: u32, height: u32, bgr: &[u8]) -> Vec<u8> {
     let mut file = b"BM".to_vec();
     for field in [54 + bgr.len() as u32, 0, 54, 40, width, height, 24 << 16 | 1, 0, 0, 0, 0, 0, 0] {
@@ -257,7 +266,7 @@ fn bmp_file(width: u32, height: u32, bgr: &[u8]) -> Vec<u8> {
     file
 }
 
-/// Packed RGB: noise at every scale, less of it the finer.
+/// Returns packed RGB: noise at every scale, weaker at finer scales.
 fn picture(width: usize, height: usize) -> Vec<u8> {
     let mut pixels = Vec::with_capacity(3 * width * height);
     for y in 0..height {
@@ -280,16 +289,18 @@ fn octaves(x: usize, y: usize, seed: usize, count: i32) -> f32 {
         .sum()
 }
 
-/// -1 to 1, bilinear between the points of a lattice `step` apart.
+/// Returns a value from -1 to 1, interpolated bilinearly between lattice points `step` apart.
 fn smooth(x: usize, y: usize, step: usize, seed: usize) -> f32 {
-    let (column, row) = (x / step, y / step);
-    let (right, down) = ((x % step) as f32 / step as f32, (y % step) as f32 / step as f32);
+    let column = x / step;
+    let row = y / step;
+    let right = (x % step) as f32 / step as f32;
+    let down = (y % step) as f32 / step as f32;
     let between =
         |row| lattice(column, row, seed) * (1.0 - right) + lattice(column + 1, row, seed) * right;
     between(row) * (1.0 - down) + between(row + 1) * down
 }
 
-/// -1 to 1, as if by chance.
+/// Returns a pseudo-random value from -1 to 1.
 fn lattice(column: usize, row: usize, seed: usize) -> f32 {
     let mut hash = [column, row, seed].into_iter().fold(0u32, |hash, value| {
         let mixed = (hash ^ value as u32).wrapping_mul(0x9E37_79B9);

@@ -1,4 +1,4 @@
-//! Bytes of media and of request bodies in this process's memory, counted together and bounded.
+//! A shared bound on the memory of media and request bodies in this process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -8,17 +8,17 @@ use memmap2::MmapMut;
 
 use crate::MediaError;
 
-/// An item of so many bytes or more gets pages of its own when it is kept.
-const OWN_PAGES: usize = 256 << 10;
+/// The minimum size in bytes of an item that gets pages of its own when it is cached.
+const OWN_PAGES_MIN_BYTES: usize = 256 << 10;
 
-/// Kept items with pages of their own, at most. Linux gives a process 65,530 areas of memory,
-/// unless it is told otherwise.
-const MAX_SETTLED: usize = 16_384;
+/// The maximum number of items with pages of their own. Linux gives a process 65,530 memory areas
+/// by default.
+const MAX_OWN_PAGES_ITEMS: usize = 16_384;
 
-/// A bound for the bytes that are held at once. Clones count together.
+/// A limit on the number of bytes in use at once. Clones share one count.
 ///
-/// Nothing waits for room: who has half of what it needs and waits for the rest would keep it from
-/// others that do the same. What does not fit is refused with [`MediaError::Busy`].
+/// A charge that does not fit is refused with [`MediaError::Busy`]. It never waits: two callers
+/// that each hold half of what they need would wait for each other forever.
 #[derive(Clone, Debug)]
 pub struct ByteBudget {
     inner: Arc<Inner>,
@@ -28,28 +28,28 @@ pub struct ByteBudget {
 struct Inner {
     limit: u64,
     held: AtomicU64,
-    settled: AtomicUsize,
+    /// The number of items with pages of their own.
+    own_pages_items: AtomicUsize,
 }
 
 impl ByteBudget {
-    /// Makes a budget of `limit` bytes, none of which is held.
+    /// Creates a budget of `limit` bytes, none of which are in use.
     pub fn new(limit: u64) -> Self {
-        Self {
-            inner: Arc::new(Inner { limit, held: AtomicU64::new(0), settled: AtomicUsize::new(0) }),
-        }
+        let inner = Inner { limit, held: AtomicU64::new(0), own_pages_items: AtomicUsize::new(0) };
+        Self { inner: Arc::new(inner) }
     }
 
-    /// Bytes that may be held.
+    /// Returns the maximum number of bytes in use.
     pub fn limit(&self) -> u64 {
         self.inner.limit
     }
 
-    /// Bytes that are held now.
+    /// Returns the number of bytes in use now.
     pub fn held(&self) -> u64 {
         self.inner.held.load(Ordering::Relaxed)
     }
 
-    /// Counts `bytes` until the charge is dropped.
+    /// Charges `bytes` to the budget until the charge is dropped.
     ///
     /// # Errors
     /// [`MediaError::Busy`] when there is no room.
@@ -59,58 +59,63 @@ impl ByteBudget {
         Ok(charge)
     }
 
-    /// A charge that counts nothing yet.
+    /// Returns a charge of zero bytes, which can grow later.
     pub fn empty_charge(&self) -> Charge {
         Charge { budget: self.clone(), bytes: 0 }
     }
 
-    /// An empty buffer that is counted while it grows.
+    /// Returns an empty buffer, which is charged as it grows.
     pub fn buffer(&self) -> ChargedBuffer {
-        self.buffer_expecting(0)
+        self.buffer_with_capacity(0)
     }
 
-    /// An empty buffer for what is said to have so many bytes. Addresses for them are taken at
-    /// once, so that nothing has to be copied when it grows; memory is taken, and counted, as they
-    /// come. Whoever asks has checked that there may be so many.
-    pub fn buffer_expecting(&self, bytes: usize) -> ChargedBuffer {
+    /// Returns an empty buffer with room for `bytes`, the announced length of its content.
+    ///
+    /// Only address space is reserved at once, so that growth copies nothing. Memory is committed,
+    /// and charged, as data arrives. The caller must have checked `bytes` against a limit.
+    pub fn buffer_with_capacity(&self, bytes: usize) -> ChargedBuffer {
         ChargedBuffer { bytes: Vec::with_capacity(bytes), charge: self.empty_charge() }
     }
 
-    /// The same bytes, to be kept for long: large ones move to pages that nothing else is on. In
-    /// the allocator's areas, what was held for a moment would leave holes between them, which are
-    /// given back when their neighbours are, if ever. The bytes stay where they are when there is
-    /// no room for two of them, or no area.
-    pub(crate) fn settle(&self, bytes: Bytes) -> Bytes {
-        if bytes.len() < OWN_PAGES || self.inner.settled.load(Ordering::Relaxed) >= MAX_SETTLED {
+    /// Moves large bytes that will be cached for long to pages of their own.
+    ///
+    /// Among the allocator's short-lived blocks, long-lived ones fragment the heap: the holes
+    /// between them are returned to the system late, or never. The bytes stay where they are if the
+    /// budget has no room for a second copy, or if there is no memory area left.
+    pub(crate) fn move_to_own_pages(&self, bytes: Bytes) -> Bytes {
+        let own_pages_items = &self.inner.own_pages_items;
+        if bytes.len() < OWN_PAGES_MIN_BYTES
+            || own_pages_items.load(Ordering::Relaxed) >= MAX_OWN_PAGES_ITEMS
+        {
             return bytes;
         }
         let Ok(charge) = self.charge(bytes.len() as u64) else { return bytes };
         let Ok(mut pages) = MmapMut::map_anon(bytes.len()) else { return bytes };
         pages.copy_from_slice(&bytes);
-        self.inner.settled.fetch_add(1, Ordering::Relaxed);
-        Bytes::from_owner(Settled { pages, charge })
+        own_pages_items.fetch_add(1, Ordering::Relaxed);
+        Bytes::from_owner(OwnPages { pages, charge })
     }
 }
 
 /// Bytes on pages of their own.
-struct Settled {
+struct OwnPages {
     pages: MmapMut,
     charge: Charge,
 }
 
-impl AsRef<[u8]> for Settled {
+impl AsRef<[u8]> for OwnPages {
     fn as_ref(&self) -> &[u8] {
         &self.pages
     }
 }
 
-impl Drop for Settled {
+impl Drop for OwnPages {
     fn drop(&mut self) {
-        self.charge.budget.inner.settled.fetch_sub(1, Ordering::Relaxed);
+        self.charge.budget.inner.own_pages_items.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// Bytes that are counted until this is dropped.
+/// Bytes charged to a [`ByteBudget`] until this is dropped.
 #[derive(Debug)]
 pub struct Charge {
     budget: ByteBudget,
@@ -118,15 +123,15 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// The bytes that this counts.
+    /// Returns the number of bytes charged.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Counts `more` bytes as well.
+    /// Charges `more` bytes in addition.
     ///
     /// # Errors
-    /// [`MediaError::Busy`] when there is no room; then nothing has changed.
+    /// [`MediaError::Busy`] if they do not fit; then the charge is unchanged.
     pub fn grow(&mut self, more: u64) -> Result<(), MediaError> {
         let Inner { limit, held, .. } = &*self.budget.inner;
         held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| {
@@ -137,7 +142,7 @@ impl Charge {
         Ok(())
     }
 
-    /// Counts no more than `bytes` from now on.
+    /// Reduces the charge to `bytes`, if it is larger.
     pub fn shrink_to(&mut self, bytes: u64) {
         if let Some(less) = self.bytes.checked_sub(bytes) {
             self.budget.inner.held.fetch_sub(less, Ordering::Relaxed);
@@ -152,7 +157,9 @@ impl Drop for Charge {
     }
 }
 
-/// Bytes whose memory is counted, for as long as anybody holds a part of them.
+/// A growing buffer whose memory is charged to a [`ByteBudget`].
+///
+/// After [`freeze`](Self::freeze) the charge lasts until the last slice of the bytes is dropped.
 #[derive(Debug)]
 pub struct ChargedBuffer {
     bytes: Vec<u8>,
@@ -160,15 +167,15 @@ pub struct ChargedBuffer {
 }
 
 impl ChargedBuffer {
-    /// What is there so far.
+    /// Returns the content so far.
     pub fn as_slice(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Makes room for exactly `more` bytes, which are then zero, and returns them.
+    /// Appends `more` zero bytes without spare capacity, and returns them.
     ///
     /// # Errors
-    /// [`MediaError::Busy`] when the budget has no room for them.
+    /// [`MediaError::Busy`] if they do not fit into the budget.
     pub fn extend_zeroed(&mut self, more: usize) -> Result<&mut [u8], MediaError> {
         let start = self.bytes.len();
         self.reserve(start + more)?;
@@ -176,39 +183,38 @@ impl ChargedBuffer {
         Ok(&mut self.bytes[start..])
     }
 
-    /// Appends a part whose followers are not known yet: beyond what was expected, memory grows by
-    /// doubling.
+    /// Appends a part. Beyond the initial capacity the buffer grows by doubling.
     ///
     /// # Errors
-    /// [`MediaError::Busy`] when the budget has no room for it.
+    /// [`MediaError::Busy`] if the part does not fit into the budget.
     pub fn extend(&mut self, part: &[u8]) -> Result<(), MediaError> {
         let needed = self.bytes.len() + part.len();
         if needed > self.bytes.capacity() {
             self.reserve(needed.max(2 * self.bytes.capacity()))
                 .or_else(|_| self.reserve(needed))?;
         } else {
-            self.count(needed)?;
+            self.charge_total(needed)?;
         }
         self.bytes.extend_from_slice(part);
         Ok(())
     }
 
-    /// Gives back spare memory and the right to change.
+    /// Releases spare memory and makes the content immutable.
     pub fn freeze(mut self) -> Bytes {
         self.bytes.shrink_to_fit();
         self.charge.shrink_to(self.bytes.capacity() as u64);
         Bytes::from_owner(self)
     }
 
-    /// Room for `capacity` bytes in all.
+    /// Grows the capacity to `capacity` bytes in total.
     fn reserve(&mut self, capacity: usize) -> Result<(), MediaError> {
-        self.count(capacity)?;
+        self.charge_total(capacity)?;
         self.bytes.reserve_exact(capacity.saturating_sub(self.bytes.len()));
         Ok(())
     }
 
-    /// Counts `bytes` in all.
-    fn count(&mut self, bytes: usize) -> Result<(), MediaError> {
+    /// Grows the charge to `bytes` in total.
+    fn charge_total(&mut self, bytes: usize) -> Result<(), MediaError> {
         let more = (bytes as u64).saturating_sub(self.charge.bytes);
         if more > 0 { self.charge.grow(more) } else { Ok(()) }
     }
@@ -225,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_fit_is_refused_and_changes_nothing() {
+    fn charge_over_the_limit_is_refused() {
         let budget = ByteBudget::new(10);
         let mut charge = budget.charge(6).unwrap();
         assert_eq!(budget.charge(5).unwrap_err(), MediaError::Busy);
@@ -240,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_counts_until_its_last_part_is_gone() {
+    fn buffer_is_charged_until_its_last_slice_drops() {
         let budget = ByteBudget::new(100);
         let mut buffer = budget.buffer();
         for _ in 0..9 {
@@ -259,37 +265,36 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_counted_once_wherever_it_is() {
-        let budget = ByteBudget::new(5 * OWN_PAGES as u64 / 2);
-        let settle = |len: usize| {
+    fn bytes_on_own_pages_are_charged_once() {
+        let budget = ByteBudget::new(5 * OWN_PAGES_MIN_BYTES as u64 / 2);
+        let own_pages_items = || budget.inner.own_pages_items.load(Ordering::Relaxed);
+        let move_filled = |len: usize| {
             let mut buffer = budget.buffer();
             buffer.extend_zeroed(len).unwrap().fill(7);
             let bytes = buffer.freeze();
-            let (before, settled) = (bytes.as_ptr(), budget.settle(bytes));
-            assert_eq!(settled, vec![7; len]);
-            (before == settled.as_ptr(), settled)
+            let before = bytes.as_ptr();
+            let moved = budget.move_to_own_pages(bytes);
+            assert_eq!(moved, vec![7; len]);
+            (before == moved.as_ptr(), moved)
         };
-        let (stays, small) = settle(OWN_PAGES - 1);
+        let (stays, small) = move_filled(OWN_PAGES_MIN_BYTES - 1);
         assert!(stays);
         drop(small);
-        let (stays, large) = settle(OWN_PAGES);
+        let (stays, large) = move_filled(OWN_PAGES_MIN_BYTES);
         assert!(!stays);
-        assert_eq!(
-            (budget.held(), budget.inner.settled.load(Ordering::Relaxed)),
-            (OWN_PAGES as u64, 1)
-        );
-        // There is no room for two of it.
-        let (stays, second) = settle(OWN_PAGES);
+        assert_eq!((budget.held(), own_pages_items()), (OWN_PAGES_MIN_BYTES as u64, 1));
+        // The budget has no room for a second copy.
+        let (stays, second) = move_filled(OWN_PAGES_MIN_BYTES);
         assert!(stays);
         drop((large, second));
-        assert_eq!((budget.held(), budget.inner.settled.load(Ordering::Relaxed)), (0, 0));
+        assert_eq!((budget.held(), own_pages_items()), (0, 0));
     }
 
     #[test]
-    fn what_is_expected_is_counted_as_it_comes() {
+    fn announced_bytes_are_charged_as_they_arrive() {
         let budget = ByteBudget::new(1000);
-        let held_while_filling = |expected| {
-            let mut buffer = budget.buffer_expecting(expected);
+        let held_while_filling = |announced| {
+            let mut buffer = budget.buffer_with_capacity(announced);
             [(); 5].map(|()| {
                 buffer.extend(&[1; 10]).unwrap();
                 budget.held()
@@ -297,17 +302,17 @@ mod tests {
         };
         assert_eq!(held_while_filling(0), [10, 20, 40, 40, 80]);
         assert_eq!(held_while_filling(50), [10, 20, 30, 40, 50]);
-        // More comes than was said.
+        // More bytes arrive than were announced.
         assert_eq!(held_while_filling(30), [10, 20, 30, 60, 60]);
-        // Less comes.
-        let mut buffer = budget.buffer_expecting(100);
+        // Fewer bytes arrive.
+        let mut buffer = budget.buffer_with_capacity(100);
         buffer.extend(&[1; 10]).unwrap();
         let bytes = buffer.freeze();
         assert_eq!((bytes.len(), budget.held()), (10, 10));
     }
 
     #[test]
-    fn zeroed_bytes_are_counted_exactly() {
+    fn zeroed_bytes_are_charged_exactly() {
         let budget = ByteBudget::new(8);
         let mut buffer = budget.buffer();
         buffer.extend_zeroed(5).unwrap().fill(7);

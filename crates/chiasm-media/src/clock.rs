@@ -1,34 +1,36 @@
-//! What time it is for answers that age and for failures that are forgotten.
+//! The clock by which cached answers age and cached failures expire.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
-/// The machine's clocks, or what a test has moved them on to. Clones tell the same time.
+/// The machine's clocks, plus an offset that tests can advance. Clones share the offset.
 ///
-/// Only what is remembered goes by it. Timeouts of connections and bodies run in the time of the
-/// async runtime.
+/// Only caches use this clock. Timeouts of connections and bodies run in the time of the async
+/// runtime.
 #[derive(Clone, Debug, Default)]
 pub struct Clock {
-    /// Nanoseconds that both clocks are ahead of the machine's.
-    ahead: Arc<AtomicU64>,
+    /// The offset of both clocks from the machine's, in nanoseconds.
+    offset: Arc<AtomicU64>,
 }
 
 impl Clock {
-    /// Lets time pass at once.
+    /// Moves both clocks forward by `by`.
     pub fn advance(&self, by: Duration) {
-        self.ahead.fetch_add(by.as_nanos() as u64, Ordering::SeqCst);
+        self.offset.fetch_add(by.as_nanos() as u64, Ordering::SeqCst);
     }
 
+    /// Returns the monotonic time.
     pub(crate) fn now(&self) -> Instant {
-        Instant::now() + self.ahead()
+        Instant::now() + self.offset()
     }
 
+    /// Returns the wall-clock time.
     pub(crate) fn date(&self) -> SystemTime {
-        SystemTime::now() + self.ahead()
+        SystemTime::now() + self.offset()
     }
 
-    fn ahead(&self) -> Duration {
-        Duration::from_nanos(self.ahead.load(Ordering::SeqCst))
+    fn offset(&self) -> Duration {
+        Duration::from_nanos(self.offset.load(Ordering::SeqCst))
     }
 }

@@ -1,58 +1,59 @@
-//! Limits and permissions of the media door.
+//! Limits and permissions of the media loader.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::{DomainRule, MediaLimits};
 
-/// Limits and permissions. The default refuses local files and private addresses.
+/// Limits and permissions of a [`MediaLoader`](crate::MediaLoader).
+///
+/// The default refuses local files and private addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MediaConfig {
-    /// The limits of one media item, by its modality.
+    /// The size limits of one media item, by its modality.
     pub limits: MediaLimits,
-    /// Longest time for a name look-up and one connection, TLS included. Default 5 s.
+    /// The timeout for a name look-up and one connection, TLS included. Default 5 s.
     pub connect_timeout: Duration,
-    /// Longest time until an origin's answer begins, connecting included; again for each redirect.
-    /// Default 10 s.
+    /// The timeout until an origin's answer begins, connecting included. It starts anew for each
+    /// redirect. Default 10 s.
     pub first_byte_timeout: Duration,
-    /// Longest time for the next [`min_body_rate`](Self::min_body_rate) × this many bytes of a
+    /// The timeout for the next [`min_body_rate`](Self::min_body_rate) × `stall_timeout` bytes of a
     /// body. Default 5 s.
     pub stall_timeout: Duration,
-    /// Fewest bytes per second of a body, looked at once per
+    /// The minimum rate of a body in bytes per second, checked once per
     /// [`stall_timeout`](Self::stall_timeout). Default 1,024.
     pub min_body_rate: u64,
-    /// Longest time for a whole fetch: waiting for its turn, redirects and body included. Default
-    /// 15 s.
+    /// The timeout for a whole fetch, including the wait for a permit, redirects and the body.
+    /// Default 15 s.
     pub total_timeout: Duration,
-    /// Most fetches at once, at least 1. Default 128.
+    /// The maximum number of concurrent fetches, at least 1. Default 128.
     pub max_fetches: usize,
-    /// Most fetches at once from one host and port, at least 1. Default 32.
+    /// The maximum number of concurrent fetches from one host and port, at least 1. Default 32.
     pub max_fetches_per_origin: usize,
-    /// Most redirects that are followed; 0 follows none. Default 5.
+    /// The maximum number of redirects per fetch; 0 follows none. Default 5.
     pub max_redirects: usize,
-    /// Most bytes of encoded media that are kept for later requests; 0 keeps nothing. Default 1
-    /// GiB.
+    /// The capacity of the cache of encoded media in bytes; 0 disables the cache. Default 1 GiB.
     pub cache_bytes: u64,
-    /// Most URLs, and most names given by clients, whose content is remembered. Default 100,000 of
-    /// each.
+    /// The maximum number of URLs, and of names given by clients, whose content is remembered.
+    /// Default 100,000 of each.
     pub max_known_names: usize,
-    /// The time for which a URL that has failed is not tried again. Default 1 s.
-    pub failures_last: Duration,
-    /// The directory below which `file:` URLs may read; `None` (the default) refuses them all.
+    /// The time for which a failed URL is not fetched again. Default 1 s.
+    pub failure_ttl: Duration,
+    /// The directory below which `file:` URLs may read; `None` (the default) refuses all of them.
     pub allowed_local_media_path: Option<PathBuf>,
-    /// Whether to fetch from loopback, private, link-local and other addresses outside the public
-    /// internet. Default no.
+    /// Allows fetches from loopback, private, link-local and other addresses outside the public
+    /// internet. Default `false`.
     pub allow_private_addresses: bool,
-    /// The ports to fetch from; `None` (the default) is 80 and 443, or any if private addresses are
-    /// allowed.
+    /// The allowed ports. `None` (the default) allows 80 and 443, or all ports if private addresses
+    /// are allowed.
     pub allowed_ports: Option<Vec<u16>>,
-    /// The hosts to fetch from, redirects included; empty (the default) for any.
+    /// The allowed hosts, also of redirects; empty (the default) allows all hosts.
     pub allowed_domains: Vec<DomainRule>,
-    /// The time for which a fetched answer is reused without asking the origin, even if its headers
-    /// claim less. Answers that must not be stored are not reused. Default 0.
+    /// The minimum time for which a fetched answer is reused without a request to the origin, even
+    /// if its headers allow less. Answers that must not be stored are not reused. Default 0.
     pub min_freshness: Duration,
-    /// The longest time for which a fetched answer is reused without asking the origin, whatever
-    /// its headers allow. Default 1 day.
+    /// The maximum time for which a fetched answer is reused without a request to the origin, even
+    /// if its headers allow more. Default 1 day.
     pub max_freshness: Duration,
 }
 
@@ -70,7 +71,7 @@ impl Default for MediaConfig {
             max_redirects: 5,
             cache_bytes: 1 << 30,
             max_known_names: 100_000,
-            failures_last: Duration::from_secs(1),
+            failure_ttl: Duration::from_secs(1),
             allowed_local_media_path: None,
             allow_private_addresses: false,
             allowed_ports: None,

@@ -1,18 +1,18 @@
-//! What has happened at the door, in numbers.
+//! Counters of the media loader.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A number that only grows.
+/// A monotonic counter.
 #[derive(Default)]
-pub(crate) struct Count(AtomicU64);
+pub(crate) struct Counter(AtomicU64);
 
-impl Count {
+impl Counter {
     pub(crate) fn inc(&self) {
         self.add(1);
     }
 
-    pub(crate) fn add(&self, more: u64) {
-        self.0.fetch_add(more, Ordering::Relaxed);
+    pub(crate) fn add(&self, amount: u64) {
+        self.0.fetch_add(amount, Ordering::Relaxed);
     }
 
     fn get(&self) -> u64 {
@@ -20,22 +20,23 @@ impl Count {
     }
 }
 
-/// The numbers behind [`MediaCounts`], which grow while things happen.
+/// The live counters behind [`MediaCounts`].
 #[derive(Default)]
 pub(crate) struct Counters {
-    pub(crate) data: Count,
-    pub(crate) files: Count,
-    pub(crate) fresh: Count,
-    pub(crate) revalidated: Count,
-    pub(crate) fetched: Count,
-    pub(crate) fetched_bytes: Count,
-    pub(crate) shared: Count,
-    pub(crate) failed_again: Count,
-    pub(crate) named: Count,
-    pub(crate) unknown_names: Count,
+    pub(crate) data: Counter,
+    pub(crate) files: Counter,
+    pub(crate) fresh: Counter,
+    pub(crate) revalidated: Counter,
+    pub(crate) fetched: Counter,
+    pub(crate) fetched_bytes: Counter,
+    pub(crate) shared: Counter,
+    pub(crate) failed_again: Counter,
+    pub(crate) named: Counter,
+    pub(crate) unknown_names: Counter,
 }
 
 impl Counters {
+    /// Returns the current values, with `cached_bytes` 0.
     pub(crate) fn snapshot(&self) -> MediaCounts {
         MediaCounts {
             data: self.data.get(),
@@ -53,29 +54,29 @@ impl Counters {
     }
 }
 
-/// What has happened so far.
+/// A snapshot of the loader's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MediaCounts {
-    /// `data:` URLs.
+    /// The number of `data:` URLs opened.
     pub data: u64,
-    /// `file:` URLs.
+    /// The number of `file:` URLs opened.
     pub files: u64,
-    /// URLs whose content was known and fresh, so that nobody was asked.
+    /// The number of URLs whose content was cached and fresh, so that no request was sent.
     pub fresh: u64,
-    /// URLs whose content was known, and of which the origin said that it has not changed.
+    /// The number of URLs whose cached content the origin confirmed as not modified.
     pub revalidated: u64,
-    /// Bodies fetched from origins.
+    /// The number of bodies fetched from origins.
     pub fetched: u64,
-    /// Bytes of these bodies.
+    /// The total size of these bodies in bytes.
     pub fetched_bytes: u64,
-    /// URLs that somebody else's fetch was waited for.
+    /// The number of URLs that shared a fetch already in flight.
     pub shared: u64,
-    /// URLs that were not fetched because they failed a moment ago.
+    /// The number of URLs that were not fetched because an earlier fetch had just failed.
     pub failed_again: u64,
-    /// Clients' names that were known.
+    /// The number of clients' names that were resolved.
     pub named: u64,
-    /// Clients' names that were not known, or whose content was gone.
+    /// The number of clients' names that were unknown, or whose content was no longer cached.
     pub unknown_names: u64,
-    /// Bytes of the cache of contents, as they are now.
+    /// The current size of the content cache in bytes.
     pub cached_bytes: u64,
 }

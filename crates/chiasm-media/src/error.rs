@@ -1,72 +1,74 @@
-//! What can go wrong between a media URL and pixels, and whose fault it is.
+//! Errors on the way from a media URL to pixels, and their classification.
 
 use crate::ImageFormat;
 
-/// Why a media part could not be used.
+/// The reason why a media part could not be used.
 ///
-/// Messages are meant for the client. They carry no URL, credential, response body, file path or
+/// Messages are meant for the client. They contain no URL, credential, response body, file path or
 /// resolved address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MediaError {
-    /// Not a URL at all, or one that lacks a host or a path.
+    /// The URL cannot be parsed, or lacks a host or a path.
     #[error("the media URL is not valid: {reason}")]
     InvalidUrl {
-        /// What is wrong with it.
+        /// The defect of the URL.
         reason: &'static str,
     },
-    /// A client's name for an item that is empty or too long.
+    /// The client's uuid for an item is empty or too long.
     #[error("the uuid must have 1 to {limit} bytes")]
     InvalidUuid {
-        /// Most bytes.
+        /// The maximum length in bytes.
         limit: usize,
     },
-    /// A client's name without a URL, for something that was not seen before, or not lately.
+    /// The client's uuid came without a URL, and its content is not cached, or no longer.
     #[error(
-        "nothing is known under this uuid (any more); send the item itself, with or without the uuid"
+        "nothing is known under this uuid (any more); \
+         send the item itself, with or without the uuid"
     )]
     UnknownUuid,
-    /// A scheme other than `data`, `http`, `https` and `file`.
+    /// The URL has a scheme other than `data`, `http`, `https` and `file`.
     #[error("the media URL must be a data:, http:, https: or file: URL")]
     UnsupportedScheme,
-    /// A user name or password in the URL.
+    /// The URL contains a user name or a password.
     #[error("the media URL must not contain credentials")]
     CredentialsInUrl,
-    /// A `data:` URL that is not base64 or is cut off.
+    /// The `data:` URL is not base64, or is truncated.
     #[error("the data URL is not valid: {reason}")]
     InvalidDataUri {
-        /// What is wrong with it.
+        /// The defect of the URL.
         reason: &'static str,
     },
-    /// `file:` URLs are switched off.
+    /// `file:` URLs are disabled.
     #[error(
         "local files cannot be loaded: the server was started without an allowed local media path"
     )]
     LocalFilesDisabled,
-    /// A `file:` URL that leads outside the allowed directory, also by way of symbolic links.
+    /// The `file:` URL leads outside the allowed directory, possibly through symbolic links.
     #[error("the file is not below the allowed local media path")]
     LocalPathForbidden,
-    /// No such file below the allowed directory, or not a regular file.
+    /// The file below the allowed directory does not exist, or is not a regular file.
     #[error("the file does not exist or is not a regular file")]
     LocalFileNotFound,
-    /// A file below the allowed directory that cannot be read.
+    /// The file below the allowed directory cannot be read.
     #[error("the file cannot be read")]
     LocalFileUnreadable,
     /// The host is, or resolves to, an address outside the public internet.
     #[error("the media host is not allowed: its address is not public")]
     AddressForbidden,
-    /// A port that is not allowed.
+    /// The port is not allowed.
     #[error("the media port is not allowed")]
     PortForbidden,
-    /// A host that is not allowed.
+    /// The host is not allowed.
     #[error("the media host is not among those that the server may fetch from")]
     HostForbidden,
-    /// A rule for allowed hosts that is neither a host nor `*.` and a domain.
+    /// The rule for allowed hosts is neither a host nor `*.` and a domain.
     #[error(
-        "the rule for allowed media domains is not valid: write a host like example.com, or *.example.com"
+        "the rule for allowed media domains is not valid: \
+         write a host like example.com, or *.example.com"
     )]
     InvalidDomainRule,
-    /// The origin answered with something other than success.
+    /// The origin answered with a status other than success.
     #[error("the media origin answered with status {status}")]
     OriginStatus {
         /// The HTTP status.
@@ -75,54 +77,56 @@ pub enum MediaError {
     /// The origin redirects more often than allowed.
     #[error("the media origin redirects more than {limit} times")]
     TooManyRedirects {
-        /// Most redirects that are followed.
+        /// The maximum number of redirects.
         limit: usize,
     },
-    /// The origin redirects to something that is no `http:` or `https:` URL, that holds
-    /// credentials, or from `https:` to `http:`.
+    /// The origin redirects from `https:` to `http:`, or to a URL that is not `http:` or `https:`,
+    /// or that contains credentials.
     #[error("the media origin redirects to a URL that is not allowed")]
     InvalidRedirect,
-    /// The origin compressed its answer although it was asked not to.
+    /// The origin compressed its answer against the request's `Accept-Encoding`.
     #[error(
-        "the media origin sends compressed content, which is not supported; it must send the plain file"
+        "the media origin sends compressed content, which is not supported; \
+         it must send the plain file"
     )]
     OriginEncoding,
-    /// No name, no connection, no TLS session, a connection that broke, or an answer against the
-    /// rules of HTTP.
+    /// The fetch failed: name look-up, connection, TLS, a broken connection, or an answer that
+    /// violates HTTP.
     #[error("the media origin cannot be reached, or broke off the connection")]
     OriginFailed,
-    /// The origin took longer than allowed.
+    /// The origin exceeded a timeout.
     #[error("the media origin took too long")]
     OriginTimeout,
-    /// More encoded bytes than allowed.
+    /// The encoded file is larger than the limit.
     #[error("the media has more than {limit} bytes")]
     TooManyBytes {
-        /// The limit.
+        /// The limit in bytes.
         limit: u64,
     },
-    /// More pixels than allowed, as the header says.
+    /// The header announces more pixels than the limit.
     #[error("the image of {width}x{height} pixels has more than {limit} pixels")]
     TooManyPixels {
         /// Pixels per row.
         width: u32,
         /// Rows.
         height: u32,
-        /// The limit for their product.
+        /// The limit for `width` times `height`.
         limit: u64,
     },
-    /// More pixels per row, or more rows, than allowed, as the header says.
+    /// The header announces a side longer than the limit.
     #[error("the image of {width}x{height} pixels has a side of more than {limit}")]
     TooLongSide {
         /// Pixels per row.
         width: u32,
         /// Rows.
         height: u32,
-        /// The limit for each of them.
+        /// The limit for each side in pixels.
         limit: u32,
     },
-    /// More stretched than allowed, as the header says.
+    /// The header announces a more extreme aspect ratio than the limit.
     #[error(
-        "the image of {width}x{height} pixels is too stretched: its sides may differ by a factor of {limit} at most"
+        "the image of {width}x{height} pixels is too stretched: \
+         its sides may differ by a factor of {limit} at most"
     )]
     TooStretched {
         /// Pixels per row.
@@ -132,71 +136,74 @@ pub enum MediaError {
         /// The limit for the longer side divided by the shorter.
         limit: u32,
     },
-    /// More scans in a JPEG file than allowed.
+    /// The JPEG file has more scans than the limit.
     #[error("the image has {scans} scans, more than {limit}; save it as a baseline JPEG")]
     TooManyScans {
-        /// How many there are.
+        /// The number of scans in the file.
         scans: u32,
-        /// The limit.
+        /// The maximum number of scans.
         limit: u32,
     },
-    /// Bytes that are no media of a supported format.
-    #[error("the media is not a PNG, JPEG, WebP, GIF or BMP image{}", found.map_or(String::new(), |name| format!(" but {name}")))]
+    /// The bytes are not in a supported format.
+    #[error(
+        "the media is not a PNG, JPEG, WebP, GIF or BMP image{}",
+        found.map_or(String::new(), |name| format!(" but {name}"))
+    )]
     UnsupportedFormat {
-        /// What it looks like, where that is known.
+        /// The name of the detected format, if known.
         found: Option<&'static str>,
     },
-    /// A variant of a supported format that is not supported.
+    /// The file is an unsupported variant of a supported format.
     #[error("this kind of {format} image is not supported: {reason}")]
     UnsupportedVariant {
         /// The format.
         format: ImageFormat,
-        /// What is not supported.
+        /// The unsupported feature.
         reason: &'static str,
     },
-    /// Broken or truncated image data.
+    /// The image data is broken or truncated.
     #[error("the {format} image is corrupt or truncated: {reason}")]
     Corrupt {
         /// The format.
         format: ImageFormat,
-        /// What is wrong with it.
+        /// The defect of the image.
         reason: &'static str,
     },
-    /// This process holds as many bytes of media and request bodies as it may.
+    /// The process's budget for media and request bodies is exhausted.
     #[error("the server holds as many bytes of media and requests as it may; try again")]
     Busy,
-    /// A worker thread of this process died, or TLS could not be set up; not the client's fault.
+    /// A thread of this process panicked, or TLS could not be set up. Not the client's fault.
     #[error("the media could not be processed; try again")]
     Internal,
 }
 
-/// Whose fault a [`MediaError`] is, as a server needs it to answer.
+/// The class of a [`MediaError`], from which a server derives the HTTP status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fault {
     /// The request is malformed (400).
     BadRequest,
-    /// The request asks for something that the server's policy refuses (403).
+    /// The server's policy refuses the request (403).
     Forbidden,
     /// The media does not exist (404).
     NotFound,
-    /// Over a limit for bytes or pixels (413).
+    /// The media exceeds a limit for bytes or pixels (413).
     TooLarge,
-    /// Not a format that can be read (415).
+    /// The format is not supported (415).
     Unsupported,
-    /// Broken image data (422).
+    /// The image data is broken (422).
     Corrupt,
     /// The origin failed (502).
     OriginFailed,
     /// The origin was too slow (504).
     OriginTimeout,
-    /// There is no room now (503).
+    /// The process is out of memory budget for now (503).
     Busy,
     /// This process failed (500).
     Internal,
 }
 
 impl MediaError {
-    /// Tells whose fault it is, as a server needs it to answer.
+    /// Returns the class of the error, from which a server derives the HTTP status.
     pub fn fault(&self) -> Fault {
         match self {
             Self::InvalidUrl { .. }
@@ -237,14 +244,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unsupported_format_names_the_supported_ones() {
+    fn unsupported_format_error_lists_supported_formats() {
         let named = MediaError::UnsupportedFormat { found: Some("TIFF") }.to_string();
         assert_eq!(named, "the media is not a PNG, JPEG, WebP, GIF or BMP image but TIFF");
         assert!(!MediaError::UnsupportedFormat { found: None }.to_string().contains("but"));
     }
 
     #[test]
-    fn a_missing_file_is_not_found_wherever_it_is_missing() {
+    fn missing_local_or_remote_file_is_not_found() {
         assert_eq!(MediaError::OriginStatus { status: 404 }.fault(), Fault::NotFound);
         assert_eq!(MediaError::LocalFileNotFound.fault(), Fault::NotFound);
         assert_eq!(MediaError::OriginStatus { status: 500 }.fault(), Fault::OriginFailed);

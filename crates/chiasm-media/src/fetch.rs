@@ -1,8 +1,8 @@
-//! `http:` and `https:` URLs: bounded in time, bytes, redirects, addresses and number.
+//! `http:` and `https:` URLs, with limits on time, bytes, redirects, addresses and concurrency.
 
 mod client;
+mod limiter;
 mod threads;
-mod turns;
 
 use std::error::Error;
 use std::time::Duration;
@@ -23,34 +23,35 @@ use crate::policy::{
 use crate::{ByteBudget, Clock, MediaConfig, MediaError};
 
 use client::{Clients, web_roots};
+use limiter::{FetchLimiter, FetchPermit};
 pub(crate) use threads::FetchThreads;
-use turns::{Turn, Turns};
 
-/// Longer timeouts count as this one, so that no point in time is beyond what clocks can tell.
-const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+/// The maximum timeout. Longer ones are clamped to it, so that deadlines cannot overflow the clock.
+const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A body, and for how long it may be reused.
+/// A fetched body and its freshness.
 #[derive(Debug)]
 pub(crate) struct Fetched {
     pub(crate) bytes: Bytes,
     pub(crate) freshness: Freshness,
 }
 
-/// What an origin says to somebody who may know an earlier answer.
+/// The outcome of a successful fetch.
 #[derive(Debug)]
-pub(crate) enum Answer {
-    New(Fetched),
-    /// The known answer holds; [`Freshness::refreshed`] takes this.
+pub(crate) enum FetchOutcome {
+    Fetched(Fetched),
+    /// The cached answer is still valid. [`Freshness::refreshed`] takes the new freshness.
     NotModified(Freshness),
 }
 
-/// Fetches over HTTP/1.1 and HTTP/2. Keeps connections for reuse; does not look at proxy variables,
-/// and asks for no compression. The same request goes out whoever asks: no cookies, no credentials,
-/// nothing of the client's own request.
+/// Fetches over HTTP/1.1 and HTTP/2.
+///
+/// Keeps connections for reuse. Ignores proxy variables and requests no compression. Requests do
+/// not depend on the client: no cookies, no credentials, and nothing from the client's own request.
 pub(crate) struct Fetcher {
     clients: Clients,
     policy: UrlPolicy,
-    turns: Turns,
+    limiter: FetchLimiter,
     limits: Limits,
     freshness: FreshnessBounds,
     budget: ByteBudget,
@@ -60,14 +61,14 @@ pub(crate) struct Fetcher {
 struct Limits {
     first_byte_timeout: Duration,
     stall_timeout: Duration,
-    /// Fewest bytes in each `stall_timeout` of a body.
+    /// The minimum number of bytes of a body in each `stall_timeout`.
     min_bytes: u64,
     total_timeout: Duration,
     max_redirects: usize,
 }
 
 impl Fetcher {
-    /// Reads bodies into `budget`; `clock` says when answers came.
+    /// Creates a fetcher that reads bodies into `budget` and dates answers by `clock`.
     pub(crate) fn new(
         config: &MediaConfig,
         budget: ByteBudget,
@@ -83,8 +84,8 @@ impl Fetcher {
         Ok(Self { clock, ..fetcher })
     }
 
-    /// [`Self::new`] by other rules, look-ups and certificate authorities, for tests, and by the
-    /// machine's clock.
+    /// Creates a fetcher with the given address rule, look-up and certificate authorities, and the
+    /// machine's clock. Tests pass their own.
     fn with(
         config: &MediaConfig,
         budget: ByteBudget,
@@ -94,12 +95,12 @@ impl Fetcher {
     ) -> Result<Self, MediaError> {
         let [first_byte_timeout, stall_timeout, total_timeout] =
             [config.first_byte_timeout, config.stall_timeout, config.total_timeout]
-                .map(|timeout| timeout.min(LONGEST));
+                .map(|timeout| timeout.min(MAX_TIMEOUT));
         let min_bytes = (stall_timeout.as_secs_f64() * config.min_body_rate as f64) as u64;
         Ok(Self {
             clients: Clients::new(config, GuardedResolver { lookup, rule: rule.clone() }, roots)?,
             policy: UrlPolicy::new(config, rule),
-            turns: Turns::new(config.max_fetches, config.max_fetches_per_origin),
+            limiter: FetchLimiter::new(config.max_fetches, config.max_fetches_per_origin),
             limits: Limits {
                 first_byte_timeout,
                 stall_timeout,
@@ -113,32 +114,35 @@ impl Fetcher {
         })
     }
 
-    /// What can be refused before anything is sent: scheme, credentials, port, domain, literal
+    /// Checks the rules that need no network access: scheme, credentials, port, domain and literal
     /// address.
     pub(crate) fn check(&self, url: &Url) -> Result<(), MediaError> {
         self.policy.check(url)
     }
 
-    /// The body behind a URL, of at most `max_bytes`, or that it is still what an earlier answer,
-    /// of which `known` is left, was.
+    /// Fetches the body of a URL, of at most `max_bytes`.
     ///
-    /// Dropping the future ends the fetch.
+    /// If `cached` is given, the request is conditional where the origin can revalidate that
+    /// answer.
+    ///
+    /// Dropping the future cancels the fetch.
     pub(crate) async fn get(
         &self,
         mut url: Url,
-        mut known: Option<&Freshness>,
+        mut cached: Option<&Freshness>,
         max_bytes: u64,
-    ) -> Result<Answer, MediaError> {
+    ) -> Result<FetchOutcome, MediaError> {
         self.check(&url)?;
         let deadline = Instant::now() + self.limits.total_timeout;
         let mut redirects = RedirectFreshness::none();
         let mut followed = 0;
         loop {
-            let turn = self.turns.take(&url, deadline).await?;
-            let condition = known.and_then(|known| known.condition(&url));
-            let conditional = condition.is_some();
-            let (response, received) = self.ask(&turn, &url, condition, deadline).await?;
-            let (status, headers) = (response.status(), response.headers());
+            let permit = self.limiter.acquire(&url, deadline).await?;
+            let condition = cached.and_then(|cached| cached.condition(&url));
+            let is_conditional = condition.is_some();
+            let (response, received) = self.send(&permit, &url, condition, deadline).await?;
+            let status = response.status();
+            let headers = response.headers();
             if is_redirect(status) && headers.contains_key(LOCATION) {
                 if followed == self.limits.max_redirects {
                     return Err(MediaError::TooManyRedirects { limit: self.limits.max_redirects });
@@ -150,52 +154,55 @@ impl Fetcher {
                 url = target;
                 continue;
             }
-            let mut freshness = Freshness::of(&url, headers, received, redirects, self.freshness);
+            let mut freshness =
+                Freshness::from_answer(&url, headers, received, redirects, self.freshness);
             match status {
                 StatusCode::OK => {}
-                // Made by a proxy from what the origin answered.
+                // Modified by a transforming proxy.
                 StatusCode::NON_AUTHORITATIVE_INFORMATION => freshness.forbid_storing(),
-                StatusCode::NOT_MODIFIED if conditional => {
-                    if known.is_some_and(|known| known.is_confirmed_by(headers)) {
-                        return Ok(Answer::NotModified(freshness));
+                StatusCode::NOT_MODIFIED if is_conditional => {
+                    if cached.is_some_and(|cached| cached.is_confirmed_by(headers)) {
+                        return Ok(FetchOutcome::NotModified(freshness));
                     }
-                    // It speaks of another answer than the known one. Without that, it cannot say
-                    // so again.
-                    known = None;
+                    // The 304 is about another answer than the cached one. The next request is
+                    // unconditional, so that it cannot get a 304 again.
+                    cached = None;
                     continue;
                 }
                 _ => return Err(MediaError::OriginStatus { status: status.as_u16() }),
             }
-            let bytes = self.body(response, deadline, max_bytes).await?;
-            return Ok(Answer::New(Fetched { bytes, freshness }));
+            let bytes = self.read_body(response, deadline, max_bytes).await?;
+            return Ok(FetchOutcome::Fetched(Fetched { bytes, freshness }));
         }
     }
 
-    /// Sends one request and waits for the head of its answer.
-    async fn ask(
+    /// Sends one request and waits for the head of the answer.
+    async fn send(
         &self,
-        turn: &Turn<'_>,
+        permit: &FetchPermit<'_>,
         url: &Url,
         condition: Option<(HeaderName, HeaderValue)>,
         deadline: Instant,
     ) -> Result<(Response, Received), MediaError> {
-        let mut request = self.clients.client(turn.keep_alive()).get(url.clone());
+        let mut request = self.clients.client(permit.keep_alive()).get(url.clone());
         if let Some((name, value)) = condition {
             request = request.header(name, value);
         }
-        let asked = self.clock.now();
-        let until = deadline.min(Instant::now() + self.limits.first_byte_timeout);
-        let response = timeout_at(until, request.send())
+        let requested_at = self.clock.now();
+        let head_deadline = deadline.min(Instant::now() + self.limits.first_byte_timeout);
+        let response = timeout_at(head_deadline, request.send())
             .await
             .map_err(|_| MediaError::OriginTimeout)?
-            .map_err(fault_of)?;
-        let received = Received { asked, at: self.clock.now(), date: self.clock.date() };
+            .map_err(to_media_error)?;
+        let received = Received { requested_at, at: self.clock.now(), date: self.clock.date() };
         Ok((response, received))
     }
 
-    /// Reads up to the limit and drops the connection at the first byte behind it. Memory is
-    /// counted as bytes come: what an origin announces takes none.
-    async fn body(
+    /// Reads a body of at most `limit` bytes. Drops the connection at the first byte over the
+    /// limit.
+    ///
+    /// Memory is charged as bytes arrive; an announced length charges nothing.
+    async fn read_body(
         &self,
         mut response: Response,
         deadline: Instant,
@@ -211,13 +218,15 @@ impl Fetcher {
         if announced.is_some_and(|announced| announced > limit) {
             return Err(MediaError::TooManyBytes { limit });
         }
-        let mut body = self.budget.buffer_expecting(announced.unwrap_or(0) as usize);
-        let mut since = (Instant::now(), 0);
+        let mut body = self.budget.buffer_with_capacity(announced.unwrap_or(0) as usize);
+        let mut window_start = Instant::now();
+        let mut length_at_window_start = 0;
         loop {
-            let until = deadline.min(since.0 + self.limits.stall_timeout);
-            let part =
-                timeout_at(until, response.chunk()).await.map_err(|_| MediaError::OriginTimeout)?;
-            let Some(part) = part.map_err(fault_of)? else {
+            let part_deadline = deadline.min(window_start + self.limits.stall_timeout);
+            let part = timeout_at(part_deadline, response.chunk())
+                .await
+                .map_err(|_| MediaError::OriginTimeout)?;
+            let Some(part) = part.map_err(to_media_error)? else {
                 return Ok(body.freeze());
             };
             let length = body.as_slice().len() as u64 + part.len() as u64;
@@ -225,8 +234,9 @@ impl Fetcher {
                 return Err(MediaError::TooManyBytes { limit });
             }
             body.extend(&part)?;
-            if length - since.1 >= self.limits.min_bytes {
-                since = (Instant::now(), length);
+            if length - length_at_window_start >= self.limits.min_bytes {
+                window_start = Instant::now();
+                length_at_window_start = length;
             }
         }
     }
@@ -240,7 +250,7 @@ fn is_permanent(status: StatusCode) -> bool {
     matches!(status.as_u16(), 301 | 308)
 }
 
-/// The only `Location` of an answer.
+/// Returns the `Location` of an answer. Refuses several different ones.
 fn location(headers: &HeaderMap) -> Result<&[u8], MediaError> {
     let mut locations = headers.get_all(LOCATION).iter().map(|location| location.as_bytes());
     let location = locations.next().ok_or(MediaError::InvalidRedirect)?;
@@ -251,7 +261,7 @@ fn location(headers: &HeaderMap) -> Result<&[u8], MediaError> {
     }
 }
 
-/// The URL that a `Location` leads to. Bytes above ASCII are UTF-8, as browsers take them.
+/// Resolves a `Location` against the URL it came from. Bytes above ASCII are UTF-8, as in browsers.
 pub(crate) fn redirect_target(from: &Url, location: &[u8]) -> Result<Url, MediaError> {
     let location = Some(location).filter(|location| location.len() <= MAX_URL_BYTES);
     let text = location
@@ -260,8 +270,8 @@ pub(crate) fn redirect_target(from: &Url, location: &[u8]) -> Result<Url, MediaE
     from.join(text).map_err(|_| MediaError::InvalidRedirect)
 }
 
-/// Whether the body is the file itself, not a compressed form, which may be larger than any limit
-/// by far.
+/// Returns `true` if the body is the plain file. A compressed body could expand far beyond any
+/// limit.
 fn is_plain(headers: &HeaderMap) -> bool {
     headers.get_all(CONTENT_ENCODING).iter().all(|encoding| {
         let encoding = encoding.as_bytes().trim_ascii();
@@ -269,9 +279,9 @@ fn is_plain(headers: &HeaderMap) -> bool {
     })
 }
 
-/// What an error of the HTTP client means. Its text may hold URLs and addresses and is not passed
-/// on.
-fn fault_of(error: reqwest::Error) -> MediaError {
+/// Converts an error of the HTTP client. The error's text is dropped, because it may contain URLs
+/// and addresses.
+fn to_media_error(error: reqwest::Error) -> MediaError {
     let mut cause: Option<&(dyn Error + 'static)> = Some(&error);
     while let Some(error) = cause {
         if error.is::<AddressRefused>() {
@@ -280,7 +290,7 @@ fn fault_of(error: reqwest::Error) -> MediaError {
         cause = error.source();
     }
     if error.is_builder() {
-        return MediaError::InvalidUrl { reason: "it cannot be asked for over HTTP" };
+        return MediaError::InvalidUrl { reason: "it cannot be requested over HTTP" };
     }
     if error.is_timeout() { MediaError::OriginTimeout } else { MediaError::OriginFailed }
 }

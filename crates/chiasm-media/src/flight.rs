@@ -1,4 +1,4 @@
-//! Single flight: who asks for what is already on its way waits for that.
+//! Single flight: concurrent callers with the same key share one piece of work.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -8,19 +8,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared, WeakShared};
 
-/// Work under way, by what it is for. Clones are the same flights.
+/// Work in flight, by key. Clones share their state.
 ///
-/// Work belongs to all who wait for it: it goes on as long as one of them does, whoever came first,
-/// and is dropped with the last. Its outcome is told to all who came while it was under way, errors
-/// too; who comes later starts anew.
-pub(crate) struct Flights<K, V> {
+/// A flight runs as long as at least one caller waits for it, and is dropped with the last caller.
+/// Every caller that joined gets its outcome, errors included. Outcomes are not cached: a later
+/// caller starts a new flight.
+pub(crate) struct SingleFlight<K, V> {
     running: Arc<Mutex<Running<K, V>>>,
 }
 
 struct Running<K, V> {
     flights: HashMap<K, Flight<V>>,
-    /// Tells a flight from a later one for the same key.
-    last: u64,
+    /// The number of the last flight. Numbers distinguish flights with the same key.
+    last_number: u64,
 }
 
 struct Flight<V> {
@@ -28,75 +28,78 @@ struct Flight<V> {
     work: WeakShared<BoxFuture<'static, V>>,
 }
 
-/// Whether work was started for a caller.
+/// The role of a caller in a flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Boarded {
-    First,
-    Later,
+pub(crate) enum Role {
+    /// The caller started the flight.
+    Leader,
+    /// The caller joined a flight.
+    Follower,
 }
 
-impl<K, V> Flights<K, V>
+impl<K, V> SingleFlight<K, V>
 where
     K: Clone + Eq + Hash + Send + 'static,
     V: Clone + Send + Sync + 'static,
 {
-    /// Waits for the work that is under way for `key`, or for `start`'s if there is none.
-    pub(crate) async fn join<F>(&self, key: K, start: impl FnOnce() -> F) -> (Boarded, V)
+    /// Joins the flight for `key`, or starts one with `start`, and waits for its outcome.
+    pub(crate) async fn join<F>(&self, key: K, start: impl FnOnce() -> F) -> (Role, V)
     where
         F: Future<Output = V> + Send + 'static,
     {
-        let (boarded, work) = self.board(key, start);
-        (boarded, work.await)
+        let (role, work) = self.join_or_start(key, start);
+        (role, work.await)
     }
 
-    fn board<F>(
+    fn join_or_start<F>(
         &self,
         key: K,
         start: impl FnOnce() -> F,
-    ) -> (Boarded, Shared<BoxFuture<'static, V>>)
+    ) -> (Role, Shared<BoxFuture<'static, V>>)
     where
         F: Future<Output = V> + Send + 'static,
     {
         let mut running = lock(&self.running);
         if let Some(work) = running.flights.get(&key).and_then(|flight| flight.work.upgrade()) {
-            return (Boarded::Later, work);
+            return (Role::Follower, work);
         }
-        running.last += 1;
-        let number = running.last;
-        let landing = Landing { running: self.running.clone(), key: key.clone(), number };
+        running.last_number += 1;
+        let number = running.last_number;
+        let cleanup = RemoveOnDrop { running: self.running.clone(), key: key.clone(), number };
         let work = start();
         let work = async move {
-            let _landing = landing;
+            let _cleanup = cleanup;
             work.await
         };
         let work = work.boxed().shared();
         if let Some(weak) = work.downgrade() {
             running.flights.insert(key, Flight { number, work: weak });
         }
-        (Boarded::First, work)
+        (Role::Leader, work)
     }
 }
 
-impl<K, V> Clone for Flights<K, V> {
+impl<K, V> Clone for SingleFlight<K, V> {
     fn clone(&self) -> Self {
         Self { running: self.running.clone() }
     }
 }
 
-impl<K, V> Default for Flights<K, V> {
+impl<K, V> Default for SingleFlight<K, V> {
     fn default() -> Self {
-        Self { running: Arc::new(Mutex::new(Running { flights: HashMap::new(), last: 0 })) }
+        let running = Running { flights: HashMap::new(), last_number: 0 };
+        Self { running: Arc::new(Mutex::new(running)) }
     }
 }
 
-/// Strikes a flight off the list when it has ended or nobody waits for it any more.
-struct Landing<K: Eq + Hash, V> {
+/// Removes a flight when it has ended, or when its last caller has gone.
+struct RemoveOnDrop<K: Eq + Hash, V> {
     running: Arc<Mutex<Running<K, V>>>,
     key: K,
     number: u64,
 }
 
-impl<K: Eq + Hash, V> Drop for Landing<K, V> {
+impl<K: Eq + Hash, V> Drop for RemoveOnDrop<K, V> {
     fn drop(&mut self) {
         let mut running = lock(&self.running);
         if running.flights.get(&self.key).is_some_and(|flight| flight.number == self.number) {
@@ -105,7 +108,7 @@ impl<K: Eq + Hash, V> Drop for Landing<K, V> {
     }
 }
 
-/// The list is never left half-changed.
+/// Locks `mutex`, even if it is poisoned: no critical section here leaves the map half-changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -119,17 +122,19 @@ mod tests {
 
     use super::*;
 
-    /// Lets a caller ask, and go on waiting.
-    fn ask<F: Future + Unpin>(caller: &mut F) {
-        assert!(caller.now_or_never().is_none(), "there is nothing to wait for");
+    /// Polls a caller once. It joins its flight and stays pending.
+    fn poll_pending<F: Future + Unpin>(caller: &mut F) {
+        assert!(caller.now_or_never().is_none(), "the caller is not pending");
     }
 
     #[tokio::test]
-    async fn many_callers_share_one_piece_of_work() {
-        let flights = Flights::default();
-        let (go, started) = (Arc::new(Notify::new()), Arc::new(AtomicUsize::new(0)));
+    async fn concurrent_callers_share_one_flight() {
+        let flights = SingleFlight::default();
+        let go = Arc::new(Notify::new());
+        let started = Arc::new(AtomicUsize::new(0));
         let work = || {
-            let (go, started) = (go.clone(), started.clone());
+            let go = go.clone();
+            let started = started.clone();
             async move {
                 let number = started.fetch_add(1, Ordering::Relaxed);
                 go.notified().await;
@@ -137,22 +142,24 @@ mod tests {
             }
         };
         let mut all = join_all((0..200).map(|_| Box::pin(flights.join("a", work))));
-        ask(&mut all);
+        poll_pending(&mut all);
         go.notify_one();
         let outcomes = all.await;
         assert!(outcomes.iter().all(|&(_, number)| number == 0));
-        assert_eq!(outcomes.iter().filter(|&&(boarded, _)| boarded == Boarded::First).count(), 1);
+        assert_eq!(outcomes.iter().filter(|&&(role, _)| role == Role::Leader).count(), 1);
         go.notify_one();
-        assert_eq!(flights.join("a", work).await, (Boarded::First, 1), "outcomes are not kept");
+        assert_eq!(flights.join("a", work).await, (Role::Leader, 1), "outcomes are not cached");
         assert!(lock(&flights.running).flights.is_empty());
     }
 
     #[tokio::test]
-    async fn a_cancelled_leader_hands_over() {
-        let flights: Flights<_, usize> = Flights::default();
-        let (go, started) = (Arc::new(Notify::new()), Arc::new(AtomicUsize::new(0)));
+    async fn cancelled_leader_leaves_flight_to_follower() {
+        let flights: SingleFlight<_, usize> = SingleFlight::default();
+        let go = Arc::new(Notify::new());
+        let started = Arc::new(AtomicUsize::new(0));
         let join = || {
-            let (go, started) = (go.clone(), started.clone());
+            let go = go.clone();
+            let started = started.clone();
             let work = || async move {
                 started.fetch_add(1, Ordering::Relaxed);
                 go.notified().await;
@@ -160,35 +167,36 @@ mod tests {
             };
             Box::pin(flights.join("a", work))
         };
-        let (mut leader, mut follower) = (join(), join());
-        ask(&mut leader);
-        ask(&mut follower);
+        let mut leader = join();
+        let mut follower = join();
+        poll_pending(&mut leader);
+        poll_pending(&mut follower);
         drop(leader);
         go.notify_one();
-        assert_eq!(follower.await, (Boarded::Later, 7));
-        assert_eq!(started.load(Ordering::Relaxed), 1, "the follower goes on with the same work");
+        assert_eq!(follower.await, (Role::Follower, 7));
+        assert_eq!(started.load(Ordering::Relaxed), 1, "the follower continues the same work");
     }
 
     #[tokio::test]
-    async fn work_that_nobody_waits_for_is_dropped_and_can_be_started_again() {
+    async fn flight_without_callers_is_dropped() {
         struct Dropped(Arc<AtomicUsize>);
         impl Drop for Dropped {
             fn drop(&mut self) {
                 self.0.fetch_add(1, Ordering::Relaxed);
             }
         }
-        let flights: Flights<_, ()> = Flights::default();
+        let flights: SingleFlight<_, ()> = SingleFlight::default();
         let dropped = Arc::new(AtomicUsize::new(0));
         let guard = Dropped(dropped.clone());
-        let mut for_ever = Box::pin(flights.join("a", || async move {
+        let mut endless = Box::pin(flights.join("a", || async move {
             let _guard = guard;
             std::future::pending().await
         }));
-        ask(&mut for_ever);
+        poll_pending(&mut endless);
         assert_eq!(dropped.load(Ordering::Relaxed), 0);
-        drop(for_ever);
+        drop(endless);
         assert_eq!(dropped.load(Ordering::Relaxed), 1);
         assert!(lock(&flights.running).flights.is_empty());
-        assert_eq!(flights.join("a", || async {}).await.0, Boarded::First);
+        assert_eq!(flights.join("a", || async {}).await.0, Role::Leader);
     }
 }

@@ -1,19 +1,19 @@
-//! The time for which an answer may be reused: what RFC 9111 allows a shared cache, and no more.
+//! The time for which an answer may be reused: as long as RFC 9111 allows a shared cache, or less.
 //!
-//! Pure logic: times are passed in. Differences from the RFC:
+//! Pure logic; times are passed in. Differences from the RFC:
 //!
-//! - Nothing is guessed: an answer that does not say for how long it is fresh is asked for again,
-//!   unless [`FreshnessBounds::min`] says otherwise. A permanent redirect that says nothing is as
-//!   fresh as what it leads to.
-//! - Stale answers are never used, whatever extensions allow.
-//! - `Vary` other than `*` needs no second answers: all requests have the same headers, no cookies
-//!   and no credentials.
-//! - `no-cache` and `private` that name fields count for the whole answer.
-//! - An `Age` that cannot be read makes an answer stale; section 5.1 has it ignored.
-//! - A 304 without an `ETag`, which many servers send, confirms an answer that has one, and tags
-//!   are compared weakly.
+//! - No heuristic freshness: an answer without an explicit lifetime is fetched again, unless
+//!   [`FreshnessBounds::min`] is set. A permanent redirect without a lifetime is as fresh as its
+//!   target.
+//! - Stale answers are never used, even if extensions allow it.
+//! - `Vary` other than `*` is ignored: all requests have the same headers, no cookies and no
+//!   credentials.
+//! - `no-cache` and `private` that name fields apply to the whole answer.
+//! - An unreadable `Age` makes an answer stale; section 5.1 ignores it.
+//! - A 304 without an `ETag`, which many servers send, confirms an answer with one. Tags are
+//!   compared weakly.
 //!
-//! Why these rules are our own: `docs/decisions/0009-own-freshness.md`.
+//! The reasons for an own implementation: `docs/decisions/0009-own-freshness.md`.
 
 mod cache_control;
 
@@ -27,58 +27,57 @@ use url::Url;
 
 use cache_control::{CacheControl, seconds};
 
-/// How much older than the answer a modification must be so that no later one has the same date
-/// (RFC 9110, section 8.8.2.2).
-const SETTLED: Duration = Duration::from_secs(60);
+/// The minimum age of a modification at which no later one can have the same date (RFC 9110,
+/// section 8.8.2.2).
+const MIN_MODIFICATION_AGE: Duration = Duration::from_secs(60);
 
-/// Nothing is fresh for longer: clocks do not tell all times.
-const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+/// The maximum lifetime. Longer ones are clamped to it, so that `Instant` cannot overflow.
+const MAX_LIFETIME: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
-/// Longest validator that is kept, in bytes. Longer ones make an answer one that cannot be asked
-/// for again.
+/// The maximum length of a validator in bytes. An answer with a longer one cannot be revalidated.
 const MAX_VALIDATOR_BYTES: usize = 512;
 
-/// What the operator says of freshness, whatever origins say.
+/// The operator's bounds on freshness, which override the origin's headers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FreshnessBounds {
-    /// The shortest time for which an answer that may be stored is fresh.
+    /// The minimum lifetime of an answer that may be stored.
     pub(crate) min: Duration,
-    /// The longest time for which an answer is fresh.
+    /// The maximum lifetime of an answer.
     pub(crate) max: Duration,
 }
 
-/// The moments at which a request was sent and its answer's headers came.
+/// The times at which a request was sent and its answer's headers were received.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Received {
-    pub(crate) asked: Instant,
+    pub(crate) requested_at: Instant,
     pub(crate) at: Instant,
-    /// What the wall clock said when they came.
+    /// The wall-clock time at which the headers were received.
     pub(crate) date: SystemTime,
 }
 
-/// What an answer's headers say of reusing it, and those of the redirects to it. Holds at most a
-/// URL and two short headers.
+/// The freshness of an answer, from its headers and those of the redirects to it.
+///
+/// Holds at most a URL and two short headers.
 #[derive(Clone, Debug)]
 pub(crate) struct Freshness {
-    own: Statement,
+    own: AnswerFreshness,
     redirects: RedirectFreshness,
     bounds: FreshnessBounds,
     validator: Option<Validator>,
 }
 
-/// What the redirects on the way to an answer say of going that way again. As long as the shortest
-/// of them lasts.
+/// The freshness of the redirects that led to an answer: that of the one that expires first.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RedirectFreshness {
     may_be_stored: bool,
-    /// The first moment at which one of them is not fresh any more; `None` if there is no such.
-    until: Option<Instant>,
+    /// The earliest expiry among the redirects; `None` if none of them expires.
+    expiry: Option<Instant>,
 }
 
 impl RedirectFreshness {
-    /// There were no redirects: nothing is shortened and nothing forbidden.
+    /// Returns the freshness of an answer without redirects, which restricts nothing.
     pub(crate) fn none() -> Self {
-        Self { may_be_stored: true, until: None }
+        Self { may_be_stored: true, expiry: None }
     }
 
     /// Adds a redirect.
@@ -89,33 +88,34 @@ impl RedirectFreshness {
         received: Received,
         bounds: FreshnessBounds,
     ) {
-        let redirect = Statement::of(headers, received);
+        let redirect = AnswerFreshness::from_headers(headers, received);
         self.may_be_stored &= redirect.may_be_stored;
         if !permanent || redirect.lifetime.is_some() {
-            let until = redirect.until(bounds);
-            self.until = Some(self.until.map_or(until, |earlier| earlier.min(until)));
+            let expiry = redirect.expiry(bounds);
+            self.expiry = Some(self.expiry.map_or(expiry, |earlier| earlier.min(expiry)));
         }
     }
 }
 
-/// What one answer says.
+/// The freshness of one answer, without the redirects to it.
 #[derive(Clone, Copy, Debug)]
-struct Statement {
+struct AnswerFreshness {
     may_be_stored: bool,
-    /// The time from when the origin made the answer; zero for one that must be asked for again;
-    /// `None` if nothing is said.
+    /// The lifetime since the origin generated the answer. Zero if the answer must be revalidated;
+    /// `None` without an explicit lifetime.
     lifetime: Option<Duration>,
-    /// Whether it has a `Cache-Control`, or `Pragma: no-cache` in place of one.
+    /// `true` if the answer has a `Cache-Control`, or `Pragma: no-cache` in place of one.
     has_control: bool,
-    /// Whether the lifetime is that of `Expires`, which is a moment.
-    by_expires: bool,
-    /// The moment at which the answer came, and how old it was then.
+    /// `true` if the lifetime is from `Expires`, which is an absolute time.
+    from_expires: bool,
+    /// The time at which the answer was received.
     at: Instant,
+    /// The age of the answer when it was received.
     age: Duration,
 }
 
-/// What to ask an origin with, and about which URL: another's answer may have the same validator by
-/// chance.
+/// The validators of an answer, with its URL: the answer of another URL may have the same validator
+/// by chance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Validator {
     /// The URL without its fragment.
@@ -125,77 +125,77 @@ struct Validator {
 }
 
 impl Freshness {
-    /// What the answer for `url`, which `redirects` led to, says with these headers.
-    pub(crate) fn of(
+    /// Reads the freshness of the answer for `url`, which was reached through `redirects`.
+    pub(crate) fn from_answer(
         url: &Url,
         headers: &HeaderMap,
         received: Received,
         redirects: RedirectFreshness,
         bounds: FreshnessBounds,
     ) -> Self {
-        let validator = Validator::of(url, headers, received.date);
-        Self { own: Statement::of(headers, received), redirects, bounds, validator }
+        let own = AnswerFreshness::from_headers(headers, received);
+        let validator = Validator::from_headers(url, headers, received.date);
+        Self { own, redirects, bounds, validator }
     }
 
-    /// Makes it an answer that may not be stored.
+    /// Forbids storing the answer.
     pub(crate) fn forbid_storing(&mut self) {
         self.own.may_be_stored = false;
     }
 
-    /// Whether it is allowed to store the answer, and worth it: it is fresh for a while, or can be
-    /// asked about.
+    /// Returns `true` if the answer may be stored and storing it is useful: it is fresh for a
+    /// while, or can be revalidated.
     pub(crate) fn may_be_stored(&self) -> bool {
         self.own.may_be_stored
             && self.redirects.may_be_stored
             && (self.is_fresh(self.own.at) || self.can_revalidate())
     }
 
-    /// Whether the answer may be used without asking the origin.
+    /// Returns `true` if the answer may be used without a request to the origin.
     pub(crate) fn is_fresh(&self, now: Instant) -> bool {
         let now = now.max(self.own.at);
-        now < self.own.until(self.bounds) && self.redirects.until.is_none_or(|until| now < until)
+        now < self.own.expiry(self.bounds)
+            && self.redirects.expiry.is_none_or(|expiry| now < expiry)
     }
 
-    /// The bytes of URL and validators, beside the size of the struct itself.
+    /// Returns the size of the URL and the validators in bytes, without the struct itself.
     pub(crate) fn bytes(&self) -> usize {
         let header = |value: &Option<HeaderValue>| value.as_ref().map_or(0, HeaderValue::len);
-        let known = |known: &Validator| {
-            known.url.len() + header(&known.etag) + header(&known.last_modified)
-        };
-        self.validator.as_ref().map_or(0, known)
+        self.validator.as_ref().map_or(0, |validator| {
+            validator.url.len() + header(&validator.etag) + header(&validator.last_modified)
+        })
     }
 
-    /// Whether the origin can be asked if the answer has changed.
+    /// Returns `true` if the answer has a validator for conditional requests.
     pub(crate) fn can_revalidate(&self) -> bool {
         self.validator.is_some()
     }
 
-    /// The header to ask this URL with whether its answer has changed; `None` if that cannot be
-    /// asked there.
+    /// Returns the header of a conditional request to `url`. Returns `None` if the answer has no
+    /// validator from that URL.
     pub(crate) fn condition(&self, url: &Url) -> Option<(HeaderName, HeaderValue)> {
         let Validator { etag, last_modified, .. } =
             self.validator.as_ref().filter(|validator| *validator.url == *without_fragment(url))?;
-        // An origin that gets both ignores the date.
+        // The date is not sent beside a tag: origins ignore it then.
         etag.clone()
             .map(|etag| (IF_NONE_MATCH, etag))
             .or_else(|| Some((IF_MODIFIED_SINCE, last_modified.clone()?)))
     }
 
-    /// Whether "not modified" with these headers can be about the answer that this belongs to: it
-    /// names no other tag.
+    /// Returns `true` if a 304 with these headers can be about this answer: it names no other tag.
     pub(crate) fn is_confirmed_by(&self, headers: &HeaderMap) -> bool {
-        let known = self.validator.as_ref().and_then(|validator| validator.etag.as_ref());
-        match (known, headers.get(ETAG)) {
-            (Some(known), Some(named)) => opaque_tag(known) == opaque_tag(named),
+        let cached = self.validator.as_ref().and_then(|validator| validator.etag.as_ref());
+        match (cached, headers.get(ETAG)) {
+            (Some(cached), Some(confirmed)) => opaque_tag(cached) == opaque_tag(confirmed),
             _ => true,
         }
     }
 
-    /// The freshness after the origin has said "not modified" by the headers of `by`. What these do
-    /// not say holds as it was said before.
-    pub(crate) fn refreshed(self, by: Self) -> Self {
-        let own = by.own.over(&self.own);
-        let validator = match (self.validator, by.validator) {
+    /// Returns the freshness after a 304 whose headers gave `newer`. Headers missing from the 304
+    /// keep their earlier values.
+    pub(crate) fn refreshed(self, newer: Self) -> Self {
+        let own = newer.own.merged_over(&self.own);
+        let validator = match (self.validator, newer.validator) {
             (Some(old), Some(new)) if old.url == new.url => Some(Validator {
                 url: new.url,
                 etag: new.etag.or(old.etag),
@@ -204,14 +204,14 @@ impl Freshness {
             (old, None) => old,
             (_, new) => new,
         };
-        Self { own, validator, ..by }
+        Self { own, validator, ..newer }
     }
 }
 
-impl Statement {
-    fn of(headers: &HeaderMap, received: Received) -> Self {
-        let control = CacheControl::of(headers);
-        // A request header by birth, which old servers send as an answer's.
+impl AnswerFreshness {
+    fn from_headers(headers: &HeaderMap, received: Received) -> Self {
+        let control = CacheControl::from_headers(headers);
+        // `Pragma` is a request header, but old servers send it with answers.
         let pragma = || {
             headers
                 .get_all(PRAGMA)
@@ -229,57 +229,60 @@ impl Statement {
                 && !headers.get_all(VARY).iter().any(|names| names.as_bytes().contains(&b'*')),
             lifetime,
             has_control,
-            by_expires: controlled.is_none() && lifetime.is_some(),
+            from_expires: controlled.is_none() && lifetime.is_some(),
             at: received.at,
             age: initial_age(headers, received),
         }
     }
 
-    /// What holds after a "not modified" with this over what was said before: each of its headers
-    /// takes the place of the one before (RFC 9111, section 3.2).
-    fn over(self, before: &Self) -> Self {
-        let mut now = self;
+    /// Merges the headers of a 304 over those of the stored answer `before`: each header replaces
+    /// its earlier value (RFC 9111, section 3.2).
+    fn merged_over(self, before: &Self) -> Self {
+        let mut merged = self;
         if self.lifetime.is_none() || !self.has_control {
-            now.may_be_stored &= before.may_be_stored;
+            merged.may_be_stored &= before.may_be_stored;
         }
-        now.has_control |= before.has_control;
-        now.lifetime = match (self.lifetime, before.lifetime) {
-            // An `Expires` counts for nothing beside a kept `Cache-Control`. The shorter one is on
-            // the careful side.
-            (Some(new), Some(kept)) if !self.has_control && !before.by_expires => {
+        merged.has_control |= before.has_control;
+        merged.lifetime = match (self.lifetime, before.lifetime) {
+            // `Expires` has no effect beside a retained `Cache-Control`. The shorter lifetime is
+            // the safe choice.
+            (Some(new), Some(kept)) if !self.has_control && !before.from_expires => {
                 Some(new.min(kept))
             }
             (Some(new), _) => Some(new),
-            (None, Some(_)) if self.has_control && !before.by_expires => None,
-            (None, Some(kept)) if before.by_expires => {
-                let gone = before.age.saturating_add(self.at.saturating_duration_since(before.at));
-                now.by_expires = true;
-                Some(kept.saturating_add(self.age).saturating_sub(gone))
+            (None, Some(_)) if self.has_control && !before.from_expires => None,
+            (None, Some(kept)) if before.from_expires => {
+                let elapsed =
+                    before.age.saturating_add(self.at.saturating_duration_since(before.at));
+                merged.from_expires = true;
+                Some(kept.saturating_add(self.age).saturating_sub(elapsed))
             }
             (None, kept) => kept,
         };
-        now
+        merged
     }
 
-    /// The first moment at which the answer is not fresh any more.
-    fn until(&self, bounds: FreshnessBounds) -> Instant {
-        let left = self
+    /// Returns the time at which the answer becomes stale.
+    fn expiry(&self, bounds: FreshnessBounds) -> Instant {
+        let remaining = self
             .lifetime
             .unwrap_or_default()
             .saturating_sub(self.age)
             .min(bounds.max)
             .max(bounds.min);
-        self.at + left.min(FOREVER)
+        self.at + remaining.min(MAX_LIFETIME)
     }
 }
 
 impl Validator {
-    fn of(url: &Url, headers: &HeaderMap, received: SystemTime) -> Option<Self> {
+    /// Reads the validators of the answer for `url`. Returns `None` if it has none.
+    fn from_headers(url: &Url, headers: &HeaderMap, received: SystemTime) -> Option<Self> {
         let etag = only(headers, ETAG).filter(|tag| is_entity_tag(tag)).cloned();
-        let made = date(headers, DATE).unwrap_or(received);
-        let settled = date(headers, LAST_MODIFIED)
-            .is_some_and(|modified| made.duration_since(modified).is_ok_and(|ago| ago >= SETTLED));
-        let last_modified = only(headers, LAST_MODIFIED).filter(|_| settled).cloned();
+        let generated = date(headers, DATE).unwrap_or(received);
+        let is_reliable = date(headers, LAST_MODIFIED).is_some_and(|modified| {
+            generated.duration_since(modified).is_ok_and(|age| age >= MIN_MODIFICATION_AGE)
+        });
+        let last_modified = only(headers, LAST_MODIFIED).filter(|_| is_reliable).cloned();
         (etag.is_some() || last_modified.is_some()).then(|| Self {
             url: without_fragment(url).into(),
             etag,
@@ -288,44 +291,47 @@ impl Validator {
     }
 }
 
-/// `Expires` minus `Date`; zero for an `Expires` that cannot be read, or is there twice.
+/// Returns `Expires` minus `Date`; zero for an unreadable or repeated `Expires`.
 fn expires(headers: &HeaderMap, received: SystemTime) -> Option<Duration> {
     if !headers.contains_key(EXPIRES) {
         return None;
     }
-    let made = date(headers, DATE).unwrap_or(received);
+    let generated = date(headers, DATE).unwrap_or(received);
     Some(
         date(headers, EXPIRES)
-            .and_then(|expires| expires.duration_since(made).ok())
+            .and_then(|expires| expires.duration_since(generated).ok())
             .unwrap_or_default(),
     )
 }
 
-/// The `corrected_initial_age` of RFC 9111, section 4.2.3. An `Age` that cannot be read is as old
-/// as can be.
-fn initial_age(headers: &HeaderMap, Received { asked, at, date: received }: Received) -> Duration {
-    let apparent =
-        date(headers, DATE).and_then(|made| received.duration_since(made).ok()).unwrap_or_default();
-    let told = match headers.get(AGE) {
+/// Returns the `corrected_initial_age` of RFC 9111, section 4.2.3. An unreadable `Age` counts as
+/// the maximum age.
+fn initial_age(headers: &HeaderMap, received: Received) -> Duration {
+    let Received { requested_at, at, date: received_date } = received;
+    let apparent = date(headers, DATE)
+        .and_then(|generated| received_date.duration_since(generated).ok())
+        .unwrap_or_default();
+    let age_value = match headers.get(AGE) {
         None => Duration::ZERO,
         Some(age) => age.to_str().ok().and_then(seconds).unwrap_or(Duration::MAX),
     };
-    apparent.max(told.saturating_add(at.saturating_duration_since(asked)))
+    let response_delay = at.saturating_duration_since(requested_at);
+    apparent.max(age_value.saturating_add(response_delay))
 }
 
-/// The date in a header that is there once.
+/// Returns the date in a header that occurs exactly once.
 fn date(headers: &HeaderMap, name: HeaderName) -> Option<SystemTime> {
     httpdate::parse_http_date(only(headers, name)?.to_str().ok()?).ok()
 }
 
-/// A header that is there once, and is short.
+/// Returns the value of a header that occurs exactly once and is not too long.
 fn only(headers: &HeaderMap, name: HeaderName) -> Option<&HeaderValue> {
     let mut values = headers.get_all(name).iter();
     let value = values.next().filter(|value| value.len() <= MAX_VALIDATOR_BYTES)?;
     values.next().is_none().then_some(value)
 }
 
-/// `"…"` or `W/"…"` without a quote inside.
+/// Returns `true` for `"…"` or `W/"…"` without a quote or white space inside.
 fn is_entity_tag(tag: &HeaderValue) -> bool {
     let tag = opaque_tag(tag);
     tag.len() >= 2
@@ -334,13 +340,13 @@ fn is_entity_tag(tag: &HeaderValue) -> bool {
         && !tag[1..tag.len() - 1].iter().any(|&byte| byte == b'"' || byte == b' ' || byte == b'\t')
 }
 
-/// The tag without its mark of weakness, as `If-None-Match` compares it.
+/// Returns the tag without its weakness mark, for the weak comparison of `If-None-Match`.
 fn opaque_tag(tag: &HeaderValue) -> &[u8] {
     let tag = tag.as_bytes();
     tag.strip_prefix(b"W/").unwrap_or(tag)
 }
 
-/// The part of a URL that is sent.
+/// Returns the part of a URL that is sent.
 fn without_fragment(url: &Url) -> &str {
     &url[..url::Position::AfterQuery]
 }

@@ -1,5 +1,4 @@
-//! The parts of the door that the targets in `fuzz/` reach for. Built with the feature `fuzzing`
-//! only.
+//! Internals for the targets in `fuzz/`. Built only with the feature `fuzzing`.
 
 use bytes::Bytes;
 use url::Url;
@@ -7,7 +6,7 @@ use url::Url;
 use crate::policy::UrlPolicy;
 use crate::{ByteBudget, MediaConfig, MediaError, data_uri};
 
-/// Decodes a `data:` URL; `None` for other URLs.
+/// Decodes a `data:` URL. Returns `None` for other URLs.
 pub fn decode_data_url(
     url: &str,
     max_bytes: u64,
@@ -16,14 +15,14 @@ pub fn decode_data_url(
     Some(data_uri::decode(data_uri::content(url.as_bytes())?, max_bytes, budget))
 }
 
-/// The URL that a request for this one would go to, if the policy lets it.
+/// Parses a URL and returns it if the policy allows to fetch it.
 pub fn allowed_url(config: &MediaConfig, url: &str) -> Result<Url, MediaError> {
     let url =
         Url::parse(url).map_err(|_| MediaError::InvalidUrl { reason: "it cannot be parsed" })?;
     UrlPolicy::new(config, UrlPolicy::address_rule(config)).check(&url).map(|()| url)
 }
 
-/// The URL that a redirect from an allowed one would lead to, if the policy lets it.
+/// Returns the target of a redirect from an allowed URL, if the policy allows it.
 pub fn allowed_redirect(
     config: &MediaConfig,
     from: &Url,

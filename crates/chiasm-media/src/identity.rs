@@ -1,26 +1,26 @@
-//! Identity of media: by content, never by where it came from.
+//! The identity of media: by content, never by source.
 
 use std::fmt;
 
 use chiasm_types::{MmHash, Modality};
 
-/// blake3 of an item's encoded bytes. Written as 64 lower-case hex digits.
+/// The blake3 hash of an item's encoded bytes. Displayed as 64 lower-case hex digits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ContentHash([u8; 32]);
 
 impl ContentHash {
-    /// The hash whose bytes these are.
+    /// Wraps the bytes of a hash.
     pub const fn new(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// Its bytes.
+    /// Returns the bytes of the hash.
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }
 
-    /// Hashes the whole of an item's encoded bytes.
-    pub fn of(bytes: &[u8]) -> Self {
+    /// Hashes an item's encoded bytes, all of them.
+    pub fn digest(bytes: &[u8]) -> Self {
         Self(blake3::hash(bytes).into())
     }
 }
@@ -37,13 +37,15 @@ impl fmt::Debug for ContentHash {
     }
 }
 
-/// The identity of a media item: its content, its modality (by its name) and everything else that
-/// changes its tensors.
+/// Returns the identity of a media item: a hash of its content, its modality's name and everything
+/// else that changes its tensors.
 ///
-/// `fingerprint` is the model's canonical form of the latter (family, revision, effective processor
-/// settings). The hash is blake3 in key-derivation mode (a domain of its own) over the content
-/// hash, then each part after its length as a little-endian u64, so that no two different inputs
-/// read the same.
+/// `fingerprint` is the model's canonical form of everything else: family, revision and effective
+/// processor settings.
+///
+/// The hash is blake3 in key-derivation mode, which gives it a domain of its own. Its input is the
+/// content hash, then the modality's name and the fingerprint. Each of the two follows its length
+/// as a little-endian u64, so that different inputs never encode to the same bytes.
 pub fn mm_hash(content: &ContentHash, modality: &Modality, fingerprint: &[u8]) -> MmHash {
     let mut hasher = blake3::Hasher::new_derive_key("chiasm 2026 mm_hash v1");
     hasher.update(&content.0);
@@ -59,8 +61,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_part_counts_and_none_runs_into_the_next() {
-        let (a, b) = (ContentHash::of(b"a"), ContentHash::of(b"b"));
+    fn mm_hash_depends_on_every_part() {
+        let a = ContentHash::digest(b"a");
+        let b = ContentHash::digest(b"b");
         let hashes = [
             mm_hash(&a, &Modality::from_name("image"), b"x"),
             mm_hash(&b, &Modality::from_name("image"), b"x"),
@@ -76,15 +79,15 @@ mod tests {
     }
 
     #[test]
-    fn the_identity_is_stable_across_releases() {
-        // Engines keep items by this hash: a change invalidates every cache, so it must be a
-        // decision, not an accident.
+    fn mm_hash_is_stable_across_releases() {
+        // Engines cache items by this hash. A change invalidates every cache, so it must be
+        // deliberate.
         assert_eq!(
-            ContentHash::of(b"chiasm").to_string(),
+            ContentHash::digest(b"chiasm").to_string(),
             blake3::hash(b"chiasm").to_hex().as_str()
         );
         assert_eq!(
-            mm_hash(&ContentHash::of(b"chiasm"), &Modality::Image, b"qwen2_vl").to_string(),
+            mm_hash(&ContentHash::digest(b"chiasm"), &Modality::Image, b"qwen2_vl").to_string(),
             "844eb38c1cd5267ac8bd5e7483f1b8815ec60b9f038a0deab3323675a6024e5c"
         );
     }

@@ -1,5 +1,4 @@
-//! Still images: what their headers say, and their pixels. All that is known of pixels and of their
-//! formats lies below this module.
+//! Still images: headers and pixels. All code for image formats is below this module.
 
 mod container;
 mod cost;
@@ -20,25 +19,24 @@ pub use decode::{DecodeMemory, caught_panics, decode, decode_into, with_pixels};
 pub use format::ImageFormat;
 pub use limits::ImageLimits;
 
-/// What an image file says of itself in front of its pixels.
+/// The header of an image file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ImageHeader {
-    /// The format, found from the bytes.
+    /// The format, detected from the bytes.
     pub format: ImageFormat,
-    /// Pixels per row, orientation applied; at least 1.
+    /// Pixels per row after orientation; at least 1.
     pub width: u32,
-    /// Rows, orientation applied; at least 1.
+    /// Rows after orientation; at least 1.
     pub height: u32,
-    /// The EXIF orientation that has to be applied to the stored rows, 1 to 8; 1 is none.
+    /// The EXIF orientation to apply to the stored rows, 1 to 8; 1 leaves them as they are.
     pub orientation: u8,
-    /// About how long one core takes to decode the file, at most: by its size, and by what is known
-    /// of the way it is coded.
+    /// The estimated maximum time for one core to decode the file, from its size and coding.
     pub decode_time: Duration,
 }
 
 impl ImageHeader {
-    /// Reads the header of a file and holds the limits against it.
+    /// Reads the header of a file and checks it against `limits`.
     pub(crate) fn read(bytes: &[u8], limits: &ImageLimits) -> Result<Self, MediaError> {
         if bytes.len() as u64 > limits.max_bytes {
             return Err(MediaError::TooManyBytes { limit: limits.max_bytes });
@@ -47,21 +45,30 @@ impl ImageHeader {
         let (stored_width, stored_height) = header.stored_size();
         limits.check(stored_width, stored_height)?;
         limits.check_scans(header.scans())?;
-        Ok(Self::of(&header, bytes.len()))
+        Ok(Self::from_format_header(&header, bytes.len()))
     }
 
-    /// What is public of a format's own header, of a file of so many bytes.
-    fn of(header: &Header<'_>, bytes: usize) -> Self {
-        let (format, orientation) = (header.format(), header.orientation());
+    /// Converts a format's own header, of a file of `bytes` bytes.
+    fn from_format_header(header: &Header<'_>, bytes: usize) -> Self {
+        let orientation = header.orientation();
         let (stored_width, stored_height) = header.stored_size();
-        let turned = orientation >= 5;
-        let (width, height) =
-            if turned { (stored_height, stored_width) } else { (stored_width, stored_height) };
-        Self { format, width, height, orientation, decode_time: cost::decode_time(header, bytes) }
+        let is_transposed = orientation >= 5;
+        let (width, height) = if is_transposed {
+            (stored_height, stored_width)
+        } else {
+            (stored_width, stored_height)
+        };
+        Self {
+            format: header.format(),
+            width,
+            height,
+            orientation,
+            decode_time: cost::decode_time(header, bytes),
+        }
     }
 }
 
-/// Decoded pixels.
+/// Decoded pixels, owned.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RgbImage {
     /// Pixels per row.
@@ -72,7 +79,7 @@ pub struct RgbImage {
     pub pixels: Vec<u8>,
 }
 
-/// Decoded pixels in memory that will hold those of another image later.
+/// Decoded pixels, borrowed from memory that is reused for the next image.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct RgbPixels<'a> {
     /// Pixels per row.

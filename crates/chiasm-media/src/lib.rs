@@ -1,17 +1,17 @@
-//! Media parts to bytes, identity, size and pixels.
+//! Loads media items: from URLs and uploads to bytes, identity, size and pixels.
 //!
-//! A chat request names its media items by `data:`, `http(s):` or `file:` URL. [`MediaDoor::open`]
-//! turns such a URL into
-//! [`EncodedMedia`]: the file's bytes, their [`ContentHash`], and what its header says. That is all that planning, hashing
-//! and routing need of still images. Videos, recordings and images of other formats are for a
-//! model's own processor to read: of these the header says nothing ([`MediaHeader::Opaque`]).
+//! A chat request names its media items by `data:`, `http(s):` or `file:` URL.
+//! [`MediaLoader::open`] turns such a URL into [`EncodedMedia`]: the file's bytes, their
+//! [`ContentHash`] and its header. Planning, hashing and routing of still images need no more than
+//! that. Videos, recordings and images of other formats are left to a model's own processor, and
+//! their headers are not parsed ([`MediaHeader::Opaque`]).
 //!
-//! [`with_pixels`] and [`decode`] make pixels of an image, and only of images that an engine lacks.
-//! The pixels are those that vLLM 0.33 feeds to a model's processor, bit for bit: Pillow's
-//! decoders, EXIF orientation applied, transparency flattened onto white, other modes converted as
-//! `convert("RGB")` does. PNG, JPEG, WebP, GIF (first frame) and BMP are read; anything else is
-//! [`Fault::Unsupported`]. Where Pillow raises an error, so does this crate; where vLLM goes on
-//! with half an image after such an error, this crate still returns it (see [`decode`]).
+//! [`with_pixels`] and [`decode`] decode an image. Only images that an engine lacks are decoded.
+//! The pixels are bit for bit those that vLLM 0.33 feeds to a model's processor: Pillow's decoders,
+//! EXIF orientation applied, transparency flattened onto white, other modes converted as
+//! `convert("RGB")` does. PNG, JPEG, WebP, GIF (first frame) and BMP are supported; anything else
+//! is [`Fault::Unsupported`]. Where Pillow raises an error, this crate returns one, also where vLLM
+//! then continues with half an image (see [`decode_into`]).
 //!
 //! ```
 //! use chiasm_media::{EncodedMedia, ImageFormat, MediaHeader, MediaLimits, decode, mm_hash};
@@ -26,27 +26,27 @@
 //! # Ok::<(), chiasm_media::MediaError>(())
 //! ```
 //!
-//! | module | is about |
+//! | module | contents |
 //! |---|---|
-//! | `door` | one way in for whatever names a media item |
-//! | `workers` | threads for work on large files |
-//! | `config`, `limits` | permissions; how large an item may be |
-//! | `budget` | bytes in memory, counted and bounded |
-//! | `clock` | the time by which answers age |
+//! | `loader` | the loader, from any kind of source to a media item |
+//! | `executor` | executors for work on large files |
+//! | `config`, `limits` | permissions; size limits of an item |
+//! | `budget` | the bound on memory for media and request bodies |
+//! | `clock` | the clock by which cached answers age |
 //! | `data_uri`, `fetch`, `local_file` | the three kinds of URL |
-//! | `flight` | one piece of work for all who want the same |
-//! | `contents`, `names` | what was seen before: files by content; URLs and clients' names |
-//! | `counts` | what has happened, in numbers |
+//! | `flight` | single flight: concurrent callers share one fetch |
+//! | `contents`, `names` | caches: files by content; URLs and clients' names |
+//! | `counts` | counters |
 //! | `policy/*` | which URLs and network addresses may be fetched |
-//! | `freshness/*` | for how long an answer may be reused |
-//! | `media`, `identity` | what is known without decoding |
-//! | `image/limits` | how large an image may be, by its header |
+//! | `freshness/*` | the time for which an answer may be reused |
+//! | `media`, `identity` | encoded items and their identity |
+//! | `image/limits` | size limits of an image, checked against its header |
 //! | `image/probe`, `image/container/*`, `image/exif` | headers: format, size, orientation |
-//! | `image/cost` | how long decoding takes, by the header |
-//! | `image/other_format` | names of what is not read |
+//! | `image/cost` | the estimated decode time, from the header |
+//! | `image/other_format` | names of unsupported formats |
 //! | `image/decode/*` | pixels |
 //! | `reader` | a cursor over bytes |
-//! | `error` | what went wrong and whose fault it is |
+//! | `error` | errors and their classification |
 #![forbid(unsafe_code)]
 
 mod budget;
@@ -55,8 +55,8 @@ mod config;
 mod contents;
 mod counts;
 mod data_uri;
-mod door;
 mod error;
+mod executor;
 mod fetch;
 mod flight;
 mod freshness;
@@ -65,26 +65,26 @@ pub mod fuzzing;
 mod identity;
 mod image;
 mod limits;
+mod loader;
 mod local_file;
 mod media;
 mod names;
 mod policy;
 mod reader;
-mod workers;
 
 pub use budget::{ByteBudget, Charge, ChargedBuffer};
 pub use clock::Clock;
 pub use config::MediaConfig;
 pub use counts::MediaCounts;
-pub use door::{MediaDoor, MediaInput, MediaPart};
 pub use error::{Fault, MediaError};
+pub use executor::CpuExecutor;
 pub use identity::{ContentHash, mm_hash};
 pub use image::{
     DecodeMemory, ImageFormat, ImageHeader, ImageLimits, RgbImage, RgbPixels, caught_panics,
     decode, decode_into, with_pixels,
 };
 pub use limits::MediaLimits;
+pub use loader::{MediaInput, MediaLoader, MediaPart};
 pub use media::{EncodedMedia, MediaHeader};
 pub use names::MediaName;
 pub use policy::DomainRule;
-pub use workers::Workers;

@@ -1,21 +1,22 @@
-//! How large a media item may be, by its modality.
+//! Size limits of media items, by modality.
 
 use chiasm_types::Modality;
 
 use crate::ImageLimits;
 
-/// Limits of each modality. They hold before memory for what is decoded is asked for.
+/// The limits of each modality. They are enforced before memory for decoded data is allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MediaLimits {
     /// The limits of a still image.
     pub image: ImageLimits,
-    /// Images of other formats than those that are decoded here are taken for what a model's own
-    /// processor may read, as [`MediaHeader::Opaque`](crate::MediaHeader::Opaque).
-    pub foreign_images: bool,
-    /// Most encoded bytes of a video. Default 256 MiB, which is the most that vLLM downloads.
+    /// Accepts images in formats that this crate cannot decode as
+    /// [`MediaHeader::Opaque`](crate::MediaHeader::Opaque), for the model's own processor. Default
+    /// `false`.
+    pub opaque_images: bool,
+    /// The maximum encoded size of a video in bytes. Default 256 MiB, vLLM's limit for downloads.
     pub video_bytes: u64,
-    /// Most encoded bytes of a sound recording. Default 64 MiB: three quarters of an hour of speech
-    /// as uncompressed 16-bit samples.
+    /// The maximum encoded size of a sound recording in bytes. Default 64 MiB: three quarters of an
+    /// hour of speech as uncompressed 16-bit samples.
     pub audio_bytes: u64,
 }
 
@@ -23,7 +24,7 @@ impl Default for MediaLimits {
     fn default() -> Self {
         Self {
             image: ImageLimits::default(),
-            foreign_images: false,
+            opaque_images: false,
             video_bytes: 256 << 20,
             audio_bytes: 64 << 20,
         }
@@ -31,7 +32,7 @@ impl Default for MediaLimits {
 }
 
 impl MediaLimits {
-    /// Most encoded bytes of an item.
+    /// Returns the maximum encoded size of an item in bytes.
     pub fn max_bytes(&self, modality: &Modality) -> u64 {
         match modality {
             Modality::Image => self.image.max_bytes,

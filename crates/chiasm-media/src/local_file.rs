@@ -1,4 +1,4 @@
-//! `file:` URLs, below one directory only.
+//! `file:` URLs, confined to one directory.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -12,20 +12,20 @@ use rustix::io::Errno;
 
 use crate::{ByteBudget, MediaError};
 
-/// The directory that may be read from.
+/// The directory below which files may be read.
 #[derive(Clone, Debug)]
 pub(crate) struct LocalFiles {
     /// The configured path, made absolute.
     given: PathBuf,
-    /// The same directory by a path without symbolic links.
+    /// The path of the same directory without symbolic links.
     canonical: PathBuf,
 }
 
 impl LocalFiles {
-    /// Opens nothing yet.
+    /// Resolves the path of the directory. Opens no file.
     ///
     /// # Errors
-    /// [`MediaError::LocalFileNotFound`] when there is no such directory.
+    /// [`MediaError::LocalFileNotFound`] if the directory does not exist.
     pub(crate) fn new(root: &Path) -> Result<Self, MediaError> {
         let canonical = root.canonicalize().map_err(|_| MediaError::LocalFileNotFound)?;
         if !canonical.is_dir() {
@@ -35,7 +35,7 @@ impl LocalFiles {
         Ok(Self { given, canonical })
     }
 
-    /// Reads the file of a `file:` URL. Blocks.
+    /// Reads the file of a `file:` URL into `budget`. Blocks.
     pub(crate) fn read(
         &self,
         url: &Url,
@@ -45,46 +45,48 @@ impl LocalFiles {
         let path = url
             .to_file_path()
             .map_err(|()| MediaError::InvalidUrl { reason: "it has no local path" })?;
-        // Before the file system is asked, so that answers tell nothing about what lies outside.
+        // Checked before any system call, so that the error reveals nothing about files outside.
         let climbs = path.components().any(|component| component == Component::ParentDir);
         if climbs || !(path.starts_with(&self.given) || path.starts_with(&self.canonical)) {
             return Err(MediaError::LocalPathForbidden);
         }
-        // `openat2` refuses every link with an absolute target, also one to a file below the
-        // directory.
-        let path = path.canonicalize().map_err(|error| fault_of(&error))?;
+        // Resolved first because `openat2` refuses all links with an absolute target, even those to
+        // files below the directory.
+        let path = path.canonicalize().map_err(|error| to_media_error(&error))?;
         let below = path.strip_prefix(&self.canonical);
         let below = below.map_err(|_| MediaError::LocalPathForbidden)?;
-        // Opening a device may have effects. The check that counts is that of the open file, below.
+        // Opening a device may have side effects. The authoritative check is the one of the open
+        // file, below.
         if !path.is_file() {
             return Err(MediaError::LocalFileNotFound);
         }
-        let root = open_folder(CWD, &self.canonical).map_err(fault_of_call)?;
-        let file = File::from(open_below(&root, below).map_err(fault_of_call)?);
-        let about = file.metadata().map_err(|error| fault_of(&error))?;
-        if !about.is_file() {
+        let root = open_directory(CWD, &self.canonical).map_err(errno_to_media_error)?;
+        let file = File::from(open_below(&root, below).map_err(errno_to_media_error)?);
+        let metadata = file.metadata().map_err(|error| to_media_error(&error))?;
+        if !metadata.is_file() {
             return Err(MediaError::LocalFileNotFound);
         }
-        if about.len() > max_bytes {
+        if metadata.len() > max_bytes {
             return Err(MediaError::TooManyBytes { limit: max_bytes });
         }
-        // A file that shrinks meanwhile is unreadable; of one that grows this is the beginning.
+        // A file that shrinks meanwhile is unreadable. Of a file that grows, the start is read.
         let mut buffer = budget.buffer();
         (&file)
-            .read_exact(buffer.extend_zeroed(about.len() as usize)?)
-            .map_err(|error| fault_of(&error))?;
+            .read_exact(buffer.extend_zeroed(metadata.len() as usize)?)
+            .map_err(|error| to_media_error(&error))?;
         Ok(buffer.freeze())
     }
 }
 
-/// Opens a file below `root` for reading. A path that changes meanwhile leads to no file outside
-/// `root`, and opening a pipe does not block.
+/// Opens a file below `root` for reading.
+///
+/// A path that changes meanwhile never leads outside `root`. Opening a pipe does not block.
 #[cfg(target_os = "linux")]
 fn open_below(root: &OwnedFd, below: &Path) -> Result<OwnedFd, Errno> {
     use rustix::fs::{ResolveFlags, openat2};
 
-    /// While anything is renamed, the kernel fails with `EAGAIN` for a path that has a link with
-    /// `..`.
+    /// The kernel fails with `EAGAIN` for a path through a link with `..` while a rename is in
+    /// progress anywhere.
     const MAX_TRIES: usize = 8;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let mut opened = Err(Errno::AGAIN);
@@ -95,54 +97,55 @@ fn open_below(root: &OwnedFd, below: &Path) -> Result<OwnedFd, Errno> {
         }
     }
     match opened {
-        // Kernels before 5.6, and seccomp filters that do not know `openat2`.
-        Err(Errno::NOSYS | Errno::PERM) => open_by_steps(root, below),
+        // Kernels before 5.6, and seccomp filters without `openat2`.
+        Err(Errno::NOSYS | Errno::PERM) => open_componentwise(root, below),
         opened => opened,
     }
 }
 
-/// Opens a file below `root` for reading.
+/// Opens a file below `root` for reading, as on Linux.
 #[cfg(not(target_os = "linux"))]
 fn open_below(root: &OwnedFd, below: &Path) -> Result<OwnedFd, Errno> {
-    open_by_steps(root, below)
+    open_componentwise(root, below)
 }
 
+/// The flags for opening a file for reading.
 const READ: OFlags =
     OFlags::RDONLY.union(OFlags::CLOEXEC).union(OFlags::NONBLOCK).union(OFlags::NOCTTY);
 
-/// Opens a file as [`open_below`] does, but without `openat2`: folder by folder, following no
-/// links. A path that was just resolved has none.
-fn open_by_steps(root: &OwnedFd, below: &Path) -> Result<OwnedFd, Errno> {
-    let mut folder: Option<OwnedFd> = None;
-    let mut steps = below.components().peekable();
-    while let Some(step) = steps.next() {
-        let Component::Normal(name) = step else { return Err(Errno::XDEV) };
-        let at = folder.as_ref().unwrap_or(root);
-        if steps.peek().is_none() {
+/// Opens a file as [`open_below`] does, but without `openat2`: directory by directory, without
+/// following links. A path that was just resolved has no links.
+fn open_componentwise(root: &OwnedFd, below: &Path) -> Result<OwnedFd, Errno> {
+    let mut directory: Option<OwnedFd> = None;
+    let mut components = below.components().peekable();
+    while let Some(component) = components.next() {
+        let Component::Normal(name) = component else { return Err(Errno::XDEV) };
+        let at = directory.as_ref().unwrap_or(root);
+        if components.peek().is_none() {
             return openat(at, name, READ | OFlags::NOFOLLOW, Mode::empty());
         }
-        folder = Some(open_folder(at.as_fd(), Path::new(name))?);
+        directory = Some(open_directory(at.as_fd(), Path::new(name))?);
     }
     Err(Errno::ISDIR)
 }
 
-/// Opens a folder, and no link to one, to open files in it.
-fn open_folder(at: BorrowedFd<'_>, path: &Path) -> Result<OwnedFd, Errno> {
+/// Opens a directory for opening files in it. Refuses a link to a directory.
+fn open_directory(at: BorrowedFd<'_>, path: &Path) -> Result<OwnedFd, Errno> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     #[cfg(target_os = "linux")]
     let flags = flags | OFlags::PATH;
     openat(at, path, flags, Mode::empty())
 }
 
-fn fault_of_call(error: Errno) -> MediaError {
+fn errno_to_media_error(error: Errno) -> MediaError {
     match error {
         // A link that appeared after the path was resolved.
         Errno::XDEV | Errno::LOOP => MediaError::LocalPathForbidden,
-        error => fault_of(&error.into()),
+        error => to_media_error(&error.into()),
     }
 }
 
-fn fault_of(error: &std::io::Error) -> MediaError {
+fn to_media_error(error: &std::io::Error) -> MediaError {
     match error.kind() {
         ErrorKind::NotFound | ErrorKind::NotADirectory => MediaError::LocalFileNotFound,
         _ => MediaError::LocalFileUnreadable,
@@ -183,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_outside_is_forbidden_whether_it_exists_or_not() {
+    fn path_outside_is_forbidden_even_if_missing() {
         let fixture = fixture();
         for path in [
             "secret",
@@ -198,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn links_that_lead_outside_are_forbidden_and_others_are_followed() {
+    fn links_are_followed_only_inside() {
         let fixture = fixture();
         let allowed = fixture.directory.path().join("allowed");
         std::os::unix::fs::symlink(fixture.directory.path().join("secret"), allowed.join("file"))
@@ -223,10 +226,10 @@ mod tests {
 
     type Open = fn(&OwnedFd, &Path) -> Result<OwnedFd, Errno>;
     /// Opening with `openat2`, and without it.
-    const WAYS: [Open; 2] = [open_below, open_by_steps];
+    const OPENERS: [Open; 2] = [open_below, open_componentwise];
 
     #[test]
-    fn link_that_appears_late_leads_nowhere() {
+    fn link_that_appears_late_is_refused() {
         let fixture = fixture();
         let allowed = fixture.directory.path().join("allowed");
         let link = |target: &Path, name: &str| {
@@ -236,30 +239,30 @@ mod tests {
         link(Path::new("../secret"), "relative");
         link(fixture.directory.path(), "folder");
         link(Path::new("/proc/self/root"), "magic");
-        let root = open_folder(CWD, &allowed).unwrap();
-        for open in WAYS {
+        let root = open_directory(CWD, &allowed).unwrap();
+        for open in OPENERS {
             let inside = open(&root, Path::new("sub dir/image")).unwrap();
             assert_eq!(std::io::read_to_string(File::from(inside)).unwrap(), "1234");
             for path in ["file", "relative", "folder/secret", "magic/etc/passwd", "../secret"] {
                 let error = open(&root, Path::new(path)).unwrap_err();
-                // `open_by_steps` finds a link where a folder should be: `ENOTDIR`.
+                // `open_componentwise` fails with `ENOTDIR` for a link in place of a directory.
                 assert!(
                     matches!(error, Errno::XDEV | Errno::LOOP | Errno::NOTDIR),
                     "{path}: {error}"
                 );
             }
         }
-        assert_eq!(fault_of_call(Errno::XDEV), MediaError::LocalPathForbidden);
+        assert_eq!(errno_to_media_error(Errno::XDEV), MediaError::LocalPathForbidden);
     }
 
     #[test]
-    fn pipe_is_opened_without_waiting() {
+    fn pipe_is_opened_without_blocking() {
         let fixture = fixture();
         let allowed = fixture.directory.path().join("allowed");
         let pipe = std::process::Command::new("mkfifo").arg(allowed.join("pipe")).status();
         assert!(pipe.unwrap().success());
-        let root = open_folder(CWD, &allowed).unwrap();
-        for open in WAYS {
+        let root = open_directory(CWD, &allowed).unwrap();
+        for open in OPENERS {
             let opened = File::from(open(&root, Path::new("pipe")).unwrap());
             assert!(!opened.metadata().unwrap().is_file());
         }
@@ -275,14 +278,14 @@ mod tests {
     }
 
     #[test]
-    fn the_byte_limit_holds() {
+    fn file_over_the_byte_limit_is_refused() {
         let fixture = fixture();
         std::fs::write(fixture.directory.path().join("allowed/large"), [0; 11]).unwrap();
         assert_eq!(fixture.read("allowed/large"), Err(MediaError::TooManyBytes { limit: 10 }));
     }
 
     #[test]
-    fn a_directory_behind_a_link_may_be_named_either_way() {
+    fn linked_directory_is_accepted_by_both_paths() {
         let directory = tempfile::tempdir().unwrap();
         let real = directory.path().join("real");
         std::fs::create_dir(&real).unwrap();
@@ -299,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_directory_is_an_error_at_the_start() {
+    fn missing_directory_is_refused_at_creation() {
         assert!(LocalFiles::new(Path::new("/does/not/exist")).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! A media item of any modality, as it came.
+//! Encoded media items of any modality.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,33 +11,32 @@ use chiasm_types::Modality;
 use crate::data_uri::FRAMES;
 use crate::{ContentHash, ImageHeader, MediaError, MediaLimits};
 
-/// The media types that origins are asked for: those of the modalities in [`MediaHeader`] first.
+/// The `Accept` header of fetches. Types of the modalities in [`MediaHeader`] are preferred.
 pub(crate) const ACCEPTED_TYPES: &str = "image/*,*/*;q=0.5";
 
-/// A media item as it came: its bytes, its identity, and what its header says. Nothing has been
-/// decoded.
+/// An encoded media item: its bytes, its identity and its header. Nothing has been decoded.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EncodedMedia {
-    /// The file.
+    /// The encoded file.
     pub bytes: Bytes,
-    /// blake3 of `bytes`.
+    /// The blake3 hash of `bytes`.
     pub content: ContentHash,
-    /// What kind of thing the file is taken for.
+    /// The modality that the file is interpreted as.
     pub modality: Modality,
-    /// What the file is, found from its bytes; declared media types are not trusted.
+    /// The header, read from the bytes; declared media types are not trusted.
     pub header: MediaHeader,
-    /// Where it was had this time, if at an `http:` or `https:` URL. May hold secrets.
+    /// The `http:` or `https:` URL that this copy was requested by. May hold secrets.
     pub url: Option<Arc<str>>,
 }
 
-/// What a file says of itself in front of what has to be decoded, by its modality.
+/// The header of a media file, by modality: what is known without decoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MediaHeader {
-    /// The file is a still image, or an animation that counts as one.
+    /// The header of a still image, or of an animation that counts as one.
     Image(ImageHeader),
-    /// The file is for a model's own processor: nothing has been looked at.
+    /// No header: the file is for a model's own processor and has not been parsed.
     Opaque,
 }
 
@@ -47,38 +46,41 @@ impl MediaHeader {
         if bytes.len() as u64 > limit {
             return Err(MediaError::TooManyBytes { limit });
         }
-        match modality {
-            Modality::Image => match ImageHeader::read(bytes, &limits.image) {
-                Err(MediaError::UnsupportedFormat { .. }) if limits.foreign_images => {
-                    Ok(Self::Opaque)
-                }
-                header => header.map(Self::Image),
-            },
-            _ => Ok(Self::Opaque),
+        if *modality != Modality::Image {
+            return Ok(Self::Opaque);
+        }
+        match ImageHeader::read(bytes, &limits.image) {
+            Err(MediaError::UnsupportedFormat { .. }) if limits.opaque_images => Ok(Self::Opaque),
+            header => header.map(Self::Image),
         }
     }
 }
 
 impl EncodedMedia {
-    /// A still image.
+    /// Parses a still image.
     ///
     /// # Errors
-    /// Those of [`Self::of`].
+    /// Those of [`Self::new`].
     pub fn from_bytes(bytes: Bytes, limits: &MediaLimits) -> Result<Self, MediaError> {
-        Self::of(bytes, &Modality::Image, limits)
+        Self::new(bytes, &Modality::Image, limits)
     }
 
-    /// Reads the header, if it is one that is read here, and hashes the bytes: linear in their
-    /// number, nothing is decoded.
+    /// Hashes a file and reads its header, if the format is one that this crate parses.
+    ///
+    /// Takes time linear in the size of the file. Nothing is decoded.
     ///
     /// # Errors
     /// [`MediaError::UnsupportedFormat`], [`MediaError::Corrupt`],
     /// [`MediaError::UnsupportedVariant`], and [`MediaError::TooManyBytes`] or another of the
     /// modality's limits.
-    pub fn of(bytes: Bytes, modality: &Modality, limits: &MediaLimits) -> Result<Self, MediaError> {
+    pub fn new(
+        bytes: Bytes,
+        modality: &Modality,
+        limits: &MediaLimits,
+    ) -> Result<Self, MediaError> {
         let header = MediaHeader::read(&bytes, modality, limits)?;
         Ok(Self {
-            content: ContentHash::of(&bytes),
+            content: ContentHash::digest(&bytes),
             bytes,
             modality: modality.clone(),
             header,
@@ -86,8 +88,8 @@ impl EncodedMedia {
         })
     }
 
-    /// Returns the item as a `data:` URL, from which [`MediaDoor`](crate::MediaDoor) reads the same
-    /// item again.
+    /// Returns the item as a `data:` URL. [`MediaLoader`](crate::MediaLoader) reads the same item
+    /// from this URL.
     pub fn to_data_url(&self) -> String {
         if self.modality == Modality::Video && self.bytes.starts_with(FRAMES) {
             return String::from_utf8_lossy(&self.bytes).into_owned();
@@ -97,8 +99,8 @@ impl EncodedMedia {
         url
     }
 
-    /// Returns the media type. Without a header its subtype is `unknown`: readers look at its type
-    /// alone.
+    /// Returns the media type. Without a header the subtype is `unknown`, because readers look only
+    /// at the type.
     fn media_type(&self) -> &'static str {
         match (&self.header, &self.modality) {
             (MediaHeader::Image(header), _) => header.format.media_type(),
@@ -108,11 +110,11 @@ impl EncodedMedia {
         }
     }
 
-    /// The same file, taken for another kind of thing if it was taken for one.
+    /// Interprets the file as `modality`. Reads the header anew if the modality changes.
     ///
     /// # Errors
-    /// Those of [`Self::of`].
-    pub(crate) fn taken_for(
+    /// Those of [`Self::new`].
+    pub(crate) fn into_modality(
         self,
         modality: &Modality,
         limits: &MediaLimits,

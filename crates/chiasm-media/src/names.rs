@@ -1,4 +1,4 @@
-//! What is known under names that are not the content itself: URLs and clients' uuids.
+//! Caches from names of content to content hashes: URLs and clients' uuids.
 
 use std::time::{Duration, Instant};
 
@@ -9,43 +9,45 @@ use quick_cache::{OptionsBuilder, Weighter};
 use crate::freshness::Freshness;
 use crate::{ContentHash, MediaError};
 
-/// The digest that stands for a URL: URLs may be long.
+/// The digest of a URL. Keys have a fixed size, while URLs may be long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct UrlKey([u8; 32]);
 
 impl UrlKey {
-    /// The key of a whole URL. Case and parameters matter; what follows `#` does not, as it is
-    /// never sent.
-    pub(crate) fn of(url: &url::Url) -> Self {
+    /// Returns the key of a URL. Case and query matter. The fragment after `#` does not, because it
+    /// is never sent.
+    pub(crate) fn for_url(url: &url::Url) -> Self {
         let sent = &url[..url::Position::AfterQuery];
         Self(blake3::hash(sent.as_bytes()).into())
     }
 }
 
-/// The content of a URL, and how long that stays valid.
+/// The content of a URL and its freshness.
 type UrlContent = (ContentHash, Freshness);
 
-/// A failure of a URL, and its expiry.
+/// A failure of a URL and its expiry.
 type UrlFailure = (MediaError, Instant);
 
-/// The contents and the failures of URLs. A failure does not remove the content: the network may
-/// have failed, or one modality, as when a picture is asked for as a video.
-pub(crate) struct Urls {
-    /// `None` remembers nothing.
-    caches: Option<UrlCaches>,
-    failures_last: Duration,
+/// The cache of contents and failures of URLs.
+///
+/// A failure does not remove the content. Only the network may have failed, or only one modality,
+/// as when a picture is requested as a video.
+pub(crate) struct UrlCache {
+    /// `None` if nothing is cached.
+    caches: Option<Caches>,
+    failure_ttl: Duration,
 }
 
-struct UrlCaches {
+struct Caches {
     contents: Cache<UrlKey, UrlContent, Weight>,
     failures: Cache<(UrlKey, Modality), UrlFailure>,
 }
 
-/// Long URLs and tags count as several short ones.
+/// Weighs an entry in units of [`NAME_BYTES`]: a long URL or tag counts as several short ones.
 #[derive(Clone)]
 struct Weight;
 
-/// Bytes of URL and tags that count as one name.
+/// The bytes of URL and tags that count as one name.
 const NAME_BYTES: usize = 256;
 
 impl Weighter<UrlKey, UrlContent> for Weight {
@@ -54,33 +56,34 @@ impl Weighter<UrlKey, UrlContent> for Weight {
     }
 }
 
-impl Urls {
-    /// Remembers at most `count` URLs, and as many failures. Failures expire after `failures_last`.
-    pub(crate) fn new(count: usize, failures_last: Duration) -> Self {
+impl UrlCache {
+    /// Creates a cache of at most `count` URLs and `count` failures. A failure expires after
+    /// `failure_ttl`; a `count` of 0 disables the cache.
+    pub(crate) fn new(count: usize, failure_ttl: Duration) -> Self {
         let options = OptionsBuilder::new()
             .weight_capacity(count as u64)
             .estimated_items_capacity(count.min(1 << 16))
             .build();
-        let caches = |options| UrlCaches {
+        let caches = |options| Caches {
             contents: Cache::with_options(options, Weight, Default::default(), Default::default()),
             failures: Cache::new(count),
         };
-        Self { caches: options.ok().filter(|_| count > 0).map(caches), failures_last }
+        Self { caches: options.ok().filter(|_| count > 0).map(caches), failure_ttl }
     }
 
-    /// Returns the last known content of the URL.
+    /// Returns the last known content of a URL.
     pub(crate) fn content(&self, key: &UrlKey) -> Option<UrlContent> {
         self.caches.as_ref()?.contents.get(key)
     }
 
-    /// Returns the failure of the URL for a modality, unless it has expired.
+    /// Returns the failure of a URL for a modality, unless it has expired.
     pub(crate) fn failure(&self, key: &(UrlKey, Modality), now: Instant) -> Option<MediaError> {
-        let (error, until) = self.caches.as_ref()?.failures.get(key)?;
-        (now < until).then_some(error)
+        let (error, expiry) = self.caches.as_ref()?.failures.get(key)?;
+        (now < expiry).then_some(error)
     }
 
-    /// Remembers the content of the URL, if it may be stored.
-    pub(crate) fn learn(&self, key: UrlKey, content: ContentHash, freshness: Freshness) {
+    /// Stores the content of a URL if its freshness allows that, and otherwise removes it.
+    pub(crate) fn set_content(&self, key: UrlKey, content: ContentHash, freshness: Freshness) {
         let Some(caches) = &self.caches else { return };
         if freshness.may_be_stored() {
             caches.contents.insert(key, (content, freshness));
@@ -89,25 +92,27 @@ impl Urls {
         }
     }
 
-    /// Remembers that the URL failed for a modality.
-    pub(crate) fn failed(&self, key: (UrlKey, Modality), error: MediaError, now: Instant) {
+    /// Stores the failure of a URL for a modality.
+    pub(crate) fn set_failure(&self, key: (UrlKey, Modality), error: MediaError, now: Instant) {
         if let Some(caches) = &self.caches {
-            caches.failures.insert(key, (error, now + self.failures_last));
+            caches.failures.insert(key, (error, now + self.failure_ttl));
         }
     }
 }
 
-/// The name that a client gave an item, together with who the client is: nobody else's name is the
-/// same.
+/// A client's name for an item, bound to that client: the same uuid of another client is another
+/// name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MediaName([u8; 32]);
 
 impl MediaName {
-    /// Most bytes of a client's name for an item.
+    /// The maximum length of a client's uuid in bytes.
     pub const MAX_BYTES: usize = 256;
 
-    /// `owner`: what tells clients apart, such as credentials and a cache salt, none of which is
-    /// kept.
+    /// Hashes a client's uuid for an item together with the client's identity.
+    ///
+    /// The parts of `owner` distinguish clients, such as credentials and a cache salt. Only their
+    /// hash is kept.
     ///
     /// # Errors
     /// [`MediaError::InvalidUuid`] for an empty name, and for one of more than [`Self::MAX_BYTES`].
@@ -120,8 +125,7 @@ impl MediaName {
         }
         let mut hasher = blake3::Hasher::new_derive_key("chiasm 2026-11 name of a media item");
         for part in owner.into_iter().chain([Some(uuid.as_bytes())]) {
-            // With lengths, so that parts can't flow into each other; none is not the same as
-            // empty.
+            // Lengths keep the parts apart. A missing part differs from an empty one.
             hasher.update(&part.map_or(0, |part| part.len() as u64 + 1).to_le_bytes());
             hasher.update(part.unwrap_or_default());
         }
@@ -129,23 +133,24 @@ impl MediaName {
     }
 }
 
-/// What clients' names stand for.
-pub(crate) struct Names {
+/// The cache from clients' names to content hashes.
+pub(crate) struct NameCache {
     contents: Cache<MediaName, ContentHash>,
 }
 
-impl Names {
-    /// Remembers at most `count` names. Each takes about a hundred bytes.
+impl NameCache {
+    /// Creates a cache of at most `count` names. Each takes about a hundred bytes.
     pub(crate) fn new(count: usize) -> Self {
         Self { contents: Cache::new(count) }
     }
 
+    /// Returns the content that a name refers to.
     pub(crate) fn get(&self, name: &MediaName) -> Option<ContentHash> {
         self.contents.get(name)
     }
 
-    /// The name stands for this content from now on, whatever it stood for before.
-    pub(crate) fn give(&self, name: MediaName, content: ContentHash) {
+    /// Binds a name to `content`, in place of any earlier content.
+    pub(crate) fn insert(&self, name: MediaName, content: ContentHash) {
         self.contents.insert(name, content);
     }
 }
@@ -155,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_of_one_owner() {
+    fn equal_uuids_of_other_owners_differ() {
         let name = |owner: [Option<&str>; 2], uuid| {
             MediaName::new(owner.map(|part| part.map(str::as_bytes)), uuid).unwrap()
         };
@@ -176,15 +181,15 @@ mod tests {
     }
 
     #[test]
-    fn names_have_a_length() {
+    fn uuid_length_is_1_to_256_bytes() {
         assert!(MediaName::new([], "").is_err());
         assert!(MediaName::new([], &"x".repeat(256)).is_ok());
         assert!(MediaName::new([], &"x".repeat(257)).is_err());
     }
 
     #[test]
-    fn a_fragment_is_no_part_of_a_url_and_everything_else_is() {
-        let key = |url: &str| UrlKey::of(&url::Url::parse(url).unwrap());
+    fn url_key_ignores_only_the_fragment() {
+        let key = |url: &str| UrlKey::for_url(&url::Url::parse(url).unwrap());
         assert_eq!(key("http://a/b?c#d"), key("http://a/b?c#e"));
         assert_eq!(key("http://a/b?c#d"), key("HTTP://A/b?c"));
         for other in [

@@ -1,8 +1,8 @@
-//! What may be fetched: schemes, ports, hosts and network addresses.
+//! The fetch policy: allowed schemes, ports, hosts and network addresses.
 //!
-//! A URL is checked before anything is sent, the URL of each redirect as well. Addresses that names
-//! resolve to are checked where connections are made: [`GuardedResolver`] hands out allowed ones
-//! only, and the client connects to those.
+//! Every URL, also of a redirect, is checked before a request is sent. The addresses that a name
+//! resolves to are checked when a connection is made: [`GuardedResolver`] returns only allowed
+//! addresses, and the client connects to those.
 
 mod address;
 mod domain;
@@ -19,35 +19,37 @@ use address::is_public;
 pub use domain::DomainRule;
 pub(crate) use resolver::{AddressRefused, AddressRule, GuardedResolver, Lookup, system_lookup};
 
-/// Ports of the web, which are allowed unless the configuration says otherwise.
+/// The ports of the web, which are allowed by default.
 const WEB_PORTS: [u16; 2] = [80, 443];
 
-/// Longest URL that is fetched, in bytes; also of a redirect. What servers commonly accept.
+/// The maximum length of a fetched URL or redirect target in bytes; servers commonly accept this
+/// much.
 pub(crate) const MAX_URL_BYTES: usize = 8 << 10;
 
-/// Which URLs may be fetched.
+/// The rules for URLs that may be fetched.
 pub(crate) struct UrlPolicy {
-    /// `None` for any.
+    /// The allowed ports; `None` allows all.
     ports: Option<Vec<u16>>,
-    /// Empty for any.
+    /// The allowed hosts; empty allows all.
     domains: Vec<DomainRule>,
     addresses: AddressRule,
 }
 
 impl UrlPolicy {
+    /// Creates the policy of `config`, with `addresses` as the rule for literal addresses.
     pub(crate) fn new(config: &MediaConfig, addresses: AddressRule) -> Self {
-        let web = || (!config.allow_private_addresses).then(|| WEB_PORTS.to_vec());
-        let ports = config.allowed_ports.clone().or_else(web);
+        let default = || (!config.allow_private_addresses).then(|| WEB_PORTS.to_vec());
+        let ports = config.allowed_ports.clone().or_else(default);
         Self { ports, domains: config.allowed_domains.clone(), addresses }
     }
 
-    /// Whether addresses are allowed, as the configuration says.
+    /// Returns the address rule of `config`: public addresses only, or all.
     pub(crate) fn address_rule(config: &MediaConfig) -> AddressRule {
         if config.allow_private_addresses { Arc::new(|_| true) } else { Arc::new(is_public) }
     }
 
-    /// What can be refused before anything is sent. Names are checked by the resolver, when they
-    /// have addresses.
+    /// Checks all rules that need no network access. Names are checked by the resolver, once their
+    /// addresses are known.
     pub(crate) fn check(&self, url: &Url) -> Result<(), MediaError> {
         if !matches!(url.scheme(), "http" | "https") {
             return Err(MediaError::UnsupportedScheme);
@@ -78,8 +80,8 @@ impl UrlPolicy {
         Ok(())
     }
 
-    /// [`check`](Self::check), and never from an encrypted origin to one that anybody on the way
-    /// could replace.
+    /// Checks the target of a redirect. In addition to [`check`](Self::check) it refuses a redirect
+    /// from `https:` to `http:`, whose answer anyone on the path could replace.
     pub(crate) fn check_redirect(&self, from: &Url, to: &Url) -> Result<(), MediaError> {
         if from.scheme() == "https" && to.scheme() == "http" {
             return Err(MediaError::InvalidRedirect);
@@ -110,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn the_web_may_be_fetched() {
+    fn public_web_urls_are_allowed() {
         for url in [
             "http://example.com/a.png",
             "HTTPS://EXAMPLE.com./a?b#c",
@@ -126,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn every_spelling_of_a_private_address_is_refused() {
+    fn private_address_is_refused_in_every_spelling() {
         for host in [
             "127.0.0.1",
             "127.0.0.1.",
@@ -179,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_host_is_no_url() {
+    fn url_with_invalid_host_does_not_parse() {
         for url in [
             "http://",
             "http://:80/",
@@ -201,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_looks_like_a_host_and_is_none_is_refused() {
+    fn misleading_url_is_refused() {
         for (url, expected) in [
             ("http://8.8.8.8@127.0.0.1/", MediaError::CredentialsInUrl),
             ("http://8.8.8.8:80@127.0.0.1/", MediaError::CredentialsInUrl),
@@ -221,7 +223,7 @@ mod tests {
             ("view-source:http://example.com/", MediaError::UnsupportedScheme),
         ] {
             match expected {
-                // A backslash ends the host as a slash does: 8.8.8.8 is asked for /@127.0.0.1/.
+                // A backslash ends the host as a slash does: the path on 8.8.8.8 is /@127.0.0.1/.
                 MediaError::InvalidUrl { .. } => assert_eq!(check(url), Ok(()), "{url}"),
                 expected => assert_eq!(check(url), Err(expected), "{url}"),
             }
@@ -231,12 +233,12 @@ mod tests {
     }
 
     #[test]
-    fn private_addresses_come_with_all_ports_unless_told() {
+    fn private_addresses_imply_all_ports_by_default() {
         let open = MediaConfig { allow_private_addresses: true, ..MediaConfig::default() };
         let url = Url::parse("http://10.0.0.7:9000/").unwrap();
         assert_eq!(policy(&open).check(&url), Ok(()));
-        let one = MediaConfig { allowed_ports: Some(vec![80]), ..open };
-        assert_eq!(policy(&one).check(&url), Err(MediaError::PortForbidden));
+        let restricted = MediaConfig { allowed_ports: Some(vec![80]), ..open };
+        assert_eq!(policy(&restricted).check(&url), Err(MediaError::PortForbidden));
     }
 
     #[test]
@@ -252,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_redirect_is_refused_as_what_it_is() {
+    fn refused_redirect_names_the_violated_rule() {
         let open = policy(&MediaConfig::default());
         let [plain, encrypted] =
             ["http://example.com/", "https://example.com/"].map(|url| Url::parse(url).unwrap());
@@ -272,16 +274,19 @@ mod tests {
     }
 
     proptest! {
-        /// An address is as public as the forms that carry it.
+        /// An IPv6 form of an IPv4 address is exactly as public as the address.
         #[test]
-        fn no_form_of_an_address_is_more_public_than_the_address(bits: u32, prefix in 0x2003u16..0x3fff) {
+        fn embedded_ipv4_is_as_public_as_the_address(bits: u32, prefix in 0x2003u16..0x3fff) {
             let v4 = Ipv4Addr::from(bits);
             let public = is_public(v4.into());
             prop_assert_eq!(is_public(v4.to_ipv6_mapped().into()), public);
             let [a, b] = [(bits >> 16) as u16, bits as u16];
-            prop_assert_eq!(is_public(Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, a, b).into()), public);
-            prop_assert_eq!(is_public(Ipv6Addr::new(0x2002, a, b, 0, 0, 0, 0, 1).into()), public);
-            prop_assert_eq!(is_public(Ipv6Addr::new(prefix, 1, 2, 3, 0, 0x5efe, a, b).into()), public);
+            let nat64 = Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, a, b);
+            prop_assert_eq!(is_public(nat64.into()), public);
+            let sixto4 = Ipv6Addr::new(0x2002, a, b, 0, 0, 0, 0, 1);
+            prop_assert_eq!(is_public(sixto4.into()), public);
+            let isatap = Ipv6Addr::new(prefix, 1, 2, 3, 0, 0x5efe, a, b);
+            prop_assert_eq!(is_public(isatap.into()), public);
             for special in [
                 Ipv6Addr::new(0, 0, 0, 0, 0, 0, a, b),
                 Ipv6Addr::new(0, 0, 0, 0, 0xffff, 0, a, b),
@@ -291,24 +296,35 @@ mod tests {
             ] {
                 prop_assert!(!is_public(special.into()), "{}", special);
             }
-            // What the standard library knows of the same registries.
-            let special = v4.is_loopback() || v4.is_private() || v4.is_link_local() || v4.is_multicast()
-                || v4.is_unspecified() || v4.is_broadcast() || v4.is_documentation();
+            // The part of the same registries that the standard library covers.
+            let special = v4.is_loopback()
+                || v4.is_private()
+                || v4.is_link_local()
+                || v4.is_multicast()
+                || v4.is_unspecified()
+                || v4.is_broadcast()
+                || v4.is_documentation();
             prop_assert!(!(special && public), "{}", v4);
         }
 
         #[test]
         fn only_global_unicast_is_public(bits: u128) {
             let v6 = Ipv6Addr::from(bits);
-            let special = v6.is_loopback() || v6.is_unspecified() || v6.is_multicast() || v6.is_unique_local()
-                || v6.is_unicast_link_local() || bits >> 125 != 1;
-            let carries = v6.to_ipv4_mapped().is_some() || bits >> 32 == 0x64_ff9b << 64;
-            prop_assert!(carries || !(special && is_public(v6.into())), "{}", v6);
+            let special = v6.is_loopback()
+                || v6.is_unspecified()
+                || v6.is_multicast()
+                || v6.is_unique_local()
+                || v6.is_unicast_link_local()
+                || bits >> 125 != 1;
+            let embeds_ipv4 = v6.to_ipv4_mapped().is_some() || bits >> 32 == 0x64_ff9b << 64;
+            prop_assert!(embeds_ipv4 || !(special && is_public(v6.into())), "{}", v6);
         }
 
-        /// Whatever is accepted names a host that may be connected to, on a port of the web.
+        /// Every accepted URL has a web port and, if its host is an address, a public one.
         #[test]
-        fn nothing_forbidden_is_accepted(text in "(https?|ftp|file|http):/{0,3}[0-9a-fx.:@\\[\\]%/ -]{0,24}") {
+        fn accepted_urls_satisfy_every_rule(
+            text in "(https?|ftp|file|http):/{0,3}[0-9a-fx.:@\\[\\]%/ -]{0,24}",
+        ) {
             if let Ok(url) = Url::parse(&text)
                 && policy(&MediaConfig::default()).check(&url).is_ok()
             {

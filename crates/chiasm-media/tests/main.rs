@@ -1,9 +1,9 @@
-//! Tests of fetching and decoding media. `memory.rs` needs a process of its own: it reads the peak
-//! of its memory.
+//! Tests of fetching and decoding media. `memory.rs` needs a process of its own, because it reads
+//! the peak of the process's memory.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
-mod door;
-mod door_cache;
 mod exif;
 mod garbage;
+mod loader;
+mod loader_cache;
 mod pixels;

@@ -1,6 +1,6 @@
-//! What a header promises is not paid for before the data comes.
+//! Test that a header's announced size costs no memory before the data arrives.
 //!
-//! Alone in its process, for it looks at the most memory that the process ever had.
+//! Runs alone in its process, because it reads the process's peak memory.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
@@ -8,8 +8,8 @@ use std::path::PathBuf;
 
 use chiasm_media::{EncodedMedia, Fault, ImageLimits, MediaLimits, decode};
 
-/// The most memory in MiB that this process has had.
-fn peak() -> usize {
+/// Returns the peak memory of this process in MiB.
+fn peak_mib() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
     line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() >> 10
@@ -20,22 +20,23 @@ fn fixture(name: &str) -> Vec<u8> {
     std::fs::read(directory.join(name)).unwrap_or_else(|error| panic!("fixture {name}: {error}"))
 }
 
-/// The file with another size in its header; `at` is where the first side starts.
+/// Replaces both sides in a file's header; `at` is the offset of the first side.
 fn resized(mut file: Vec<u8>, at: usize, side: [u8; 2]) -> Vec<u8> {
     file[at..at + 4].copy_from_slice(&[side, side].concat());
     file
 }
 
 #[test]
-fn memory_follows_the_data_and_not_the_header() {
-    // Half a gigabyte of RGB and more.
-    let (big, little) = (13_000u16.to_be_bytes(), 13_000u16.to_le_bytes());
+fn announced_size_allocates_no_memory() {
+    // Pixels of this size take half a gigabyte as RGB.
+    let big = 13_000u16.to_be_bytes();
+    let little = 13_000u16.to_le_bytes();
     let jpeg = fixture("jpeg-420-37x23.jpg");
     let frame = jpeg.windows(2).position(|pair| pair == [0xff, 0xc0]).expect("a baseline frame");
     let gif = fixture("gif-8-bits.gif");
     let descriptor = gif.iter().rposition(|&byte| byte == b',').expect("a frame");
     let mut bombs = vec![
-        // Without its end marker, for with it the rest is filled up with grey, in Pillow as well.
+        // Without the end marker. With it, the missing data is filled with grey, in Pillow as well.
         ("JPEG", resized(jpeg[..jpeg.len() - 2].to_vec(), frame + 5, big)),
         ("GIF", resized(gif, descriptor + 5, little)),
     ];
@@ -50,11 +51,11 @@ fn memory_follows_the_data_and_not_the_header() {
         max_scans: 500,
     };
     let limits = MediaLimits { image, ..MediaLimits::default() };
-    let before = peak();
+    let before = peak_mib();
     for (name, bytes) in bombs {
         let outcome =
             EncodedMedia::from_bytes(bytes.into(), &limits).and_then(|image| decode(&image));
         assert_eq!(outcome.expect_err(name).fault(), Fault::Corrupt, "{name}");
-        assert!(peak() < before + 64, "{name}: {} MiB, {before} before", peak());
+        assert!(peak_mib() < before + 64, "{name}: {} MiB, {before} before", peak_mib());
     }
 }

@@ -1,5 +1,5 @@
-//! Every fixture against what vLLM's own loader makes of it, bit for bit. `python/media_goldens`
-//! makes them.
+//! Compares every fixture with the pixels of vLLM's own loader, bit for bit. `python/media_goldens`
+//! generates the fixtures.
 
 use std::path::PathBuf;
 
@@ -9,17 +9,17 @@ use chiasm_media::{
 };
 use serde_json::Value;
 
-/// Reads a file's header, within the default limits.
+/// Reads a file's header within the default limits.
 fn open(file: Vec<u8>) -> Result<EncodedMedia, MediaError> {
     EncodedMedia::from_bytes(file.into(), &MediaLimits::default())
 }
 
-/// Reads a file's header, within these limits.
+/// Reads a file's header within the given limits.
 fn open_within(file: Vec<u8>, image: ImageLimits) -> Result<EncodedMedia, MediaError> {
     EncodedMedia::from_bytes(file.into(), &MediaLimits { image, ..MediaLimits::default() })
 }
 
-fn limit_of_pixels(max_pixels: u64) -> ImageLimits {
+fn pixel_limit(max_pixels: u64) -> ImageLimits {
     ImageLimits { max_pixels, ..ImageLimits::default() }
 }
 
@@ -44,7 +44,7 @@ fn bytes(entry: &Value) -> Vec<u8> {
     std::fs::read(directory().join(name)).unwrap_or_else(|error| panic!("fixture {name}: {error}"))
 }
 
-/// Size and hash of the pixels.
+/// Decodes a file. Returns its format, size and the hash of its pixels.
 fn outcome(bytes: Vec<u8>) -> Result<(ImageFormat, u32, u32, String), MediaError> {
     let image = open(bytes)?;
     let pixels = decode(&image)?;
@@ -56,7 +56,7 @@ fn outcome(bytes: Vec<u8>) -> Result<(ImageFormat, u32, u32, String), MediaError
 }
 
 #[test]
-fn pixels_and_errors_are_those_of_vllm() {
+fn pixels_equal_those_of_vllm() {
     let entries = index();
     let mut wrong = Vec::new();
     let mut formats = std::collections::BTreeMap::<_, [usize; 2]>::new();
@@ -83,7 +83,7 @@ fn pixels_and_errors_are_those_of_vllm() {
 }
 
 #[test]
-fn the_fixtures_cover_every_format_and_mode() {
+fn fixtures_cover_every_format_in_every_mode() {
     let entries = index();
     for (format, modes) in [
         ("PNG", &["1", "L", "LA", "I;16", "P", "RGB", "RGBA"][..]),
@@ -105,7 +105,7 @@ fn the_fixtures_cover_every_format_and_mode() {
 }
 
 #[test]
-fn a_header_that_promises_too_many_pixels_is_refused_before_anything_is_decoded() {
+fn announced_pixels_over_the_limit_are_refused() {
     for entry in index().iter().filter(|entry| {
         let name = entry["file"].as_str().unwrap();
         matches!(
@@ -113,28 +113,28 @@ fn a_header_that_promises_too_many_pixels_is_refused_before_anything_is_decoded(
             "png-bomb.png" | "jpeg-bomb.jpg" | "webp-bomb.webp" | "gif-bomb.gif" | "bmp-bomb.bmp"
         )
     }) {
-        let error = open_within(bytes(entry), limit_of_pixels(1_000_000)).unwrap_err();
-        let is_corrupt_anyway = entry["file"] == "webp-bomb.webp";
-        assert_eq!(error.fault() == Fault::TooLarge, !is_corrupt_anyway, "{entry}: {error}");
+        let error = open_within(bytes(entry), pixel_limit(1_000_000)).unwrap_err();
+        let is_corrupt = entry["file"] == "webp-bomb.webp";
+        assert_eq!(error.fault() == Fault::TooLarge, !is_corrupt, "{entry}: {error}");
     }
 }
 
 #[test]
-fn a_kind_of_subsampling_that_is_not_read_is_not_called_damage() {
+fn unsupported_subsampling_is_not_reported_as_corrupt() {
     let file = std::fs::read(directory().join("jpeg-first-component-subsampled.jpg")).unwrap();
     assert_eq!(decode(&open(file).unwrap()).unwrap_err().fault(), Fault::Unsupported);
 }
 
 #[test]
-fn the_pixel_limit_is_exact() {
+fn pixel_limit_is_exact() {
     let file = std::fs::read(directory().join("jpeg-420-37x23.jpg")).unwrap();
-    assert!(open_within(file.clone(), limit_of_pixels(37 * 23)).is_ok());
-    let error = open_within(file, limit_of_pixels(37 * 23 - 1)).unwrap_err();
+    assert!(open_within(file.clone(), pixel_limit(37 * 23)).is_ok());
+    let error = open_within(file, pixel_limit(37 * 23 - 1)).unwrap_err();
     assert_eq!(error, MediaError::TooManyPixels { width: 37, height: 23, limit: 37 * 23 - 1 });
 }
 
 #[test]
-fn the_limit_of_bytes_is_exact() {
+fn byte_limit_is_exact() {
     let file = std::fs::read(directory().join("jpeg-420-37x23.jpg")).unwrap();
     let limits = |max_bytes| ImageLimits { max_bytes, ..ImageLimits::default() };
     let bytes = file.len() as u64;
@@ -146,7 +146,7 @@ fn the_limit_of_bytes_is_exact() {
 }
 
 #[test]
-fn the_limit_of_a_side_is_exact() {
+fn side_limit_is_exact() {
     let file = std::fs::read(directory().join("jpeg-420-37x23.jpg")).unwrap();
     let limits = |max_side| ImageLimits { max_side, ..ImageLimits::default() };
     assert!(open_within(file.clone(), limits(37)).is_ok());
@@ -154,32 +154,33 @@ fn the_limit_of_a_side_is_exact() {
     assert_eq!(error, MediaError::TooLongSide { width: 37, height: 23, limit: 36 });
 }
 
-/// Every fixture after every other in the same memory: no pixel of an earlier image may be left.
+/// Decodes all fixtures one after another in the same memory. No pixel of an earlier image may
+/// remain.
 #[test]
-fn used_memory_gives_the_pixels_of_fresh_memory() {
+fn reused_memory_gives_the_pixels_of_fresh_memory() {
     let mut memory = DecodeMemory::new();
     let mut compared = 0;
     for entry in &index() {
-        let Ok(image) = open_within(bytes(entry), limit_of_pixels(1 << 20)) else {
+        let Ok(image) = open_within(bytes(entry), pixel_limit(1 << 20)) else {
             continue;
         };
         let fresh = decode(&image).map(|image| image.pixels);
-        let used = decode_into(&image, &mut memory).map(|image| image.pixels.to_vec());
-        assert!(fresh == used, "{entry}");
-        let kept = with_pixels(&image, |pixels| {
-            // The thread's memory is in use; another image inside gets its own.
+        let reused = decode_into(&image, &mut memory).map(|image| image.pixels.to_vec());
+        assert!(fresh == reused, "{entry}");
+        let thread_local = with_pixels(&image, |pixels| {
+            // The thread's memory is in use, so that a nested call gets memory of its own.
             let inner = with_pixels(&image, |inner| inner.pixels == pixels.pixels);
             assert_eq!(inner, Ok(true));
             pixels.pixels.to_vec()
         });
-        assert!(fresh == kept, "{entry}");
+        assert!(fresh == thread_local, "{entry}");
         compared += usize::from(fresh.is_ok());
     }
     assert!(compared > 300, "{compared}");
 }
 
 #[test]
-fn the_probed_size_is_the_upright_one() {
+fn header_has_the_upright_size() {
     for (name, orientation, size) in
         [("exif-1.jpg", 1, (21, 13)), ("exif-6.jpg", 6, (13, 21)), ("exif-3.webp", 3, (21, 13))]
     {
@@ -195,7 +196,7 @@ fn the_probed_size_is_the_upright_one() {
 }
 
 #[test]
-fn a_probe_that_was_tampered_with_is_noticed() {
+fn header_that_differs_from_the_file_is_refused() {
     let file = std::fs::read(directory().join("jpeg-420-37x23.jpg")).unwrap();
     let mut image = open(file).unwrap();
     let mut wrong = header(&image);
@@ -205,7 +206,7 @@ fn a_probe_that_was_tampered_with_is_noticed() {
 }
 
 #[test]
-fn a_jpeg_of_very_many_scans_is_refused() {
+fn jpeg_over_the_scan_limit_is_refused() {
     let file = std::fs::read(directory().join("jpeg-420-37x23-progressive.jpg")).unwrap();
     let last_scan = file.windows(2).rposition(|pair| pair == [0xff, 0xda]).unwrap();
     let (head, scan) = file[..file.len() - 2].split_at(last_scan);
@@ -218,11 +219,12 @@ fn a_jpeg_of_very_many_scans_is_refused() {
 }
 
 #[test]
-fn four_components_of_which_the_first_is_coarse_are_refused_without_a_panic() {
+fn cmyk_with_coarse_first_component_is_unsupported() {
     let mut file = std::fs::read(directory().join("jpeg-cmyk-16x16.jpg")).unwrap();
     let frame =
         file.windows(2).position(|pair| matches!(pair, [0xff, 0xc0..=0xc2])).expect("a frame");
-    // Marker, length, depth, height, width, count; then number and sampling of each component.
+    // The marker, length, depth, height, width and count come first, then the number and sampling
+    // of each component.
     file[frame + 14] = 0x31;
     let image = open(file).unwrap();
     let caught = caught_panics();

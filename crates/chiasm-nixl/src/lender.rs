@@ -7,90 +7,97 @@ use bytes::Bytes;
 
 use crate::library::Session;
 use crate::pool::{Piece, Pool};
-use crate::{HEAD, NixlError, Settings, TAIL};
+use crate::{HEADER_BYTES, NixlError, Settings, TRAILER_BYTES};
 
-/// What clocks of two machines and the way between them may differ by while a loan is read.
+/// The allowance for the clocks of two machines and the network between them.
 const SLACK: Duration = Duration::from_secs(1);
 
-/// Memory that readers on other machines may read, and what is lent of it.
+/// A pool of memory that readers on other machines may read.
 pub struct Lender {
     pool: Pool,
     metadata: Bytes,
-    within: Duration,
-    /// The library answers readers by a thread of its own.
+    read_timeout: Duration,
+    /// The library serves readers on a thread of its own.
     _session: Mutex<Session>,
 }
 
 impl Lender {
-    /// Opens the library and makes memory known to it. Takes about a second.
+    /// Opens the library and registers memory with it. Takes about a second.
     ///
     /// # Errors
-    /// The library is none, or refuses.
+    /// If the library can't be opened or fails.
     pub fn start(settings: &Settings) -> Result<Self, NixlError> {
         let pool = Pool::new(settings.pool_bytes).map_err(NixlError::Pool)?;
         let name = format!("chiasm-lender-{:032x}", rand::random::<u128>());
         let mut session =
             Session::open(&settings.library, &name, settings.devices.as_deref(), &pool)?;
         let metadata = session.metadata()?.into();
-        Ok(Self { pool, metadata, within: settings.within, _session: Mutex::new(session) })
+        let read_timeout = settings.read_timeout;
+        Ok(Self { pool, metadata, read_timeout, _session: Mutex::new(session) })
     }
 
-    /// What readers need to know of this memory, some hundred bytes.
+    /// Returns the metadata that readers need to access this memory, some hundred bytes.
     pub fn metadata(&self) -> &Bytes {
         &self.metadata
     }
 
-    /// How long a reading of a loan may take, from when its reader hears of it.
-    pub fn within(&self) -> Duration {
-        self.within
+    /// Returns the maximum duration of a read, from when the reader learns of the loan.
+    pub fn read_timeout(&self) -> Duration {
+        self.read_timeout
     }
 
-    /// Copies bytes, one after the other, to where they can be read; `None` if there is no room for
-    /// them now. Not for async threads.
+    /// Copies the parts, one after the other, into memory that can be read. Returns `None` if there
+    /// is no room for them now. Must not be called on async threads.
     pub fn lend(&self, parts: &[Bytes]) -> Option<Loan> {
         let bytes = parts.iter().try_fold(0_usize, |sum, part| sum.checked_add(part.len()))?;
-        let mut piece = self.pool.take(bytes.checked_add(HEAD + TAIL)?)?;
-        // 0 is that of no loan.
+        let mut piece = self.pool.allocate(bytes.checked_add(HEADER_BYTES + TRAILER_BYTES)?)?;
+        // 0 is the number of no loan.
         let number = rand::random_range(1..=u64::MAX);
         let memory = piece.as_mut();
-        let mut at = HEAD;
+        let mut at = HEADER_BYTES;
         for part in parts {
             memory[at..at + part.len()].copy_from_slice(part);
             at += part.len();
         }
-        sign(memory, number);
-        Some(Loan { piece: Some(piece), number, rests: self.within + SLACK })
+        write_number(memory, number);
+        Some(Loan { piece: Some(piece), number, rest: self.read_timeout + SLACK })
     }
 }
 
-fn sign(memory: &mut [u8], number: u64) {
-    let tail = memory.len() - TAIL;
-    memory[..TAIL].copy_from_slice(&number.to_le_bytes());
-    memory[tail..].copy_from_slice(&number.to_le_bytes());
+/// Writes the number of a loan into the header and the trailer of its memory.
+fn write_number(memory: &mut [u8], number: u64) {
+    let trailer = memory.len() - TRAILER_BYTES;
+    memory[..TRAILER_BYTES].copy_from_slice(&number.to_le_bytes());
+    memory[trailer..].copy_from_slice(&number.to_le_bytes());
 }
 
-/// Bytes that may be read, until this is dropped: readings that have begun by then read what they
-/// were to, and their memory rests for as long as that may take.
+/// Bytes that may be read until the loan is dropped.
+///
+/// Reads that have begun by then still get their bytes: after the drop the memory is not reused
+/// until they must have ended.
 pub struct Loan {
     piece: Option<Piece>,
     number: u64,
-    rests: Duration,
+    /// The time for which the memory is not reused after the loan.
+    rest: Duration,
 }
 
 impl Loan {
-    /// Where it lies, for the reader.
+    /// Returns the address of the memory, for the reader.
     pub fn address(&self) -> u64 {
         self.piece.as_ref().map_or(0, |piece| piece.as_ref().as_ptr() as u64)
     }
 
-    /// What tells it from all others.
+    /// Returns the number of the loan, which is unique.
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// The reader has said that it is done with it, whatever came of it: what it may still read it
-    /// does not take. So the memory is free at once.
-    pub fn returned(mut self) {
+    /// Ends the loan after the reader has reported that its read has ended, with or without
+    /// success.
+    ///
+    /// The reader ignores whatever it may still read, so the memory is reused at once.
+    pub fn release(mut self) {
         self.piece = None;
     }
 }
@@ -98,8 +105,8 @@ impl Loan {
 impl Drop for Loan {
     fn drop(&mut self) {
         if let Some(mut piece) = self.piece.take() {
-            sign(piece.as_mut(), 0);
-            piece.rest(Instant::now() + self.rests);
+            write_number(piece.as_mut(), 0);
+            piece.release_at(Instant::now() + self.rest);
         }
     }
 }

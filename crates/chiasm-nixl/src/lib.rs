@@ -1,111 +1,112 @@
 //! Reads of another machine's memory by NIXL.
 //!
-//! A [`Lender`] copies tensors into memory that NIXL knows and lends them; a [`Reader`] on another
-//! machine reads them from there, with whatever NIXL finds between the two: RDMA, TCP, or on one
-//! machine the memory itself. NIXL's library is opened at run time, and nothing of it is needed to
-//! build this.
+//! A [`Lender`] copies tensors into memory that is registered with NIXL, and lends them. A
+//! [`Reader`] on another machine reads them over whatever NIXL finds between the two: RDMA, TCP, or
+//! on one machine the memory itself. NIXL's library is opened at run time and is not needed to
+//! build this crate.
 //!
-//! NIXL knows neither deadlines nor ends that can be relied on: an owner of memory that is stopped
-//! gives a reading over TCP no end and no error, a reading can't be taken back, and one that comes
-//! after memory was unmapped ends its owner. So
+//! NIXL has no deadlines and does not always report the end of a read. If the owner of the memory
+//! is stopped, a read over TCP neither ends nor fails. A read can't be cancelled. A read of memory
+//! that was unmapped ends the owner's process. Therefore
 //!
-//! - memory that NIXL knows stays mapped for as long as the process: pools of a fixed size;
-//! - readings have deadlines of their own. What one that has missed its deadline was to read into
-//!   is never used again; there may be [`MOST_ABANDONED`] of them, then nothing is read any more;
-//! - what was read is only taken if its loan was not over. A loan that nobody says the end of is
-//!   over at once for readings that begin later, by its number, and its memory rests until those
-//!   that began before have missed their deadline.
+//! - registered memory stays mapped until the process ends, in pools of a fixed size;
+//! - reads have their own deadlines. The target memory of a read that timed out is never used
+//!   again. After [`MAX_ABANDONED_READS`] of them, nothing is read any more;
+//! - bytes are only accepted if their loan had not ended. When a loan ends without a report of its
+//!   reader, its number is invalidated at once for later reads. Its memory is not reused until
+//!   earlier reads have timed out.
 //!
-//! NIXL has neither authentication nor encryption. Who reaches the port of UCX, which moves the
-//! bytes, can read and write the memory of this process over TCP: [`Settings::devices`] says where
-//! it is reached.
+//! NIXL has neither authentication nor encryption. UCX moves the bytes: a peer that reaches its
+//! port can read and write the memory of this process over TCP. [`Settings::devices`] restricts the
+//! networks on which it listens.
 //!
-//! | module | is |
+//! | module | contents |
 //! |---|---|
-//! | `library` | the functions of NIXL's C interface and what they own: all unsafe code |
-//! | `pool` | memory that NIXL knows, in pieces |
+//! | `library` | the functions of NIXL's C interface and their objects: all unsafe code |
+//! | `pool` | a pool of registered memory |
 //! | `lender` | the side whose memory is read |
-//! | `reader` | the side that reads; `reading` is its thread, `not_read` its errors |
+//! | `reader` | the side that reads; `read_thread` is its thread, `read_error` its errors |
 #![deny(unsafe_code)]
 
 mod lender;
 #[allow(unsafe_code, reason = "it calls C")]
 mod library;
-mod not_read;
 mod pool;
+mod read_error;
+mod read_thread;
 mod reader;
-mod reading;
 
 use std::ffi::c_int;
 use std::path::PathBuf;
 use std::time::Duration;
 
 pub use lender::{Lender, Loan};
-pub use not_read::NotRead;
-pub use reader::{Lent, Reader};
+pub use read_error::ReadError;
+pub use reader::{Reader, RemoteLoan};
 
-/// How many readings may have missed their deadline, or come to an end after which the library
-/// keeps their memory, until nothing is read any more: each costs its piece of the pool for as long
-/// as the process.
-pub const MOST_ABANDONED: usize = 64;
+/// The number of abandoned reads after which nothing is read any more. A read is abandoned when it
+/// times out, or when the library keeps its memory. Each costs its piece of the pool until the
+/// process ends.
+pub const MAX_ABANDONED_READS: usize = 64;
 
-/// What either side needs.
+/// The settings of a lender or a reader.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// NIXL's C library, `libnixl_capi.so`.
+    /// The path of NIXL's C library, `libnixl_capi.so`.
     pub library: PathBuf,
-    /// Bytes of memory that NIXL knows.
+    /// The size of the registered memory, in bytes.
     pub pool_bytes: usize,
-    /// How long a reading may take.
-    pub within: Duration,
-    /// The network devices that UCX may use, as in its `UCX_NET_DEVICES`; as that variable says if
-    /// none are given.
+    /// The maximum duration of a read.
+    pub read_timeout: Duration,
+    /// The network devices that UCX may use, as in its variable `UCX_NET_DEVICES`. `None` leaves
+    /// that variable in effect.
     pub devices: Option<String>,
 }
 
-/// Why NIXL can't be used.
+/// The reason why NIXL can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum NixlError {
-    /// There is no library, or one without these functions.
+    /// The library is missing, or lacks a function.
     #[error("{path} is not NIXL's C library of a version near 1.5: {why}", path = path.display())]
     Library {
-        /// Where it should be.
+        /// The path of the library.
         path: PathBuf,
-        /// What is wrong with it, in the loader's words.
+        /// The loader's error.
         why: String,
     },
-    /// The library is there to be linked with and does nothing.
+    /// The library is a stub for linking, which does nothing.
     #[error("{path} is a stub of NIXL's library: name the one of its wheel", path = path.display())]
     Stub {
-        /// Where it is.
+        /// The path of the library.
         path: PathBuf,
     },
-    /// Text for the library has a zero in it.
-    #[error("'{0}' can't have a zero in it")]
-    Text(String),
-    /// The library refuses; its own words are on standard error.
+    /// A string for the library contains a zero byte.
+    #[error("'{0}' must not contain a zero byte")]
+    ZeroByte(String),
+    /// A function of the library failed. The library prints its own message on standard error.
     #[error("nixl_capi_{call} fails with {code}")]
     Failed {
-        /// The function.
+        /// The name of the function.
         call: &'static str,
-        /// Its status.
+        /// The status that it returned.
         code: c_int,
     },
-    /// A lender tells an address that there is not.
+    /// A lender sent an address that does not fit into a pointer.
     #[error("there is no address {0:#x}")]
-    Address(u64),
-    /// A reading has failed, and the library does not let go of its memory.
-    #[error("a reading has failed, and NIXL does not let go of its memory")]
-    Kept,
-    /// There is no memory for a pool of that size.
+    InvalidAddress(u64),
+    /// A read failed, and the library does not release its memory.
+    #[error("a read failed, and NIXL does not release its memory")]
+    MemoryNotReleased,
+    /// There is not enough memory for the pool.
     #[error("there is no memory for a pool of that size: {0}")]
     Pool(std::io::Error),
-    /// The thread that reads can't be started.
+    /// The read thread can't be started.
     #[error("the thread that reads can't be started: {0}")]
     Thread(std::io::Error),
 }
 
-/// A loan's number stands before its bytes, in as many bytes as keep them aligned, and once more
-/// behind them.
-const HEAD: usize = 64;
-const TAIL: usize = 8;
+/// The length of the header before a loan's bytes, which starts with the loan's number and keeps
+/// the bytes aligned.
+const HEADER_BYTES: usize = 64;
+/// The length of the trailer after a loan's bytes, which is the loan's number once more.
+const TRAILER_BYTES: usize = 8;

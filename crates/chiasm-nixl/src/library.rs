@@ -1,9 +1,9 @@
-//! The functions of NIXL's C interface that are used here, and a session of its library: all unsafe
-//! code of this crate.
+//! The functions of NIXL's C interface, and a session of its library: all unsafe code of this
+//! crate.
 //!
 //! The signatures are those of `wrapper.h` of `nixl-sys` 1.5.2, which the libraries in NIXL's
-//! wheels of 1.5.1 export. What the functions want and give are opaque pointers, numbers and
-//! strings that end with a zero; they catch C++'s exceptions themselves.
+//! wheels of 1.5.1 export. The functions take and return opaque pointers, numbers and
+//! zero-terminated strings. They catch C++ exceptions themselves.
 
 use std::error::Error;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
@@ -20,12 +20,13 @@ type Handle = *mut c_void;
 
 const SUCCESS: c_int = 0;
 const IN_PROGRESS: c_int = 1;
-/// Memory of the CPU.
+/// The memory type of the CPU's memory.
 const DRAM: c_int = 0;
+/// The operation of a read.
 const READ: c_int = 0;
 
-/// What NIXL has by default, but that its thread sleeps where it would look without a pause: it is
-/// woken by what comes from other machines.
+/// NIXL's defaults, except that its progress thread sleeps instead of busy-polling: messages from
+/// other machines wake it.
 const CONFIG: Config = Config {
     enable_prog_thread: true,
     enable_listen_thread: false,
@@ -37,7 +38,7 @@ const CONFIG: Config = Config {
     capture_telemetry: false,
 };
 
-/// `nixl_capi_agent_config_s`.
+/// The C structure `nixl_capi_agent_config_s`.
 #[repr(C)]
 struct Config {
     enable_prog_thread: bool,
@@ -55,14 +56,15 @@ const BACKEND: &CStr = c"UCX";
 
 macro_rules! functions {
     ($($name:ident: fn($($argument:ty),*);)*) => {
-        /// The library's functions. Each gives 0, or what went wrong as a negative number.
+        /// The library's functions. Each returns 0, or a negative error code.
         struct Functions {
             $($name: unsafe extern "C" fn($($argument),*) -> c_int,)*
-            /// Whether this is a library that does nothing, made to be linked with.
+            /// Returns `true` for a stub that is made for linking and does nothing.
             is_stub: unsafe extern "C" fn() -> bool,
         }
 
         impl Functions {
+            /// Looks up all functions.
             fn find(library: &'static Library) -> Result<Self, libloading::Error> {
                 // SAFETY: these are the signatures of the C interface by these names. The library
                 // is never unloaded, so the functions are there for as long as the process.
@@ -101,45 +103,48 @@ functions! {
 }
 
 unsafe extern "C" {
-    /// Of the C library: what the functions above allocate is freed so.
+    /// The C library's `free`, for memory that the functions above allocate.
     fn free(memory: *mut c_void);
 }
 
-/// What NIXL calls an agent, with the memory that it may read into or that others may read: one end
-/// of readings. It is never destroyed, and its memory is never unmapped: others may read it at any
-/// time, and over TCP the process that is read dies of memory that is gone.
+/// A NIXL agent with its registered memory: one end of reads.
 ///
-/// Its calls come from one thread at a time, as each wants it alone.
+/// It is never destroyed, and its memory is never unmapped: peers may read it at any time, and a
+/// read of unmapped memory over TCP ends the owner's process.
+///
+/// Its methods for other modules need `&mut self`, because the library must be called by one thread
+/// at a time.
 pub(crate) struct Session {
     functions: Functions,
     agent: NonNull<c_void>,
 }
 
-// SAFETY: the library's objects belong to no thread. NIXL does not synchronise calls of several
-// threads, which `&mut self` rules out.
+// SAFETY: the library's objects are not bound to a thread. NIXL does not synchronise calls of
+// several threads, which `&mut self` rules out.
 unsafe impl Send for Session {}
 
-/// A reading that was begun.
+/// A read that was started.
 ///
-/// While one is under way its bytes are the library's. One that is dropped gives neither them nor
-/// the library's object back, as the library has no way to end a reading for sure: what comes late
-/// is written into memory that nobody else ever has.
-pub(crate) struct Reading {
-    request: NonNull<c_void>,
+/// The library has exclusive access to the target memory until the read has ended. Dropping a
+/// request frees neither the memory nor the library's object, because the library can't reliably
+/// cancel a read. Late bytes are then written into memory that is never used again.
+pub(crate) struct ReadRequest {
+    handle: NonNull<c_void>,
     into: ManuallyDrop<Piece>,
 }
 
-// SAFETY: as for sessions; a reading alone can do nothing.
-unsafe impl Send for Reading {}
+// SAFETY: the library's objects are not bound to a thread, and a request has no methods that call
+// the library.
+unsafe impl Send for ReadRequest {}
 
-impl Reading {
-    /// Leaves a reading to itself whose end nobody waits for. Its memory is never used again.
+impl ReadRequest {
+    /// Abandons a read that has not ended. Its memory is never used again.
     pub(crate) fn abandon(self) {}
 }
 
 impl Session {
-    /// Opens the library, which stays for as long as the process, and makes a pool of its memory.
-    /// `devices` are those that UCX may use, as in its `UCX_NET_DEVICES`.
+    /// Opens the library, which is never unloaded, and registers the memory of a pool. `devices`
+    /// are those that UCX may use, as in its `UCX_NET_DEVICES`.
     pub(crate) fn open(
         library: &Path,
         name: &str,
@@ -150,20 +155,20 @@ impl Session {
             let why = error.source().map_or_else(|| error.to_string(), ToString::to_string);
             NixlError::Library { path: library.to_owned(), why }
         };
-        // SAFETY: loading runs code of a library that the operator names, and trusts as he does
-        // this program.
+        // SAFETY: loading runs code of a library that the operator names and trusts like this
+        // program.
         let opened = unsafe { Library::new(library) }.map_err(unusable)?;
-        // Its threads run on, and so does its code.
+        // The library is never unloaded, because its threads run until the process ends.
         let opened: &'static Library = Box::leak(Box::new(opened));
         let functions = Functions::find(opened).map_err(unusable)?;
-        // SAFETY: it wants nothing.
+        // SAFETY: the function has no arguments and no preconditions.
         if unsafe { (functions.is_stub)() } {
             return Err(NixlError::Stub { path: library.to_owned() });
         }
         let mut agent = null_mut();
         let name = c_string(name)?;
-        // SAFETY: a string that ends with a zero and a structure, both copied, and a place for a
-        // pointer.
+        // SAFETY: the arguments are a zero-terminated string and a structure, which are both
+        // copied, and a valid output pointer.
         let created =
             unsafe { (functions.create_configured_agent)(name.as_ptr(), &CONFIG, &mut agent) };
         check("create_configured_agent", created)?;
@@ -175,16 +180,18 @@ impl Session {
         Ok(session)
     }
 
+    /// Creates the UCX backend.
     fn create_backend(&self, devices: Option<&str>) -> Result<(), NixlError> {
         let Functions { create_params, params_add, destroy_params, create_backend, .. } =
             &self.functions;
-        let (mut params, mut backend) = (null_mut(), null_mut());
-        // Unless the variable says something else, which is before it.
+        let mut params = null_mut();
+        let mut backend = null_mut();
+        // UCX_NET_DEVICES takes precedence over this setting.
         let devices =
             devices.map(|devices| c_string(&format!("NET_DEVICES={devices}"))).transpose()?;
-        // SAFETY: `params` is what was just created, and nobody has it afterwards; strings end with
-        // a zero and are copied; the rest are places for pointers. The backend lives as long as the
-        // agent, so nobody keeps its pointer.
+        // SAFETY: `params` was just created and is not used after its destruction. Strings are
+        // zero-terminated and copied. The other pointers are valid outputs. The backend lives as
+        // long as the agent, so its pointer need not be kept.
         unsafe {
             check("create_params", create_params(&mut params))?;
             let added = devices.map_or(SUCCESS, |devices| {
@@ -201,14 +208,15 @@ impl Session {
         }
     }
 
+    /// Registers the memory of a pool.
     fn register(&self, pool: &Pool) -> Result<(), NixlError> {
         let Functions {
             create_reg_dlist, reg_dlist_add_desc, destroy_reg_dlist, register_mem, ..
         } = &self.functions;
         let (address, length) = pool.extent();
         let mut list = null_mut();
-        // SAFETY: the list is what was just created, and nobody has it afterwards. The memory stays
-        // where it is for as long as the process, as pools do.
+        // SAFETY: the list was just created and is not used after its destruction. The memory of a
+        // pool stays mapped at its address until the process ends.
         unsafe {
             check("create_reg_dlist", create_reg_dlist(DRAM, &mut list))?;
             let registered = match reg_dlist_add_desc(list, address, length, 0, std::ptr::null(), 0)
@@ -221,146 +229,157 @@ impl Session {
         }
     }
 
-    /// What another session needs to read this one's memory.
+    /// Returns the metadata that another session needs to read this one's memory.
     pub(crate) fn metadata(&mut self) -> Result<Vec<u8>, NixlError> {
-        let (mut data, mut length) = (null_mut(), 0);
-        // SAFETY: places for a pointer and a length. What is given are that many bytes from malloc,
-        // which nobody else has.
+        let mut data = null_mut();
+        let mut length = 0;
+        // SAFETY: the arguments are valid outputs for a pointer and a length. The function returns
+        // that many bytes from malloc, which are only used here.
         unsafe {
             check(
                 "get_local_md",
                 (self.functions.get_local_md)(self.agent.as_ptr(), &mut data, &mut length),
             )?;
-            let copy = match data.is_null() {
-                true => Vec::new(),
-                false => std::slice::from_raw_parts(data.cast::<u8>(), length).to_vec(),
+            let copy = if data.is_null() {
+                Vec::new()
+            } else {
+                std::slice::from_raw_parts(data.cast::<u8>(), length).to_vec()
             };
             free(data);
             Ok(copy)
         }
     }
 
-    /// Takes in what another session has said of itself. Its name, for the other calls.
+    /// Loads the metadata of another session. Returns the session's name, for the other calls.
     pub(crate) fn load(&mut self, metadata: &[u8]) -> Result<CString, NixlError> {
         let mut name = null_mut();
-        // SAFETY: the bytes are copied. The name is a string from malloc, which nobody else has.
+        let bytes = metadata.as_ptr().cast();
+        let length = metadata.len();
+        // SAFETY: the bytes are copied. The returned name is a string from malloc, which is only
+        // used here.
         unsafe {
-            let (bytes, length) = (metadata.as_ptr().cast(), metadata.len());
             check(
                 "load_remote_md",
                 (self.functions.load_remote_md)(self.agent.as_ptr(), bytes, length, &mut name),
             )?;
-            let copy = match name.is_null() {
-                true => CString::default(),
-                false => CStr::from_ptr(name).to_owned(),
-            };
+            let copy =
+                if name.is_null() { CString::default() } else { CStr::from_ptr(name).to_owned() };
             free(name.cast());
             Ok(copy)
         }
     }
 
-    /// Forgets what another session has said of itself, and the connections to it.
+    /// Removes the metadata of another session and closes the connections to it.
     pub(crate) fn forget(&mut self, name: &CStr) -> Result<(), NixlError> {
-        // SAFETY: a string that ends with a zero and is copied.
+        // SAFETY: the name is zero-terminated and copied.
         let forgotten =
             unsafe { (self.functions.invalidate_remote_md)(self.agent.as_ptr(), name.as_ptr()) };
         check("invalidate_remote_md", forgotten)
     }
 
-    /// Begins to read as many bytes as a piece of this session's pool has, from an address in the
-    /// memory of another session.
+    /// Starts a read of memory of another session into a piece of this session's pool, of the
+    /// length of the piece.
     pub(crate) fn read(
         &mut self,
         mut into: Piece,
         name: &CStr,
         address: u64,
-    ) -> Result<Reading, NixlError> {
+    ) -> Result<ReadRequest, NixlError> {
         let Functions { create_xfer_req, post_xfer_req, .. } = &self.functions;
-        let (to, length) = (into.as_mut().as_mut_ptr() as usize, into.as_ref().len());
-        let from = usize::try_from(address).map_err(|_| NixlError::Address(address))?;
-        let (local, remote) = (self.place(to, length)?, self.place(from, length)?);
-        let mut request = null_mut();
-        // SAFETY: the places live until after the call, which copies them, as it does the name.
+        let to = into.as_mut().as_mut_ptr() as usize;
+        let length = into.as_ref().len();
+        let from = usize::try_from(address).map_err(|_| NixlError::InvalidAddress(address))?;
+        let local = self.descriptor_list(to, length)?;
+        let remote = self.descriptor_list(from, length)?;
+        let mut handle = null_mut();
+        let agent = self.agent.as_ptr();
+        let name = name.as_ptr();
+        // SAFETY: the lists live until after the call, which copies them and the name.
         let created = unsafe {
-            let (agent, name) = (self.agent.as_ptr(), name.as_ptr());
-            create_xfer_req(agent, READ, local.list, remote.list, name, &mut request, null_mut())
+            create_xfer_req(agent, READ, local.list, remote.list, name, &mut handle, null_mut())
         };
         drop((local, remote));
         check("create_xfer_req", created)?;
-        let request = NonNull::new(request)
+        let handle = NonNull::new(handle)
             .ok_or(NixlError::Failed { call: "create_xfer_req", code: SUCCESS })?;
-        let reading = Reading { request, into: ManuallyDrop::new(into) };
-        // SAFETY: the request was just created. Its piece is registered, as it is of the pool that
-        // was, and nobody but the library touches it until the reading has ended, or ever: see
-        // `Reading`.
-        match unsafe { post_xfer_req(self.agent.as_ptr(), request.as_ptr(), null_mut()) } {
-            SUCCESS | IN_PROGRESS => Ok(reading),
-            code => match self.end(reading) {
+        let request = ReadRequest { handle, into: ManuallyDrop::new(into) };
+        // SAFETY: the request was just created. Its piece belongs to the registered pool. Only the
+        // library accesses the piece until the read has ended, or forever: see `ReadRequest`.
+        match unsafe { post_xfer_req(agent, handle.as_ptr(), null_mut()) } {
+            SUCCESS | IN_PROGRESS => Ok(request),
+            code => match self.end(request) {
                 Some(_) => Err(NixlError::Failed { call: "post_xfer_req", code }),
-                None => Err(NixlError::Kept),
+                None => Err(NixlError::MemoryNotReleased),
             },
         }
     }
 
-    /// A list of one place.
-    fn place(&self, address: usize, length: usize) -> Result<Place<'_>, NixlError> {
+    /// Creates a descriptor list of one memory range.
+    fn descriptor_list(
+        &self,
+        address: usize,
+        length: usize,
+    ) -> Result<DescriptorList<'_>, NixlError> {
         let mut list = null_mut();
-        // SAFETY: a place for a pointer.
+        // SAFETY: the argument is a valid output pointer.
         check("create_xfer_dlist", unsafe { (self.functions.create_xfer_dlist)(DRAM, &mut list) })?;
-        let place = Place { list, functions: &self.functions };
+        let descriptors = DescriptorList { list, functions: &self.functions };
         // SAFETY: the list was just created.
         check("xfer_dlist_add_desc", unsafe {
             (self.functions.xfer_dlist_add_desc)(list, address, length, 0)
         })?;
-        Ok(place)
+        Ok(descriptors)
     }
 
-    /// Whether a reading has come to its end. An error is its end too.
-    pub(crate) fn has_ended(&mut self, reading: &Reading) -> Result<bool, NixlError> {
-        // SAFETY: the request was created by this session and is there for as long as its reading.
-        match unsafe {
-            (self.functions.get_xfer_status)(self.agent.as_ptr(), reading.request.as_ptr())
-        } {
+    /// Returns `true` if a read has ended. After an error it has ended, too.
+    pub(crate) fn has_ended(&mut self, request: &ReadRequest) -> Result<bool, NixlError> {
+        // SAFETY: the handle was created by this session and is destroyed only with its request.
+        let status = unsafe {
+            (self.functions.get_xfer_status)(self.agent.as_ptr(), request.handle.as_ptr())
+        };
+        match status {
             SUCCESS => Ok(true),
             IN_PROGRESS => Ok(false),
             code => Err(NixlError::Failed { call: "get_xfer_status", code }),
         }
     }
 
-    /// Gives back the memory of a reading that has come to its end; `None` if the library does not
-    /// let go of it, so that nobody may have it ever again.
-    pub(crate) fn end(&mut self, reading: Reading) -> Option<Piece> {
-        // SAFETY: as above. A request that was released is not used afterwards but to destroy what
-        // held it, as the interface wants.
+    /// Returns the memory of a read that has ended. Returns `None` if the library does not release
+    /// it; then it must never be used again.
+    pub(crate) fn end(&mut self, request: ReadRequest) -> Option<Piece> {
+        // SAFETY: the handle was created by this session. After its release it is only destroyed,
+        // as the interface requires.
         let released = unsafe {
-            (self.functions.release_xfer_req)(self.agent.as_ptr(), reading.request.as_ptr())
+            (self.functions.release_xfer_req)(self.agent.as_ptr(), request.handle.as_ptr())
         };
         if released != SUCCESS {
             return None;
         }
-        // SAFETY: it was released, and nobody has it afterwards: the reading ends here.
-        unsafe { (self.functions.destroy_xfer_req)(reading.request.as_ptr()) };
-        Some(ManuallyDrop::into_inner(reading.into))
+        // SAFETY: the handle was released and is not used afterwards, as the request ends here.
+        unsafe { (self.functions.destroy_xfer_req)(request.handle.as_ptr()) };
+        Some(ManuallyDrop::into_inner(request.into))
     }
 }
 
-/// A list of one place, destroyed on drop.
-struct Place<'a> {
+/// A descriptor list of one memory range, destroyed on drop.
+struct DescriptorList<'a> {
     list: Handle,
     functions: &'a Functions,
 }
 
-impl Drop for Place<'_> {
+impl Drop for DescriptorList<'_> {
     fn drop(&mut self) {
-        // SAFETY: it was created by this library, and nobody has it afterwards.
+        // SAFETY: the list was created by this library and is not used afterwards.
         unsafe { (self.functions.destroy_xfer_dlist)(self.list) };
     }
 }
 
+/// Converts a status to a result.
 fn check(call: &'static str, code: c_int) -> Result<(), NixlError> {
     if code == SUCCESS { Ok(()) } else { Err(NixlError::Failed { call, code }) }
 }
 
+/// Converts text to a zero-terminated string.
 fn c_string(text: &str) -> Result<CString, NixlError> {
-    CString::new(text).map_err(|_| NixlError::Text(text.to_owned()))
+    CString::new(text).map_err(|_| NixlError::ZeroByte(text.to_owned()))
 }

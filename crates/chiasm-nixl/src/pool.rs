@@ -1,4 +1,4 @@
-//! Memory that NIXL knows. It stays mapped for as long as the process.
+//! A pool of registered memory, which stays mapped until the process ends.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -8,95 +8,96 @@ use std::time::Instant;
 use bytes::BytesMut;
 use memmap2::MmapMut;
 
-/// Pieces begin at multiples of this many bytes from each other, so that no two share a line of a
-/// cache.
-const LINE: usize = 64;
+/// The alignment of pieces: no two share a cache line.
+const CACHE_LINE_BYTES: usize = 64;
 
-/// Memory of a fixed size, taken in pieces. Clones are of the same pool.
+/// A pool of fixed size, from which pieces are allocated. Clones are the same pool.
 #[derive(Clone)]
 pub(crate) struct Pool {
     address: usize,
     length: usize,
-    free: Arc<Mutex<Free>>,
+    free: Arc<Mutex<FreeList>>,
 }
 
 #[derive(Default)]
-struct Free {
-    /// By their addresses; no two are neighbours.
+struct FreeList {
+    /// The free pieces by address; no two are adjacent.
     pieces: BTreeMap<usize, BytesMut>,
-    /// What may be read until then, in the order of these times.
+    /// Pieces that may still be read until their times, in the order of the times.
     resting: VecDeque<(Instant, BytesMut)>,
 }
 
 impl Pool {
-    /// A pool of so many bytes.
+    /// Creates a pool of at least `length` bytes.
     ///
     /// # Errors
-    /// There are not so many.
+    /// If there is not enough memory.
     pub(crate) fn new(length: usize) -> io::Result<Self> {
-        let length =
-            length.max(1).checked_next_multiple_of(LINE).ok_or(io::ErrorKind::OutOfMemory)?;
-        // Memory that can't be had is told here, where asking the allocator would end the process.
+        let length = length.max(1).checked_next_multiple_of(CACHE_LINE_BYTES);
+        let length = length.ok_or(io::ErrorKind::OutOfMemory)?;
+        // Fails if there is not enough memory, where the allocator would abort the process.
         drop(MmapMut::map_anon(length)?);
         let mut all = BytesMut::zeroed(length);
-        // One handle that is never dropped keeps the memory, whatever becomes of the others.
+        // A handle that is never dropped keeps the memory allocated.
         std::mem::forget(all.split_off(all.len()));
-        let (address, length) = (all.as_ptr() as usize, all.len());
-        let mut free = Free::default();
+        let address = all.as_ptr() as usize;
+        let length = all.len();
+        let mut free = FreeList::default();
         free.add(all);
         Ok(Self { address, length, free: Arc::new(Mutex::new(free)) })
     }
 
-    /// Where it is and how many bytes it has.
+    /// Returns the address and the length.
     pub(crate) fn extent(&self) -> (usize, usize) {
         (self.address, self.length)
     }
 
-    /// The smallest free piece that has room for so many bytes, cut to that length.
-    pub(crate) fn take(&self, length: usize) -> Option<Piece> {
+    /// Allocates a piece of `length` bytes from the smallest free piece that fits.
+    pub(crate) fn allocate(&self, length: usize) -> Option<Piece> {
         let mut free = self.free();
-        free.wake(Instant::now());
-        let needed = length.max(1).checked_next_multiple_of(LINE)?;
+        free.end_rests(Instant::now());
+        let needed = length.max(1).checked_next_multiple_of(CACHE_LINE_BYTES)?;
         let fits = free.pieces.iter().filter(|(_, piece)| piece.len() >= needed);
         let (&address, _) = fits.min_by_key(|(_, piece)| piece.len())?;
         let mut piece = free.pieces.remove(&address)?;
-        let taken = piece.split_to(needed);
+        let allocated = piece.split_to(needed);
         if !piece.is_empty() {
             free.pieces.insert(piece.as_ptr() as usize, piece);
         }
-        Some(Piece { memory: taken, length, pool: self.clone() })
+        Some(Piece { memory: allocated, length, pool: self.clone() })
     }
 
-    /// Bytes that nobody has.
+    /// Returns the number of free bytes.
     #[cfg(test)]
     pub(crate) fn free_bytes(&self) -> usize {
         self.free().pieces.values().map(BytesMut::len).sum()
     }
 
-    fn free(&self) -> MutexGuard<'_, Free> {
+    fn free(&self) -> MutexGuard<'_, FreeList> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Free {
-    /// Adds a piece, joined with its neighbours.
+impl FreeList {
+    /// Adds a piece, joining it with adjacent ones.
     fn add(&mut self, mut piece: BytesMut) {
         let end = piece.as_ptr() as usize + piece.len();
-        // Both halves are of one allocation and side by side, so that nothing is copied.
-        if let Some(after) = self.pieces.remove(&end) {
-            piece.unsplit(after);
+        // Adjacent pieces are parts of one allocation, so that joining them copies nothing.
+        if let Some(next) = self.pieces.remove(&end) {
+            piece.unsplit(next);
         }
         let start = piece.as_ptr() as usize;
-        if let Some((_, before)) = self.pieces.range_mut(..start).next_back()
-            && before.as_ptr() as usize + before.len() == start
+        if let Some((_, previous)) = self.pieces.range_mut(..start).next_back()
+            && previous.as_ptr() as usize + previous.len() == start
         {
-            before.unsplit(piece);
+            previous.unsplit(piece);
         } else {
             self.pieces.insert(start, piece);
         }
     }
 
-    fn wake(&mut self, now: Instant) {
+    /// Adds the resting pieces whose time has come.
+    fn end_rests(&mut self, now: Instant) {
         while self.resting.front().is_some_and(|(until, _)| *until <= now) {
             if let Some((_, piece)) = self.resting.pop_front() {
                 self.add(piece);
@@ -105,7 +106,7 @@ impl Free {
     }
 }
 
-/// A piece of a pool, which nobody else has until it is dropped.
+/// A piece of a pool with exclusive access. Dropping it returns the memory to the pool.
 pub(crate) struct Piece {
     memory: BytesMut,
     length: usize,
@@ -113,9 +114,9 @@ pub(crate) struct Piece {
 }
 
 impl Piece {
-    /// Gives it back to its pool, which gives it to nobody until then. Times of one pool have to
-    /// come in their order.
-    pub(crate) fn rest(mut self, until: Instant) {
+    /// Returns the memory to the pool, which does not allocate it again before `until`. Successive
+    /// calls for one pool must not have decreasing times.
+    pub(crate) fn release_at(mut self, until: Instant) {
         let memory = std::mem::take(&mut self.memory);
         self.pool.free().resting.push_back((until, memory));
     }
@@ -149,59 +150,56 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_are_disjoint_within_the_pool_and_one_again_when_they_are_back() {
+    fn pieces_are_disjoint_then_joined_when_freed() {
         let pool = Pool::new(1000).unwrap();
         let (start, length) = pool.extent();
         assert_eq!(length, 1024);
         let mut pieces: Vec<Piece> =
-            [1, 64, 65, 0, 300].map(|length| pool.take(length).unwrap()).into();
+            [1, 64, 65, 0, 300].map(|length| pool.allocate(length).unwrap()).into();
         for (number, piece) in pieces.iter_mut().enumerate() {
             piece.as_mut().fill(number as u8 + 1);
             let at = piece.as_ref().as_ptr() as usize;
-            assert!(
-                at >= start
-                    && at + piece.as_ref().len() <= start + length
-                    && (at - start).is_multiple_of(LINE)
-            );
+            assert!(at >= start && at + piece.as_ref().len() <= start + length);
+            assert!((at - start).is_multiple_of(CACHE_LINE_BYTES));
         }
         for (number, piece) in pieces.iter().enumerate() {
             assert!(piece.as_ref().iter().all(|&byte| byte == number as u8 + 1), "{number}");
         }
         assert_eq!(pool.free_bytes(), 1024 - 64 - 64 - 128 - 64 - 320);
-        assert!(pool.take(385).is_none());
-        // In an order that joins on either side, on both, and on none.
+        assert!(pool.allocate(385).is_none());
+        // In an order that joins with the previous piece, the next one, both, and none.
         for at in [1, 2, 0, 1, 0] {
             drop(pieces.remove(at));
         }
-        let all = pool.take(1024).unwrap();
+        let all = pool.allocate(1024).unwrap();
         assert_eq!(all.as_ref().as_ptr() as usize, start);
-        assert!(pool.take(1).is_none() && pool.take(usize::MAX).is_none());
+        assert!(pool.allocate(1).is_none() && pool.allocate(usize::MAX).is_none());
     }
 
     #[test]
-    fn the_smallest_fit_is_taken() {
+    fn smallest_fit_is_allocated() {
         let pool = Pool::new(64 * 10).unwrap();
-        let [small, wall, large] = [64, 64, 256].map(|length| pool.take(length).unwrap());
-        let (at_small, _wall) = (small.as_ref().as_ptr(), wall);
+        let [small, _separator, large] = [64, 64, 256].map(|length| pool.allocate(length).unwrap());
+        let small_address = small.as_ref().as_ptr();
         drop((small, large));
-        assert_eq!(pool.take(10).unwrap().as_ref().as_ptr(), at_small);
-        assert_eq!(pool.take(65).map(|piece| piece.as_ref().len()), Some(65));
+        assert_eq!(pool.allocate(10).unwrap().as_ref().as_ptr(), small_address);
+        assert_eq!(pool.allocate(65).map(|piece| piece.as_ref().len()), Some(65));
     }
 
     #[test]
-    fn what_rests_is_given_to_nobody_before_its_time() {
+    fn resting_piece_is_not_allocated_before_its_time() {
         let pool = Pool::new(128).unwrap();
-        let piece = pool.take(128).unwrap();
-        piece.rest(Instant::now() + Duration::from_secs(3600));
-        assert!(pool.take(1).is_none());
+        let piece = pool.allocate(128).unwrap();
+        piece.release_at(Instant::now() + Duration::from_secs(3600));
+        assert!(pool.allocate(1).is_none());
         let pool = Pool::new(128).unwrap();
-        let piece = pool.take(128).unwrap();
-        piece.rest(Instant::now());
-        assert!(pool.take(128).is_some());
+        let piece = pool.allocate(128).unwrap();
+        piece.release_at(Instant::now());
+        assert!(pool.allocate(128).is_some());
     }
 
     #[test]
-    fn a_pool_that_is_larger_than_memory_is_told() {
+    fn pool_larger_than_memory_is_an_error() {
         for length in [usize::MAX, usize::MAX / 2] {
             assert!(Pool::new(length).is_err(), "{length}");
         }

@@ -11,124 +11,130 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::library::Session;
-use crate::not_read::NotRead;
 use crate::pool::{Piece, Pool};
-use crate::reading::{Order, run};
-use crate::{HEAD, MOST_ABANDONED, NixlError, Settings, TAIL};
+use crate::read_error::ReadError;
+use crate::read_thread::{ReadJob, run};
+use crate::{HEADER_BYTES, MAX_ABANDONED_READS, NixlError, Settings, TRAILER_BYTES};
 
-/// Of what a lender says of its memory, which is some hundred bytes.
-const MOST_METADATA: usize = 64 << 10;
-/// How much later than its deadline a reading is known to have missed it.
+/// The maximum length of a lender's metadata, which is usually some hundred bytes.
+const MAX_METADATA_BYTES: usize = 64 << 10;
+/// The time after a read's deadline in which the thread reports that the read has timed out.
 const GRACE: Duration = Duration::from_millis(100);
-/// How long the end of a reader may take, in which lenders are told.
-const ENDS_WITHIN: Duration = Duration::from_secs(1);
+/// The maximum time to shut down a reader, in which lenders are notified.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Reads what lenders lend, on a thread of its own.
+/// A reader of lent memory. Reads run on a thread of its own.
 pub struct Reader {
     pool: Pool,
-    within: Duration,
-    /// `None` once it ends.
-    orders: Option<Sender<Order>>,
-    /// Readings whose memory is never used again.
+    read_timeout: Duration,
+    /// `None` once the reader is dropped.
+    jobs: Option<Sender<ReadJob>>,
+    /// The number of reads whose memory is never used again.
     abandoned: Arc<AtomicUsize>,
-    /// Fails when the thread has ended.
+    /// Disconnected when the thread has ended.
     ended: Mutex<Receiver<()>>,
 }
 
-/// A loan, as its reader is told of it.
+/// A loan, as described to its reader.
 #[derive(Clone, Debug)]
-pub struct Lent {
-    /// What the lender says of its memory.
+pub struct RemoteLoan {
+    /// The lender's metadata.
     pub metadata: Bytes,
-    /// Where the loan lies in it.
+    /// The address of the loan in the lender's memory.
     pub address: u64,
-    /// Which loan it is.
+    /// The number of the loan.
     pub number: u64,
-    /// How many bytes are lent.
+    /// The number of lent bytes.
     pub bytes: u64,
-    /// For how long from now.
-    pub within: Duration,
+    /// The duration of the loan from now.
+    pub timeout: Duration,
 }
 
 impl Reader {
-    /// Opens the library and makes memory known to it. Takes about a second.
+    /// Opens the library and registers memory with it. Takes about a second.
     ///
     /// # Errors
-    /// The library is none, or refuses.
+    /// If the library can't be opened or fails.
     pub fn start(settings: &Settings) -> Result<Self, NixlError> {
         let pool = Pool::new(settings.pool_bytes).map_err(NixlError::Pool)?;
         let name = format!("chiasm-reader-{:032x}", rand::random::<u128>());
         let session = Session::open(&settings.library, &name, settings.devices.as_deref(), &pool)?;
-        let (orders, taken) = channel();
-        let (ending, ended) = channel();
+        let (jobs, received_jobs) = channel();
+        let (ended_guard, ended) = channel();
         let abandoned = Arc::new(AtomicUsize::new(0));
-        let counted = abandoned.clone();
-        let reads = move || {
-            let _ending: Sender<()> = ending;
-            run(session, &taken, &counted);
+        let thread_abandoned = abandoned.clone();
+        let main = move || {
+            let _ended_guard: Sender<()> = ended_guard;
+            run(session, &received_jobs, &thread_abandoned);
         };
-        thread::Builder::new().name("nixl".to_owned()).spawn(reads).map_err(NixlError::Thread)?;
+        thread::Builder::new().name("nixl".to_owned()).spawn(main).map_err(NixlError::Thread)?;
         Ok(Self {
             pool,
-            within: settings.within,
-            orders: Some(orders),
+            read_timeout: settings.read_timeout,
+            jobs: Some(jobs),
             abandoned,
             ended: Mutex::new(ended),
         })
     }
 
-    /// Whether so many readings have missed their deadline that nothing is read any more.
-    pub fn is_off(&self) -> bool {
-        self.abandoned.load(Relaxed) >= MOST_ABANDONED
+    /// Returns `true` if nothing is read any more, because too many reads have timed out.
+    pub fn is_disabled(&self) -> bool {
+        self.abandoned.load(Relaxed) >= MAX_ABANDONED_READS
     }
 
-    /// How many readings have missed their deadline.
-    pub fn abandoned(&self) -> usize {
+    /// Returns the number of abandoned reads, which have timed out or whose memory NIXL keeps.
+    pub fn abandoned_reads(&self) -> usize {
         self.abandoned.load(Relaxed)
     }
 
-    /// Reads a loan. Its bytes are the pool's until the last clone of what is returned is dropped.
+    /// Reads a loan. The bytes occupy the pool until the last clone of the result is dropped.
     ///
     /// # Errors
-    /// Nothing was read, and what may come later is not taken.
-    pub async fn read(&self, lent: Lent) -> Result<Bytes, NotRead> {
-        let Lent { metadata, address, number, bytes, within } = lent;
-        let orders = self.orders.as_ref().filter(|_| !self.is_off()).ok_or(NotRead::Off)?;
-        if metadata.len() > MOST_METADATA {
-            return Err(NotRead::Nonsense);
+    /// If the loan was not read in time. Bytes that arrive later are ignored.
+    pub async fn read(&self, loan: RemoteLoan) -> Result<Bytes, ReadError> {
+        let RemoteLoan { metadata, address, number, bytes, timeout: loan_timeout } = loan;
+        let jobs = self.jobs.as_ref().filter(|_| !self.is_disabled()).ok_or(ReadError::Disabled)?;
+        if metadata.len() > MAX_METADATA_BYTES {
+            return Err(ReadError::InvalidMetadata);
         }
         if number == 0 {
-            return Err(NotRead::Over);
+            return Err(ReadError::LoanEnded);
         }
-        let room = usize::try_from(bytes).ok().and_then(|bytes| bytes.checked_add(HEAD + TAIL));
-        let into = room.and_then(|room| self.pool.take(room)).ok_or(NotRead::NoRoom(bytes))?;
-        let within = within.min(self.within);
-        let (answer, answered) = oneshot::channel();
-        let order = Order { metadata, address, into, until: Instant::now() + within, answer };
-        // Its thread may be held up in the library: whoever waits has a deadline all the same.
-        let gone = || NotRead::Slow("it took too long");
-        orders.send(order).map_err(|_| gone())?;
-        let read = timeout(within + GRACE, answered).await;
-        let piece = read.map_err(|_| gone())?.map_err(|_| gone())??;
-        let end = piece.as_ref().len() - TAIL;
-        match is_of(&piece, number) {
-            true => Ok(Bytes::from_owner(piece).slice(HEAD..end)),
-            false => Err(NotRead::Over),
+        let length = usize::try_from(bytes)
+            .ok()
+            .and_then(|bytes| bytes.checked_add(HEADER_BYTES + TRAILER_BYTES));
+        let into = length.and_then(|length| self.pool.allocate(length));
+        let into = into.ok_or(ReadError::NoRoom(bytes))?;
+        let read_timeout = loan_timeout.min(self.read_timeout);
+        let (reply, replied) = oneshot::channel();
+        let deadline = Instant::now() + read_timeout;
+        let job = ReadJob { metadata, address, into, deadline, reply };
+        // A second deadline, because the thread may be blocked in the library.
+        let timed_out = || ReadError::TimedOut("it took too long");
+        jobs.send(job).map_err(|_| timed_out())?;
+        let replied = timeout(read_timeout + GRACE, replied).await;
+        let piece = replied.map_err(|_| timed_out())?.map_err(|_| timed_out())??;
+        if !has_number(&piece, number) {
+            return Err(ReadError::LoanEnded);
         }
+        let end = piece.as_ref().len() - TRAILER_BYTES;
+        Ok(Bytes::from_owner(piece).slice(HEADER_BYTES..end))
     }
 }
 
-fn is_of(piece: &Piece, number: u64) -> bool {
-    let (piece, number) = (piece.as_ref(), number.to_le_bytes());
-    piece[..TAIL] == number && piece[piece.len() - TAIL..] == number
+/// Returns `true` if header and trailer have the number of a loan.
+fn has_number(piece: &Piece, number: u64) -> bool {
+    let memory = piece.as_ref();
+    let number = number.to_le_bytes();
+    memory[..TRAILER_BYTES] == number && memory[memory.len() - TRAILER_BYTES..] == number
 }
 
 impl Drop for Reader {
-    /// Waits a moment until lenders have been told, whose network cards may otherwise keep what
-    /// belongs to this reader.
+    /// Waits up to `SHUTDOWN_TIMEOUT` until lenders are notified. Their network cards may
+    /// otherwise keep resources of this reader.
     fn drop(&mut self) {
-        self.orders = None;
+        self.jobs = None;
         let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let _ = ended.recv_timeout(ENDS_WITHIN);
+        let _ = ended.recv_timeout(SHUTDOWN_TIMEOUT);
     }
 }

@@ -1,4 +1,4 @@
-//! Where spans are sent, and what is sent along.
+//! The collector's address, and the headers of each message.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,22 +6,23 @@ use std::str::FromStr;
 use reqwest::Url;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 
-/// Where a collector takes traces, if an address has no path.
-const PATH: &str = "/v1/traces";
+/// The path for traces if an address has none.
+const DEFAULT_PATH: &str = "/v1/traces";
 
 /// A collector's address for traces, such as `http://127.0.0.1:4318/v1/traces`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint(pub(crate) Url);
 
-/// A text is no such address.
+/// The error for a text that is not the address of a collector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EndpointError {
-    /// Another protocol.
+    /// The address is for gRPC, which is not supported.
     #[error(
-        "traces are sent as HTTP with protobuf bodies, for which collectors listen at http://HOST:4318/v1/traces; gRPC is not spoken"
+        "traces are sent as HTTP with protobuf bodies, for which collectors listen at \
+         http://HOST:4318/v1/traces; gRPC is not spoken"
     )]
     Grpc,
-    /// Something else.
+    /// The text is not an address.
     #[error("expected an address such as http://HOST:4318/v1/traces")]
     NoAddress,
 }
@@ -37,14 +38,14 @@ impl FromStr for Endpoint {
             _ => return Err(EndpointError::NoAddress),
         }
         if url.path() == "/" {
-            url.set_path(PATH);
+            url.set_path(DEFAULT_PATH);
         }
         Ok(Self(url))
     }
 }
 
 impl fmt::Display for Endpoint {
-    /// Without a password that may be in it.
+    /// Writes the address without user, password and query, which may contain secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let port = self.0.port().map_or_else(String::new, |port| format!(":{port}"));
         write!(
@@ -57,28 +58,28 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// Headers of each message to the collector, such as a key. They are not shown.
+/// The headers of each message to the collector, such as an API key. `Debug` omits their values.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Headers(pub(crate) HeaderMap);
 
-/// A text is no list of headers.
+/// The error for a text that is not a list of headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected NAME=VALUE, several with commas between, special characters as %XX")]
-pub struct BadHeaders;
+pub struct HeadersError;
 
 impl FromStr for Headers {
-    type Err = BadHeaders;
+    type Err = HeadersError;
 
-    /// Reads the form that `OTEL_EXPORTER_OTLP_HEADERS` has: pairs with commas between them.
-    fn from_str(text: &str) -> Result<Self, BadHeaders> {
+    /// Parses the format of `OTEL_EXPORTER_OTLP_HEADERS`: pairs, separated by commas.
+    fn from_str(text: &str) -> Result<Self, HeadersError> {
         let mut headers = HeaderMap::new();
         for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').ok_or(BadHeaders)?;
-            let name: HeaderName = name.trim().parse().map_err(|_| BadHeaders)?;
+            let (name, value) = pair.split_once('=').ok_or(HeadersError)?;
+            let name: HeaderName = name.trim().parse().map_err(|_| HeadersError)?;
             let value = percent_encoding::percent_decode_str(value.trim())
                 .decode_utf8()
-                .map_err(|_| BadHeaders)?;
-            let mut value = HeaderValue::from_str(&value).map_err(|_| BadHeaders)?;
+                .map_err(|_| HeadersError)?;
+            let mut value = HeaderValue::from_str(&value).map_err(|_| HeadersError)?;
             value.set_sensitive(true);
             headers.append(name, value);
         }
@@ -97,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_without_a_path_gets_the_usual_one() {
+    fn address_without_path_gets_the_default_path() {
         for (text, shown) in [
             ("http://127.0.0.1:4318", "http://127.0.0.1:4318/v1/traces"),
             ("https://user:pass@otel.example/", "https://otel.example/v1/traces"),
@@ -112,13 +113,13 @@ mod tests {
     }
 
     #[test]
-    fn headers_are_read_as_opentelemetry_writes_them_and_not_shown() {
+    fn opentelemetry_headers_are_parsed_without_display() {
         let headers: Headers = "api-key=se%20cret, x-tenant = a=b ,".parse().unwrap();
         assert_eq!(headers.0["api-key"], "se cret");
         assert_eq!(headers.0["x-tenant"], "a=b");
         assert_eq!(format!("{headers:?}"), "{\"api-key\", \"x-tenant\"}");
         for text in ["a", "a b=c", "a=%0A", "=x"] {
-            assert_eq!(text.parse::<Headers>(), Err(BadHeaders), "{text}");
+            assert_eq!(text.parse::<Headers>(), Err(HeadersError), "{text}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The queue, and the task that empties it.
+//! The queue, and the task that sends its spans.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +14,6 @@ use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans};
 use prost::Message;
 use reqwest::StatusCode;
 use reqwest::header::{CONTENT_TYPE, HeaderValue};
-use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::mpsc::{self, Receiver, Sender};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -22,54 +21,54 @@ use tokio::time::timeout;
 use crate::endpoint::{Endpoint, Headers};
 use crate::span::{Span, attribute};
 
-/// Traces that wait to be sent.
-const QUEUE: usize = 2048;
-/// Traces in one message.
-const BATCH: usize = 512;
-/// How long the first trace of a message waits for others.
-const GATHERING: Duration = Duration::from_millis(500);
-/// What the collector may take to answer.
-const TIMEOUT: Duration = Duration::from_secs(10);
+/// The capacity of the queue, in traces.
+const QUEUE_TRACES: usize = 2048;
+/// The maximum number of traces per message.
+const BATCH_TRACES: usize = 512;
+/// The time for which the first trace of a message waits for others.
+const BATCH_DELAY: Duration = Duration::from_millis(500);
+/// The timeout of a request to the collector.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The most bytes of an answer that are read. It holds a number and, if spans are rejected, a
-/// reason.
-const MAX_ANSWER_BYTES: usize = 64 << 10;
+/// The maximum size of a response. It contains a number and, if spans are rejected, a reason.
+const MAX_RESPONSE_BYTES: usize = 64 << 10;
 
-/// Why a message was not taken.
+/// The reason why a message was not accepted.
 #[derive(Debug, thiserror::Error)]
 enum PostError {
     #[error("{0}")]
     Http(#[source] reqwest::Error),
     #[error("it answered {0}")]
     Status(StatusCode),
-    #[error("its answer has more than {MAX_ANSWER_BYTES} bytes")]
-    LongAnswer,
+    #[error("its answer has more than {MAX_RESPONSE_BYTES} bytes")]
+    TooLargeResponse,
     #[error("it rejected {0} spans of a message")]
     Rejected(u64),
 }
 
-/// There can be no exporter.
+/// The reason why no exporter can be created.
 #[derive(Debug, thiserror::Error)]
 #[error("no connection to a collector can be made: {0}")]
 pub struct ExportError(#[from] reqwest::Error);
 
-/// Spans so far.
+/// The number of spans so far, by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExportCounts {
-    /// The collector has taken them.
+    /// Spans that the collector has accepted.
     pub sent: u64,
-    /// Too many were waiting.
+    /// Spans that were dropped because the queue was full.
     pub full: u64,
-    /// The collector was not there, did not answer in time or did not take them, or not all of a
-    /// message. Spans that still wait when [`Exporter::finish`] runs out of time are counted here
-    /// too.
+    /// Spans that the collector did not accept: it was down, did not respond in time, or refused a
+    /// message or a part of it. Also spans that are still queued when [`Exporter::finish`] times
+    /// out.
     pub refused: u64,
 }
 
-/// Sends spans to a collector. Dropping it gives up what waits: see [`Exporter::finish`].
+/// An exporter of spans to a collector. Dropping it discards queued spans: see
+/// [`Exporter::finish`].
 #[derive(Debug)]
 pub struct Exporter {
-    /// `None` once it is to end.
+    /// `None` once [`Exporter::finish`] was called.
     queue: Mutex<Option<Sender<Vec<Span>>>>,
     counts: Arc<Counts>,
     task: Mutex<Option<JoinHandle<()>>>,
@@ -77,17 +76,17 @@ pub struct Exporter {
 
 #[derive(Debug, Default)]
 struct Counts {
-    /// Spans that were queued.
+    /// The number of spans that were queued.
     queued: AtomicU64,
     sent: AtomicU64,
     full: AtomicU64,
     refused: AtomicU64,
-    /// A failure was logged, and nothing was sent since.
+    /// `true` if the last message failed. Further failures are not logged until a success.
     is_failing: AtomicBool,
 }
 
-/// What sends.
-struct Sending {
+/// The background task that sends spans.
+struct SendTask {
     client: reqwest::Client,
     endpoint: Endpoint,
     headers: Headers,
@@ -96,10 +95,11 @@ struct Sending {
 }
 
 impl Exporter {
-    /// Sends spans of this service from now on. Needs a runtime.
+    /// Starts an exporter for spans of this service. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// The system's certificates can't be had, or the like.
+    /// [`ExportError`] if no HTTP client can be created, for instance because the system's
+    /// certificates can't be loaded.
     pub fn start(
         endpoint: Endpoint,
         headers: Headers,
@@ -108,26 +108,26 @@ impl Exporter {
     ) -> Result<Self, ExportError> {
         let client = reqwest::Client::builder()
             .no_proxy()
-            .timeout(TIMEOUT)
+            .timeout(REQUEST_TIMEOUT)
             .redirect(reqwest::redirect::Policy::none());
-        let (sender, receiver) = mpsc::channel(QUEUE);
+        let (sender, receiver) = mpsc::channel(QUEUE_TRACES);
         let counts = Arc::new(Counts::default());
         let attributes = [("service.name", service), ("service.version", version)];
         let attributes =
             attributes.map(|(name, value)| attribute(name, Value::StringValue(value.to_owned())));
         let resource = Resource { attributes: attributes.into(), ..Resource::default() };
-        let sending = Sending {
+        let task = SendTask {
             client: client.build()?,
             endpoint,
             headers,
             resource,
             counts: counts.clone(),
         };
-        let task = tokio::spawn(sending.run(receiver));
+        let task = tokio::spawn(task.run(receiver));
         Ok(Self { queue: Mutex::new(Some(sender)), counts, task: Mutex::new(Some(task)) })
     }
 
-    /// Sends the spans of a trace, some time. If too many wait they are dropped.
+    /// Queues the spans of a trace. Drops them if the queue is full.
     pub fn send(&self, spans: Vec<Span>) {
         let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(queue) = &*queue else { return };
@@ -137,22 +137,22 @@ impl Exporter {
         counter.fetch_add(count, Ordering::Relaxed);
     }
 
-    /// What was counted so far.
+    /// Returns the number of spans so far, by outcome.
     pub fn counts(&self) -> ExportCounts {
-        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
         let Counts { sent, full, refused, .. } = &*self.counts;
-        ExportCounts { sent: count(sent), full: count(full), refused: count(refused) }
+        ExportCounts { sent: load(sent), full: load(full), refused: load(refused) }
     }
 
-    /// Sends what waits, for `patience` at most, and takes no more.
-    pub async fn finish(&self, patience: Duration) {
+    /// Sends the queued spans within `max_wait`, and accepts no more.
+    pub async fn finish(&self, max_wait: Duration) {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner).take();
         let task = self.task.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(mut task) = task
-            && timeout(patience, &mut task).await.is_err()
+            && timeout(max_wait, &mut task).await.is_err()
         {
             task.abort();
-            // Until it has ended it may count a last message.
+            // The task may count a last message before it ends.
             let _ = task.await;
             let ExportCounts { sent, refused, .. } = self.counts();
             let spans = self.counts.queued.load(Ordering::Relaxed) - sent - refused;
@@ -170,26 +170,27 @@ impl Drop for Exporter {
     }
 }
 
-impl Sending {
+impl SendTask {
     async fn run(self, mut queue: Receiver<Vec<Span>>) {
         let mut traces = Vec::new();
-        while queue.recv_many(&mut traces, BATCH).await > 0 {
-            if traces.len() < BATCH {
+        while queue.recv_many(&mut traces, BATCH_TRACES).await > 0 {
+            if traces.len() < BATCH_TRACES {
                 let gather = async {
-                    while traces.len() < BATCH {
-                        let room = BATCH - traces.len();
+                    while traces.len() < BATCH_TRACES {
+                        let room = BATCH_TRACES - traces.len();
                         if queue.recv_many(&mut traces, room).await == 0 {
                             break;
                         }
                     }
                 };
-                // Usually the end of the time ends it, and is no error.
-                let _ = timeout(GATHERING, gather).await;
+                // The timeout is the usual end, and no error.
+                let _ = timeout(BATCH_DELAY, gather).await;
             }
             self.send(traces.drain(..).flatten().collect()).await;
         }
     }
 
+    /// Sends spans as one message and counts them.
     async fn send(&self, spans: Vec<Span>) {
         let count = spans.len() as u64;
         let scope =
@@ -214,34 +215,39 @@ impl Sending {
             let cause = std::error::Error::source(&error)
                 .and_then(std::error::Error::source)
                 .map(ToString::to_string);
-            tracing::warn!(endpoint = %self.endpoint, %error, cause, "traces are lost; told once until one is sent again");
+            tracing::warn!(
+                endpoint = %self.endpoint,
+                %error,
+                cause,
+                "traces are lost; logged once until one is sent again"
+            );
         }
     }
 
-    /// Sends a message. Returns the number of its spans that the collector rejects.
+    /// Posts a message. Returns the number of spans that the collector rejected.
     async fn post(&self, message: Vec<u8>) -> Result<u64, PostError> {
-        // The error's own words would tell the address with what is secret in it.
+        // The URL is stripped: it may contain secrets.
         let http = |error: reqwest::Error| PostError::Http(error.without_url());
         let request = self.client.post(self.endpoint.0.clone()).headers(self.headers.0.clone());
         let request = request
             .header(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"))
             .body(message);
-        let mut answer = request.send().await.map_err(http)?;
-        // Redirects are not followed, and what they lead to has not taken the spans.
-        if !answer.status().is_success() {
-            return Err(PostError::Status(answer.status()));
+        let mut response = request.send().await.map_err(http)?;
+        // Redirects are not followed, so their targets have not received the spans.
+        if !response.status().is_success() {
+            return Err(PostError::Status(response.status()));
         }
-        // Read to its end, the connection serves for the next message.
+        // The body is read to its end, so that the connection can be reused.
         let mut body = Vec::new();
-        while let Some(piece) = answer.chunk().await.map_err(http)? {
-            if body.len() + piece.len() > MAX_ANSWER_BYTES {
-                return Err(PostError::LongAnswer);
+        while let Some(piece) = response.chunk().await.map_err(http)? {
+            if body.len() + piece.len() > MAX_RESPONSE_BYTES {
+                return Err(PostError::TooLargeResponse);
             }
             body.extend_from_slice(&piece);
         }
-        // A collector that answers something else has taken them all the same.
-        let answer = ExportTraceServiceResponse::decode(&*body).unwrap_or_default();
-        let rejected = answer.partial_success.map_or(0, |partial| partial.rejected_spans);
+        // A success with another body means that all spans were accepted.
+        let response = ExportTraceServiceResponse::decode(&*body).unwrap_or_default();
+        let rejected = response.partial_success.map_or(0, |partial| partial.rejected_spans);
         Ok(u64::try_from(rejected).unwrap_or(0))
     }
 }

@@ -1,20 +1,20 @@
-//! Spans on their way to an OpenTelemetry collector, by OTLP over HTTP with protobuf bodies.
+//! An exporter of spans to an OpenTelemetry collector: OTLP over HTTP with protobuf bodies.
 //!
-//! Whoever has made a trace's spans gives them to an [`Exporter`] and goes on: a queue of bounded
-//! length lies between, and a task of its own sends what is in it, many spans at once. A collector
-//! that is slow, dead or gone costs spans, which are counted, and nothing else.
+//! [`Exporter::send`] puts the spans of a trace into a bounded queue and returns immediately. A
+//! background task sends them in batches. If the collector is slow or down, spans are dropped and
+//! counted; nothing else is affected.
 //!
-//! | module | is |
+//! | module | contents |
 //! |---|---|
-//! | `endpoint` | where spans are sent, and what is sent along |
-//! | `exporter` | the queue, and the task that empties it |
-//! | `span` | spans and their attributes, as OTLP has them |
+//! | `endpoint` | the collector's address, and the headers of each message |
+//! | `exporter` | the queue, and the task that sends its spans |
+//! | `span` | spans and their attributes in OTLP's format |
 #![forbid(unsafe_code)]
 
 mod endpoint;
 mod exporter;
 mod span;
 
-pub use endpoint::{BadHeaders, Endpoint, EndpointError, Headers};
+pub use endpoint::{Endpoint, EndpointError, Headers, HeadersError};
 pub use exporter::{ExportCounts, ExportError, Exporter};
-pub use span::{Kind, Span, SpanId, TraceId};
+pub use span::{Span, SpanId, SpanKind, TraceId};

@@ -1,61 +1,60 @@
-//! Spans and their attributes, as OTLP has them.
+//! Spans and their attributes in OTLP's format.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
-use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use opentelemetry_proto::tonic::trace::v1::{self as wire, Status};
 
-/// Names a trace; not all zero.
+/// The id of a trace; not all zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceId(pub [u8; 16]);
 
-/// Names a span of a trace; not all zero.
+/// The id of a span; not all zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpanId(pub [u8; 8]);
 
 impl TraceId {
-    /// A new one.
+    /// Creates a random id.
     pub fn random() -> Self {
         Self(rand::random::<u128>().max(1).to_be_bytes())
     }
 }
 
 impl SpanId {
-    /// A new one.
+    /// Creates a random id.
     pub fn random() -> Self {
         Self(rand::random::<u64>().max(1).to_be_bytes())
     }
 }
 
-/// Says on whose side of a call a span is.
+/// The kind of a span: its side of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// The side that was asked.
+pub enum SpanKind {
+    /// The server's side.
     Server,
-    /// Within a process.
+    /// An operation within a process.
     Internal,
 }
 
-/// What took from one moment to another.
+/// A span: an operation with a start and an end.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Span(pub(crate) wire::Span);
 
 impl Span {
-    /// A span that lasted from one time to another.
+    /// Creates a span.
     pub fn new(
         trace: TraceId,
         id: SpanId,
         parent: Option<SpanId>,
         name: impl Into<String>,
-        kind: Kind,
+        kind: SpanKind,
         (start, end): (SystemTime, SystemTime),
     ) -> Self {
         let kind = match kind {
-            Kind::Server => SpanKind::Server,
-            Kind::Internal => SpanKind::Internal,
+            SpanKind::Server => wire::span::SpanKind::Server,
+            SpanKind::Internal => wire::span::SpanKind::Internal,
         };
         Self(wire::Span {
             trace_id: trace.0.to_vec(),
@@ -69,29 +68,29 @@ impl Span {
         })
     }
 
-    /// The same span with what came in the header `tracestate`.
+    /// Sets the value of the header `tracestate`.
     #[must_use]
-    pub fn with_state(mut self, state: &str) -> Self {
+    pub fn with_trace_state(mut self, state: &str) -> Self {
         self.0.trace_state = state.to_owned();
         self
     }
 
-    /// Adds a text.
+    /// Adds a text attribute.
     pub fn text(&mut self, name: &str, value: impl Into<String>) {
         self.attribute(name, Value::StringValue(value.into()));
     }
 
-    /// Adds a number.
+    /// Adds an integer attribute.
     pub fn count(&mut self, name: &str, value: usize) {
         self.attribute(name, Value::IntValue(i64::try_from(value).unwrap_or(i64::MAX)));
     }
 
-    /// Adds a number with a fraction.
+    /// Adds a floating-point attribute.
     pub fn number(&mut self, name: &str, value: f64) {
         self.attribute(name, Value::DoubleValue(value));
     }
 
-    /// Says that what the span is of failed, and how.
+    /// Marks the operation as failed, with a message.
     pub fn fail(&mut self, message: impl Into<String>) {
         self.0.status = Some(Status { message: message.into(), code: StatusCode::Error.into() });
     }
@@ -101,7 +100,7 @@ impl Span {
     }
 }
 
-/// An attribute as OTLP has it.
+/// Creates an attribute in OTLP's format.
 pub(crate) fn attribute(name: &str, value: Value) -> KeyValue {
     KeyValue {
         key: name.to_owned(),
@@ -110,6 +109,7 @@ pub(crate) fn attribute(name: &str, value: Value) -> KeyValue {
     }
 }
 
+/// Returns the nanoseconds since the Unix epoch.
 fn nanoseconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH)
         .map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))

@@ -1,16 +1,16 @@
-//! Which parsers read a model's answers, as its chat template tells.
+//! Detection of a model's answer format from its chat template.
 
-/// vLLM's names of parsers.
+/// vLLM's names of the detected parsers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Detected {
-    /// Of the parser of calls.
+    /// The parser of calls.
     pub tool_parser: Option<&'static str>,
-    /// Of the parser of reasoning.
+    /// The parser of reasoning.
     pub reasoning_parser: Option<&'static str>,
 }
 
-/// Texts in a template, all of which have to be there, and the parser of calls that they speak of.
-/// The first counts.
+/// Rules for the parser of calls: a template that contains all texts of a rule has its parser. The
+/// first matching rule wins.
 const TOOL_PARSERS: [(&[&str], &str); 15] = [
     (&["<|tool_calls_section_begin|>"], "kimi_k2"),
     (&["<minimax:tool_call>"], "minimax_m2"),
@@ -29,13 +29,14 @@ const TOOL_PARSERS: [(&[&str], &str); 15] = [
     (&["<|eot_id|>", "\"parameters\":"], "llama3_json"),
 ];
 
-/// What a model's chat template says of its answers. Reasoning that begins an answer is known by
-/// its marker, in the prompt or in the answer, so that it does no harm to take a model for one that
-/// thinks.
+/// Detects the parsers of a model's answers from its chat template.
+///
+/// A false positive for reasoning is harmless: its marker, in the prompt or in the answer, still
+/// has to begin it.
 pub fn detect(template: &str) -> Detected {
     let has_all = |texts: &[&str]| texts.iter().all(|text| template.contains(text));
-    let found = TOOL_PARSERS.iter().find(|(texts, _)| has_all(texts));
-    let tool_parser = found.map(|(_, parser)| *parser);
+    let rule = TOOL_PARSERS.iter().find(|(texts, _)| has_all(texts));
+    let tool_parser = rule.map(|(_, parser)| *parser);
     let reasoning_parser = match tool_parser {
         _ if template.contains("<|channel>") => Some("gemma4"),
         _ if template.contains("[THINK]") => Some("mistral"),
@@ -53,7 +54,7 @@ mod tests {
     use crate::Format;
 
     #[test]
-    fn all_that_is_detected_is_known() {
+    fn detected_parsers_are_known() {
         for (texts, parser) in TOOL_PARSERS {
             assert!(Format::new(Some(parser), None).is_ok(), "{parser}");
             let Detected { tool_parser, reasoning_parser } =
@@ -64,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_template_that_speaks_of_neither_has_neither() {
+    fn template_without_markers_has_no_parsers() {
         assert_eq!(detect("{{ messages[0].content }}"), Detected::default());
         assert_eq!(detect("<|channel>").reasoning_parser, Some("gemma4"));
     }

@@ -1,4 +1,4 @@
-//! How models write reasoning and calls, under vLLM's names of the parsers that read it.
+//! The syntax in which a model writes reasoning and calls, under vLLM's names of the parsers.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use crate::syntax::{Calls, Kind, Reasoning};
 use crate::table;
 use crate::tag::Function;
 
-/// A name that is none of a parser that is known here.
+/// The error for a parser name that is not known here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownParser(
     /// The name.
@@ -19,49 +19,52 @@ pub struct UnknownParser(
 
 impl fmt::Display for UnknownParser {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (tools, reasoning): (Vec<_>, Vec<_>) =
-            (tool_parsers().collect(), reasoning_parsers().collect());
-        let (name, tools, reasoning) = (&self.0, tools.join(", "), reasoning.join(", "));
+        let tools: Vec<_> = tool_parsers().collect();
+        let reasoning: Vec<_> = reasoning_parsers().collect();
         write!(
             f,
-            "'{name}' is none of the known parsers: {tools} for calls, {reasoning} for reasoning"
+            "'{}' is none of the known parsers: {} for calls, {} for reasoning",
+            self.0,
+            tools.join(", "),
+            reasoning.join(", ")
         )
     }
 }
 
 impl std::error::Error for UnknownParser {}
 
-/// How a model writes reasoning and calls. One is made for a served model; parsers of its answers
-/// share it.
+/// The syntax in which a model writes reasoning and calls. Each served model has one, which the
+/// parsers of its answers share.
 #[derive(Clone, Debug)]
 pub struct Format {
     pub(crate) reasoning: Option<&'static Reasoning>,
     /// Reasoning that stays in the text.
-    pub(crate) in_text_alone: Option<&'static Reasoning>,
+    pub(crate) text_reasoning: Option<&'static Reasoning>,
     pub(crate) calls: Option<&'static Calls>,
-    /// Reasoning is only what the prompt or the answer has begun by its marker.
-    is_careful: bool,
-    /// What may begin within text: calls, then reasoning again and an end of reasoning that means
-    /// nothing, where there is that.
-    pub(crate) in_text: Markers,
-    /// What may begin within reasoning: its end, its beginning once more, and calls where they end
-    /// it.
-    pub(crate) in_reasoning: Markers,
+    /// Only text after the reasoning marker, in the prompt or in the answer, is reasoning.
+    requires_open_marker: bool,
+    /// The markers to look for in text: those that begin calls and, depending on the format, the
+    /// beginning of reasoning and a stray end of it.
+    pub(crate) markers_in_text: Markers,
+    /// The markers to look for in reasoning: its end, a repeated beginning, and the beginnings of
+    /// calls if they end reasoning.
+    pub(crate) markers_in_reasoning: Markers,
 }
 
-/// Where an answer begins.
+/// The state in which an answer begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
     /// Within reasoning.
     Reasoning,
     /// Within text for the user.
     Text,
-    /// Within text, in which nothing is reasoning: the model was told not to think.
+    /// Within text that contains no reasoning, because reasoning was turned off.
     NoReasoning,
 }
 
 impl Format {
-    /// The format that vLLM reads with these parsers; none reads no calls, or no reasoning.
+    /// Returns the format that vLLM reads with these parsers. `None` means that calls, or
+    /// reasoning, are not parsed.
     ///
     /// # Errors
     /// [`UnknownParser`] for a name that is not in [`tool_parsers`] or [`reasoning_parsers`].
@@ -71,96 +74,101 @@ impl Format {
     ) -> Result<Self, UnknownParser> {
         let calls = tool_parser.map(|name| find(table::CALLS, name)).transpose()?;
         let reasoning = reasoning_parser.map(|name| find(table::REASONING, name)).transpose()?;
-        Ok(Self::of(reasoning, calls, false))
+        Ok(Self::from_parts(reasoning, calls, false))
     }
 
-    /// The same format, but nothing is taken for reasoning that neither the prompt nor the answer
-    /// has begun by its marker.
+    /// Returns this format, except that reasoning has to begin with its marker, in the prompt or in
+    /// the answer.
     #[must_use]
-    pub fn careful(&self) -> Self {
-        Self::of(self.any_reasoning(), self.calls, true)
+    pub fn with_required_open_marker(&self) -> Self {
+        Self::from_parts(self.any_reasoning(), self.calls, true)
     }
 
-    /// Whether calls are read.
+    /// Returns `true` if calls are parsed.
     pub fn has_calls(&self) -> bool {
         self.calls.is_some()
     }
 
-    /// The same format of an answer that was made to be a JSON list of calls, by a schema.
+    /// Returns this format for an answer that a schema constrains to a JSON list of calls.
     #[must_use]
     pub fn with_listed_calls(&self) -> Self {
-        Self::of(self.any_reasoning(), Some(&table::LISTED), self.is_careful)
+        Self::from_parts(self.any_reasoning(), Some(&table::LISTED), self.requires_open_marker)
     }
 
-    /// The same format without calls.
+    /// Returns this format without calls.
     #[must_use]
     pub fn without_calls(&self) -> Self {
-        Self::of(self.any_reasoning(), None, self.is_careful)
+        Self::from_parts(self.any_reasoning(), None, self.requires_open_marker)
     }
 
-    /// The same format of a model that was told not to think.
+    /// Returns this format for a request that turned reasoning off.
     #[must_use]
     pub fn without_reasoning(&self) -> Self {
-        Self::of(self.in_text_alone, self.calls, self.is_careful)
+        Self::from_parts(self.text_reasoning, self.calls, self.requires_open_marker)
     }
 
     fn any_reasoning(&self) -> Option<&'static Reasoning> {
-        self.reasoning.or(self.in_text_alone)
+        self.reasoning.or(self.text_reasoning)
     }
 
-    /// Whether the model thinks where neither of the template's variables `thinking` and
-    /// `enable_thinking` is set. `None` if these do not decide of how its answers are read.
-    pub fn thinks_untold(&self) -> Option<bool> {
-        self.reasoning?.thinks_untold
+    /// Returns `true` if the model reasons when the request sets neither of the template's
+    /// variables `thinking` and `enable_thinking`. `None` if these variables do not control how
+    /// answers are parsed.
+    pub fn thinks_by_default(&self) -> Option<bool> {
+        self.reasoning?.thinks_by_default
     }
 
-    fn of(
-        reasoning: Option<&'static Reasoning>,
+    fn from_parts(
+        any_reasoning: Option<&'static Reasoning>,
         calls: Option<&'static Calls>,
-        is_careful: bool,
+        requires_open_marker: bool,
     ) -> Self {
-        let (in_text_alone, reasoning) = (
-            reasoning.filter(|reasoning| reasoning.stays_text),
-            reasoning.filter(|reasoning| !reasoning.stays_text),
-        );
+        let text_reasoning = any_reasoning.filter(|reasoning| reasoning.stays_in_text);
+        let reasoning = any_reasoning.filter(|reasoning| !reasoning.stays_in_text);
         let openings =
             || calls.into_iter().flat_map(|calls| calls.openings).map(|(marker, _)| *marker);
-        let again = reasoning.filter(|reasoning| {
-            reasoning.may_follow_text || !reasoning.begins_inside || is_careful
+        let opened_in_text = reasoning.filter(|reasoning| {
+            reasoning.may_follow_text || !reasoning.begins_inside || requires_open_marker
         });
         let stray = reasoning.filter(|reasoning| reasoning.drops_stray_ends);
         let in_text = openings()
-            .chain(again.map(|reasoning| reasoning.open))
+            .chain(opened_in_text.map(|reasoning| reasoning.open))
             .chain(stray.map(|reasoning| reasoning.close))
             .filter(|marker| !marker.is_empty());
-        // Thoughts may have brackets.
-        let ends = reasoning.filter(|reasoning| reasoning.ends_at_calls);
-        let ends = ends.map(|_| openings().filter(|marker| marker.len() > 1));
+        // A single bracket does not end reasoning, which may contain brackets.
+        let ended_by_calls = reasoning.filter(|reasoning| reasoning.ends_at_calls);
+        let ends = ended_by_calls.map(|_| openings().filter(|marker| marker.len() > 1));
         let in_reasoning = reasoning
             .into_iter()
             .flat_map(|reasoning| [reasoning.close, reasoning.open])
             .filter(|marker| !marker.is_empty())
             .chain(ends.into_iter().flatten());
-        let (in_text, in_reasoning) = (Markers::new(in_text), Markers::new(in_reasoning));
-        Self { reasoning, in_text_alone, calls, is_careful, in_text, in_reasoning }
+        Self {
+            reasoning,
+            text_reasoning,
+            calls,
+            requires_open_marker,
+            markers_in_text: Markers::new(in_text),
+            markers_in_reasoning: Markers::new(in_reasoning),
+        }
     }
 
-    /// Where an answer begins. `is_open`: what the prompt's end says, if it says anything: whether
-    /// it opened reasoning or closed it.
+    /// Returns the state in which an answer begins. `is_open` is `true` if the prompt ends within
+    /// reasoning, `false` if the prompt closed it, and `None` if the prompt has no reasoning.
     pub fn start(&self, is_open: Option<bool>) -> Start {
         let inside = self.reasoning.is_some_and(|reasoning| {
-            is_open.unwrap_or(reasoning.begins_inside && !self.is_careful)
+            is_open.unwrap_or(reasoning.begins_inside && !self.requires_open_marker)
         });
         if inside { Start::Reasoning } else { Start::Text }
     }
 
-    /// What begins and what ends reasoning. The first may be empty.
+    /// Returns the markers that begin and end reasoning. The first one may be empty.
     pub fn reasoning_markers(&self) -> Option<(&'static str, &'static str)> {
         self.reasoning.map(|reasoning| (reasoning.open, reasoning.close))
     }
 
-    /// What an engine looks for that holds an answer to something behind its reasoning, also where
-    /// this stays in the text.
+    /// Returns the reasoning markers for an engine that constrains only the text after reasoning.
+    /// Unlike [`Self::reasoning_markers`], includes those of reasoning that stays in the text.
     pub fn engine_markers(&self) -> Option<(&'static str, &'static str)> {
         self.any_reasoning().map(|reasoning| (reasoning.open, reasoning.close))
     }
@@ -172,24 +180,25 @@ impl Format {
         Some(form.token).filter(|token| !token.is_empty())
     }
 
-    /// The structural tag that an engine holds an answer to, in which these functions are called.
-    /// `has_to_call`: the answer is calls and nothing else; otherwise it may be text, within which
-    /// calls are held to their schemas. `is_one`: there is one call at most. `None` for a format
-    /// that xgrammar can't describe.
+    /// Returns the structural tag that constrains an engine to calls of these functions. `None` if
+    /// xgrammar can't describe the format.
+    ///
+    /// With `must_call`, the answer consists of calls only. Otherwise it may be text, in which
+    /// calls have to follow their schemas. `is_single` allows at most one call.
     pub fn structural_tag(
         &self,
         functions: &[Function<'_>],
-        has_to_call: bool,
-        is_one: bool,
+        must_call: bool,
+        is_single: bool,
     ) -> Option<Value> {
         let form = self.calls?.tag?;
-        Some(form.structural_tag(functions, has_to_call, is_one))
+        Some(form.structural_tag(functions, must_call, is_single))
     }
 
-    /// All texts that structure an answer. Those that are special tokens of a model have to be in
-    /// the text that is parsed.
+    /// Returns all texts that structure an answer. Those that are special tokens of a model must
+    /// not be removed from the text before it is parsed.
     pub fn markers(&self) -> Vec<&'static str> {
-        let of_calls =
+        let call_markers =
             self.calls.into_iter().flat_map(|calls| calls.openings).flat_map(|(open, kind)| {
                 let mut markers = vec![*open];
                 match kind {
@@ -197,8 +206,8 @@ impl Format {
                     Kind::Section(form) => {
                         markers.extend([form.open, form.call]);
                         markers.extend(form.arguments.iter().chain(form.end).chain(form.close));
-                        if let section::NamePlace::Behind(marker)
-                        | section::NamePlace::Before(marker) = form.name
+                        if let section::NamePosition::After(marker)
+                        | section::NamePosition::Before(marker) = form.name
                         {
                             markers.push(marker);
                         }
@@ -210,29 +219,29 @@ impl Format {
                 }
                 markers
             });
-        let of_reasoning = self
+        let reasoning_markers = self
             .any_reasoning()
             .into_iter()
             .flat_map(|reasoning| [reasoning.open, reasoning.close]);
         let mut markers: Vec<_> =
-            of_calls.chain(of_reasoning).filter(|marker| !marker.is_empty()).collect();
+            call_markers.chain(reasoning_markers).filter(|marker| !marker.is_empty()).collect();
         markers.sort_unstable();
         markers.dedup();
         markers
     }
 }
 
-/// The names of the tool parsers that are known here; several may be the same.
+/// Returns the names of the known tool parsers. Several names may have the same format.
 pub fn tool_parsers() -> impl Iterator<Item = &'static str> {
     table::CALLS.iter().flat_map(|(names, _)| *names).copied()
 }
 
-/// The names of the reasoning parsers that are known here.
+/// Returns the names of the known reasoning parsers.
 pub fn reasoning_parsers() -> impl Iterator<Item = &'static str> {
     table::REASONING.iter().flat_map(|(names, _)| *names).copied()
 }
 
-fn find<T>(all: &'static [(&[&str], T)], name: &str) -> Result<&'static T, UnknownParser> {
-    let found = all.iter().find(|(names, _)| names.contains(&name));
-    found.map(|(_, form)| form).ok_or_else(|| UnknownParser(name.to_owned()))
+fn find<T>(table: &'static [(&[&str], T)], name: &str) -> Result<&'static T, UnknownParser> {
+    let entry = table.iter().find(|(names, _)| names.contains(&name));
+    entry.map(|(_, form)| form).ok_or_else(|| UnknownParser(name.to_owned()))
 }

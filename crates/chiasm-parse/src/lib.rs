@@ -1,14 +1,14 @@
 //! Parses a model's answer while it streams: reasoning, text for the user and tool calls.
 //!
-//! A [`Format`] says how a model writes these things; there is one for each of vLLM's tool parsers
-//! and reasoning parsers that are known here, under vLLM's names. A [`Parser`] reads one answer. It
-//! is given text in pieces, however they are cut, and tells a [`Sink`] of what it has understood:
-//! what it tells does not depend on the pieces. No text is looked at more than a few times, so a
-//! long answer takes time in proportion to its length.
+//! A [`Format`] describes the syntax in which a model writes reasoning and calls. Formats have the
+//! names of the vLLM tool parsers and reasoning parsers that read them.
 //!
-//! What a whole answer comes to is what vLLM's own parsers make of it as a whole;
-//! `tests/goldens.rs` holds the two against each other and lists where they differ, with the
-//! reasons.
+//! A [`Parser`] reads one answer. It accepts text in pieces of any size and emits the parsed parts
+//! to a [`Sink`]. The piece boundaries do not affect the result. Each byte is scanned a bounded
+//! number of times, so parsing takes time linear in the length of the answer.
+//!
+//! The result for a whole answer equals that of vLLM's own parsers. `tests/goldens.rs` compares the
+//! two; `tests/goldens/differences.txt` lists the differences and their reasons.
 //!
 //! ```
 //! use chiasm_parse::{Collected, Format, Parser, Tools};
@@ -16,12 +16,18 @@
 //! let format = Format::new(Some("hermes"), Some("qwen3")).unwrap();
 //! let mut parser = Parser::new(&format, Tools::default().into(), format.start(None));
 //! let mut answer = Collected::default();
-//! for piece in ["Hm.</thi", "nk>\n\nI look.\n<tool", "_call>{\"name\": \"look\", \"arguments\": {\"at\": 1}}</tool_call>"] {
+//! for piece in [
+//!     "Hm.</thi",
+//!     "nk>\n\nI look.\n<tool",
+//!     "_call>{\"name\": \"look\", \"arguments\": {\"at\": 1}}</tool_call>",
+//! ] {
 //!     parser.push(piece, &mut answer);
 //! }
 //! parser.finish(&mut answer);
-//! assert_eq!((answer.reasoning.as_str(), answer.text.as_str()), ("Hm.", "\n\nI look."));
-//! assert_eq!((answer.calls[0].name.as_str(), answer.calls[0].arguments.as_str()), ("look", r#"{"at": 1}"#));
+//! assert_eq!(answer.reasoning, "Hm.");
+//! assert_eq!(answer.text, "\n\nI look.");
+//! assert_eq!(answer.calls[0].name, "look");
+//! assert_eq!(answer.calls[0].arguments, r#"{"at": 1}"#);
 //! ```
 #![forbid(unsafe_code)]
 
@@ -41,48 +47,50 @@ pub use parser::Parser;
 pub use tag::Function;
 pub use tools::Tools;
 
-/// Is told what an answer says, in its order. Calls follow each other: one has ended before the
-/// next is told of.
+/// A receiver of the parts of an answer, in their order.
+///
+/// Calls never overlap: each one ends before the next one begins.
 pub trait Sink {
-    /// More of what the model thinks.
+    /// Receives more reasoning.
     fn reasoning(&mut self, text: &str);
-    /// More text for the user.
+    /// Receives more text for the user.
     fn text(&mut self, text: &str);
-    /// A call begins. `id`: the call's identity, where the model itself gives one.
+    /// Begins a call. `id` is the call's id in formats in which the model writes one.
     fn call(&mut self, name: &str, id: Option<&str>);
-    /// More of the JSON of the arguments of the call that began last. All of it together is an
-    /// object, if the model writes one and does not break off.
+    /// Receives more JSON of the current call's arguments. The pieces of a call add up to a JSON
+    /// object, unless the model writes something else or the call is unfinished.
     fn arguments(&mut self, json: &str);
-    /// Ends the call that began last. Every call ends once, before the next call or text begins.
+    /// Ends the current call. Each call ends exactly once, before the next call or text begins.
     fn end_call(&mut self, end: CallEnd);
 }
 
 /// The way a call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallEnd {
-    /// The format closed the call: its arguments are all there.
+    /// The format closed the call, so its arguments are complete.
     Closed,
-    /// The answer ended or broke the format before the call was closed: it must not be run.
+    /// The answer ended or broke the format before the call was closed. The call must not be run.
     Unfinished,
 }
 
 impl CallEnd {
-    /// Returns the end of several calls, of which `next` is the last: unfinished if one is, because
-    /// clients run all calls of an answer or none.
+    /// Combines the ends of several calls: `previous` of the calls so far, and `next` of the next
+    /// one. The result is unfinished if any call is, because clients run all calls of an answer or
+    /// none.
     #[must_use]
-    pub fn joined(before: Option<Self>, next: Self) -> Self {
-        if before == Some(Self::Unfinished) { Self::Unfinished } else { next }
+    pub fn combine(previous: Option<Self>, next: Self) -> Self {
+        if previous == Some(Self::Unfinished) { Self::Unfinished } else { next }
     }
 }
 
-/// An answer as a whole.
+/// A [`Sink`] that collects a whole answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Collected {
     /// The reasoning.
     pub reasoning: String,
     /// The text for the user.
     pub text: String,
-    /// The calls.
+    /// The tool calls.
     pub calls: Vec<Call>,
 }
 
@@ -91,11 +99,11 @@ pub struct Collected {
 pub struct Call {
     /// The function's name.
     pub name: String,
-    /// The call's identity, where the model itself gives one.
+    /// The call's id in formats in which the model writes one.
     pub id: Option<String>,
-    /// Its arguments as JSON.
+    /// The arguments as JSON.
     pub arguments: String,
-    /// The way it ended. `None` before that.
+    /// The way the call ended. `None` while it is still open.
     pub end: Option<CallEnd>,
 }
 

@@ -1,37 +1,38 @@
-//! One answer on its way from text to what it says.
+//! The streaming parser of one answer.
 
 use std::sync::Arc;
 
 use crate::calls::{Reader, Step};
 use crate::format::{Format, Start};
-use crate::pending::{Found, Pending};
+use crate::pending::{NextMarker, Pending};
 use crate::{CallEnd, Sink, Tools};
 
-/// Reads one answer.
+/// A parser of one answer.
 #[derive(Clone, Debug)]
 pub struct Parser {
     format: Format,
     tools: Arc<Tools>,
     state: State,
     pending: Pending,
-    /// The beginning of the answer's text, until it was passed on.
-    begin: &'static str,
-    /// White space that belongs to what is told of if more of it follows.
-    spaces: String,
+    /// The text to emit before the answer. Empty once it was emitted.
+    prefix: &'static str,
+    /// White space that is emitted if more text of the same kind follows.
+    held_spaces: String,
     /// The text so far that may still become the label of reasoning.
     label: String,
-    /// There was text that is more than white space.
+    /// Text other than white space was emitted.
     has_text: bool,
-    /// There was a call.
+    /// A call was emitted.
     has_called: bool,
-    /// The current call is dropped: it has no name, or only one call is allowed and there was one.
-    is_dropped: bool,
+    /// The current call is dropped: it has no name, or is a second call where one is allowed.
+    drops_call: bool,
     /// All calls after the first are dropped.
-    has_single_call: bool,
-    /// Reasoning has been looked for: it does not begin in text any more.
+    allows_single_call: bool,
+    /// Markers of reasoning that occur within text are plain text.
     ignores_reasoning: bool,
 }
 
+/// The kind of text at the parser's position.
 #[derive(Clone, Debug)]
 enum State {
     Reasoning,
@@ -40,20 +41,21 @@ enum State {
 }
 
 impl Parser {
-    /// Reads an answer in this format, which begins at `start` and may call these functions.
+    /// Creates a parser for an answer in this format, which begins at `start`. Types of arguments
+    /// are taken from `tools`.
     pub fn new(format: &Format, tools: Arc<Tools>, start: Start) -> Self {
         Self {
             format: format.clone(),
             tools,
             state: if start == Start::Reasoning { State::Reasoning } else { State::Text },
             pending: Pending::default(),
-            begin: format.in_text_alone.map_or("", |reasoning| reasoning.open),
-            spaces: String::new(),
+            prefix: format.text_reasoning.map_or("", |reasoning| reasoning.open),
+            held_spaces: String::new(),
             label: String::new(),
             has_text: false,
             has_called: false,
-            is_dropped: false,
-            has_single_call: false,
+            drops_call: false,
+            allows_single_call: false,
             ignores_reasoning: start == Start::NoReasoning,
         }
     }
@@ -61,54 +63,55 @@ impl Parser {
     /// Drops all calls after the first. Some formats have no grammar that allows only one call.
     #[must_use]
     pub fn with_single_call(self) -> Self {
-        Self { has_single_call: true, ..self }
+        Self { allows_single_call: true, ..self }
     }
 
-    /// Returns `true` if the next text is reasoning, as far as is known.
+    /// Returns `true` if the parser is within reasoning, judging by the text so far.
     pub fn is_reasoning(&self) -> bool {
         matches!(self.state, State::Reasoning)
     }
 
-    /// Takes the next piece of the answer.
+    /// Parses the next piece of the answer.
     pub fn push(&mut self, text: &str, sink: &mut dyn Sink) {
-        self.begin(sink);
+        self.emit_prefix(sink);
         if self.pending.is_empty() && self.is_plain(text) {
-            return self.tell(text, sink);
+            return self.emit(text, sink);
         }
         self.pending.push(text);
         self.read(false, sink);
     }
 
-    /// Ends the answer.
+    /// Ends the answer and emits all that is left of it.
     pub fn finish(&mut self, sink: &mut dyn Sink) {
-        self.begin(sink);
+        self.emit_prefix(sink);
         self.read(true, sink);
         match self.state {
             State::Reasoning => self.end_reasoning(sink),
-            _ if !self.has_called && !self.spaces.is_empty() => {
-                sink.text(&self.spaces);
-                self.spaces.clear();
+            _ if !self.has_called && !self.held_spaces.is_empty() => {
+                sink.text(&self.held_spaces);
+                self.held_spaces.clear();
             }
             _ => {}
         }
     }
 
-    fn begin(&mut self, sink: &mut dyn Sink) {
-        let begin = std::mem::take(&mut self.begin);
-        if !begin.is_empty() {
-            self.tell(begin, sink);
+    fn emit_prefix(&mut self, sink: &mut dyn Sink) {
+        let prefix = std::mem::take(&mut self.prefix);
+        if !prefix.is_empty() {
+            self.emit(prefix, sink);
         }
     }
 
-    /// Returns `true` if nothing begins or ends in a text.
+    /// Returns `true` if no marker begins in `text`.
     fn is_plain(&self, text: &str) -> bool {
         match self.state {
-            State::Reasoning => self.format.in_reasoning.are_far_from(text),
-            State::Text => self.format.in_text.are_far_from(text),
+            State::Reasoning => self.format.markers_in_reasoning.none_begins_in(text),
+            State::Text => self.format.markers_in_text.none_begins_in(text),
             State::Calls(_) => false,
         }
     }
 
+    /// Parses the pending text as far as possible.
     fn read(&mut self, is_last: bool, sink: &mut dyn Sink) {
         loop {
             let goes_on = match &mut self.state {
@@ -116,8 +119,8 @@ impl Parser {
                     let mut calls = CallSink {
                         sink: &mut *sink,
                         has_called: &mut self.has_called,
-                        is_dropped: &mut self.is_dropped,
-                        has_single_call: self.has_single_call,
+                        drops_call: &mut self.drops_call,
+                        allows_single_call: self.allows_single_call,
                     };
                     let step = reader.read(&mut self.pending, is_last, &self.tools, &mut calls);
                     self.leave_calls(step, is_last, sink)
@@ -130,17 +133,18 @@ impl Parser {
         }
     }
 
-    /// Reads reasoning or text up to the next marker. False if there is none.
+    /// Parses reasoning or text, and the next marker. Returns `false` if no marker was found.
     fn read_plain(&mut self, is_last: bool, sink: &mut dyn Sink) -> bool {
         let is_reasoning = self.is_reasoning();
-        let markers = if is_reasoning { &self.format.in_reasoning } else { &self.format.in_text };
-        let (clear, marker) = match markers.find(self.pending.rest(), is_last) {
-            Found::Nothing { clear } => (clear, None),
-            Found::Marker { at, number } => (at, Some(markers.text(number))),
+        let markers = if is_reasoning {
+            &self.format.markers_in_reasoning
+        } else {
+            &self.format.markers_in_text
         };
+        let NextMarker { clear, marker } = markers.find(self.pending.rest(), is_last);
         let text = self.pending.rest()[..clear].to_owned();
         self.pending.skip(clear);
-        self.tell(&text, sink);
+        self.emit(&text, sink);
         let Some(marker) = marker else { return false };
         if is_reasoning {
             self.leave_reasoning(marker, sink)
@@ -150,10 +154,11 @@ impl Parser {
         true
     }
 
+    /// Handles a marker within reasoning.
     fn leave_reasoning(&mut self, marker: &'static str, sink: &mut dyn Sink) {
         let (open, close) = self.format.reasoning_markers().unwrap_or_default();
         if marker == open {
-            // It has begun already.
+            // Reasoning has begun already.
             return self.pending.skip(marker.len());
         }
         self.end_reasoning(sink);
@@ -173,12 +178,13 @@ impl Parser {
         }
         self.label.clear();
         let trims = self.format.reasoning.is_some_and(|reasoning| reasoning.trims_end);
-        if !trims && !self.spaces.is_empty() {
-            sink.reasoning(&self.spaces);
+        if !trims && !self.held_spaces.is_empty() {
+            sink.reasoning(&self.held_spaces);
         }
-        self.spaces.clear();
+        self.held_spaces.clear();
     }
 
+    /// Handles a marker within text.
     fn leave_text(&mut self, marker: &'static str, sink: &mut dyn Sink) {
         let reasoning = self.format.reasoning;
         if let Some(reasoning) =
@@ -186,15 +192,15 @@ impl Parser {
         {
             let is_late = self.has_text && !reasoning.may_follow_text && marker == reasoning.open;
             if self.ignores_reasoning || is_late {
-                self.tell(marker, sink);
+                self.emit(marker, sink);
             } else if marker == reasoning.open {
                 self.state = State::Reasoning;
                 self.flush_spaces(sink);
             }
             return self.pending.skip(marker.len());
         }
-        if self.has_text && self.format.calls.is_some_and(|calls| calls.stand_alone) {
-            self.tell(marker, sink);
+        if self.has_text && self.format.calls.is_some_and(|calls| calls.must_come_first) {
+            self.emit(marker, sink);
             return self.pending.skip(marker.len());
         }
         let openings = self.format.calls.into_iter().flat_map(|calls| calls.openings);
@@ -205,49 +211,46 @@ impl Parser {
         }
     }
 
-    /// Continues after a step within calls. Returns `false` if more text has to come.
+    /// Continues after a step within calls. Returns `false` if more text is needed.
     fn leave_calls(&mut self, step: Step, is_last: bool, sink: &mut dyn Sink) -> bool {
         match step {
             Step::More => return false,
             Step::Over => {
                 if self.has_called {
-                    self.spaces.clear();
+                    self.held_spaces.clear();
                 }
                 self.state = State::Text;
             }
             Step::NotACall => {
                 self.state = State::Text;
                 let rest = self.pending.rest();
-                // Nothing more comes, so whatever begins in the rest is no call either.
-                let opening = match self.format.in_text.find(rest, true) {
-                    Found::Marker { number, .. } if !is_last => {
-                        self.format.in_text.text(number).len()
-                    }
-                    _ => rest.len(),
-                };
-                let text = rest[..opening].to_owned();
-                self.pending.skip(opening);
-                self.tell(&text, sink);
+                let NextMarker { marker, .. } = self.format.markers_in_text.find(rest, true);
+                // At the end of the answer, the rest is text as a whole: no later marker in it can
+                // begin a call.
+                let length = marker.filter(|_| !is_last).map_or(rest.len(), str::len);
+                let text = rest[..length].to_owned();
+                self.pending.skip(length);
+                self.emit(&text, sink);
             }
         }
         !self.pending.is_empty()
     }
 
-    /// Tells of reasoning or text, but keeps white space at its end back.
-    fn tell(&mut self, text: &str, sink: &mut dyn Sink) {
+    /// Emits reasoning or text, but holds back white space at its end.
+    fn emit(&mut self, text: &str, sink: &mut dyn Sink) {
         if text.is_empty() {
             return;
         }
         if self.is_reasoning() {
-            self.tell_reasoning(text, sink)
+            self.emit_reasoning(text, sink)
         } else {
-            self.tell_text(text, sink)
+            self.emit_text(text, sink)
         }
     }
 
-    fn tell_reasoning(&mut self, text: &str, sink: &mut dyn Sink) {
+    fn emit_reasoning(&mut self, text: &str, sink: &mut dyn Sink) {
         let Some(reasoning) = self.format.reasoning else { return };
-        let (label, trims) = (reasoning.label, reasoning.trims_end);
+        let label = reasoning.label;
         let mut text = text;
         let joined;
         if !label.is_empty() && self.label.len() < label.len() {
@@ -257,23 +260,23 @@ impl Parser {
                 return;
             }
             text = joined.strip_prefix(label).unwrap_or(&joined);
-            // It is known now, whatever it is.
+            // `self.label` has its full length from here on, so this branch is not entered again.
             self.label = label.to_owned();
         }
-        let end = if trims { text.trim_end().len() } else { text.len() };
+        let end = if reasoning.trims_end { text.trim_end().len() } else { text.len() };
         if end > 0 {
-            self.flush_spaces_as(sink, |sink, spaces| sink.reasoning(spaces));
+            self.flush_spaces_to(sink, |sink, spaces| sink.reasoning(spaces));
             sink.reasoning(&text[..end]);
         }
-        self.spaces.push_str(&text[end..]);
+        self.held_spaces.push_str(&text[end..]);
     }
 
-    fn tell_text(&mut self, text: &str, sink: &mut dyn Sink) {
+    fn emit_text(&mut self, text: &str, sink: &mut dyn Sink) {
         let Some(calls) = self.format.calls else {
             self.has_text = self.has_text || !text.trim().is_empty();
             return sink.text(text);
         };
-        if self.has_called && calls.are_last {
+        if self.has_called && calls.drops_later_text {
             return;
         }
         let end = text.trim_end().len();
@@ -282,27 +285,27 @@ impl Parser {
             sink.text(&text[..end]);
             self.has_text = true;
         }
-        self.spaces.push_str(&text[end..]);
+        self.held_spaces.push_str(&text[end..]);
     }
 
     fn flush_spaces(&mut self, sink: &mut dyn Sink) {
-        self.flush_spaces_as(sink, |sink, spaces| sink.text(spaces));
+        self.flush_spaces_to(sink, |sink, spaces| sink.text(spaces));
     }
 
-    fn flush_spaces_as(&mut self, sink: &mut dyn Sink, tell: impl FnOnce(&mut dyn Sink, &str)) {
-        if !self.spaces.is_empty() {
-            tell(sink, &self.spaces);
-            self.spaces.clear();
+    fn flush_spaces_to(&mut self, sink: &mut dyn Sink, emit: impl FnOnce(&mut dyn Sink, &str)) {
+        if !self.held_spaces.is_empty() {
+            emit(sink, &self.held_spaces);
+            self.held_spaces.clear();
         }
     }
 }
 
-/// Tells of calls, and remembers that there was one.
+/// A sink that forwards calls, except dropped ones, and records that there was one.
 struct CallSink<'a> {
     sink: &'a mut dyn Sink,
     has_called: &'a mut bool,
-    is_dropped: &'a mut bool,
-    has_single_call: bool,
+    drops_call: &'a mut bool,
+    allows_single_call: bool,
 }
 
 impl Sink for CallSink<'_> {
@@ -315,21 +318,21 @@ impl Sink for CallSink<'_> {
     }
 
     fn call(&mut self, name: &str, id: Option<&str>) {
-        *self.is_dropped = name.is_empty() || (self.has_single_call && *self.has_called);
-        if !*self.is_dropped {
+        *self.drops_call = name.is_empty() || (self.allows_single_call && *self.has_called);
+        if !*self.drops_call {
             *self.has_called = true;
             self.sink.call(name, id);
         }
     }
 
     fn arguments(&mut self, json: &str) {
-        if !*self.is_dropped {
+        if !*self.drops_call {
             self.sink.arguments(json);
         }
     }
 
     fn end_call(&mut self, end: CallEnd) {
-        if !*self.is_dropped {
+        if !*self.drops_call {
             self.sink.end_call(end);
         }
     }

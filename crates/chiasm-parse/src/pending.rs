@@ -1,98 +1,100 @@
-//! Text that has come and is not understood yet, and the markers that are looked for in it.
+//! A buffer of unparsed text, and a search for the next marker in it.
 
-/// Consumed text is dropped once there is so much of it.
-const DROPPED: usize = 4 << 10;
+/// The number of consumed bytes from which the buffer is compacted.
+const COMPACT_BYTES: usize = 4 << 10;
 
-/// Text that has come and is not understood yet.
+/// Text that was received and not parsed yet.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pending {
     text: String,
-    /// Bytes at the front that are done with.
-    done: usize,
+    /// The number of bytes at the front that were consumed.
+    consumed: usize,
 }
 
 impl Pending {
+    /// Appends text.
     pub(crate) fn push(&mut self, text: &str) {
-        if self.done == self.text.len() {
+        if self.consumed == self.text.len() {
             self.text.clear();
-            self.done = 0;
-        } else if self.done >= DROPPED.max(self.text.len() / 2) {
-            self.text.drain(..self.done);
-            self.done = 0;
+            self.consumed = 0;
+        } else if self.consumed >= COMPACT_BYTES.max(self.text.len() / 2) {
+            self.text.drain(..self.consumed);
+            self.consumed = 0;
         }
         self.text.push_str(text);
     }
 
+    /// Returns the text that was not consumed yet.
     pub(crate) fn rest(&self) -> &str {
-        &self.text[self.done..]
+        &self.text[self.consumed..]
     }
 
+    /// Returns `true` if all text was consumed.
     pub(crate) fn is_empty(&self) -> bool {
-        self.done == self.text.len()
+        self.consumed == self.text.len()
     }
 
-    /// Is done with so many bytes, which end with a character.
+    /// Consumes bytes, which have to end at a character boundary.
     pub(crate) fn skip(&mut self, bytes: usize) {
-        self.done += bytes;
+        self.consumed += bytes;
     }
 }
 
-/// Texts that structure an answer.
+/// A set of markers, which are texts that structure an answer.
 #[derive(Clone, Debug)]
 pub(crate) struct Markers {
     texts: Vec<&'static str>,
-    /// Bytes that a marker begins with.
-    first: Vec<u8>,
+    /// The first bytes of the markers.
+    first_bytes: Vec<u8>,
 }
 
-/// What there is of markers in a text.
+/// The result of a search for the next marker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Found {
-    /// The first one: where, and its number.
-    Marker { at: usize, number: usize },
-    /// None so far, and none that begins within so many bytes.
-    Nothing { clear: usize },
+pub(crate) struct NextMarker {
+    /// The number of bytes in which no marker begins, whatever follows. This is where `marker`
+    /// begins.
+    pub(crate) clear: usize,
+    /// The marker. `None` if none is complete yet.
+    pub(crate) marker: Option<&'static str>,
 }
 
 impl Markers {
     pub(crate) fn new(texts: impl IntoIterator<Item = &'static str>) -> Self {
         let texts: Vec<&str> = texts.into_iter().collect();
-        let mut first: Vec<u8> = texts.iter().filter_map(|text| text.bytes().next()).collect();
-        first.sort_unstable();
-        first.dedup();
-        Self { texts, first }
+        let mut first_bytes: Vec<u8> =
+            texts.iter().filter_map(|text| text.bytes().next()).collect();
+        first_bytes.sort_unstable();
+        first_bytes.dedup();
+        Self { texts, first_bytes }
     }
 
-    pub(crate) fn text(&self, number: usize) -> &'static str {
-        self.texts[number]
+    /// Returns `true` if no marker begins in `text`.
+    pub(crate) fn none_begins_in(&self, text: &str) -> bool {
+        !text.bytes().any(|byte| self.first_bytes.contains(&byte))
     }
 
-    /// Whether no marker begins in the text.
-    pub(crate) fn are_far_from(&self, text: &str) -> bool {
-        !text.bytes().any(|byte| self.first.contains(&byte))
-    }
-
-    /// Looks for the first marker, of several at one place for the longest. A marker that may
-    /// become a longer one with the text that follows is not found yet, unless nothing follows
-    /// (`is_last`).
-    pub(crate) fn find(&self, text: &str, is_last: bool) -> Found {
+    /// Finds the first marker in `text`, and the longest one if several begin at the same place.
+    ///
+    /// A marker that more text may turn into a longer one is only found if `is_last` says that no
+    /// more text comes.
+    pub(crate) fn find(&self, text: &str, is_last: bool) -> NextMarker {
         let bytes = text.as_bytes();
-        let begins = |at: usize| self.first.contains(&bytes[at]);
-        for at in (0..bytes.len()).filter(|&at| begins(at)) {
+        let may_begin = |at: usize| self.first_bytes.contains(&bytes[at]);
+        for at in (0..bytes.len()).filter(|&at| may_begin(at)) {
             let rest = &bytes[at..];
-            let may_follow =
+            let is_incomplete =
                 |marker: &&str| marker.len() > rest.len() && marker.as_bytes().starts_with(rest);
-            if !is_last && self.texts.iter().any(may_follow) {
-                return Found::Nothing { clear: at };
+            if !is_last && self.texts.iter().any(is_incomplete) {
+                return NextMarker { clear: at, marker: None };
             }
-            let here = |(_, marker): &(usize, &&str)| rest.starts_with(marker.as_bytes());
+            let is_here = |marker: &&'static str| rest.starts_with(marker.as_bytes());
             let longest =
-                self.texts.iter().enumerate().filter(here).max_by_key(|(_, marker)| marker.len());
-            if let Some((number, _)) = longest {
-                return Found::Marker { at, number };
+                self.texts.iter().copied().filter(is_here).max_by_key(|marker| marker.len());
+            if longest.is_some() {
+                return NextMarker { clear: at, marker: longest };
             }
         }
-        Found::Nothing { clear: bytes.len() }
+        NextMarker { clear: bytes.len(), marker: None }
     }
 }
 
@@ -100,33 +102,41 @@ impl Markers {
 mod tests {
     use super::*;
 
+    fn found(clear: usize, marker: &'static str) -> NextMarker {
+        NextMarker { clear, marker: Some(marker) }
+    }
+
+    fn not_found(clear: usize) -> NextMarker {
+        NextMarker { clear, marker: None }
+    }
+
     #[test]
-    fn the_first_marker_is_found_and_the_longest_at_its_place() {
+    fn find_returns_first_longest_marker() {
         let markers = Markers::new(["<a>", "<a>\"", "[b]"]);
-        assert_eq!(markers.find("x[b]<a>", false), Found::Marker { at: 1, number: 2 });
-        assert_eq!(markers.find("<a>\"", false), Found::Marker { at: 0, number: 1 });
-        assert_eq!(markers.find("<a>x", false), Found::Marker { at: 0, number: 0 });
+        assert_eq!(markers.find("x[b]<a>", false), found(1, "[b]"));
+        assert_eq!(markers.find("<a>\"", false), found(0, "<a>\""));
+        assert_eq!(markers.find("<a>x", false), found(0, "<a>"));
     }
 
     #[test]
-    fn what_may_become_a_marker_is_waited_for() {
+    fn find_waits_for_possible_marker() {
         let markers = Markers::new(["<a>", "<a>\""]);
-        assert_eq!(markers.find("é<a", false), Found::Nothing { clear: 2 });
-        assert_eq!(markers.find("é<a", true), Found::Nothing { clear: 4 });
-        assert_eq!(markers.find("<a>", false), Found::Nothing { clear: 0 });
-        assert_eq!(markers.find("<a>", true), Found::Marker { at: 0, number: 0 });
-        assert_eq!(markers.find("<b<", false), Found::Nothing { clear: 2 });
+        assert_eq!(markers.find("é<a", false), not_found(2));
+        assert_eq!(markers.find("é<a", true), not_found(4));
+        assert_eq!(markers.find("<a>", false), not_found(0));
+        assert_eq!(markers.find("<a>", true), found(0, "<a>"));
+        assert_eq!(markers.find("<b<", false), not_found(2));
     }
 
     #[test]
-    fn text_that_is_done_with_does_not_pile_up() {
+    fn consumed_text_is_freed() {
         let mut pending = Pending::default();
         for _ in 0..100_000 {
             pending.push("0123456789");
-            let most = pending.rest().len().saturating_sub(7);
-            pending.skip(most);
+            let consumed = pending.rest().len().saturating_sub(7);
+            pending.skip(consumed);
         }
         assert_eq!(pending.rest().len(), 7);
-        assert!(pending.text.capacity() < 4 * DROPPED);
+        assert!(pending.text.capacity() < 4 * COMPACT_BYTES);
     }
 }

@@ -1,58 +1,62 @@
-//! How reasoning and calls are written: the entries of the table of formats.
+//! The syntax of reasoning and calls: the types of the entries in the table of formats.
 
 use crate::calls::{Reader, braces, json, python, section, tagged};
 use crate::tag::TagForm;
 
-/// How reasoning is written.
+/// The syntax of reasoning.
 #[derive(Debug)]
 pub(crate) struct Reasoning {
+    /// The marker that begins reasoning; may be empty.
     pub(crate) open: &'static str,
+    /// The marker that ends reasoning.
     pub(crate) close: &'static str,
-    /// An answer begins with it, without `open`.
+    /// An answer begins within reasoning, without `open`.
     pub(crate) begins_inside: bool,
-    /// It may begin again in the text behind it.
+    /// Reasoning may begin again in the text after it.
     pub(crate) may_follow_text: bool,
-    /// Calls end it.
+    /// A call ends reasoning.
     pub(crate) ends_at_calls: bool,
-    /// An end without a beginning is left out of text.
+    /// A `close` without `open` is dropped from the text.
     pub(crate) drops_stray_ends: bool,
-    /// White space at its end is left out.
+    /// White space at the end of reasoning is dropped.
     pub(crate) trims_end: bool,
-    /// What it says of itself first, which is left out.
+    /// The text at the beginning of reasoning that is dropped; may be empty.
     pub(crate) label: &'static str,
-    /// It is there if a variable of the template says so, and otherwise if this does. `None` if no
-    /// variable decides of it.
-    pub(crate) thinks_untold: Option<bool>,
-    /// It stays in the text, which begins with `open`.
-    pub(crate) stays_text: bool,
+    /// The model reasons by default if the request sets neither of the template's variables for it.
+    /// `None` if no variable controls reasoning.
+    pub(crate) thinks_by_default: Option<bool>,
+    /// Reasoning stays in the text, which begins with `open`.
+    pub(crate) stays_in_text: bool,
 }
 
-/// How calls are written.
+/// The syntax of calls.
 #[derive(Debug)]
 pub(crate) struct Calls {
-    /// What they begin with, and who reads them from there.
+    /// The markers that begin calls, and the syntax after each of them.
     pub(crate) openings: &'static [(&'static str, Kind)],
-    /// Text behind them is left out.
-    pub(crate) are_last: bool,
-    /// Behind text there are none.
-    pub(crate) stand_alone: bool,
-    /// How an engine holds an answer to them, if vLLM has a way.
+    /// Text after the calls is dropped.
+    pub(crate) drops_later_text: bool,
+    /// Calls are only recognized if no text comes before them.
+    pub(crate) must_come_first: bool,
+    /// The structural tag that constrains an engine to these calls. `None` if xgrammar has none.
     pub(crate) tag: Option<&'static TagForm>,
 }
 
+/// The syntax after an opening marker.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Kind {
     Json(&'static json::Form),
     Section(&'static section::Form),
     Tagged(&'static tagged::Form),
-    /// What stands before the list, and behind it.
+    /// The text before the list of calls, and the text after it.
     Python(&'static str, &'static str),
     Braces(&'static braces::Form),
-    /// A marker that means nothing here.
+    /// A marker without a meaning here. It is dropped.
     Dropped,
 }
 
 impl Kind {
+    /// Creates a reader for this syntax.
     pub(crate) fn reader(self) -> Option<Reader> {
         Some(match self {
             Self::Json(form) => Reader::Json(json::Reader::new(form)),

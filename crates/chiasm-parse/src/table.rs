@@ -1,9 +1,11 @@
-//! The formats that are known, by the names of vLLM's parsers. Sources: `vllm/tool_parsers`,
-//! `vllm/reasoning` and `vllm/parser` of vLLM 0.33, and the models' chat templates.
+//! The known formats, under the names of vLLM's parsers.
+//!
+//! Sources: `vllm/tool_parsers`, `vllm/reasoning` and `vllm/parser` of vLLM 0.33, and the models'
+//! chat templates.
 
 use crate::calls::braces;
 use crate::calls::json;
-use crate::calls::section::{self, NamePlace};
+use crate::calls::section::{self, NamePosition};
 use crate::calls::tagged;
 use crate::syntax::{Calls, Kind};
 
@@ -17,14 +19,14 @@ use tags::{
     SEED_OSS_TAG,
 };
 
-/// The syntax of calls, by the names of tool parsers.
+/// The syntax of calls for each tool parser.
 pub(crate) static CALLS: &[(&[&str], Calls)] = &[
     (
         &["hermes", "qwen3_json"],
         Calls {
             openings: &[("<tool_call>", Kind::Json(&HERMES))],
-            are_last: true,
-            stand_alone: false,
+            drops_later_text: true,
+            must_come_first: false,
             tag: Some(&HERMES_TAG),
         },
     ),
@@ -32,8 +34,8 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
         &["longcat"],
         Calls {
             openings: &[("<longcat_tool_call>", Kind::Json(&LONGCAT))],
-            are_last: true,
-            stand_alone: false,
+            drops_later_text: true,
+            must_come_first: false,
             tag: Some(&LONGCAT_TAG),
         },
     ),
@@ -41,8 +43,8 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
         &["llama3_json", "llama4_json"],
         Calls {
             openings: &[("<|python_tag|>", Kind::Json(&LLAMA_TAGGED)), ("{", Kind::Json(&LLAMA))],
-            are_last: true,
-            stand_alone: false,
+            drops_later_text: true,
+            must_come_first: false,
             tag: Some(&LLAMA_TAG),
         },
     ),
@@ -53,8 +55,8 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
                 ("<|python_start|>", Kind::Python("<|python_start|>", "<|python_end|>")),
                 ("[", Kind::Python("", "")),
             ],
-            are_last: true,
-            stand_alone: true,
+            drops_later_text: true,
+            must_come_first: true,
             tag: None,
         },
     ),
@@ -63,14 +65,14 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
         Calls {
             openings: &[
                 ("[TOOL_CALLS]", Kind::Section(&MISTRAL)),
-                // Until its tokenizer's version 11.
+                // Models with a tokenizer before version 11 write a JSON list.
                 ("[TOOL_CALLS][", Kind::Json(&MISTRAL_LIST)),
                 ("[TOOL_CALLS] [", Kind::Json(&MISTRAL_LIST)),
                 ("[TOOL_CALLS]{", Kind::Json(&MISTRAL_LIST)),
                 ("[TOOL_CALLS] {", Kind::Json(&MISTRAL_LIST)),
             ],
-            are_last: true,
-            stand_alone: false,
+            drops_later_text: true,
+            must_come_first: false,
             tag: Some(&MISTRAL_TAG),
         },
     ),
@@ -78,8 +80,8 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
         &["deepseek_v3"],
         Calls {
             openings: &[("<｜tool▁calls▁begin｜>", Kind::Section(&DEEPSEEK_V3))],
-            are_last: false,
-            stand_alone: false,
+            drops_later_text: false,
+            must_come_first: false,
             tag: Some(&DEEPSEEK_V3_TAG),
         },
     ),
@@ -87,8 +89,8 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
         &["deepseek_v31"],
         Calls {
             openings: &[("<｜tool▁calls▁begin｜>", Kind::Section(&DEEPSEEK_V31))],
-            are_last: true,
-            stand_alone: false,
+            drops_later_text: true,
+            must_come_first: false,
             tag: Some(&DEEPSEEK_V31_TAG),
         },
     ),
@@ -99,8 +101,8 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
                 ("<｜DSML｜function_calls>", Kind::Tagged(&DEEPSEEK_V32)),
                 ("<｜DSML｜invoke name=", Kind::Tagged(&DEEPSEEK_V32)),
             ],
-            are_last: true,
-            stand_alone: false,
+            drops_later_text: true,
+            must_come_first: false,
             tag: Some(&DEEPSEEK_V32_TAG),
         },
     ),
@@ -111,8 +113,8 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
                 ("<｜DSML｜tool_calls>", Kind::Tagged(&DEEPSEEK_V4)),
                 ("<｜DSML｜invoke name=", Kind::Tagged(&DEEPSEEK_V4)),
             ],
-            are_last: true,
-            stand_alone: false,
+            drops_later_text: true,
+            must_come_first: false,
             tag: Some(&DEEPSEEK_V4_TAG),
         },
     ),
@@ -120,8 +122,8 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
         &["kimi_k2"],
         Calls {
             openings: &[("<|tool_calls_section_begin|>", Kind::Section(&KIMI_K2))],
-            are_last: true,
-            stand_alone: false,
+            drops_later_text: true,
+            must_come_first: false,
             tag: Some(&KIMI_K2_TAG),
         },
     ),
@@ -132,8 +134,8 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
                 ("<tool_call>", Kind::Tagged(&QWEN3_CODER)),
                 ("<function=", Kind::Tagged(&QWEN3_CODER)),
             ],
-            are_last: true,
-            stand_alone: false,
+            drops_later_text: true,
+            must_come_first: false,
             tag: Some(&QWEN3_CODER_TAG),
         },
     ),
@@ -144,8 +146,8 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
                 ("<seed:tool_call>", Kind::Tagged(&SEED_OSS)),
                 ("<function=", Kind::Tagged(&SEED_OSS)),
             ],
-            are_last: true,
-            stand_alone: false,
+            drops_later_text: true,
+            must_come_first: false,
             tag: Some(&SEED_OSS_TAG),
         },
     ),
@@ -153,8 +155,8 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
         &["glm45", "glm47", "ling3"],
         Calls {
             openings: &[("<tool_call>", Kind::Tagged(&GLM45))],
-            are_last: true,
-            stand_alone: false,
+            drops_later_text: true,
+            must_come_first: false,
             tag: Some(&GLM45_TAG),
         },
     ),
@@ -166,8 +168,8 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
                 ("<invoke name=", Kind::Tagged(&MINIMAX_M2)),
                 ("</minimax:tool_call>", Kind::Dropped),
             ],
-            are_last: true,
-            stand_alone: false,
+            drops_later_text: true,
+            must_come_first: false,
             tag: Some(&MINIMAX_M2_TAG),
         },
     ),
@@ -175,8 +177,8 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
         &["gemma4"],
         Calls {
             openings: &[("<|tool_call>", Kind::Braces(&GEMMA4)), ("<tool_call|>", Kind::Dropped)],
-            are_last: true,
-            stand_alone: false,
+            drops_later_text: true,
+            must_come_first: false,
             tag: None,
         },
     ),
@@ -184,61 +186,61 @@ pub(crate) static CALLS: &[(&[&str], Calls)] = &[
         &["functiongemma"],
         Calls {
             openings: &[("<start_function_call>", Kind::Braces(&FUNCTION_GEMMA))],
-            are_last: true,
-            stand_alone: false,
+            drops_later_text: true,
+            must_come_first: false,
             tag: None,
         },
     ),
 ];
 
-/// The syntax of calls if a schema asks for a list of them (`get_json_schema_from_tools`,
-/// `vllm/tool_parsers/utils.py`).
+/// The syntax of calls in an answer that a schema constrains to a list of calls
+/// (`get_json_schema_from_tools`, `vllm/tool_parsers/utils.py`).
 pub(crate) static LISTED: Calls = Calls {
     openings: &[(
         "[",
         Kind::Json(&json::Form {
             open: "",
-            is_list: true,
+            allows_list: true,
             close: "",
-            between: None,
-            may_lack_arguments: false,
+            separator: None,
+            allows_missing_arguments: false,
         }),
     )],
-    are_last: true,
-    stand_alone: true,
+    drops_later_text: true,
+    must_come_first: true,
     tag: None,
 };
 
 static HERMES: json::Form = json::Form {
     open: "<tool_call>",
-    is_list: false,
+    allows_list: false,
     close: "</tool_call>",
-    between: None,
-    may_lack_arguments: false,
+    separator: None,
+    allows_missing_arguments: false,
 };
 static LONGCAT: json::Form =
     json::Form { open: "<longcat_tool_call>", close: "</longcat_tool_call>", ..HERMES };
 static LLAMA: json::Form = json::Form {
     open: "",
-    is_list: false,
+    allows_list: false,
     close: "",
-    between: Some(';'),
-    may_lack_arguments: false,
+    separator: Some(';'),
+    allows_missing_arguments: false,
 };
 static LLAMA_TAGGED: json::Form = json::Form { open: "<|python_tag|>", ..LLAMA };
 static MISTRAL_LIST: json::Form = json::Form {
     open: "[TOOL_CALLS]",
-    is_list: true,
+    allows_list: true,
     close: "",
-    between: None,
-    may_lack_arguments: true,
+    separator: None,
+    allows_missing_arguments: true,
 };
 
 static MISTRAL: section::Form = section::Form {
     open: "[TOOL_CALLS]",
     call: "[TOOL_CALLS]",
     arguments: &["[ARGS]", "{"],
-    name: NamePlace::Before("[CALL_ID]"),
+    name: NamePosition::Before("[CALL_ID]"),
     end: &[],
     close: &[],
 };
@@ -246,7 +248,7 @@ static DEEPSEEK_V3: section::Form = section::Form {
     open: "<｜tool▁calls▁begin｜>",
     call: "<｜tool▁call▁begin｜>",
     arguments: &["\n```json\n"],
-    name: NamePlace::Behind("<｜tool▁sep｜>"),
+    name: NamePosition::After("<｜tool▁sep｜>"),
     end: &["\n```<｜tool▁call▁end｜>", "<｜tool▁call▁end｜>"],
     close: &["<｜tool▁calls▁end｜>"],
 };
@@ -254,7 +256,7 @@ static DEEPSEEK_V31: section::Form = section::Form {
     open: "<｜tool▁calls▁begin｜>",
     call: "<｜tool▁call▁begin｜>",
     arguments: &["<｜tool▁sep｜>"],
-    name: NamePlace::Whole,
+    name: NamePosition::Whole,
     end: &["<｜tool▁call▁end｜>"],
     close: &["<｜tool▁calls▁end｜>"],
 };
@@ -262,7 +264,7 @@ static KIMI_K2: section::Form = section::Form {
     open: "<|tool_calls_section_begin|>",
     call: "<|tool_call_begin|>",
     arguments: &["<|tool_call_argument_begin|>"],
-    name: NamePlace::InId,
+    name: NamePosition::InId,
     end: &["<|tool_call_end|>", "<|tool_calls_section_end|>"],
     close: &["<|tool_calls_section_end|>"],
 };
@@ -278,7 +280,7 @@ static QWEN3_CODER: tagged::Form = tagged::Form {
     call_end: "</function>",
     close: "</tool_call>",
     trims_lines: true,
-    tells_types: false,
+    has_type_attribute: false,
 };
 static SEED_OSS: tagged::Form =
     tagged::Form { open: "<seed:tool_call>", close: "</seed:tool_call>", ..QWEN3_CODER };
@@ -293,7 +295,7 @@ static GLM45: tagged::Form = tagged::Form {
     call_end: "</tool_call>",
     close: "",
     trims_lines: false,
-    tells_types: false,
+    has_type_attribute: false,
 };
 static MINIMAX_M2: tagged::Form = tagged::Form {
     open: "<minimax:tool_call>",
@@ -306,7 +308,7 @@ static MINIMAX_M2: tagged::Form = tagged::Form {
     call_end: "</invoke>",
     close: "</minimax:tool_call>",
     trims_lines: false,
-    tells_types: false,
+    has_type_attribute: false,
 };
 static DEEPSEEK_V32: tagged::Form = tagged::Form {
     open: "<｜DSML｜function_calls>",
@@ -319,7 +321,7 @@ static DEEPSEEK_V32: tagged::Form = tagged::Form {
     call_end: "</｜DSML｜invoke>",
     close: "</｜DSML｜function_calls>",
     trims_lines: false,
-    tells_types: true,
+    has_type_attribute: true,
 };
 static DEEPSEEK_V4: tagged::Form =
     tagged::Form {

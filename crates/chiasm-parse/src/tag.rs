@@ -1,81 +1,85 @@
-//! How an engine holds an answer to calls in the model's own format: xgrammar's structural tags, as
-//! vLLM 0.33 makes them (`vllm/tool_parsers/structural_tag_registry.py`, and xgrammar's
-//! `builtin_structural_tag`).
+//! Structural tags, with which an engine constrains an answer to calls in the model's own format.
+//!
+//! They are xgrammar's tags as vLLM 0.33 builds them
+//! (`vllm/tool_parsers/structural_tag_registry.py`, and xgrammar's `builtin_structural_tag`).
 
 use serde_json::{Value, json};
 
-/// A function, and the JSON schema that the arguments of its calls are held to.
+/// A function that an answer may call.
 #[derive(Clone, Copy, Debug)]
 pub struct Function<'a> {
-    /// Its name.
+    /// The function's name.
     pub name: &'a str,
-    /// The schema.
+    /// The JSON schema of the arguments.
     pub arguments: &'a Value,
 }
 
 /// The structural tag of one format.
 #[derive(Debug)]
 pub(crate) struct TagForm {
-    /// The text around all calls; both parts may be empty.
+    /// The text before and after all calls; both may be empty.
     pub(crate) block: (&'static str, &'static str),
-    /// The beginning of a call, before and after its name.
+    /// The beginning of a call: the text before and after the name.
     pub(crate) begin: (&'static str, &'static str),
-    /// Another beginning and end that it may have.
-    pub(crate) other: Option<(&'static str, &'static str)>,
-    /// The text between a number, which ends the name, and the arguments; empty without a number.
+    /// An alternative beginning, before the name, and end of a call.
+    pub(crate) alternative: Option<(&'static str, &'static str)>,
+    /// The text between the number that follows the name and the arguments. Empty if the format has
+    /// no such number.
     pub(crate) number: &'static str,
-    /// The syntax of arguments, by xgrammar's name.
+    /// xgrammar's name of the arguments' syntax.
     pub(crate) style: &'static str,
     /// The end of a call.
     pub(crate) end: &'static str,
-    /// The separator of calls.
+    /// The separator between calls.
     pub(crate) separator: &'static str,
-    /// The trigger of calls within text: the beginning of the block or of a call, or a part of it.
+    /// The trigger of calls within text: the beginning of the block or of a call, or a prefix of
+    /// it.
     pub(crate) trigger: &'static str,
-    /// A token that tells the models that write calls this way from others of the format; may be
-    /// empty.
+    /// A token that a model needs to write calls this way; may be empty. Models of the same format
+    /// without the token write calls in another way.
     pub(crate) token: &'static str,
 }
 
 impl TagForm {
-    /// Builds the structural tag in which these functions are called; see
+    /// Builds the structural tag for calls of these functions; see
     /// [`Format::structural_tag`](crate::Format::structural_tag).
     pub(crate) fn structural_tag(
         &self,
         functions: &[Function<'_>],
-        has_to_call: bool,
-        is_one: bool,
+        must_call: bool,
+        is_single: bool,
     ) -> Value {
         let calls: Vec<Value> =
             functions.iter().flat_map(|function| self.calls(*function)).collect();
         let (begin, end) = self.block;
+        let has_block = !begin.is_empty();
         let listed = || {
             json!({
-                "type": "tags_with_separator", "tags": calls, "separator": self.separator, "at_least_one": true,
-                "stop_after_first": is_one,
+                "type": "tags_with_separator",
+                "tags": calls,
+                "separator": self.separator,
+                "at_least_one": true,
+                "stop_after_first": is_single,
             })
         };
-        let format = match (has_to_call, begin) {
-            (true, "") => listed(),
-            (true, _) => {
-                json!({"type": "sequence", "elements": [constant(begin), listed(), constant(end)]})
-            }
-            (false, _) => {
-                let tags = if begin.is_empty() {
-                    calls
-                } else {
-                    vec![tag(begin.trim_start(), listed(), end)]
-                };
-                json!({
-                    "type": "triggered_tags", "triggers": [self.trigger], "tags": tags, "at_least_one": false,
-                    "stop_after_first": is_one,
-                })
-            }
+        let format = if must_call && has_block {
+            json!({"type": "sequence", "elements": [constant(begin), listed(), constant(end)]})
+        } else if must_call {
+            listed()
+        } else {
+            let tags = if has_block { vec![tag(begin.trim_start(), listed(), end)] } else { calls };
+            json!({
+                "type": "triggered_tags",
+                "triggers": [self.trigger],
+                "tags": tags,
+                "at_least_one": false,
+                "stop_after_first": is_single,
+            })
         };
         json!({"type": "structural_tag", "format": format})
     }
 
-    /// The ways to write a call.
+    /// Returns the tags of the alternative ways to write a call.
     fn calls(&self, Function { name, arguments }: Function<'_>) -> Vec<Value> {
         let mut content =
             json!({"type": "json_schema", "json_schema": arguments, "style": self.style});
@@ -84,10 +88,12 @@ impl TagForm {
             content =
                 json!({"type": "sequence", "elements": [number, constant(self.number), content]});
         }
-        let (before, behind) = self.begin;
-        let ways = [Some((before, self.end)), self.other].into_iter().flatten();
-        ways.map(|(before, end)| tag(&format!("{before}{name}{behind}"), content.clone(), end))
-            .collect()
+        let (before_name, after_name) = self.begin;
+        let ways = [Some((before_name, self.end)), self.alternative].into_iter().flatten();
+        ways.map(|(before_name, end)| {
+            tag(&format!("{before_name}{name}{after_name}"), content.clone(), end)
+        })
+        .collect()
     }
 }
 

@@ -4,42 +4,42 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
-/// The maximum number of schemas within each other that are looked at.
+/// The maximum nesting depth of schemas that are visited.
 const MAX_DEPTH: usize = 64;
 
-/// The maximum number of schema visits for all functions of a request. A schema is visited each
-/// time that something refers to it. A parameter whose schema is never visited is text.
+/// The maximum number of schema visits for all functions of a request. A schema is visited once per
+/// reference to it. A parameter whose schema is never visited is text.
 const MAX_SCHEMA_VISITS: usize = 1 << 16;
 
 /// The maximum number of values of `enum`, and of names in `type`, that one visit reads.
 const MAX_VALUES: usize = 256;
 
-/// The maximum size of a reference, and of a type's name. Longer ones are ignored: each visit would
-/// read them.
+/// The maximum size of a reference, and of a type's name. Longer ones are ignored, because each
+/// visit would read them.
 const MAX_NAME_BYTES: usize = 256;
 
-/// The keys of a schema that hold alternatives, or parts, of it.
+/// The keys of a schema under which its alternatives, or its parts, are listed.
 const ALTERNATIVES: [&str; 3] = ["anyOf", "oneOf", "allOf"];
 
-/// The functions that a request offers to the model, by name.
+/// The functions that a request offers to the model, with the types of their parameters.
 #[derive(Clone, Debug, Default)]
 pub struct Tools {
     functions: HashMap<String, HashMap<String, Types>>,
 }
 
 impl Tools {
-    /// Reads the functions' parameters, which are JSON schemas of objects. Formats that write every
-    /// value as text need them to tell a number from a text of digits.
+    /// Reads the functions' names and parameters, which are JSON schemas of objects. Formats that
+    /// write every value as text need the schemas to distinguish numbers from text.
     pub fn new<'a>(functions: impl IntoIterator<Item = (&'a str, &'a Value)>) -> Self {
         let mut budget = MAX_SCHEMA_VISITS;
         let functions = functions.into_iter().map(|(name, parameters)| {
             let mut schemas = Schemas { root: parameters, budget, seen: HashSet::new() };
             let mut properties = Vec::new();
-            schemas.properties(parameters, MAX_DEPTH, &mut properties);
+            schemas.add_properties(parameters, MAX_DEPTH, &mut properties);
             let mut types: HashMap<String, Types> = HashMap::new();
             for (key, schema) in properties {
                 schemas.seen.clear();
-                let own = Types::any_of(schemas.types(schema, MAX_DEPTH));
+                let own = Types::from_bits(schemas.types(schema, MAX_DEPTH));
                 types.entry(key.to_owned()).and_modify(|types| types.0 |= own.0).or_insert(own);
             }
             budget = schemas.budget;
@@ -54,9 +54,9 @@ impl Tools {
     }
 }
 
-/// The schemas within a function's parameters.
+/// A visitor of the schemas within a function's parameters.
 struct Schemas<'a> {
-    /// The schema that references begin at.
+    /// The schema that references are relative to.
     root: &'a Value,
     /// The number of schema visits that are left.
     budget: usize,
@@ -65,47 +65,50 @@ struct Schemas<'a> {
 }
 
 impl<'a> Schemas<'a> {
-    /// Adds the properties of an object's schema.
-    fn properties(
+    /// Adds the properties of an object's schema to `properties`.
+    fn add_properties(
         &mut self,
         schema: &'a Value,
         depth: usize,
         properties: &mut Vec<(&'a str, &'a Value)>,
     ) {
-        if !self.may_look(depth) {
+        if !self.try_visit(depth) {
             return;
         }
         let own = schema.get("properties").and_then(Value::as_object);
         properties.extend(own.into_iter().flatten().map(|(key, schema)| (key.as_str(), schema)));
         let reference = reference(schema).filter(|reference| self.seen.insert(reference));
         if let Some(target) = reference.and_then(|reference| self.target(reference)) {
-            self.properties(target, depth - 1, properties);
+            self.add_properties(target, depth - 1, properties);
         }
         for alternative in alternatives(schema) {
-            self.properties(alternative, depth - 1, properties);
+            self.add_properties(alternative, depth - 1, properties);
         }
     }
 
-    /// Returns the types that vLLM reads from a schema (`extract_types_from_schema`,
-    /// `vllm/tool_parsers/utils.py`), which are those of `type`, the values of `enum`, and the
-    /// alternatives of `anyOf`, `oneOf` and `allOf`; and those of what `$ref` refers to.
+    /// Returns the types of a schema.
+    ///
+    /// They are the types that vLLM reads (`extract_types_from_schema`,
+    /// `vllm/tool_parsers/utils.py`): those of `type`, of the values of `enum`, and of the
+    /// alternatives of `anyOf`, `oneOf` and `allOf`. The target of `$ref` adds its own.
     fn types(&mut self, schema: &'a Value, depth: usize) -> u8 {
-        if !self.may_look(depth) {
+        if !self.try_visit(depth) {
             return 0;
         }
         let mut types = 0;
         match schema.get("type") {
-            Some(Value::String(name)) => types |= by_name(name),
+            Some(Value::String(name)) => types |= type_by_name(name),
             Some(Value::Array(names)) => {
                 let names = names.iter().take(MAX_VALUES).filter_map(Value::as_str);
-                names.for_each(|name| types |= by_name(name));
+                names.for_each(|name| types |= type_by_name(name));
             }
             _ => {}
         }
         let values = schema.get("enum").and_then(Value::as_array);
-        values.into_iter().flatten().take(MAX_VALUES).for_each(|value| types |= of_value(value));
+        let values = values.into_iter().flatten().take(MAX_VALUES);
+        values.for_each(|value| types |= type_of_value(value));
         let reference = reference(schema);
-        // The target's types are among the others already.
+        // The types of a target that was visited before were added then.
         let is_seen = reference.is_some_and(|reference| !self.seen.insert(reference));
         if let Some(target) =
             reference.filter(|_| !is_seen).and_then(|reference| self.target(reference))
@@ -115,14 +118,15 @@ impl<'a> Schemas<'a> {
         for alternative in alternatives(schema) {
             types |= self.types(alternative, depth - 1);
         }
-        if types == 0 && !is_seen { by_keywords(schema) } else { types }
+        if types == 0 && !is_seen { type_by_keywords(schema) } else { types }
     }
 
-    /// Returns `true` if a schema at this depth may be looked at. Counts it either way.
-    fn may_look(&mut self, depth: usize) -> bool {
-        let may_look = depth > 0 && self.budget > 0;
+    /// Returns `true` if a schema at this depth may be visited. Takes one visit from the budget
+    /// either way.
+    fn try_visit(&mut self, depth: usize) -> bool {
+        let is_allowed = depth > 0 && self.budget > 0;
         self.budget = self.budget.saturating_sub(1);
-        may_look
+        is_allowed
     }
 
     /// Returns the schema at a reference within the parameters: `#/$defs/NAME`.
@@ -141,9 +145,9 @@ fn alternatives(schema: &Value) -> impl Iterator<Item = &Value> {
         .flat_map(|key| schema.get(key).and_then(Value::as_array).into_iter().flatten())
 }
 
-/// Returns the type of a schema that names none: an object or a list if it describes the parts of
-/// one, else text.
-fn by_keywords(schema: &Value) -> u8 {
+/// Returns the type of a schema without `type`: an object or a list if the schema describes the
+/// parts of one, else text.
+fn type_by_keywords(schema: &Value) -> u8 {
     let has = |key: &str| schema.get(key).is_some();
     if has("properties") {
         return OBJECT;
@@ -154,11 +158,11 @@ fn by_keywords(schema: &Value) -> u8 {
     STRING
 }
 
-/// Types of JSON values, as a set.
+/// A set of types of JSON values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Types(u8);
 
-/// In the order in which a text is tried to be one of them.
+/// The bits of [`Types`], in the order in which a text is tried as each type.
 const NULL: u8 = 1;
 const INTEGER: u8 = 2;
 const NUMBER: u8 = 4;
@@ -171,17 +175,17 @@ const OTHER: u8 = 128;
 
 impl Types {
     pub(crate) const STRING: Self = Self(STRING);
-    /// Whatever it is as JSON, or else text.
+    /// Any JSON value, or else text.
     pub(crate) const ANY: Self = Self(OBJECT | ARRAY | STRING);
 
-    /// Returns the set of these types, or text if there are none.
-    fn any_of(types: u8) -> Self {
+    /// Creates a set of types. Without any type, the value is text.
+    fn from_bits(types: u8) -> Self {
         if types == 0 { Self::STRING } else { Self(types) }
     }
 
-    /// Returns `true` if every value that begins with `text` is text, so that it can be passed on
-    /// before its end is known.
-    pub(crate) fn are_text_after(self, text: &str) -> bool {
+    /// Returns `true` if every value that begins with `text` is text, so that the value can be
+    /// streamed.
+    pub(crate) fn allow_only_text_after(self, text: &str) -> bool {
         let has = |kind: u8| self.0 & kind != 0;
         let begins = |word: &str, text: &str| {
             word.as_bytes()
@@ -189,17 +193,17 @@ impl Types {
                 .is_some_and(|word| word.eq_ignore_ascii_case(text.as_bytes()))
         };
         let trimmed = text.trim();
-        let is_null = has(NULL) && begins("null", text);
-        let is_number = has(INTEGER | NUMBER) && trimmed.bytes().all(is_of_number);
+        let may_be_null = has(NULL) && begins("null", text);
+        let may_be_number = has(INTEGER | NUMBER) && trimmed.bytes().all(is_number_byte);
         let words = ["true", "false", "1", "0"];
-        let is_boolean = has(BOOLEAN) && words.iter().any(|word| begins(word, trimmed));
-        let is_json = (has(OBJECT | ARRAY) || !has(STRING)) && json_may_begin_with(text);
-        !is_null && !is_number && !is_boolean && !is_json
+        let may_be_boolean = has(BOOLEAN) && words.iter().any(|word| begins(word, trimmed));
+        let may_be_json = (has(OBJECT | ARRAY) || !has(STRING)) && json_may_begin_with(text);
+        !may_be_null && !may_be_number && !may_be_boolean && !may_be_json
     }
 
-    /// The JSON of a value that was written as text: the first type that it can be, as vLLM tries
-    /// them (`coerce_to_schema_type`).
-    pub(crate) fn read(self, text: &str) -> String {
+    /// Converts a value from text to JSON of the first type that fits, in vLLM's order
+    /// (`coerce_to_schema_type`).
+    pub(crate) fn to_json(self, text: &str) -> String {
         let has = |kind: u8| self.0 & kind != 0;
         let json =
             |text: &str| serde_json::from_str::<Value>(text).ok().map(|_| text.trim().to_owned());
@@ -224,8 +228,8 @@ impl Types {
                 _ => {}
             }
         }
-        let read = if has(OBJECT | ARRAY) || !has(STRING) { json(text) } else { None };
-        read.unwrap_or_else(|| quoted(text))
+        let value = if has(OBJECT | ARRAY) || !has(STRING) { json(text) } else { None };
+        value.unwrap_or_else(|| quoted(text))
     }
 }
 
@@ -237,40 +241,42 @@ pub(crate) fn json_may_begin_with(text: &str) -> bool {
     }
 }
 
-/// Returns `true` for a byte that may occur in a number of Python's.
-fn is_of_number(byte: u8) -> bool {
+/// Returns `true` for a byte that may occur in a Python number.
+fn is_number_byte(byte: u8) -> bool {
     byte.is_ascii_digit() || b"+-._eE".contains(&byte)
 }
 
-/// A JSON string of this text.
+/// Returns `text` as a JSON string, with quotes.
 pub(crate) fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// A whole number as Python reads it, as JSON writes it.
+/// Converts an integer from Python's syntax to JSON.
 fn integer(text: &str) -> Option<String> {
     let (sign, digits) = match text.as_bytes().first()? {
         b'-' => ("-", &text[1..]),
         b'+' => ("", &text[1..]),
         _ => ("", text),
     };
-    // Single underlines stand between digits.
-    let is_number = digits
+    // Single underscores may separate digits.
+    let is_integer = digits
         .split('_')
         .all(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()));
+    if !is_integer {
+        return None;
+    }
     let digits = digits.replace('_', "");
     let significant = digits.trim_start_matches('0');
-    match (is_number, significant) {
-        (false, _) => None,
-        (true, "") => Some("0".to_owned()),
-        (true, significant) => Some(format!("{sign}{significant}")),
+    if significant.is_empty() {
+        return Some("0".to_owned());
     }
+    Some(format!("{sign}{significant}"))
 }
 
-/// A finite number. One without a fraction is written as a whole one.
+/// Converts a finite number to JSON. A number without a fraction becomes an integer.
 fn number(text: &str) -> Option<String> {
-    let plain = text.bytes().all(|byte| byte.is_ascii_digit() || b"+-.eE".contains(&byte));
-    let number: f64 = text.parse().ok().filter(|number: &f64| plain && number.is_finite())?;
+    let is_plain = text.bytes().all(|byte| byte.is_ascii_digit() || b"+-.eE".contains(&byte));
+    let number: f64 = text.parse().ok().filter(|number: &f64| is_plain && number.is_finite())?;
     if number == 0.0 {
         return Some("0".to_owned());
     }
@@ -280,8 +286,8 @@ fn number(text: &str) -> Option<String> {
     serde_json::Number::from_f64(number).map(|number| number.to_string())
 }
 
-/// A type by its name in a schema, or by one of those that models' users write instead.
-fn by_name(name: &str) -> u8 {
+/// Returns the type of this name: JSON schema's own, or a name that users write instead.
+fn type_by_name(name: &str) -> u8 {
     if name.len() > MAX_NAME_BYTES {
         return OTHER;
     }
@@ -298,7 +304,7 @@ fn by_name(name: &str) -> u8 {
     }
 }
 
-fn of_value(value: &Value) -> u8 {
+fn type_of_value(value: &Value) -> u8 {
     match value {
         Value::Null => NULL,
         Value::Bool(_) => BOOLEAN,

@@ -1,5 +1,4 @@
-//! Answers of chance: nothing of them ends a parser, or takes it long, and how they are cut makes
-//! no difference.
+//! Random answers: parsers don't panic and take linear time, and piece boundaries don't matter.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +10,10 @@ use proptest::sample::select;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 
-/// All pairs of parsers would be many; each of both kinds is there with some of the other.
+/// Returns formats that cover each parser. All pairs of parsers would be too many.
 fn formats() -> Vec<(String, Format)> {
-    let (tools, reasoning): (Vec<_>, Vec<_>) =
-        (tool_parsers().collect(), reasoning_parsers().collect());
+    let tools: Vec<_> = tool_parsers().collect();
+    let reasoning: Vec<_> = reasoning_parsers().collect();
     let pairs = tools
         .iter()
         .enumerate()
@@ -23,17 +22,20 @@ fn formats() -> Vec<(String, Format)> {
     let format = |(tool, reasoning)| {
         (format!("{tool:?} {reasoning:?}"), Format::new(tool, reasoning).unwrap())
     };
-    let made: Vec<_> = pairs.chain(alone).map(format).collect();
     let listed = Format::new(None, Some("qwen3")).unwrap().with_listed_calls();
-    made.into_iter().chain([("listed".to_owned(), listed)]).collect()
+    pairs.chain(alone).map(format).chain([("listed".to_owned(), listed)]).collect()
 }
 
 fn tools() -> Arc<Tools> {
-    let parameters = json!({"properties": {"a": {"type": "string"}, "n": {"type": "integer"}, "o": {"type": "object"}}});
+    let parameters = json!({"properties": {
+        "a": {"type": "string"},
+        "n": {"type": "integer"},
+        "o": {"type": "object"},
+    }});
     Tools::new([("f", &parameters)]).into()
 }
 
-/// Pieces of what answers are made of.
+/// Typical pieces of answers. The markers of a format are added to them.
 const PIECES: [&str; 40] = [
     "{",
     "}",
@@ -97,9 +99,9 @@ fn read<'a>(format: &Format, pieces: impl IntoIterator<Item = &'a str>) -> Colle
 }
 
 #[test]
-fn how_an_answer_is_cut_makes_no_difference() {
+fn piece_boundaries_do_not_change_result() {
     for (name, format) in formats() {
-        // `PROPTEST_CASES` asks for more.
+        // `PROPTEST_CASES` raises the number of cases.
         let config = ProptestConfig::default();
         let config =
             ProptestConfig { cases: config.cases.max(300), failure_persistence: None, ..config };
@@ -127,17 +129,17 @@ fn how_an_answer_is_cut_makes_no_difference() {
 }
 
 #[test]
-fn white_space_behind_a_call_is_left_out_whether_it_comes_alone_or_not() {
+fn white_space_after_nameless_call_is_dropped() {
     let format = Format::new(Some("mistral"), None).unwrap();
     let pieces = ["[TOOL_CALLS]", "\n", "[ARGS]", "(", "\n", "text"];
     for answer in [read(&format, pieces), read(&format, [pieces.concat().as_str()])] {
-        // A call without a name is none.
+        // A call without a name is dropped.
         assert_eq!((answer.text.as_str(), answer.calls.len()), ("text", 0));
     }
 }
 
 #[test]
-fn no_text_is_lost_where_nothing_is_called() {
+fn text_without_calls_is_kept_whole() {
     for (name, format) in formats() {
         let mut answer = Collected::default();
         let mut parser = Parser::new(&format, tools(), Start::NoReasoning);
@@ -150,7 +152,7 @@ fn no_text_is_lost_where_nothing_is_called() {
 }
 
 #[test]
-fn arguments_that_nest_too_deep_are_told_up_to_there_however_they_are_cut() {
+fn too_deep_arguments_end_at_depth_limit() {
     let text = format!("<tool_call>{{\"name\": \"f\", \"arguments\": {}", "{\"a\": ".repeat(300));
     let format = Format::new(Some("hermes"), None).unwrap();
     let whole = read(&format, [text.as_str()]);
@@ -165,22 +167,23 @@ fn cpu_time() -> Duration {
     Duration::new(time.tv_sec.try_into().unwrap(), time.tv_nsec.try_into().unwrap())
 }
 
-/// Returns the CPU time for an answer that repeats a piece, read four characters at a time.
-fn time(format: &Format, begin: &str, piece: &str, times: usize) -> Duration {
+/// Returns the CPU time to parse an answer that repeats a piece, four characters at a time. It is
+/// the minimum of three runs.
+fn parse_time(format: &Format, begin: &str, piece: &str, times: usize) -> Duration {
     let text = format!("{begin}{}", piece.repeat(times));
     let characters: Vec<char> = text.chars().collect();
     let tokens: Vec<String> = characters.chunks(4).map(|token| token.iter().collect()).collect();
     let once = || {
-        let begun = cpu_time();
+        let start = cpu_time();
         read(format, tokens.iter().map(String::as_str));
-        cpu_time() - begun
+        cpu_time() - start
     };
     (0..3).map(|_| once()).min().unwrap_or_default()
 }
 
 #[test]
-fn long_answer_takes_cpu_time_in_proportion() {
-    let long = [
+fn cpu_time_is_linear_in_answer_length() {
+    let repeated = [
         ("", "word "),
         ("", "\n"),
         ("", "<"),
@@ -203,21 +206,22 @@ fn long_answer_takes_cpu_time_in_proportion() {
         ("[TOOL_CALLS]", "f"),
         ("[TOOL_CALLS][", " "),
         (
-            "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>",
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0\
+             <|tool_call_argument_begin|>",
             " { ",
         ),
     ];
     for (name, format) in formats() {
-        for (begin, piece) in long {
+        for (begin, piece) in repeated {
             // 100,000 tokens of four characters, and a quarter of them.
             let times = 400_000 / piece.chars().count();
-            let (quarter, whole) =
-                (time(&format, begin, piece, times / 4), time(&format, begin, piece, times));
-            // Quadratic would be 16 times.
+            let quarter = parse_time(&format, begin, piece, times / 4);
+            let whole = parse_time(&format, begin, piece, times);
+            // Quadratic time would be 16 times as long.
             let limit = quarter * 9 + Duration::from_millis(20);
             assert!(
                 whole <= limit,
-                "{name}: {piece:?} behind {begin:?} takes {whole:?}, a quarter of it {quarter:?}"
+                "{name}: {piece:?} after {begin:?} takes {whole:?}, a quarter of it {quarter:?}"
             );
         }
     }

@@ -1,9 +1,9 @@
-//! Answers against what vLLM's own parsers make of them as a whole (`python/parse_goldens`),
-//! however they are cut.
+//! Answers compared with the results of vLLM's own parsers (`python/parse_goldens`), in pieces of
+//! any size.
 //!
-//! Where the two differ is in `goldens/differences.txt`, with the reasons: all of it, and nothing
-//! else. Left out are answers that vLLM fails of, and those that it reads otherwise because of the
-//! request or the prompt, which are the server's business here.
+//! `goldens/differences.txt` lists exactly the cases that differ, with the reasons. Answers on
+//! which vLLM fails are skipped. So are those whose parsing depends on the request or the prompt in
+//! vLLM, because the server handles these here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -28,7 +28,7 @@ struct Golden {
     tools: Option<String>,
     chat_template_kwargs: Map<String, Value>,
     tokens: Vec<String>,
-    /// Other text than that of the tokens together.
+    /// The text, if it differs from the concatenated tokens.
     text: Option<String>,
     prompt: Option<String>,
     tool_choice: Option<Value>,
@@ -36,11 +36,11 @@ struct Golden {
     raises: Option<Value>,
     reasoning: Option<String>,
     content: Option<String>,
-    tool_calls: Option<Vec<Called>>,
+    tool_calls: Option<Vec<GoldenCall>>,
 }
 
 #[derive(Deserialize)]
-struct Called {
+struct GoldenCall {
     name: String,
     arguments: String,
     id: Option<String>,
@@ -55,17 +55,17 @@ impl Golden {
         let format =
             Format::new(self.tool_parser.as_deref(), self.reasoning_parser.as_deref()).unwrap();
         let variables = &self.chat_template_kwargs;
-        let format = match format.thinks_untold() {
-            Some(untold)
+        let format = match format.thinks_by_default() {
+            Some(by_default)
                 if variables
                     .keys()
                     .all(|name| ["thinking", "enable_thinking"].contains(&name.as_str())) =>
             {
-                let told = variables
+                let requested = variables
                     .values()
                     .map(|value| *value == true)
                     .reduce(|one, other| one || other);
-                if told.unwrap_or(untold) { format } else { format.without_reasoning() }
+                if requested.unwrap_or(by_default) { format } else { format.without_reasoning() }
             }
             _ if !variables.is_empty() => return None,
             _ => format,
@@ -90,9 +90,9 @@ impl Golden {
         self.text.clone().unwrap_or_else(|| self.tokens.concat())
     }
 
-    /// Whether an answer says the same. Arguments are compared as JSON. White space around text is
-    /// the template's where calls follow.
-    fn is_said_by(&self, answer: &Collected) -> bool {
+    /// Returns `true` if `answer` equals vLLM's result. Arguments are compared as JSON. If there
+    /// are calls, white space around the text is ignored, because it belongs to the template.
+    fn matches(&self, answer: &Collected) -> bool {
         let json =
             |text: &str| serde_json::from_str(text).unwrap_or_else(|_| Value::from(text.trim()));
         let theirs = self.tool_calls.as_deref().unwrap_or_default();
@@ -158,10 +158,9 @@ fn known_differences() -> BTreeSet<(String, String)> {
         .collect()
 }
 
-/// An answer that is cut anywhere closes no call that the whole answer does not close with the same
-/// arguments.
+/// A truncated answer only closes calls that the whole answer closes with the same arguments.
 #[test]
-fn cut_answer_closes_only_whole_calls() {
+fn truncated_answer_closes_only_whole_calls() {
     let Goldens { tools, goldens } = serde_json::from_str(&goldens("parse.json")).unwrap();
     let tools: BTreeMap<String, Arc<Tools>> =
         tools.into_iter().map(|(name, list)| (name, functions(&list))).collect();
@@ -193,7 +192,7 @@ fn cut_answer_closes_only_whole_calls() {
 }
 
 #[test]
-fn answers_say_what_vllm_reads_however_they_are_cut() {
+fn answers_match_vllm_except_known_differences() {
     let Goldens { tools, goldens } = serde_json::from_str(&goldens("parse.json")).unwrap();
     let tools: BTreeMap<String, Arc<Tools>> =
         tools.into_iter().map(|(name, list)| (name, functions(&list))).collect();
@@ -205,33 +204,34 @@ fn answers_say_what_vllm_reads_however_they_are_cut() {
         let tools = golden.tools.as_ref().map_or(&none, |name| &tools[name]);
         let text = golden.text();
         let whole = read(&format, tools, [text.as_str()]);
-        let what = || format!("{} {}: {text:?}", golden.name(), golden.case);
+        let case = || format!("{} {}: {text:?}", golden.name(), golden.case);
         assert_eq!(
             read(&format, tools, text.split_inclusive(|_| true)),
             whole,
             "by characters: {}",
-            what()
+            case()
         );
         if golden.text.is_none() {
             assert_eq!(
                 read(&format, tools, golden.tokens.iter().map(String::as_str)),
                 whole,
                 "by tokens: {}",
-                what()
+                case()
             );
         }
         for (at, _) in text.char_indices() {
             let (first, second) = text.split_at(at);
-            assert_eq!(read(&format, tools, [first, second]), whole, "cut at {at}: {}", what());
+            assert_eq!(read(&format, tools, [first, second]), whole, "cut at {at}: {}", case());
         }
         compared += 1;
-        if !golden.is_said_by(&whole) {
+        if !golden.matches(&whole) {
             differences.insert((golden.name(), golden.case.clone()));
         }
     }
     let known = known_differences();
-    let lines = |of: &BTreeSet<(String, String)>, without: &BTreeSet<(String, String)>| {
-        of.difference(without).map(|(format, case)| format!("{format}: {case}")).collect::<Vec<_>>()
+    let lines = |cases: &BTreeSet<(String, String)>, without: &BTreeSet<(String, String)>| {
+        let cases = cases.difference(without);
+        cases.map(|(format, case)| format!("{format}: {case}")).collect::<Vec<_>>()
     };
     assert_eq!(lines(&differences, &known), Vec::<String>::new(), "not in differences.txt");
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Tests of answer parsers against random text, vLLM's own parsers and streams.
+//! Tests of answer parsers: random text, streaming, and comparison with vLLM's parsers.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod garbage;

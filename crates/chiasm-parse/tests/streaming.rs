@@ -1,4 +1,4 @@
-//! Streaming of calls: every format passes on names and long texts while the answer grows.
+//! Streaming of calls: every format emits names and long texts while the answer grows.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 /// The maximum number of bytes of a text that a parser may hold back.
 const MAX_LAG: usize = 160;
 
-/// The characters of a piece of an answer, about as many as a step of an engine adds.
+/// The number of characters of an answer's pieces; about what one step of an engine adds.
 const PIECE_CHARS: usize = 12;
 
-/// Returns the parts of a call `f(path="/a", text=…)` before and behind its text.
+/// Returns the parts of a call `f(path="/a", text=…)` before and after its text.
 fn call(parser: &str) -> (&'static str, &'static str) {
     match parser {
         "hermes" | "qwen3_json" => (
@@ -28,25 +28,30 @@ fn call(parser: &str) -> (&'static str, &'static str) {
         "llama4_pythonic" | "pythonic" => ("[f(path='/a', text='", "')]"),
         "mistral" => ("[TOOL_CALLS]f[ARGS]{\"path\": \"/a\", \"text\": \"", "\"}"),
         "deepseek_v3" => (
-            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{\"path\": \"/a\", \"text\": \"",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n\
+             {\"path\": \"/a\", \"text\": \"",
             "\"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         ),
         "deepseek_v31" => (
-            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"path\": \"/a\", \"text\": \"",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>\
+             {\"path\": \"/a\", \"text\": \"",
             "\"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         ),
         "deepseek_v32" => (
-            "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"path\" string=\"true\">/a</｜DSML｜parameter>\n\
+            "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n\
+             <｜DSML｜parameter name=\"path\" string=\"true\">/a</｜DSML｜parameter>\n\
              <｜DSML｜parameter name=\"text\" string=\"true\">",
             "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
         ),
         "deepseek_v4" => (
-            "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n<｜DSML｜parameter name=\"path\" string=\"true\">/a</｜DSML｜parameter>\n\
+            "<｜DSML｜tool_calls>\n<｜DSML｜invoke name=\"f\">\n\
+             <｜DSML｜parameter name=\"path\" string=\"true\">/a</｜DSML｜parameter>\n\
              <｜DSML｜parameter name=\"text\" string=\"true\">",
             "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>",
         ),
         "kimi_k2" => (
-            "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"path\": \"/a\", \"text\": \"",
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0\
+             <|tool_call_argument_begin|>{\"path\": \"/a\", \"text\": \"",
             "\"}<|tool_call_end|><|tool_calls_section_end|>",
         ),
         "qwen3_coder" | "qwen3_xml" | "step3p5" | "step5" => (
@@ -58,11 +63,13 @@ fn call(parser: &str) -> (&'static str, &'static str) {
             "</parameter>\n</function>\n</seed:tool_call>",
         ),
         "glm45" | "glm47" | "ling3" => (
-            "<tool_call>f\n<arg_key>path</arg_key>\n<arg_value>/a</arg_value>\n<arg_key>text</arg_key>\n<arg_value>",
+            "<tool_call>f\n<arg_key>path</arg_key>\n<arg_value>/a</arg_value>\n\
+             <arg_key>text</arg_key>\n<arg_value>",
             "</arg_value>\n</tool_call>",
         ),
         "minimax_m2" => (
-            "<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"path\">/a</parameter>\n<parameter name=\"text\">",
+            "<minimax:tool_call>\n<invoke name=\"f\">\n<parameter name=\"path\">/a</parameter>\n\
+             <parameter name=\"text\">",
             "</parameter>\n</invoke>\n</minimax:tool_call>",
         ),
         "gemma4" => ("<|tool_call>call:f{path:<|\"|>/a<|\"|>,text:<|\"|>", "<|\"|>}<tool_call|>"),
@@ -70,12 +77,12 @@ fn call(parser: &str) -> (&'static str, &'static str) {
             "<start_function_call>call:f{path:<escape>/a<escape>,text:<escape>",
             "<escape>}<end_function_call>",
         ),
-        other => panic!("no call in the format '{other}' is written down here"),
+        other => panic!("add a call in the format '{other}' here"),
     }
 }
 
-/// Schemas of a text. Some allow other values, too.
-fn texts() -> [Value; 7] {
+/// Returns schemas of a text, some of which also allow other values.
+fn text_schemas() -> [Value; 7] {
     [
         json!({"type": "string"}),
         json!({"anyOf": [{"type": "string"}, {"type": "null"}]}),
@@ -104,12 +111,12 @@ fn pieces(text: &str) -> impl Iterator<Item = String> {
 }
 
 #[test]
-fn long_text_comes_as_it_grows() {
+fn long_text_is_streamed() {
     let text = "Some words, 12 of them; ".repeat(100);
     for name in tool_parsers() {
         let format = Format::new(Some(name), None).unwrap();
-        let (before, behind) = call(name);
-        for schema in texts() {
+        let (before, after) = call(name);
+        for schema in text_schemas() {
             let mut answer = Collected::default();
             let mut parser = Parser::new(&format, tools(&schema), format.start(None));
             pieces(before).for_each(|piece| parser.push(&piece, &mut answer));
@@ -130,7 +137,7 @@ fn long_text_comes_as_it_grows() {
                     );
                 }
             }
-            pieces(behind).for_each(|piece| parser.push(&piece, &mut answer));
+            pieces(after).for_each(|piece| parser.push(&piece, &mut answer));
             parser.finish(&mut answer);
             let call = &answer.calls[0];
             let arguments: Value = serde_json::from_str(&call.arguments).unwrap();
@@ -140,11 +147,11 @@ fn long_text_comes_as_it_grows() {
     }
 }
 
-/// Formats that write lists and objects in their own way stream the texts in them, too.
+/// Formats with their own syntax of lists and objects also stream the texts in them.
 #[test]
-fn nested_text_comes_as_it_grows() {
+fn nested_text_is_streamed() {
     let text = "Some words, 12 of them; ".repeat(40);
-    for (name, before, behind) in [
+    for (name, before, after) in [
         ("gemma4", "<|tool_call>call:f{rows:[{text:<|\"|>", "<|\"|>}]}<tool_call|>"),
         ("pythonic", "[f(rows=[{'text': '", "'}])]"),
     ] {
@@ -155,14 +162,14 @@ fn nested_text_comes_as_it_grows() {
         pieces(&text).for_each(|piece| parser.push(&piece, &mut answer));
         let held = text.len().saturating_sub(answer.calls[0].arguments.len());
         assert!(held < MAX_LAG, "{name}: {held} bytes are held back");
-        parser.push(behind, &mut answer);
+        parser.push(after, &mut answer);
         parser.finish(&mut answer);
         let arguments: Value = serde_json::from_str(&answer.calls[0].arguments).unwrap();
         assert_eq!(arguments, json!({"rows": [{"text": text}]}), "{name}");
     }
 }
 
-/// The arguments of a call in which the answer ends are no JSON.
+/// An answer that ends within a call leaves arguments that are not valid JSON.
 #[test]
 fn answer_that_ends_in_arguments_leaves_call_unfinished() {
     for name in tool_parsers() {
@@ -170,7 +177,7 @@ fn answer_that_ends_in_arguments_leaves_call_unfinished() {
         let (before, _) = call(name);
         let text = format!("{before}{}", "words ".repeat(40));
         let mut answer = Collected::default();
-        let mut parser = Parser::new(&format, tools(&texts()[0]), format.start(None));
+        let mut parser = Parser::new(&format, tools(&text_schemas()[0]), format.start(None));
         pieces(&text).for_each(|piece| parser.push(&piece, &mut answer));
         parser.finish(&mut answer);
         let call = &answer.calls[0];
@@ -188,7 +195,7 @@ fn answer_that_ends_in_arguments_leaves_call_unfinished() {
 #[test]
 fn nullable_text_is_null_only_if_all_of_it_is() {
     let format = Format::new(Some("qwen3_coder"), None).unwrap();
-    let (before, behind) = call("qwen3_coder");
+    let (before, after) = call("qwen3_coder");
     for (text, value) in [
         ("null", Value::Null),
         ("NULL", Value::Null),
@@ -198,10 +205,10 @@ fn nullable_text_is_null_only_if_all_of_it_is() {
         ("", json!("")),
         ("\n", json!("\n")),
     ] {
-        let answer = format!("{before}{text}{behind}");
+        let answer = format!("{before}{text}{after}");
         for at in (0..answer.len()).filter(|&at| answer.is_char_boundary(at)) {
             let mut read = Collected::default();
-            let mut parser = Parser::new(&format, tools(&texts()[1]), format.start(None));
+            let mut parser = Parser::new(&format, tools(&text_schemas()[1]), format.start(None));
             parser.push(&answer[..at], &mut read);
             parser.push(&answer[at..], &mut read);
             parser.finish(&mut read);
@@ -231,7 +238,10 @@ fn referenced_objects_arrive_as_objects() {
             "missing": {"$ref": "#/$defs/Missing"},
         },
     });
-    let referred = json!({"$ref": "#/definitions/Arguments", "definitions": {"Arguments": parameters.clone()}});
+    let referred = json!({
+        "$ref": "#/definitions/Arguments",
+        "definitions": {"Arguments": parameters.clone()},
+    });
     let moved = json!({"allOf": [parameters.clone()], "$defs": parameters["$defs"]});
     let item = json!({"id": 1});
     for name in ["qwen3_coder", "glm45", "minimax_m2", "deepseek_v32", "seed_oss"] {
@@ -240,7 +250,7 @@ fn referenced_objects_arrive_as_objects() {
             (&referred, &["either"][..]),
             (&moved, &["item", "tree"][..]),
         ] {
-            let (before, behind) = call(name);
+            let (before, after) = call(name);
             for (key, is_object) in keys
                 .iter()
                 .map(|key| (*key, true))
@@ -251,10 +261,10 @@ fn referenced_objects_arrive_as_objects() {
                 let tools = Tools::new([("f", parameters)]);
                 let mut read = Collected::default();
                 let mut parser = Parser::new(&format, tools.into(), format.start(None));
-                parser.push(&format!("{before}{item}{behind}"), &mut read);
+                parser.push(&format!("{before}{item}{after}"), &mut read);
                 parser.finish(&mut read);
                 let arguments: Value = serde_json::from_str(&read.calls[0].arguments).unwrap();
-                // This format says itself that a value is JSON.
+                // This format declares that a value is JSON.
                 let is_object = is_object || name == "deepseek_v32";
                 let expected = if is_object { item.clone() } else { Value::from(item.to_string()) };
                 assert_eq!(arguments[key], expected, "{name}: {key}");
@@ -265,7 +275,7 @@ fn referenced_objects_arrive_as_objects() {
 
 /// Schemas that refer to each other many times are visited a bounded number of times.
 #[test]
-fn schemas_that_multiply_are_bounded() {
+fn schema_visits_are_bounded() {
     let mut definitions = serde_json::Map::new();
     for i in 0..2000 {
         let next: Vec<Value> =
@@ -296,7 +306,11 @@ fn long_parts_of_schemas_are_not_read() {
     let definition = "n".repeat(300);
     let reference = format!("#/$defs/{definition}");
     let parameters = json!({
-        "properties": {"long": {"enum": values}, "short": {"enum": ["v", 1]}, "far": {"$ref": reference}},
+        "properties": {
+            "long": {"enum": values},
+            "short": {"enum": ["v", 1]},
+            "far": {"$ref": reference},
+        },
         "$defs": {definition: {"type": "integer"}},
     });
     let format = Format::new(Some("qwen3_coder"), None).unwrap();
@@ -305,7 +319,8 @@ fn long_parts_of_schemas_are_not_read() {
         let mut parser =
             Parser::new(&format, Tools::new([("f", &parameters)]).into(), format.start(None));
         let call = format!(
-            "<tool_call>\n<function=f>\n<parameter={key}>\n1\n</parameter>\n</function>\n</tool_call>"
+            "<tool_call>\n<function=f>\n<parameter={key}>\n1\n</parameter>\n</function>\n\
+             </tool_call>"
         );
         parser.push(&call, &mut read);
         parser.finish(&mut read);
@@ -314,13 +329,13 @@ fn long_parts_of_schemas_are_not_read() {
     }
 }
 
-/// An answer with two calls has the first alone, where one call is allowed, however it is cut.
+/// Only the first of two calls is parsed if one is allowed, in pieces of any size.
 #[test]
-fn single_call_leaves_later_calls_out() {
+fn single_call_drops_later_calls() {
     for name in tool_parsers() {
         let format = Format::new(Some(name), None).unwrap();
-        let (before, behind) = call(name);
-        let first = format!("{before}x{behind}");
+        let (before, after) = call(name);
+        let first = format!("{before}x{after}");
         let text = if name.ends_with("pythonic") {
             "[f(path='/a', text='x'), f(path='/b')]".to_owned()
         } else if name.starts_with("llama") {
@@ -330,7 +345,7 @@ fn single_call_leaves_later_calls_out() {
         };
         let read = |is_single: bool, piece_chars: usize| {
             let mut answer = Collected::default();
-            let mut parser = Parser::new(&format, tools(&texts()[0]), format.start(None));
+            let mut parser = Parser::new(&format, tools(&text_schemas()[0]), format.start(None));
             if is_single {
                 parser = parser.with_single_call();
             }

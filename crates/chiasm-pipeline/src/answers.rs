@@ -1,4 +1,4 @@
-//! How a model's answers are read: what of them is reasoning, and how calls are written.
+//! The formats of a model's answers: the markers of reasoning and the syntax of calls.
 
 use std::str::FromStr;
 
@@ -6,15 +6,15 @@ use chiasm_parse::{Format, UnknownParser, detect};
 use chiasm_prompt::{ChatTemplate, Tokenizer};
 use chiasm_types::TokenId;
 
-/// Which of vLLM's parsers reads something of an answer.
+/// The choice of a parser of calls or of reasoning, by vLLM's names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ParserChoice {
-    /// The one that the model's chat template speaks of, if any.
+    /// The parser that the model's chat template indicates, if any.
     #[default]
     Detect,
-    /// None: it is text.
+    /// No parser.
     None,
-    /// This one.
+    /// The parser with this name.
     Named(String),
 }
 
@@ -33,7 +33,7 @@ impl FromStr for ParserChoice {
 /// The formats of a model's answers, and its special tokens.
 #[derive(Clone, Debug)]
 pub struct AnswerFormat {
-    /// The format of answers with calls as the model writes them.
+    /// The format of answers with calls in the model's own syntax.
     pub whole: Format,
     /// The format of answers whose calls are plain text.
     pub without_calls: Format,
@@ -42,18 +42,19 @@ pub struct AnswerFormat {
     /// vLLM's name of the parser of calls.
     pub tool_parser: Option<String>,
     reasoning_parser: Option<String>,
-    /// The special tokens that structure answers: they are in the text that is parsed.
-    shown: Vec<TokenId>,
-    /// The tokens that begin and end reasoning.
-    open: Option<TokenId>,
-    close: Option<TokenId>,
+    /// The special tokens that structure answers. They are kept in the text to parse.
+    marker_tokens: Vec<TokenId>,
+    /// The token that begins reasoning.
+    reasoning_open: Option<TokenId>,
+    /// The token that ends reasoning.
+    reasoning_close: Option<TokenId>,
 }
 
 impl AnswerFormat {
     /// Finds the formats of a model with this tokenizer and this template.
     ///
     /// # Errors
-    /// [`UnknownParser`] for a name that is none of a known parser.
+    /// Returns [`UnknownParser`] if a parser has an unknown name.
     pub fn new(
         tokenizer: &Tokenizer,
         template: Option<&ChatTemplate>,
@@ -71,19 +72,19 @@ impl AnswerFormat {
         let is_named = *reasoning_parser != ParserChoice::Detect;
         let reasoning_parser = chosen(reasoning_parser, detected.reasoning_parser);
         let format = Format::new(tool_parser.as_deref(), reasoning_parser.as_deref())?;
-        let whole = if is_named { format } else { format.careful() };
+        let whole = if is_named { format } else { format.with_required_open_marker() };
         let (open, close) = whole.engine_markers().unwrap_or_default();
         let markers = whole.markers();
-        let is_shown = |text: &str| markers.iter().any(|marker| marker.contains(text));
+        let is_marker = |text: &str| markers.iter().any(|marker| marker.contains(text));
         let special = tokenizer.special_tokens();
         Ok(Self {
-            shown: special
+            marker_tokens: special
                 .into_iter()
-                .filter(|(_, text)| is_shown(text))
+                .filter(|(_, text)| is_marker(text))
                 .map(|(token, _)| token)
                 .collect(),
-            open: tokenizer.token_to_id(open),
-            close: tokenizer.token_to_id(close),
+            reasoning_open: tokenizer.token_to_id(open),
+            reasoning_close: tokenizer.token_to_id(close),
             without_calls: whole.without_calls(),
             listed: whole.with_listed_calls(),
             whole,
@@ -92,37 +93,38 @@ impl AnswerFormat {
         })
     }
 
-    /// vLLM's name of the parser of reasoning, if an engine of this model can have it: it looks for
-    /// the tokens.
+    /// Returns vLLM's name of the reasoning parser, if engines of this model can use it. The parser
+    /// needs a token that ends reasoning.
     pub fn engine_parser(&self) -> Option<&str> {
-        self.reasoning_parser.as_deref().filter(|_| self.close.is_some())
+        self.reasoning_parser.as_deref().filter(|_| self.reasoning_close.is_some())
     }
 
-    /// Returns `true` if the model may think, by its reasoning parser.
+    /// Returns `true` if the model may think, according to its reasoning parser.
     pub fn may_think(&self) -> bool {
         self.whole.engine_markers().is_some()
     }
 
-    /// Returns `true` if the text that is parsed has special tokens.
-    pub fn shows_any(&self) -> bool {
-        !self.shown.is_empty()
+    /// Returns `true` if the text to parse may contain special tokens.
+    pub fn has_marker_tokens(&self) -> bool {
+        !self.marker_tokens.is_empty()
     }
 
-    /// Returns `true` if a special token is part of the text that is parsed.
-    pub fn shows(&self, token: TokenId) -> bool {
-        self.shown.contains(&token)
+    /// Returns `true` if a special token is kept in the text to parse.
+    pub fn is_marker_token(&self, token: TokenId) -> bool {
+        self.marker_tokens.contains(&token)
     }
 
-    /// Returns whether a prompt ends within reasoning. `None` if neither token of reasoning is the
-    /// prompt's last special token.
-    pub fn is_open(&self, tokenizer: &Tokenizer, prompt: &[TokenId]) -> Option<bool> {
-        let says = |&&token: &&TokenId| {
-            [self.open, self.close].contains(&Some(token)) || tokenizer.is_special(token)
+    /// Returns whether a prompt ends within reasoning. Returns `None` if the prompt's last special
+    /// token neither begins nor ends reasoning.
+    pub fn is_reasoning_open(&self, tokenizer: &Tokenizer, prompt: &[TokenId]) -> Option<bool> {
+        let is_relevant = |&&token: &&TokenId| {
+            [self.reasoning_open, self.reasoning_close].contains(&Some(token))
+                || tokenizer.is_special(token)
         };
-        let last = prompt.iter().rev().find(says)?;
+        let last = prompt.iter().rev().find(is_relevant)?;
         match Some(*last) {
-            token if token == self.open => Some(true),
-            token if token == self.close => Some(false),
+            token if token == self.reasoning_open => Some(true),
+            token if token == self.reasoning_close => Some(false),
             _ => None,
         }
     }

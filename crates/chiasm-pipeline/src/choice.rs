@@ -1,5 +1,5 @@
-//! One continuation on its way from token ids to text: detokenizing, stop strings, log
-//! probabilities, the end.
+//! Conversion of one continuation from token ids to text: detokenizing, stop strings, log
+//! probabilities and the finish reason.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,12 +8,12 @@ use chiasm_backend::{Content, Finish, Output, ToolCallDelta};
 use chiasm_parse::CallEnd;
 use chiasm_prompt::{Detokenizer, StopStrings};
 use chiasm_request::ChoiceDelta;
-use chiasm_request::Sampling;
+use chiasm_request::ClientSampling;
 use chiasm_request::{AnswerEvent, AnswerEvents};
 use chiasm_types::TokenId;
 use tokio::time::Instant;
 
-use super::reading::{Reader, Reading};
+use super::output_parsing::{OutputParser, OutputParsing};
 use super::text_logprobs::TextTokens;
 use crate::model::ServedModel;
 
@@ -21,23 +21,23 @@ use crate::model::ServedModel;
 pub(super) struct Choice {
     index: usize,
     detokenizer: Detokenizer,
-    /// The special tokens that are left out of the text all the same, if any.
-    answers: Option<Arc<ServedModel>>,
+    /// The model, if special tokens that are not markers must be left out of the text.
+    special_token_filter: Option<Arc<ServedModel>>,
     stops: StopStrings,
-    /// Text in which nothing is to be told apart is passed on as it is.
-    reader: Option<Reader>,
+    /// The parser of the text; `None` if the answer is plain text.
+    parser: Option<OutputParser>,
     min_tokens: usize,
     include_stop: bool,
-    wants_logprobs: bool,
-    /// The tokens of the text, if log probabilities are wanted of them alone.
+    needs_logprobs: bool,
+    /// The tokens of the text, if only their log probabilities are requested.
     text_tokens: Option<TextTokens>,
-    wants_prompt_logprobs: bool,
+    needs_prompt_logprobs: bool,
     seen_tokens: usize,
-    /// A call of a backend that reads calls itself has not ended yet.
+    /// A call has not ended yet, from a backend that parses calls itself.
     has_open_call: bool,
     has_ended: bool,
-    /// When the last tokens came.
-    last: Option<Instant>,
+    /// The time of the last tokens.
+    last_tokens_at: Option<Instant>,
 }
 
 impl Choice {
@@ -45,137 +45,138 @@ impl Choice {
         index: usize,
         model: &Arc<ServedModel>,
         prompt: &[TokenId],
-        sampling: &Sampling,
+        sampling: &ClientSampling,
         stops: StopStrings,
-        reading: Option<&Arc<Reading>>,
+        parsing: Option<&Arc<OutputParsing>>,
     ) -> Self {
         let skip_special =
             sampling.skip_special_tokens.or(model.generation.skip_special_tokens).unwrap_or(true);
-        // Those that structure the answer have to be in the text.
-        let skip_most = skip_special && reading.is_some() && model.answers.shows_any();
+        // The text to parse must contain the special tokens that structure the answer.
+        let keep_markers = skip_special && parsing.is_some() && model.answers.has_marker_tokens();
         Self {
             index,
             detokenizer: Detokenizer::new(
                 model.tokenizer.clone(),
                 prompt,
-                skip_special && !skip_most,
+                skip_special && !keep_markers,
             ),
-            answers: skip_most.then(|| model.clone()),
-            reader: reading.map(|reading| reading.begin(model, prompt)),
+            special_token_filter: keep_markers.then(|| model.clone()),
+            parser: parsing.map(|parsing| parsing.parser(model, prompt)),
             stops,
             min_tokens: sampling.min_tokens as usize,
             include_stop: sampling.include_stop,
-            wants_logprobs: sampling.logprobs.is_some() && !sampling.logprobs_of_text,
+            needs_logprobs: sampling.logprobs.is_some() && !sampling.logprobs_of_text,
             text_tokens: (sampling.logprobs.is_some() && sampling.logprobs_of_text)
                 .then(|| TextTokens::new(model.tokenizer.clone())),
-            wants_prompt_logprobs: sampling.prompt_logprobs.is_some(),
+            needs_prompt_logprobs: sampling.prompt_logprobs.is_some(),
             seen_tokens: 0,
             has_open_call: false,
             has_ended: false,
-            last: None,
+            last_tokens_at: None,
         }
     }
 
-    /// Returns `true` once the last delta has been made. Later outputs are no part of the
-    /// continuation.
+    /// Returns `true` after the last delta. Later outputs do not belong to the continuation.
     pub(super) fn has_ended(&self) -> bool {
         self.has_ended
     }
 
-    /// The time per token since the tokens before those of this delta. `None` for the first ones,
-    /// and without new ones.
+    /// Returns the time per token since the previous tokens. Returns `None` for the first tokens,
+    /// and for a delta without tokens.
     pub(super) fn gap(&mut self, delta: &ChoiceDelta) -> Option<Duration> {
         if delta.tokens.is_empty() {
             return None;
         }
         let now = Instant::now();
-        let before = self.last.replace(now)?;
-        Some((now - before) / u32::try_from(delta.tokens.len()).unwrap_or(u32::MAX))
+        let previous = self.last_tokens_at.replace(now)?;
+        Some((now - previous) / u32::try_from(delta.tokens.len()).unwrap_or(u32::MAX))
     }
 
-    /// Takes one output. `finish` is set when the continuation ended, be it by the backend or by a
-    /// stop string (then the backend does not know yet, and the continuation is to be stopped).
+    /// Converts one output to a delta.
+    ///
+    /// `finish` is set if the continuation ended, by the backend or by a stop string. After a stop
+    /// string the caller must stop the continuation at the backend.
     pub(super) fn push(&mut self, output: Output) -> ChoiceDelta {
-        let delta = self.read(output);
+        let delta = self.convert(output);
         self.has_ended = delta.finish.is_some();
         delta
     }
 
-    fn read(&mut self, output: Output) -> ChoiceDelta {
-        // The generation has looked at `choice` and `prefill`.
+    fn convert(&mut self, output: Output) -> ChoiceDelta {
+        // The generation handles `choice` and `prefill`.
         let Output { choice: _, content, mut finish, prefill: _, prompt_logprobs } = output;
         let (mut tokens, logprobs) = match content {
             Content::Tokens { tokens, logprobs } => (tokens, logprobs),
             Content::Text { text, tool_calls } => {
-                let events = self.already_read(text, tool_calls, finish.as_ref());
+                let events = self.convert_events(text, tool_calls, finish.as_ref());
                 return ChoiceDelta { index: self.index, events, finish, ..ChoiceDelta::default() };
             }
         };
         let mut delta =
             ChoiceDelta { index: self.index, prompt_logprobs, ..ChoiceDelta::default() };
-        if std::mem::take(&mut self.wants_prompt_logprobs) {
-            // A prompt of one token has none, and engines say nothing of them then.
+        if std::mem::take(&mut self.needs_prompt_logprobs) {
+            // Engines report nothing for a prompt of one token, which has no log probabilities.
             delta.prompt_logprobs.get_or_insert_default();
         }
-        // The token that ended the text is no part of it, unless asked for.
-        let silent_tail = usize::from(
+        // The token that ended the text is not part of it, unless the client requested it.
+        let hidden_tail = usize::from(
             !self.include_stop && matches!(finish, Some(Finish::Eos | Finish::StopToken(_))),
         );
-        let spoken = tokens.len().saturating_sub(silent_tail);
-        let mut taken = 0;
-        let mut seen = Seen::default();
+        let visible = tokens.len().saturating_sub(hidden_tail);
+        let mut processed = 0;
+        let mut assigned = DeltaLengths::default();
         for &token in &tokens {
-            taken += 1;
+            processed += 1;
             self.seen_tokens += 1;
             delta.reasoning_tokens +=
-                usize::from(self.reader.as_ref().is_some_and(Reader::is_reasoning));
-            if taken > spoken || self.is_left_out(token) {
+                usize::from(self.parser.as_ref().is_some_and(OutputParser::is_reasoning));
+            if processed > visible || self.is_hidden(token) {
                 continue;
             }
             if let Some(text_tokens) = &mut self.text_tokens
                 && let Some(logprob) =
-                    logprobs.as_ref().and_then(|logprobs| logprobs.get(taken - 1))
+                    logprobs.as_ref().and_then(|logprobs| logprobs.get(processed - 1))
             {
                 text_tokens.push(logprob.clone());
             }
             let text = self.detokenizer.push(token);
             let has_ended = self.add_text(text, &mut delta, &mut finish);
-            self.assign_tokens(&mut seen, &mut delta);
+            self.assign_tokens(&mut assigned, &mut delta);
             if has_ended {
                 break;
             }
         }
-        tokens.truncate(taken);
+        tokens.truncate(processed);
         delta.tokens = tokens;
         if finish.is_some() && !matches!(finish, Some(Finish::StopString(_))) {
             let rest = self.detokenizer.finish();
             if !self.add_text(rest, &mut delta, &mut finish) {
                 let rest = self.stops.finish();
-                self.tell(rest, &mut delta);
+                self.emit_text(rest, &mut delta);
             }
         }
-        if self.wants_logprobs {
+        if self.needs_logprobs {
             let mut all = logprobs.unwrap_or_default();
             all.truncate(delta.tokens.len());
             delta.logprobs = Some(all);
         }
         delta.finish = finish;
-        if let Some(reader) = self.reader.as_mut().filter(|_| delta.finish.is_some()) {
-            reader.finish(&mut delta);
+        if let Some(parser) = self.parser.as_mut().filter(|_| delta.finish.is_some()) {
+            parser.finish(&mut delta);
         }
-        self.assign_tokens(&mut seen, &mut delta);
+        self.assign_tokens(&mut assigned, &mut delta);
         delta
     }
 
-    /// Returns the events of a backend that reads answers itself. A call ends where the next one
+    /// Converts the output of a backend that parses answers itself. A call ends where the next one
     /// begins.
-    fn already_read(
+    fn convert_events(
         &mut self,
         text: String,
         tool_calls: Vec<ToolCallDelta>,
         finish: Option<&Finish>,
     ) -> AnswerEvents {
-        let mut events = AnswerEvents::of_text(text);
+        let mut events = AnswerEvents::from_text(text);
         for piece in tool_calls {
             if piece.id.is_some() && self.has_open_call {
                 events.push(AnswerEvent::EndCall(CallEnd::Closed));
@@ -193,50 +194,55 @@ impl Choice {
         events
     }
 
-    /// Assigns tokens to the text that the delta has gained, if their log probabilities are wanted.
-    fn assign_tokens(&mut self, seen: &mut Seen, delta: &mut ChoiceDelta) {
+    /// Assigns tokens to the text that the delta has gained, if their log probabilities are
+    /// requested.
+    fn assign_tokens(&mut self, assigned: &mut DeltaLengths, delta: &mut ChoiceDelta) {
         let Some(text_tokens) = &mut self.text_tokens else { return };
-        let now = Seen::from_delta(delta);
-        if now.text > seen.text {
-            text_tokens.take(&delta.events.text()[seen.text..], &mut delta.text_logprobs);
-        } else if now.other > seen.other || self.reader.as_ref().is_some_and(Reader::is_reasoning) {
+        let lengths = DeltaLengths::from_delta(delta);
+        if lengths.text > assigned.text {
+            text_tokens.take(&delta.events.text()[assigned.text..], &mut delta.text_logprobs);
+        } else if lengths.other > assigned.other
+            || self.parser.as_ref().is_some_and(OutputParser::is_reasoning)
+        {
             text_tokens.clear();
         }
-        *seen = now;
+        *assigned = lengths;
     }
 
-    fn is_left_out(&self, token: TokenId) -> bool {
-        let model = self.answers.as_ref();
-        model.is_some_and(|model| model.tokenizer.is_special(token) && !model.answers.shows(token))
+    /// Returns `true` if a special token must be left out of the text.
+    fn is_hidden(&self, token: TokenId) -> bool {
+        self.special_token_filter.as_ref().is_some_and(|model| {
+            model.tokenizer.is_special(token) && !model.answers.is_marker_token(token)
+        })
     }
 
-    /// Adds settled text to the delta, or what it says.
-    fn tell(&mut self, text: String, delta: &mut ChoiceDelta) {
-        match &mut self.reader {
-            Some(reader) => reader.read(&text, delta),
+    /// Adds text in which no stop string can begin any more, parsed if the answer is parsed.
+    fn emit_text(&mut self, text: String, delta: &mut ChoiceDelta) {
+        match &mut self.parser {
+            Some(parser) => parser.push(&text, delta),
             None => delta.events.push(AnswerEvent::Text(text)),
         }
     }
 
-    /// Adds text to the delta; true when a stop string ended the continuation in it.
+    /// Adds text to the delta. Returns `true` if a stop string in it ended the continuation.
     fn add_text(
         &mut self,
         text: String,
         delta: &mut ChoiceDelta,
         finish: &mut Option<Finish>,
     ) -> bool {
-        if self.stops.is_idle() {
-            self.tell(text, delta);
+        if self.stops.is_empty() {
+            self.emit_text(text, delta);
             return false;
         }
         // vLLM too looks for stop strings only in what comes after the first `min_tokens` tokens.
         if self.seen_tokens <= self.min_tokens {
             let text = self.stops.push_unwatched(&text);
-            self.tell(text, delta);
+            self.emit_text(text, delta);
             return false;
         }
         let step = self.stops.push(&text);
-        self.tell(step.text, delta);
+        self.emit_text(step.text, delta);
         match step.stopped_by {
             Some(stop) => {
                 *finish = Some(Finish::StopString(stop));
@@ -247,24 +253,26 @@ impl Choice {
     }
 }
 
-/// The bytes of a delta that have been looked at: its text, and everything else.
+/// The sizes of a delta's events.
 #[derive(Default)]
-struct Seen {
+struct DeltaLengths {
+    /// The bytes of text.
     text: usize,
+    /// The bytes of reasoning and arguments, and the number of call events.
     other: usize,
 }
 
-impl Seen {
+impl DeltaLengths {
     fn from_delta(delta: &ChoiceDelta) -> Self {
-        let mut seen = Self::default();
+        let mut lengths = Self::default();
         for event in delta.events.iter() {
             match event {
-                AnswerEvent::Text(text) => seen.text += text.len(),
-                AnswerEvent::Reasoning(text) => seen.other += text.len(),
-                AnswerEvent::Call(call) => seen.other += 1 + call.arguments.len(),
-                AnswerEvent::EndCall(_) => seen.other += 1,
+                AnswerEvent::Text(text) => lengths.text += text.len(),
+                AnswerEvent::Reasoning(text) => lengths.other += text.len(),
+                AnswerEvent::Call(call) => lengths.other += 1 + call.arguments.len(),
+                AnswerEvent::EndCall(_) => lengths.other += 1,
             }
         }
-        seen
+        lengths
     }
 }

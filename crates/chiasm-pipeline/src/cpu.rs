@@ -1,14 +1,15 @@
-//! CPU-heavy work: off the async threads, priced before it is done, and cheap work never behind
-//! dear work.
+//! A pool for CPU-heavy work, off the async threads.
+//!
+//! Work is priced before it is done, so that cheap work never waits for expensive work.
 //!
 //! | module | is |
 //! |---|---|
-//! | `budget` | what one request may have done, and when its next piece is due |
-//! | `price` | what pieces of work cost |
-//! | `error` | the reason for which a piece of work was not done |
+//! | `budget` | a request's budget of CPU time, and the due times of its work |
+//! | `price` | estimates of the CPU time of pieces of work |
+//! | `error` | the reasons why work was not done |
 //! | `lane` | threads for work of one size |
-//! | `waiting` | work that waits for a lane's threads, and whose turn it is |
-//! | `metrics` | how much waits and how long |
+//! | `waiting` | the fair queue of a lane |
+//! | `metrics` | queue lengths and waiting times |
 
 mod budget;
 mod error;
@@ -23,7 +24,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use chiasm_backend::{MediaLoad, WorkSize};
-use chiasm_media::Workers;
+use chiasm_media::CpuExecutor;
 use futures_util::future::{BoxFuture, FutureExt};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use rustix::time::{ClockId, clock_gettime};
@@ -32,52 +33,52 @@ use tokio::sync::oneshot;
 pub use budget::{CpuBudget, Ticket};
 pub use error::CpuError;
 use lane::Lane;
-pub use lane::give_way;
+pub use lane::lower_priority;
 pub use metrics::CpuMetrics;
 
-/// Work of up to this price has threads of its own, on which it waits for nothing longer.
-const SHORT: Duration = Duration::from_millis(5);
-/// Work above this price waits for fewer threads, which give way to all others: an image of some 20
-/// megapixels.
-const HEAVY: Duration = Duration::from_millis(200);
+/// The maximum price of short work, which has its own threads and never waits for longer work.
+const MAX_SHORT: Duration = Duration::from_millis(5);
+/// The maximum price of usual work: an image of some 20 megapixels. Heavier work has fewer threads,
+/// at the lowest priority.
+const MAX_USUAL: Duration = Duration::from_millis(200);
 
-/// What each lane adds to its threads' niceness. A thread that is nicer by 5 gets a quarter of a
-/// core that both want, and is interrupted when the other wakes up.
+/// The niceness that each lane adds to its threads. A thread that is nicer by 5 gets a quarter of a
+/// contended core, and is preempted when the other thread wakes up.
 const NICENESS: [i32; 3] = [0, 5, 10];
 
-/// How long a thread that has nothing to do keeps itself ready. Starting one takes some tens of
-/// microseconds.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The time after which an idle thread ends. Starting one takes some tens of microseconds.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Pixels from which on an image is worth several threads: below, waking them takes as long as the
-/// work.
-const SHARED_PIXELS: u64 = 2_000_000;
+/// The minimum number of pixels of an image that several threads share. Below, waking the threads
+/// takes as long as the work.
+const MIN_SHARED_PIXELS: u64 = 2_000_000;
 
 /// Threads for CPU-heavy work, in three lanes by the work's price: `short`, `usual` and `heavy`.
-/// Within a lane, owners get equal shares of the time, and of one owner's work what is due first is
-/// done first, by the rule of [`CpuBudget`]. Clones share the threads, which end with the last of
-/// them.
+///
+/// Within a lane, owners get equal shares of the time. An owner's work runs in the order of the due
+/// times that [`CpuBudget`] gives it. Clones share the threads, which end with the last clone.
 #[derive(Clone)]
 pub struct CpuPool {
     inner: Arc<Inner>,
 }
 
 struct Inner {
-    /// The cheapest work comes first, the dearest last.
+    /// The lanes, from the cheapest work to the most expensive.
     lanes: [Arc<Lane>; 3],
     threads: usize,
-    /// Threads that share one large piece of work, started when first asked for.
+    /// Threads that share one large piece of work, started on first use.
     shared: OnceLock<Option<ThreadPool>>,
 }
 
 impl CpuPool {
-    /// Does at most `threads` pieces of usual work at once, at least one; half as many heavy ones,
-    /// rounded up; and one more of short ones, so that those can fill a machine whose last core is
-    /// not in `threads`. This also bounds the memory of decoded images.
+    /// Creates a pool with `threads` threads for usual work, but at least one. Heavy work has half
+    /// as many, rounded up. Short work has one more, to use the core that `threads` leaves free.
+    ///
+    /// The number of threads also bounds the memory of decoded images.
     pub fn new(threads: usize, metrics: &CpuMetrics) -> Self {
         let threads = threads.max(1);
         let lane = |index: usize, name, threads| {
-            Arc::new(Lane::new(name, threads, NICENESS[index], PATIENCE, metrics))
+            Arc::new(Lane::new(name, threads, NICENESS[index], IDLE_TIMEOUT, metrics))
         };
         let lanes = [
             lane(0, "short", threads + 1),
@@ -87,21 +88,24 @@ impl CpuPool {
         Self { inner: Arc::new(Inner { lanes, threads, shared: OnceLock::new() }) }
     }
 
-    /// Threads for an image of so many pixels beside the caller's: none if it is small, or if other
-    /// images keep more than half of the threads busy. Then an image's own time matters less than
-    /// everybody's.
+    /// Returns threads that share the work on an image of `pixels` pixels. Returns `None` if the
+    /// image is small, or if other images keep more than half of the threads busy: throughput
+    /// matters more than latency then.
     pub fn shared(&self, pixels: u64) -> Option<&ThreadPool> {
         let Inner { lanes: [_, usual, heavy], threads, shared } = &*self.inner;
-        if *threads < 2 || pixels < SHARED_PIXELS || 2 * (usual.busy() + heavy.busy()) > *threads {
+        if *threads < 2
+            || pixels < MIN_SHARED_PIXELS
+            || 2 * (usual.busy() + heavy.busy()) > *threads
+        {
             return None;
         }
         let start = || {
             let name = |index| format!("pixels-{index}");
-            let give_way = |_| lane::give_way(NICENESS[1]);
+            let lower_priority = |_| lane::lower_priority(NICENESS[1]);
             let pool = ThreadPoolBuilder::new()
                 .num_threads(*threads)
                 .thread_name(name)
-                .start_handler(give_way)
+                .start_handler(lower_priority)
                 .build();
             pool.inspect_err(
                 |error| tracing::warn!(%error, "images are processed by one thread each"),
@@ -111,63 +115,65 @@ impl CpuPool {
         shared.get_or_init(start).as_ref()
     }
 
-    /// Runs a job here if it is `small`, that is, done in less time than waking another thread and
-    /// being woken by it takes: some tens of microseconds. That costs the request nothing.
-    /// Otherwise the job is run as [`Self::run`] does, for `price`.
+    /// Runs a small job inline and free of charge. Runs any other job with [`Self::run`], for
+    /// `price`.
+    ///
+    /// A job is small if it takes less time than waking another thread and being woken by it: some
+    /// tens of microseconds.
     ///
     /// # Errors
-    /// The budget does not allow the price, or the job panics.
-    pub async fn run_or_here<T: Send + 'static>(
+    /// Returns an error if the budget does not allow the price, or if the job panics.
+    pub async fn run_inline_if<T: Send + 'static>(
         &self,
-        small: bool,
+        is_small: bool,
         budget: &CpuBudget,
         price: Duration,
         job: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, CpuError> {
-        if !small {
+        if !is_small {
             return self.run(&budget.ticket(price)?, job).await;
         }
         catch_unwind(AssertUnwindSafe(job)).map_err(|_| CpuError::Failed)
     }
 
-    /// Runs a job on a thread of the lane that its ticket's price leads to. If nobody awaits it any
-    /// more before it has begun, it is dropped; once begun it runs to its end.
+    /// Runs a job on a thread of the lane for its ticket's price. Dropping the future cancels the
+    /// job unless it has begun; a job that has begun runs to its end.
     ///
     /// # Errors
-    /// The job panics, or no thread can be started; or the request's work has taken far longer than
-    /// its prices by then, and all that it may have.
+    /// Returns an error if the job panics, if no thread can be started, or if the request's earlier
+    /// work has taken so long that its budget is exceeded.
     pub async fn run<T: Send + 'static>(
         &self,
         ticket: &Ticket,
         job: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, CpuError> {
-        let (done, outcome) = oneshot::channel();
-        let its = ticket.clone();
+        let (sender, receiver) = oneshot::channel();
+        let job_ticket = ticket.clone();
         let job = Box::new(move || {
-            let made = its.check().map(|()| {
-                let begun = thread_time();
-                let made = job();
-                its.settle(thread_time().saturating_sub(begun));
-                made
+            let result = job_ticket.check().map(|()| {
+                let started = thread_time();
+                let result = job();
+                job_ticket.settle(thread_time().saturating_sub(started));
+                result
             });
-            drop(done.send(made));
+            drop(sender.send(result));
         });
-        let _place = self.lane(ticket.price()).push(
+        let _queued = self.lane(ticket.price()).push(
             ticket.owner(),
             ticket.price(),
             ticket.due(Instant::now()),
             job,
         );
-        // A job that panics or is dropped takes `done` with it.
-        outcome.await.unwrap_or_else(|_| Err(CpuError::Failed))
+        // A job that panics or is dropped drops `sender`.
+        receiver.await.unwrap_or_else(|_| Err(CpuError::Failed))
     }
 
-    /// Whether a thread would begin with work of this price at once.
+    /// Returns `true` if work of this price would start at once.
     pub fn is_free(&self, price: Duration) -> bool {
         self.lane(price).is_free()
     }
 
-    /// What waits or is being done. Of an agent that is work on media alone.
+    /// Returns the waiting and running work. In an agent, all of it is work on media.
     pub fn load(&self) -> MediaLoad {
         let threads = u32::try_from(self.inner.threads).unwrap_or(u32::MAX);
         MediaLoad { threads, pending: self.inner.lanes.each_ref().map(|lane| lane.pending()) }
@@ -178,27 +184,27 @@ impl CpuPool {
     }
 }
 
-/// How long this thread has been running on a core.
+/// Returns the CPU time of this thread.
 fn thread_time() -> Duration {
-    // Never before the thread began.
+    // Never negative.
     Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
-/// How large a piece of work of this price is.
+/// Returns the size class of work of this price.
 pub fn work_size(price: Duration) -> WorkSize {
     match price {
-        price if price <= SHORT => WorkSize::Short,
-        price if price <= HEAVY => WorkSize::Usual,
+        price if price <= MAX_SHORT => WorkSize::Short,
+        price if price <= MAX_USUAL => WorkSize::Usual,
         _ => WorkSize::Heavy,
     }
 }
 
-/// Files may be awaited by several requests, so each is a request by itself, and nobody's.
-impl Workers for CpuPool {
+/// Runs the loader's work without an owner, because several requests may await one file.
+impl CpuExecutor for CpuPool {
     fn run(&self, time: Duration, work: Box<dyn FnOnce() + Send>) -> BoxFuture<'_, ()> {
         async move {
             if let Ok(ticket) = CpuBudget::shared().ticket(time) {
-                // Whoever asked learns from the work itself what became of it.
+                // The work itself reports its result.
                 let _ = self.run(&ticket, work).await;
             }
         }

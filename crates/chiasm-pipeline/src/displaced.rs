@@ -1,31 +1,31 @@
-//! The queue of requests on suspect workers, oldest first, for a free seat elsewhere.
+//! The queue of requests on suspect workers, which wait for free capacity elsewhere, oldest first.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::time::Instant;
 
-/// The requests on suspect workers that wait for a free seat elsewhere.
+/// The requests on suspect workers that wait for free capacity elsewhere.
 #[derive(Debug, Default)]
 pub(crate) struct Displaced(Mutex<Queue>);
 
 #[derive(Debug, Default)]
 struct Queue {
-    /// Ordered by arrival. The number tells requests of one instant apart.
+    /// The positions of the waiting requests: their arrival, and a number for a total order.
     waiting: BTreeSet<(Instant, u64)>,
-    last: u64,
-    /// The number of requests that had their turn and have not begun elsewhere yet.
+    last_number: u64,
+    /// The number of requests that may move, but have not begun elsewhere yet.
     moving: usize,
 }
 
 impl Displaced {
-    /// Adds a request that waits.
+    /// Adds a request to the queue.
     pub(super) fn join(&self, arrived: Instant) -> Ticket<'_> {
         let mut queue = self.queue();
-        queue.last += 1;
-        let place = (arrived, queue.last);
-        queue.waiting.insert(place);
-        Ticket { displaced: self, place }
+        queue.last_number += 1;
+        let position = (arrived, queue.last_number);
+        queue.waiting.insert(position);
+        Ticket { displaced: self, position }
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
@@ -33,51 +33,52 @@ impl Displaced {
     }
 }
 
-/// The free seats: requests that workers could begin at once.
+/// The number of requests that workers can begin at once.
 #[derive(Clone, Copy)]
-pub(super) struct Seats {
-    /// Free seats of workers that the request has not tried.
+pub(super) struct FreeCapacity {
+    /// The free capacity of workers that the request has not tried.
     pub(super) untried: usize,
-    /// Free seats of all workers.
+    /// The free capacity of all workers.
     pub(super) total: usize,
 }
 
-/// The place of one request among those that wait.
+/// A waiting request's position in the queue. Dropping it leaves the queue.
 pub(super) struct Ticket<'a> {
     displaced: &'a Displaced,
-    place: (Instant, u64),
+    position: (Instant, u64),
 }
 
 impl<'a> Ticket<'a> {
-    /// Returns the right to begin elsewhere if it is the request's turn.
-    pub(super) fn turn(&self, seats: Seats) -> Option<Moving<'a>> {
+    /// Returns the right to begin elsewhere, if there is capacity for this request and all older
+    /// ones.
+    pub(super) fn try_move(&self, capacity: FreeCapacity) -> Option<MoveGuard<'a>> {
         let mut queue = self.displaced.queue();
-        if seats.untried == 0 && seats.total > 0 {
-            // It has tried all workers with free seats, so younger requests go first.
-            queue.waiting.remove(&self.place);
+        if capacity.untried == 0 && capacity.total > 0 {
+            // The request has tried every worker with free capacity, so younger requests go first.
+            queue.waiting.remove(&self.position);
             return None;
         }
-        queue.waiting.insert(self.place);
-        let free = seats.untried.saturating_sub(queue.moving);
-        let is_next = queue.waiting.iter().take(free).any(|place| *place == self.place);
+        queue.waiting.insert(self.position);
+        let free = capacity.untried.saturating_sub(queue.moving);
+        let is_next = queue.waiting.iter().take(free).any(|position| *position == self.position);
         is_next.then(|| {
             queue.moving += 1;
-            queue.waiting.remove(&self.place);
-            Moving(self.displaced)
+            queue.waiting.remove(&self.position);
+            MoveGuard(self.displaced)
         })
     }
 }
 
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
-        self.displaced.queue().waiting.remove(&self.place);
+        self.displaced.queue().waiting.remove(&self.position);
     }
 }
 
-/// A request that is beginning elsewhere.
-pub(super) struct Moving<'a>(&'a Displaced);
+/// A request that is beginning elsewhere. It occupies free capacity until it is dropped.
+pub(super) struct MoveGuard<'a>(&'a Displaced);
 
-impl Drop for Moving<'_> {
+impl Drop for MoveGuard<'_> {
     fn drop(&mut self) {
         self.0.queue().moving -= 1;
     }
@@ -89,36 +90,39 @@ mod tests {
 
     use super::*;
 
-    fn seats(untried: usize) -> Seats {
-        Seats { untried, total: untried }
+    fn free(untried: usize) -> FreeCapacity {
+        FreeCapacity { untried, total: untried }
     }
 
     #[test]
-    fn oldest_request_has_the_first_turn() {
+    fn oldest_request_moves_first() {
         let displaced = Displaced::default();
         let old = Instant::now();
         let young = displaced.join(old + Duration::from_secs(1));
         let first = displaced.join(old);
         let second = displaced.join(old);
-        assert!(young.turn(seats(2)).is_none() && first.turn(seats(0)).is_none());
-        let moving = first.turn(seats(1)).unwrap();
-        assert!(second.turn(seats(1)).is_none(), "the seat is taken until it has begun");
+        assert!(young.try_move(free(2)).is_none() && first.try_move(free(0)).is_none());
+        let moving = first.try_move(free(1)).unwrap();
+        assert!(
+            second.try_move(free(1)).is_none(),
+            "the first request occupies it until it has begun"
+        );
         drop(moving);
-        assert!(young.turn(seats(1)).is_none() && second.turn(seats(1)).is_some());
+        assert!(young.try_move(free(1)).is_none() && second.try_move(free(1)).is_some());
         drop(second);
-        assert!(young.turn(seats(1)).is_some());
+        assert!(young.try_move(free(1)).is_some());
     }
 
     #[test]
-    fn request_that_can_use_no_seat_lets_younger_ones_by() {
+    fn request_without_usable_capacity_is_overtaken() {
         let displaced = Displaced::default();
         let old = Instant::now();
         let first = displaced.join(old);
         let young = displaced.join(old + Duration::from_secs(1));
-        assert!(young.turn(seats(1)).is_none());
-        assert!(first.turn(Seats { untried: 0, total: 1 }).is_none());
-        let moving = young.turn(seats(1)).unwrap();
+        assert!(young.try_move(free(1)).is_none());
+        assert!(first.try_move(FreeCapacity { untried: 0, total: 1 }).is_none());
+        let moving = young.try_move(free(1)).unwrap();
         drop(moving);
-        assert!(first.turn(seats(1)).is_some(), "its turn comes with a seat that it can use");
+        assert!(first.try_move(free(1)).is_some(), "it moves once it can use free capacity");
     }
 }

@@ -1,11 +1,10 @@
-//! Why the pipeline can't answer a request. `error.rs` of this crate alone says which HTTP status
-//! that is.
+//! Errors of requests. `error.rs` of `chiasm-server` maps them to HTTP statuses.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use chiasm_backend::{Death, JobError};
+use chiasm_backend::{DeathReason, JobError};
 use chiasm_fleet::WorkerFault;
 use chiasm_media::{Fault, MediaError};
 use chiasm_processor::ProcessorError;
@@ -14,57 +13,58 @@ use chiasm_router::RouteError;
 use chiasm_vision::VisionError;
 use tokio::time::Instant;
 
-use super::tried::Attempts;
+use super::attempts::Attempts;
 use crate::cpu::CpuError;
 
-/// A failed request: what went wrong, and the request's field at fault where it is one's.
+/// The error of a failed request, and the field at fault, if one is.
 #[derive(Clone, Debug)]
 pub struct RequestError {
-    /// What went wrong.
+    /// The cause of the failure.
     pub cause: Cause,
-    /// The field, such as `messages[2].content[1].image_url`.
+    /// The field at fault, such as `messages[2].content[1].image_url`.
     pub field: Option<String>,
 }
 
-/// What went wrong with a request.
+/// The cause of a request's failure.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
-    /// The client can fix it by changing the field.
+    /// The request is invalid. The client can fix that by changing the field.
     #[error("{0}")]
     Invalid(String),
     /// The prompt has more media items than allowed.
     #[error("{0}")]
     TooManyItems(String),
-    /// The pool of CPU-heavy work did not do what the request needs.
+    /// The CPU pool did not do the request's work.
     #[error(transparent)]
     Cpu(#[from] CpuError),
     /// The prompt leaves no room for an answer.
     #[error(
-        "the prompt has {tokens} tokens; this model's context of {max_model_len} leaves no room for an answer"
+        "the prompt has {tokens} tokens; \
+         this model's context of {max_model_len} leaves no room for an answer"
     )]
     ContextFull {
-        /// Tokens of the expanded prompt, at least.
+        /// The number of tokens of the expanded prompt, or a lower bound.
         tokens: usize,
-        /// Tokens of prompt and answer together.
+        /// The maximum number of tokens of prompt and answer together.
         max_model_len: usize,
     },
-    /// A media item could not be had.
+    /// A media item could not be loaded.
     #[error(transparent)]
     Media(#[from] MediaError),
-    /// The prompt could not be made.
+    /// The prompt could not be rendered, tokenized or expanded.
     #[error(transparent)]
     Prompt(Arc<PromptError>),
-    /// An image can't be what the model takes.
+    /// An image can't be processed for the model.
     #[error(transparent)]
     Image(Arc<VisionError>),
-    /// vLLM's own processor made nothing of an item, or of the prompt.
+    /// vLLM's own processor failed with an item or with the prompt.
     #[error(transparent)]
     Processor(#[from] ProcessorError),
-    /// No worker can take the request now.
+    /// No worker can accept the request now.
     #[error("{0}")]
     NoWorker(String),
-    /// All workers that could take the request are silent for now.
+    /// All workers that could accept the request are suspect.
     #[error("no worker answers; wait for an engine to go on")]
     Silent,
     /// No worker has the LoRA adapter, for this reason.
@@ -73,110 +73,116 @@ pub enum Cause {
     /// All workers are busy.
     #[error("{0}")]
     Busy(RouteError),
-    /// The engine died, and no other one could be tried.
+    /// The engine died, and no other could be tried.
     #[error("the engine is gone: {0}")]
-    EngineGone(Death),
+    EngineGone(DeathReason),
     /// A server failed, with this HTTP status, and no other worker could be tried.
     #[error("the server behind this one failed: {message}")]
     ServerFailed {
         /// The HTTP status of the answer; 504 if none came in time, 502 if the connection broke.
         status: u16,
-        /// The words of the server, without its address.
+        /// The server's error message, without its address.
         message: String,
     },
     /// The servers refuse the operator's key.
     #[error(
-        "the server behind this one refuses the key that it is sent, which its operator has set: {message}"
+        "the server behind this one refuses the key that it is sent, \
+         which its operator has set: {message}"
     )]
     KeyRefused {
-        /// The words of the server, without its address.
+        /// The server's error message, without its address.
         message: String,
     },
-    /// The servers take nothing for now.
+    /// The servers are overloaded.
     #[error("the servers behind this one take no requests now: {message}")]
     Overloaded {
         /// The HTTP status of the answer, 429 or 503.
         status: u16,
-        /// The shortest pause that a server asks for.
+        /// The shortest pause that a server requested.
         retry_after: Duration,
-        /// The words of the server, without its address.
+        /// The server's error message, without its address.
         message: String,
     },
     /// The servers do not have the model.
     #[error("the server behind this one does not have the model: {message}")]
     UnknownModel {
-        /// The words of the server, without its address.
+        /// The server's error message, without its address.
         message: String,
     },
-    /// A server refused the request, with this 4xx.
+    /// A server rejected the request with a 4xx status.
     #[error("{message}")]
     Rejected {
         /// The HTTP status of the answer.
         status: u16,
-        /// The words of the server.
+        /// The server's error message.
         message: String,
     },
-    /// An engine died or hangs, and no other can take the request.
+    /// An engine died or hangs, and no other can accept the request.
     #[error("the engine failed and no other can take the request")]
     NoOtherWorker,
-    /// No worker that is given tokens takes the request, for this reason, and a server that is
-    /// given messages may.
-    #[error("{why}")]
+    /// No engine accepts the request, but a server that accepts messages may.
+    #[error("{cause}")]
     LeftToServers {
-        /// What it would be told if there were no such server.
-        why: Box<Cause>,
-        /// What it has been through.
-        tried: Attempts,
+        /// The cause of the failure if there were no such server.
+        cause: Box<Cause>,
+        /// The attempts so far.
+        attempts: Attempts,
     },
     /// The prompt was in several engines when they died.
     #[error(
-        "this prompt was in several engines when they died; it is not given to another one for now (--quarantine)"
+        "this prompt was in several engines when they died; \
+         it is not given to another one for now (--quarantine)"
     )]
     Quarantined,
     /// The request took too long.
-    #[error("{} within {} s ({flag})", if *.flag == "--first-token-timeout" { "no token came" } else { "the answer did not end" }, after.as_secs_f64())]
+    #[error(
+        "{} within {} s ({flag})",
+        if *.flag == "--first-token-timeout" { "no token came" } else { "the answer did not end" },
+        after.as_secs_f64()
+    )]
     TimedOut {
-        /// The time that it had.
+        /// The time limit.
         after: Duration,
-        /// The flag that limits it.
+        /// The flag that sets the limit.
         flag: &'static str,
     },
-    /// The fault is ours or the engine's.
+    /// This program or the engine is at fault.
     #[error("{0}")]
     Internal(String),
 }
 
 impl Cause {
-    /// Returns `true` if an image can't be what the model takes, and another one could.
+    /// Returns `true` if the request's image can't be processed, but another image could be.
     pub fn is_image_fault_of_request(&self) -> bool {
         matches!(self, Self::Image(error) if error.fault() == chiasm_vision::Fault::Request)
     }
 }
 
 impl RequestError {
-    /// The client can fix it by changing `field`.
+    /// Creates an error that the client can fix by changing `field`.
     pub fn invalid(field: impl Into<String>, message: impl Into<String>) -> Self {
         Self { cause: Cause::Invalid(message.into()), field: Some(field.into()) }
     }
 
-    /// The fault is ours or the engine's.
+    /// Creates an error for which this program or the engine is at fault.
     pub fn internal(message: impl Into<String>) -> Self {
         Cause::Internal(message.into()).into()
     }
 
-    /// No engine has said yet what it is.
+    /// Creates the error for requests before any engine has connected.
     pub fn not_ready() -> Self {
         Cause::NoWorker("no engine is ready yet".to_owned()).into()
     }
 
-    /// Names the field when the error does not yet name one.
+    /// Sets the field at fault, unless it is set already.
     #[must_use]
     pub fn at(mut self, field: &str) -> Self {
         self.field.get_or_insert_with(|| field.to_owned());
         self
     }
 
-    /// Whether the same item will fail in the same way again: the fault is in what the client sent.
+    /// Returns `true` if the same item would fail again in the same way, because the client's data
+    /// is at fault.
     pub(super) fn is_permanent(&self) -> bool {
         match &self.cause {
             Cause::Invalid(_) | Cause::TooManyItems(_) | Cause::ContextFull { .. } => true,
@@ -195,8 +201,8 @@ impl RequestError {
                 error,
                 ProcessorError::Refused(_)
                     | ProcessorError::TimedOut { .. }
-                    | ProcessorError::Died
-                    | ProcessorError::Nonsense(_)
+                    | ProcessorError::ChildDied
+                    | ProcessorError::InvalidReply(_)
             ),
             _ => false,
         }
@@ -251,8 +257,8 @@ impl From<PromptError> for RequestError {
     }
 }
 
-impl From<Death> for Cause {
-    fn from(death: Death) -> Self {
+impl From<DeathReason> for Cause {
+    fn from(death: DeathReason) -> Self {
         Self::EngineGone(death)
     }
 }
@@ -275,7 +281,7 @@ impl From<RouteError> for RequestError {
     fn from(error: RouteError) -> Self {
         match error {
             RouteError::Busy(_) => Cause::Busy(error).into(),
-            RouteError::Silent(_) => Cause::Silent.into(),
+            RouteError::Suspect(_) => Cause::Silent.into(),
             error => Cause::NoWorker(error.to_string()).into(),
         }
     }
@@ -298,11 +304,10 @@ impl From<JobError> for RequestError {
             }
             JobError::UnknownModel { message } => Cause::UnknownModel { message }.into(),
             JobError::ConstraintFailed { field, message } => Self::internal(message).at(&field),
-            // What a source of ours says is ours; what else comes by that way is a fault of the
-            // program.
+            // Our own sources return `RequestError`. Any other error there is a bug.
             JobError::Source(error) => error
                 .downcast()
-                .map_or_else(|other| Self::internal(other.to_string()), |ours| *ours),
+                .map_or_else(|other| Self::internal(other.to_string()), |error| *error),
             error => Self::internal(error.to_string()),
         }
     }

@@ -1,18 +1,18 @@
-//! The place of a request that is passed on as it came, to a server that takes messages.
+//! Forwarding of a request in the client's own form, to a server that accepts messages.
 //!
-//! Servers that tell what their KV caches hold are picked by the predicted prompt, others by an
-//! approximation of it. Engines that are given tokens compete with both: if one is the better
-//! place, the request is theirs. Until the first content of an answer a request can move to
+//! Servers that report their KV caches are picked by the predicted prompt, other servers by an
+//! approximation of it. Engines that accept tokens compete with both: if an engine is the best
+//! worker, the request is left to it. Until the first content of an answer a request can move to
 //! another server.
 
-mod foreseen;
+mod prediction;
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use chiasm_backend::{
-    Death, Forward, Forwarded, InputForm, JobError, JobItem, KeyScheme, Supports,
+    DeathReason, ForwardRequest, ForwardResponse, InputForm, JobError, JobItem, KeyScheme, Supports,
 };
 use chiasm_fleet::{PresentClass, Trial, Worker, WorkerFault, keys_for};
 use chiasm_kv::{BlockKey, PromptBlocks};
@@ -22,239 +22,244 @@ use chiasm_types::{PlanClassId, TokenId, WorkerId};
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
-use self::foreseen::Foreseen;
-use crate::caller::Caller;
+use self::prediction::PromptPrediction;
+use crate::Pipeline;
+use crate::attempts::Attempts;
 use crate::cpu::price;
-use crate::deadlines::{Deadlines, begun_within};
+use crate::deadlines::{Deadlines, start_within};
 use crate::error::RequestError;
 use crate::observer::{ExplainedPlan, PromptEntry};
-use crate::prepare::Planned;
-use crate::shared::Pipeline;
-use crate::tried::Attempts;
+use crate::prepare::ClassPlan;
+use crate::request_context::RequestContext;
 
-/// Bodies up to this many bytes are read at once.
-const SMALL: usize = 64 << 10;
+/// The maximum size of a body that is read inline.
+const MAX_INLINE_BYTES: usize = 64 << 10;
 
-/// The body of a request that is passed on, and its answer, as their protocol has them.
+/// A request to forward, in the terms of its protocol.
 pub trait ForwardedRequest: Send + Sync {
-    /// Returns an approximation of the prompt, in pieces of about a token. `items` has the token
-    /// count of each media item if these are known.
-    fn pieces(&self, items: &[usize]) -> Vec<TokenId>;
+    /// Returns an approximation of the prompt, in pieces of about a token each. `items` has the
+    /// token count of each media item if these counts are known.
+    fn approximate_prompt(&self, items: &[usize]) -> Vec<TokenId>;
 
-    /// Returns the body with each image inline, under the name of its item, and the place of the
-    /// model's name in it. `None` if the body has other images than these.
-    fn with_names(&self, items: &[JobItem]) -> Option<(Bytes, Option<Range<usize>>)>;
+    /// Returns the body with each image inline, under the name of its item, and the range of the
+    /// model's name in it. Returns `None` if the body has other images than `items`.
+    fn with_item_names(&self, items: &[JobItem]) -> Option<(Bytes, Option<Range<usize>>)>;
 
     /// Waits until an answer has content or has ended.
     ///
     /// # Errors
-    /// [`JobError::Dead`] if the server is lost before that, or reports its own failure.
-    fn begun<'a>(
+    /// Returns [`JobError::Dead`] if the server is lost before that, or reports its own failure.
+    fn wait_for_content<'a>(
         &'a self,
-        answer: Forwarded,
+        answer: ForwardResponse,
         server: &'a Worker,
-    ) -> BoxFuture<'a, Result<Forwarded, JobError>>;
+    ) -> BoxFuture<'a, Result<ForwardResponse, JobError>>;
 }
 
-/// What a request that is passed on asks for, as an engine would be asked.
-pub struct Understood {
+/// A request to forward, parsed as for an engine.
+pub struct ParsedRequest {
     /// The request.
     pub request: GenerateRequest,
-    /// Servers take names of media items in such a body.
-    pub takes_names: bool,
-    /// Servers count the tokens of such a prompt as we do.
-    pub is_counted: bool,
+    /// `true` if servers accept names of media items in such a body.
+    pub accepts_item_names: bool,
+    /// `true` if servers count the prompt's tokens as this process does.
+    pub has_same_token_count: bool,
 }
 
-/// The place that was found for a request.
-pub enum Place {
-    /// A server, which has begun to answer.
-    Server(Box<ServerAnswer>),
-    /// An engine that is given tokens, after these attempts.
+/// The outcome of forwarding a request.
+pub enum ForwardOutcome {
+    /// A server has begun to answer.
+    Server(Box<ForwardedAnswer>),
+    /// An engine that accepts tokens is the best worker, after these attempts.
     Engine(Attempts),
 }
 
-/// An answer that has begun, and the server that it is from.
-pub struct ServerAnswer {
-    /// What the request holds of the server.
+/// An answer that a server has begun.
+pub struct ForwardedAnswer {
+    /// The reserved load at the server.
     pub reservation: Reservation,
     /// The server.
     pub server: Arc<Worker>,
     /// The route of the request.
     pub route: RouteOutcome,
-    /// The tokens of the prompt, where the server has to count as many.
+    /// The number of prompt tokens, if the server must count the same number.
     pub prompt_tokens: Option<usize>,
-    /// The answer from its beginning.
-    pub answer: Forwarded,
+    /// The whole answer, from its start.
+    pub answer: ForwardResponse,
 }
 
-/// A request that is looking for its place.
-struct Passing<'a> {
+/// A request that is being forwarded.
+struct Forwarding<'a> {
     pipeline: &'a Pipeline,
-    caller: &'a Caller,
+    context: &'a RequestContext,
     request: Arc<dyn ForwardedRequest>,
-    forward: Forward,
-    prospects: Prospects,
-    tried: Attempts,
+    forward: ForwardRequest,
+    candidates: RoutingCandidates,
+    attempts: Attempts,
     /// The request's entry on the live page.
     entry: PromptEntry,
 }
 
-/// A request as the router sees it, by what is known of the servers.
-struct Prospects {
-    /// For servers that tell nothing.
-    texts: Vec<(PlanClassId, Vec<BlockKey>)>,
-    /// For workers that tell what they hold.
-    foreseen: Option<Foreseen>,
-    /// For servers that do, of a request that can't be foreseen.
-    unforeseen: Vec<PlanClassId>,
-    /// The workers that lack what the request needs.
-    unable: Vec<WorkerId>,
-    /// About the tokens of the prompt.
-    pieces: usize,
+/// A request as the router sees it, for each class of workers.
+struct RoutingCandidates {
+    /// The block keys of the approximate prompt, for classes that do not report their KV caches.
+    approximate: Vec<(PlanClassId, Vec<BlockKey>)>,
+    /// The predicted prompt, for classes that report their KV caches.
+    prediction: Option<PromptPrediction>,
+    /// The classes of servers that report their KV caches, but without a predicted prompt.
+    unpredicted: Vec<PlanClassId>,
+    /// The workers that do not support the request.
+    unsupporting: Vec<WorkerId>,
+    /// The approximate number of prompt tokens.
+    approximate_tokens: usize,
 }
 
-/// Finds the best place for a request among the workers of these classes. `understood` is called if
-/// any of them tells what it holds.
+/// Forwards a request to the best server among the workers of `classes`, unless an engine is
+/// better.
 ///
-/// The caller limits the time.
+/// `parsed` is awaited if any worker reports its KV cache. The caller limits the time.
 ///
 /// # Errors
-/// No worker takes the request, or as many as may be tried have failed.
-pub async fn find_place(
+/// Returns an error if no worker accepts the request, or if the maximum number of workers failed.
+pub async fn forward_request(
     pipeline: &Pipeline,
-    caller: &Caller,
+    context: &RequestContext,
     request: Arc<dyn ForwardedRequest>,
-    forward: Forward,
+    forward: ForwardRequest,
     classes: &[PresentClass],
-    understood: impl Future<Output = Option<Understood>>,
-) -> Result<Place, RequestError> {
-    let prospects =
-        Prospects::of(pipeline, caller, &request, forward.body.len(), classes, understood).await?;
-    let entry = caller.entries.add_prompt();
-    Passing { pipeline, caller, request, forward, prospects, tried: caller.tried.clone(), entry }
-        .find()
-        .await
+    parsed: impl Future<Output = Option<ParsedRequest>>,
+) -> Result<ForwardOutcome, RequestError> {
+    let body_bytes = forward.body.len();
+    let candidates =
+        RoutingCandidates::prepare(pipeline, context, &request, body_bytes, classes, parsed)
+            .await?;
+    let attempts = context.attempts.clone();
+    let entry = context.entries.add_prompt();
+    Forwarding { pipeline, context, request, forward, candidates, attempts, entry }.run().await
 }
 
-impl Prospects {
-    /// Prepares a request, whose body has so many bytes, for each class of workers.
-    async fn of(
+impl RoutingCandidates {
+    /// Prepares a request with a body of `body_bytes` bytes for each class of workers.
+    async fn prepare(
         pipeline: &Pipeline,
-        caller: &Caller,
+        context: &RequestContext,
         request: &Arc<dyn ForwardedRequest>,
-        bytes: usize,
+        body_bytes: usize,
         classes: &[PresentClass],
-        understood: impl Future<Output = Option<Understood>>,
+        parsed: impl Future<Output = Option<ParsedRequest>>,
     ) -> Result<Self, RequestError> {
         if classes.is_empty() {
             return Err(RequestError::not_ready());
         }
-        let (of_text, telling): (Vec<PresentClass>, Vec<PresentClass>) =
+        let (unreporting, reporting): (Vec<PresentClass>, Vec<PresentClass>) =
             classes.iter().cloned().partition(|class| class.class.keys == KeyScheme::Text);
-        let understood = if telling.is_empty() { None } else { understood.await };
-        let foreseen = match understood {
-            Some(understood) => {
-                Foreseen::of(pipeline, caller, understood, telling.clone().into()).await
+        let parsed = if reporting.is_empty() { None } else { parsed.await };
+        let prediction = match parsed {
+            Some(parsed) => {
+                PromptPrediction::new(pipeline, context, parsed, reporting.clone().into()).await
             }
             None => None,
         };
-        let knows = |class: &PresentClass| {
-            foreseen.as_ref().is_some_and(|foreseen| foreseen.knows(class.id))
+        let is_predicted = |class: &PresentClass| {
+            prediction.as_ref().is_some_and(|prediction| prediction.covers(class.id))
         };
-        let is_unforeseen =
-            |class: &&PresentClass| class.input == InputForm::Messages && !knows(class);
-        let unforeseen: Vec<_> =
-            telling.iter().filter(is_unforeseen).map(|class| class.id).collect();
-        let pieces = if of_text.is_empty() && unforeseen.is_empty() {
+        let is_unpredicted =
+            |class: &&PresentClass| class.input == InputForm::Messages && !is_predicted(class);
+        let unpredicted: Vec<_> =
+            reporting.iter().filter(is_unpredicted).map(|class| class.id).collect();
+        let pieces = if unreporting.is_empty() && unpredicted.is_empty() {
             Vec::new()
         } else {
             let request = request.clone();
-            let items = foreseen.as_ref().map_or_else(Vec::new, Foreseen::item_tokens);
-            let cost = price::json(bytes, 0);
-            pipeline
-                .cpu
-                .run_or_here(bytes <= SMALL, &caller.cpu, cost, move || request.pieces(&items))
-                .await?
+            let items = prediction.as_ref().map_or_else(Vec::new, PromptPrediction::item_tokens);
+            let is_small = body_bytes <= MAX_INLINE_BYTES;
+            let cost = price::json(body_bytes, 0);
+            let approximate = move || request.approximate_prompt(&items);
+            pipeline.cpu.run_inline_if(is_small, &context.cpu, cost, approximate).await?
         };
         let blocks = PromptBlocks { tokens: &pieces, media: &[], lora: None, salt: None };
-        let texts =
-            of_text.iter().map(|class| (class.id, keys_for(&class.class, &blocks))).collect();
-        let unable = pipeline
-            .fleet
-            .workers_lacking(foreseen.as_ref().map_or_else(Supports::default, Foreseen::needs));
-        Ok(Self { texts, foreseen, unforeseen, unable, pieces: pieces.len().max(1) })
+        let approximate =
+            unreporting.iter().map(|class| (class.id, keys_for(&class.class, &blocks))).collect();
+        let needs = prediction.as_ref().map_or_else(Supports::default, PromptPrediction::needs);
+        let unsupporting = pipeline.fleet.workers_lacking(needs);
+        let approximate_tokens = pieces.len().max(1);
+        Ok(Self { approximate, prediction, unpredicted, unsupporting, approximate_tokens })
     }
 }
 
-impl Passing<'_> {
-    /// Gives the request to one server after the other until one answers, or an engine is the best
-    /// place.
-    async fn find(mut self) -> Result<Place, RequestError> {
+impl Forwarding<'_> {
+    /// Sends the request to one server after the other until one answers, or until an engine is the
+    /// best worker.
+    async fn run(mut self) -> Result<ForwardOutcome, RequestError> {
         loop {
-            let begun = Instant::now();
+            let started = Instant::now();
             let picked = match self.pick() {
                 Ok(picked) => picked,
                 Err(error) => {
                     // No deadline here: the caller limits the time of all attempts together.
-                    self.tried.await_worker(self.pipeline, None, error.into()).await?;
+                    self.attempts.await_worker(self.pipeline, None, error.into()).await?;
                     continue;
                 }
             };
             let Some((reservation, explanation)) = picked else {
-                return Ok(Place::Engine(self.tried));
+                return Ok(ForwardOutcome::Engine(self.attempts));
             };
             let worker = reservation.worker;
-            // The worker may be half-open, and gets no other request until a trial ends. So the
-            // trial begins before anything can fail.
+            // A half-open worker gets no other request until a trial ends, so the trial begins
+            // before anything can fail.
             let server = self.pipeline.fleet.worker(worker);
             let trial =
                 server.map(|server| (Trial::begin(&self.pipeline.fleet, server.clone()), server));
-            let taken = match trial {
+            let answer = match trial {
                 Some((_, server)) if server.backend.capabilities().input == InputForm::Tokens => {
-                    return Ok(Place::Engine(self.tried));
+                    return Ok(ForwardOutcome::Engine(self.attempts));
                 }
                 Some((trial, server)) => {
-                    let explained = self.show(explanation);
-                    self.give(server, trial, reservation, begun, explained).await?
+                    let entry = self.record_route(explanation);
+                    self.send(server, trial, reservation, started, entry).await?
                 }
-                None => Err(JobError::NotTaken(Death::new("it left in this moment"))),
+                None => Err(JobError::NotTaken(DeathReason::new("it left in this moment"))),
             };
-            match taken {
-                Ok(answer) => return Ok(Place::Server(Box::new(answer))),
-                Err(error) => self.moves_on(worker, error)?,
+            match answer {
+                Ok(answer) => return Ok(ForwardOutcome::Server(Box::new(answer))),
+                Err(error) => self.record_failure(worker, error)?,
             }
         }
     }
 
-    /// Picks the best worker; `None` if no server could be given the request.
+    /// Picks the best worker. Returns `None` if no class can handle the request.
     fn pick(&self) -> Result<Option<(Reservation, Option<Explanation>)>, RouteError> {
-        let Prospects { texts, foreseen, unforeseen, unable, pieces } = &self.prospects;
-        let session = self.caller.session;
-        let exclude = &*[&unable[..], &self.tried.exclude].concat();
-        // Where a prompt is foreseen all workers have its items to encode.
-        let media = foreseen.as_ref().map_or(&[][..], Foreseen::route_items);
-        let known_by = |class, keys| RouteRequest {
+        let RoutingCandidates {
+            approximate,
+            prediction,
+            unpredicted,
+            unsupporting,
+            approximate_tokens,
+        } = &self.candidates;
+        let session = self.context.session;
+        let exclude = &*[&unsupporting[..], &self.attempts.exclude].concat();
+        // The items of a predicted prompt have to be encoded by any worker.
+        let media = prediction.as_ref().map_or(&[][..], PromptPrediction::route_items);
+        let approximate_route = |class, keys| RouteRequest {
             class,
             keys,
-            prompt_tokens: *pieces,
+            prompt_tokens: *approximate_tokens,
             media,
             session,
             exclude,
             ..RouteRequest::default()
         };
-        let of_texts = texts.iter().map(|(class, keys)| known_by(*class, keys));
-        let of_foreseen = foreseen.iter().flat_map(|foreseen| foreseen.routes(session, exclude));
-        let plans: Vec<_> = of_texts
-            .chain(of_foreseen)
-            .chain(unforeseen.iter().map(|class| known_by(*class, &[])))
-            .collect();
+        let approximate = approximate.iter().map(|(class, keys)| approximate_route(*class, keys));
+        let predicted =
+            prediction.iter().flat_map(|prediction| prediction.routes(session, exclude));
+        let unpredicted = unpredicted.iter().map(|class| approximate_route(*class, &[]));
+        let plans: Vec<_> = approximate.chain(predicted).chain(unpredicted).collect();
         if plans.is_empty() {
             return Ok(None);
         }
         let router = self.pipeline.fleet.router();
         let observer = self.pipeline.observer.as_ref();
-        let is_explained = observer.is_some_and(|observer| observer.wants_explanation());
+        let is_explained = observer.is_some_and(|observer| observer.should_explain());
         let picked = if is_explained {
             router.select_explained(&plans).map(|(picked, explanation)| (picked, Some(explanation)))
         } else {
@@ -263,103 +268,109 @@ impl Passing<'_> {
         picked.map(Some)
     }
 
-    /// Shows the route of the request to the observer. Returns its number there.
-    fn show(&self, explanation: Option<Explanation>) -> Option<u64> {
+    /// Reports the route to the observer. Returns the number of its entry, if there is one.
+    fn record_route(&self, explanation: Option<Explanation>) -> Option<u64> {
         let observer = self.pipeline.observer.as_deref()?;
         let number = explanation.and_then(|explanation| {
-            let Prospects { texts, foreseen, unforeseen, pieces, .. } = &self.prospects;
-            let about = texts.iter().map(|(class, _)| class).chain(unforeseen);
-            let about = about.map(|class| ExplainedPlan {
+            let RoutingCandidates {
+                approximate, prediction, unpredicted, approximate_tokens, ..
+            } = &self.candidates;
+            let classes = approximate.iter().map(|(class, _)| class).chain(unpredicted);
+            let approximate = classes.map(|class| ExplainedPlan {
                 class: *class,
-                prompt_tokens: *pieces,
+                prompt_tokens: *approximate_tokens,
                 items: &[],
             });
-            let of_foreseen = foreseen.iter().flat_map(Foreseen::plans).map(Planned::explained);
-            let plans: Vec<_> = about.chain(of_foreseen).collect();
-            observer.explained(&self.forward.id, &plans, explanation)
+            let predicted = prediction.iter().flat_map(PromptPrediction::plans);
+            let plans: Vec<_> = approximate.chain(predicted.map(ClassPlan::explained)).collect();
+            observer.record_explanation(&self.forward.id, &plans, explanation)
         });
-        self.entry.routed(observer, number);
+        self.entry.set_routed(observer, number);
         number
     }
 
-    /// Gives the request to a server.
-    async fn give(
+    /// Sends the request to a server and waits for the first content of the answer.
+    async fn send(
         &self,
         server: Arc<Worker>,
         mut trial: Trial,
         reservation: Reservation,
-        handed_over: Instant,
-        explained: Option<u64>,
-    ) -> Result<Result<ServerAnswer, JobError>, RequestError> {
+        picked_at: Instant,
+        explanation_id: Option<u64>,
+    ) -> Result<Result<ForwardedAnswer, JobError>, RequestError> {
         let class = server.class;
-        let foreseen = self.prospects.foreseen.as_ref();
-        let prompt_tokens = foreseen.and_then(|foreseen| foreseen.prompt_tokens(class));
+        let prediction = self.candidates.prediction.as_ref();
+        let prompt_tokens = prediction.and_then(|prediction| prediction.prompt_tokens(class));
         let full_blocks =
-            foreseen.and_then(|foreseen| foreseen.full_blocks(class, reservation.block_size));
+            prediction.and_then(|prediction| prediction.full_blocks(class, reservation.block_size));
         let mut route = RouteOutcome {
-            explained,
-            ..self.route(&reservation, class, prompt_tokens, full_blocks, handed_over)
+            explanation_id,
+            ..self.route(&reservation, class, prompt_tokens, full_blocks, picked_at)
         };
         self.pipeline.metrics.routed(&route);
         let forward = match server.backend.capabilities().class.keys {
             KeyScheme::Text => self.forward.clone(),
             _ => {
-                let prompt = foreseen.and_then(|foreseen| foreseen.to_learn_from(class));
-                Forward { prompt, ..self.with_names(class).await? }
+                let prompt = prediction.and_then(|prediction| prediction.prompt_to_learn(class));
+                ForwardRequest { prompt, ..self.with_item_names(class).await? }
             }
         };
-        let first_token = Deadlines::of(self.caller.arrived, &self.pipeline.limits).first_token;
-        let begins = async {
+        let first_token = Deadlines::new(self.context.arrived, &self.pipeline.limits).first_token;
+        let start = async {
             let answer = server.backend.forward(forward).await?;
-            route.hand_off = handed_over.elapsed();
-            self.request.begun(answer, &server).await
+            route.hand_off = picked_at.elapsed();
+            self.request.wait_for_content(answer, &server).await
         };
-        let answer = begun_within(first_token, &mut trial, begins).await?;
-        // A refusal does not say whether the server works.
+        let answer = start_within(first_token, &mut trial, start).await?;
+        // A refused request does not prove that the server works.
         if answer.as_ref().is_ok_and(|answer| (200..300).contains(&answer.status)) {
             trial.succeeded();
         }
-        Ok(answer.map(|answer| ServerAnswer { reservation, server, route, prompt_tokens, answer }))
+        Ok(answer.map(|answer| ForwardedAnswer {
+            reservation,
+            server,
+            route,
+            prompt_tokens,
+            answer,
+        }))
     }
 
-    /// The request for a server that knows media items by names.
-    async fn with_names(&self, class: PlanClassId) -> Result<Forward, RequestError> {
-        let items = self.prospects.foreseen.as_ref().and_then(|foreseen| foreseen.items(class));
-        if let Some(items) = items {
-            let bytes = self.forward.body.len();
+    /// Returns the request for a server that identifies media items by names.
+    async fn with_item_names(&self, class: PlanClassId) -> Result<ForwardRequest, RequestError> {
+        let prediction = self.candidates.prediction.as_ref();
+        if let Some(items) = prediction.and_then(|prediction| prediction.items_to_name(class)) {
+            let body_bytes = self.forward.body.len();
             let request = self.request.clone();
-            let named = move || request.with_names(&items);
-            let cost = price::json(bytes, 0);
-            let named = self
-                .pipeline
-                .cpu
-                .run_or_here(bytes <= SMALL, &self.caller.cpu, cost, named)
-                .await?;
+            let add_names = move || request.with_item_names(&items);
+            let is_small = body_bytes <= MAX_INLINE_BYTES;
+            let cost = price::json(body_bytes, 0);
+            let cpu = &self.pipeline.cpu;
+            let named = cpu.run_inline_if(is_small, &self.context.cpu, cost, add_names).await?;
             if let Some((body, model)) = named {
-                return Ok(Forward { body, model, ..self.forward.clone() });
+                return Ok(ForwardRequest { body, model, ..self.forward.clone() });
             }
         }
         Ok(self.forward.clone())
     }
 
-    /// Takes note of a failed attempt.
+    /// Records a failed attempt.
     ///
     /// # Errors
-    /// The error for the client if there is to be no other attempt.
-    fn moves_on(&mut self, worker: WorkerId, error: JobError) -> Result<(), RequestError> {
+    /// Returns the error for the client if no other attempt is allowed.
+    fn record_failure(&mut self, worker: WorkerId, error: JobError) -> Result<(), RequestError> {
         match error {
             JobError::NotTaken(death) => {
                 tracing::debug!(%worker, %death, "a request was not taken");
-                self.tried.not_taken_by(self.pipeline, worker);
+                self.attempts.record_not_taken(self.pipeline, worker);
                 Ok(())
             }
             error => match WorkerFault::from_error(&error, Instant::now()) {
                 Some(fault @ WorkerFault::Failed { .. }) => {
-                    self.tried.faults.push(fault.clone());
-                    self.tried.lost_with(self.pipeline, worker, fault)
+                    self.attempts.faults.push(fault.clone());
+                    self.attempts.record_lost(self.pipeline, worker, fault)
                 }
                 Some(fault) => {
-                    self.tried.declined_by(self.pipeline, worker, fault);
+                    self.attempts.record_declined(self.pipeline, worker, fault);
                     Ok(())
                 }
                 None => Err(error.into()),
@@ -373,16 +384,16 @@ impl Passing<'_> {
         class: PlanClassId,
         prompt_tokens: Option<usize>,
         full_blocks: Option<usize>,
-        begun: Instant,
+        picked_at: Instant,
     ) -> RouteOutcome {
         RouteOutcome {
             overlap_blocks: reservation.overlap_blocks,
             total_blocks: full_blocks.unwrap_or(reservation.total_blocks),
-            // Tokens of a prompt that is not foreseen are not known.
+            // Unknown without a predicted prompt.
             prompt_tokens: prompt_tokens.unwrap_or(0),
-            picked: begun.saturating_duration_since(self.caller.arrived),
-            moves: self.tried.lost,
-            ..RouteOutcome::on(reservation.worker, class)
+            picked_after: picked_at.saturating_duration_since(self.context.arrived),
+            moves: self.attempts.lost,
+            ..RouteOutcome::new(reservation.worker, class)
         }
     }
 }

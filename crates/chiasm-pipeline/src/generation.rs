@@ -1,5 +1,6 @@
-//! A prepared request on a worker: pick it, give its backend the job, and follow the answer.
-//! Another worker is tried when one dies, as long as the client has not been sent a token.
+//! Runs a prepared request on a worker: picks the worker, starts the job on its backend, and
+//! follows the answer. If a worker dies, another one is tried until the client has been sent a
+//! token.
 
 mod attempts;
 mod encode;
@@ -12,7 +13,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker, ready};
 
-use chiasm_backend::{Death, Output, Prefill, RunningJob, Stage};
+use chiasm_backend::{DeathReason, Output, Prefill, RunningJob, Stage};
 use chiasm_fleet::Trial;
 use chiasm_fleet::adapters::ServedAdapter;
 use chiasm_prompt::StopStrings;
@@ -28,72 +29,71 @@ use tracing::Instrument;
 
 use self::attempts::Failure;
 use self::encode::encode;
-use self::job::job;
-use self::moving::WaitsFor;
+use self::job::build_job;
+use self::moving::CurrentWorker;
 use self::prefill::{Prefilled, prefill};
+use super::attempts::Attempts;
 use super::choice::Choice;
-use super::deadlines::{Deadlines, begun_within};
+use super::deadlines::{Deadlines, start_within};
 use super::error::RequestError;
 use super::pick::pick;
 use super::prepare::Prepared;
-use super::tried::Attempts;
 use crate::Pipeline;
 
-/// A running answer: all continuations of one prompt on one worker. Dropping it aborts what still
-/// runs.
+/// A running answer: all continuations of one prompt on one worker. Dropping it aborts the running
+/// continuations.
 pub struct Generation {
     pipeline: Arc<Pipeline>,
     running: Box<dyn RunningJob>,
     choices: Vec<Choice>,
-    /// Continuations whose last delta has not come.
+    /// The number of continuations whose last delta has not come yet.
     unfinished: usize,
     reservation: Reservation,
     trial: Trial,
-    attempted: RouteOutcome,
-    /// Media items whose embeddings the worker was told to find.
+    route: RouteOutcome,
+    /// The media items whose embeddings the worker was expected to find.
     embedded: Vec<MmHash>,
-    /// The first delta, which was awaited before the client was told anything.
-    ahead: Option<ChoiceDelta>,
+    /// The first delta, which was awaited before anything was sent to the client.
+    first_delta: Option<ChoiceDelta>,
     arrived: Instant,
-    /// When a worker was picked.
+    /// The time at which a worker was picked.
     started: Instant,
-    /// Ends when the worker hangs; `None` once the client was told a token, as the answer can't
-    /// move any more.
+    /// Completes when the worker hangs. `None` once the client was sent a token, because the answer
+    /// can't move then.
     hung: Option<BoxFuture<'static, ()>>,
     deadlines: Deadlines,
-    /// Ends at the deadline that is next.
-    alarm: Option<Pin<Box<Sleep>>>,
-    /// Who is woken then: who looked at the alarm last.
-    waits: Option<Waker>,
-    /// An output has come since somebody looked at the alarm.
+    /// The timer for the next deadline.
+    timer: Option<Pin<Box<Sleep>>>,
+    /// The waker that the timer wakes, set at the timer's last poll.
+    timer_waker: Option<Waker>,
+    /// An output has come since the timer was last checked.
     had_output: bool,
-    /// The backend has told how it computed the prompt.
+    /// The backend has reported its statistics of the prefill.
     knows_prefill: bool,
-    /// Last: the engine has let go of the job before it may forget the adapter.
+    /// Dropped last: the job must end before the engine may unload the adapter.
     _adapter: Option<Arc<ServedAdapter>>,
 }
 
 impl Generation {
-    /// Starts the answer and waits for its first output, trying other workers if one dies before
+    /// Starts the answer and waits for its first output. Tries other workers if one dies before
     /// that.
     ///
     /// # Errors
-    /// [`RequestError`] when no worker can take the request, or the one that took it could not
-    /// answer it.
+    /// Returns an error if no worker can accept the request, or if the last attempt failed.
     pub async fn start(
         pipeline: &Arc<Pipeline>,
         prepared: &Prepared,
     ) -> Result<Self, RequestError> {
-        let mut attempts = Attempts::begin(pipeline, prepared)?;
+        let mut attempts = Attempts::start(pipeline, prepared)?;
         loop {
             match Self::begin(pipeline, prepared, &attempts).await {
                 Ok(mut generation) => {
                     generation.hung = None;
                     return Ok(generation);
                 }
-                Err((failure, after)) => {
-                    attempts = after;
-                    attempts.again(pipeline, prepared, failure).await?;
+                Err((failure, attempts_before)) => {
+                    attempts = attempts_before;
+                    attempts.prepare_next(pipeline, prepared, failure).await?;
                 }
             }
         }
@@ -103,20 +103,21 @@ impl Generation {
         pipeline: &Arc<Pipeline>,
         prepared: &Prepared,
         attempts: &Attempts,
-        waits_for: &WaitsFor,
+        current_worker: &CurrentWorker,
     ) -> Result<Self, Failure> {
-        let mut generation = Self::attempt(pipeline, prepared, attempts, waits_for).await?;
-        generation.ahead =
+        let mut generation = Self::attempt(pipeline, prepared, attempts, current_worker).await?;
+        generation.first_delta =
             generation.next_delta().instrument(tracing::debug_span!("first_token")).await?;
         Ok(generation)
     }
 
-    /// Where the request went.
-    pub fn attempted(&self) -> RouteOutcome {
-        self.attempted
+    /// Returns the route of the request, as far as it is known.
+    pub fn route(&self) -> RouteOutcome {
+        self.route
     }
 
-    /// The deltas of all continuations as they come, each marked with its continuation's index.
+    /// Converts the answer to a stream of the deltas of all continuations, each with the index of
+    /// its continuation.
     pub fn into_deltas(self) -> Deltas {
         Deltas { generation: Some(Box::new(self)) }
     }
@@ -131,87 +132,95 @@ impl Generation {
         let choices = partial.into_iter().map(ChoiceDelta::into_finished).collect::<Option<_>>();
         let choices =
             choices.ok_or_else(|| RequestError::internal("the engine ended without a reason"))?;
-        Ok((choices, self.attempted))
+        Ok((choices, self.route))
     }
 
     async fn attempt(
         pipeline: &Arc<Pipeline>,
         prepared: &Prepared,
-        before: &Attempts,
-        waits_for: &WaitsFor,
+        attempts: &Attempts,
+        current_worker: &CurrentWorker,
     ) -> Result<Self, Failure> {
         let started = Instant::now();
-        let (Route { answers: reservation, prefills, encodes, mut embedded }, explained) = {
+        let (picked, explanation_id) = {
             let _span = tracing::debug_span!("route").entered();
-            pick(pipeline, prepared, &before.exclude)?
+            pick(pipeline, prepared, &attempts.exclude)?
         };
-        let picked = started.saturating_duration_since(prepared.arrived);
-        let worker = reservation.worker;
-        // Each worker that was picked may be half-open, and gets no other request until a trial
-        // there ends. So trials begin before anything can fail, and before a stage is left out.
-        let others = encodes.iter().map(|encodes| encodes.reservation.worker);
-        let others = others.chain(prefills.iter().map(|prefills| prefills.worker));
+        let Route {
+            answer: reservation,
+            prefill: prefill_reservation,
+            encode_stages,
+            mut embedded,
+        } = picked;
+        let picked_after = started.saturating_duration_since(prepared.arrived);
+        let id = reservation.worker;
+        // A half-open worker gets no other request until a trial ends. Trials at all picked workers
+        // therefore begin before anything can fail, and before a stage is skipped.
+        let others = encode_stages.iter().map(|stage| stage.reservation.worker);
+        let others = others.chain(prefill_reservation.iter().map(|stage| stage.worker));
         let others = others.filter_map(|other| pipeline.fleet.worker(other));
         let _other_trials: Vec<Trial> =
             others.map(|other| Trial::begin(&pipeline.fleet, other)).collect();
-        // It left in this moment.
-        let serving = pipeline.fleet.worker(worker).ok_or(Failure::NotTaken(worker))?;
-        let mut trial = Trial::begin(&pipeline.fleet, serving.clone());
-        let (now, encoded) =
-            encode(pipeline, prepared, encodes).instrument(tracing::debug_span!("encode")).await?;
-        embedded.extend(now);
-        let prefilled = match prefills {
+        // The worker may have left just now.
+        let worker = pipeline.fleet.worker(id).ok_or(Failure::NotTaken(id))?;
+        let mut trial = Trial::begin(&pipeline.fleet, worker.clone());
+        let encoding = encode(pipeline, prepared, encode_stages);
+        let (newly_embedded, encoded) = encoding.instrument(tracing::debug_span!("encode")).await?;
+        embedded.extend(newly_embedded);
+        let prefilled = match prefill_reservation {
             None => None,
-            Some(prefills) => {
-                let span = tracing::debug_span!("prefill", worker = %prefills.worker);
-                Some(
-                    prefill(pipeline, prepared, prefills, &embedded, waits_for)
-                        .instrument(span)
-                        .await?,
-                )
+            Some(reservation) => {
+                let span = tracing::debug_span!("prefill", worker = %reservation.worker);
+                let prefill = prefill(pipeline, prepared, reservation, &embedded, current_worker);
+                Some(prefill.instrument(span).await?)
             }
         };
         let (stage, prefilled) = match prefilled {
             None => (Stage::Whole, None),
-            Some(Prefilled { left, by }) => (left.map_or(Stage::Whole, Stage::Decode), Some(by)),
+            Some(Prefilled { kv_transfer, outcome }) => {
+                (kv_transfer.map_or(Stage::Whole, Stage::Decode), Some(outcome))
+            }
         };
-        waits_for.set(&serving);
-        let (plan, job) = job(pipeline, prepared, &serving, stage, embedded.clone())?;
-        let mut attempted = RouteOutcome {
+        current_worker.set(&worker);
+        let (plan, job) = build_job(pipeline, prepared, &worker, stage, embedded.clone())?;
+        let mut route = RouteOutcome {
             encoded,
             prefilled,
-            overlap_blocks: prefilled.map_or(reservation.overlap_blocks, |by| by.overlap_blocks),
+            overlap_blocks: prefilled
+                .map_or(reservation.overlap_blocks, |prefill| prefill.overlap_blocks),
             total_blocks: plan.keys.len(),
             prompt_tokens: plan.tokens.len(),
             media_tokens: MediaTokens::count(&plan.job_items),
-            asked: RequestedSampling::from_sampling(&prepared.sampling),
-            took: prepared.took,
-            prefill: prefilled.map(|by| by.prefill).unwrap_or_default(),
-            picked,
-            prefill_wait: prefilled.and_then(|by| Some(picked + by.hand_off + by.prefill.queued?)),
-            moves: before.lost,
-            explained,
-            ..RouteOutcome::on(worker, plan.class)
+            sampling: RequestedSampling::from_sampling(&prepared.sampling),
+            stage_times: prepared.stage_times,
+            prefill: prefilled.map(|prefill| prefill.prefill).unwrap_or_default(),
+            picked_after,
+            prefill_wait: prefilled.and_then(|prefill| {
+                Some(picked_after + prefill.hand_off + prefill.prefill.queued?)
+            }),
+            moves: attempts.lost,
+            explanation_id,
+            ..RouteOutcome::new(id, plan.class)
         };
         tracing::debug!(
-            worker = %attempted.worker,
-            overlap_blocks = attempted.overlap_blocks,
-            total_blocks = attempted.total_blocks,
+            worker = %id,
+            overlap_blocks = route.overlap_blocks,
+            total_blocks = route.total_blocks,
             "routed"
         );
-        pipeline.metrics.routed(&attempted);
+        pipeline.metrics.routed(&route);
 
-        let handing_over = tracing::debug_span!("hand_off", %worker);
-        let handed_over = Instant::now();
+        let span = tracing::debug_span!("hand_off", worker = %id);
+        let sent_at = Instant::now();
         let deadlines = prepared.deadlines;
-        let starting = serving.backend.start(Arc::new(job)).instrument(handing_over);
-        let running = begun_within(deadlines.first_token, &mut trial, starting).await?;
-        let running = running.map_err(|error| Failure::of_job(worker, error))?;
+        let start = worker.backend.start(Arc::new(job)).instrument(span);
+        let running = start_within(deadlines.first_token, &mut trial, start).await?;
+        let running = running.map_err(|error| Failure::from_job_error(id, error))?;
         if let Some(observer) = &pipeline.observer {
-            observer.sent(&plan.job_items);
+            observer.record_sent(&plan.job_items);
         }
-        attempted.hand_off = handed_over.elapsed();
-        let reading = prepared.reading.as_ref();
+        route.hand_off = sent_at.elapsed();
+        let output_parsing = prepared.output_parsing.as_ref();
         let stops =
             StopStrings::new(prepared.sampling.stop.clone(), prepared.sampling.include_stop);
         let choice = |index| {
@@ -221,7 +230,7 @@ impl Generation {
                 &plan.tokens,
                 &prepared.sampling,
                 stops.clone(),
-                reading,
+                output_parsing,
             )
         };
         let mut generation = Self {
@@ -231,81 +240,82 @@ impl Generation {
             choices: (0..prepared.sampling.n as usize).map(choice).collect(),
             reservation,
             trial,
-            attempted,
+            route,
             embedded,
-            ahead: None,
+            first_delta: None,
             arrived: prepared.arrived,
             started,
-            hung: Some(serving.hung().boxed()),
+            hung: Some(worker.wait_hung().boxed()),
             deadlines,
-            alarm: deadlines.first_token.map(|deadline| Box::pin(sleep_until(deadline.at))),
-            waits: None,
+            timer: deadlines.first_token.map(|deadline| Box::pin(sleep_until(deadline.at))),
+            timer_waker: None,
             had_output: false,
-            // What the worker that answers finds is what it was sent.
+            // The cached tokens of the answering worker are those that the other worker sent.
             knows_prefill: prefilled.is_some(),
             _adapter: prepared.adapter.clone(),
         };
-        generation.saw_delivered();
+        generation.update_delivered();
         Ok(generation)
     }
 
-    /// Waits for [`poll_delta`](Self::poll_delta).
+    /// Waits for the next delta; see [`poll_delta`](Self::poll_delta).
     async fn next_delta(&mut self) -> Result<Option<ChoiceDelta>, Failure> {
         poll_fn(|context| self.poll_delta(context)).await
     }
 
-    /// The next delta; `None` when all continuations have ended.
+    /// Polls for the next delta. Returns `None` once all continuations have ended.
     fn poll_delta(
         &mut self,
         context: &mut Context<'_>,
     ) -> Poll<Result<Option<ChoiceDelta>, Failure>> {
-        if let Some(delta) = self.ahead.take() {
+        if let Some(delta) = self.first_delta.take() {
             return Poll::Ready(Ok(Some(delta)));
         }
         loop {
             let output = match ready!(self.poll_output(context)) {
-                // The answer is whole, and its client has been told so: one stream has one end.
+                // The client has been sent the end of every continuation: an error is too late.
                 Err(_) if self.unfinished == 0 => None,
                 output => output?,
             };
             let Some(output) = output else { return Poll::Ready(Ok(None)) };
-            if let Some(delta) = self.delta_of(output)? {
+            if let Some(delta) = self.process_output(output)? {
                 return Poll::Ready(Ok(Some(delta)));
             }
         }
     }
 
-    /// Returns the delta of an output. `None` for an output after the continuation's end, which a
-    /// backend may have sent before it could be stopped.
-    fn delta_of(&mut self, output: Output) -> Result<Option<ChoiceDelta>, Failure> {
-        let late = match self.attempted.first_token {
+    /// Converts an output to a delta. Returns `None` for an output after the continuation's end,
+    /// which a backend may have sent before it could be stopped.
+    fn process_output(&mut self, output: Output) -> Result<Option<ChoiceDelta>, Failure> {
+        let late_prefill = match self.route.first_token {
             None => {
-                self.saw_first(&output);
+                self.record_first_output(&output);
                 None
             }
-            // Some backends tell of the prompt behind the answer.
+            // Some backends report the prefill after the answer.
             Some(_) => output.prefill.filter(|_| !self.knows_prefill),
         };
-        if let Some(prefill) = late {
-            self.saw_prefill(prefill);
-            self.pipeline.metrics.found_later(&self.attempted);
+        if let Some(prefill) = late_prefill {
+            self.record_prefill(prefill);
+            self.pipeline.metrics.late_prefill(&self.route);
         }
-        let (index, has_ended) = (output.choice, output.finish.is_some());
+        let index = output.choice;
+        let has_ended = output.finish.is_some();
         let Some(choice) = self.choices.get_mut(index) else {
             let error = RequestError::internal(
-                "the engine answered with a continuation that was not asked for",
+                "the engine answered with a continuation that was not requested",
             );
             return Err(error.into());
         };
         if choice.has_ended() {
-            return Ok(late.map(|prefill| ChoiceDelta {
+            return Ok(late_prefill.map(|prefill| ChoiceDelta {
                 index,
                 prefill: Some(prefill),
                 ..ChoiceDelta::default()
             }));
         }
         let mut delta = choice.push(output);
-        delta.prefill = late;
+        delta.prefill = late_prefill;
         if let Some(gap) = choice.gap(&delta) {
             self.pipeline.metrics.between_tokens(gap, delta.tokens.len());
         }
@@ -320,104 +330,111 @@ impl Generation {
     }
 
     fn poll_output(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Output>, Failure>> {
-        let worker = self.attempted.worker;
-        // What has come counts, however late it is.
+        let worker = self.route.worker;
+        // An output that has arrived counts, even after the deadline.
         if let Poll::Ready(output) = self.running.poll_next(context) {
             self.had_output = true;
             return Poll::Ready(output.transpose().map_err(|error| {
                 self.trial.failed(&error);
-                Failure::of_job(worker, error)
+                Failure::from_job_error(worker, error)
             }));
         }
         if let Some(hung) = &mut self.hung
             && hung.as_mut().poll(context).is_ready()
         {
-            return Poll::Ready(Err(Failure::Lost(worker, Death::new("it hangs"))));
+            return Poll::Ready(Err(Failure::Lost(worker, DeathReason::new("it hangs"))));
         }
-        let Some(alarm) = &mut self.alarm else { return Poll::Pending };
-        // Setting the alarm again after each output would cost more than all the rest here; one
-        // that is still to come wakes this task.
-        let is_set = self.waits.as_ref().is_some_and(|waits| waits.will_wake(context.waker()));
-        if std::mem::take(&mut self.had_output) && is_set && Instant::now() < alarm.deadline() {
+        let Some(timer) = &mut self.timer else { return Poll::Pending };
+        // Polling the timer after each output would cost more than everything else here. A timer
+        // that is registered already will wake this task.
+        let is_registered =
+            self.timer_waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker()));
+        let had_output = std::mem::take(&mut self.had_output);
+        if had_output && is_registered && Instant::now() < timer.deadline() {
             return Poll::Pending;
         }
-        if !is_set {
-            self.waits = Some(context.waker().clone());
+        if !is_registered {
+            self.timer_waker = Some(context.waker().clone());
         }
-        ready!(alarm.as_mut().poll(context));
+        ready!(timer.as_mut().poll(context));
         let Deadlines { first_token, end } = self.deadlines;
-        let passed = if self.attempted.first_token.is_none() { first_token } else { end };
-        let error = passed
-            .map_or_else(|| RequestError::internal("a deadline passed"), |passed| passed.passed());
+        let passed = if self.route.first_token.is_none() { first_token } else { end };
+        let error = passed.map_or_else(
+            || RequestError::internal("a deadline passed"),
+            |deadline| deadline.to_error(),
+        );
         Poll::Ready(Err(error.into()))
     }
 
-    /// Takes note of how the items travelled, as far as the backend has told.
-    fn saw_delivered(&mut self) {
+    /// Updates the counts of delivered items that the backend has reported so far.
+    fn update_delivered(&mut self) {
         let delivered = self.running.delivered();
-        if delivered.unfound > self.attempted.delivered.unfound {
-            self.pipeline.fleet.router().forget_embeddings(self.attempted.worker, &self.embedded);
+        if delivered.unfound > self.route.delivered.unfound {
+            self.pipeline.fleet.router().forget_embeddings(self.route.worker, &self.embedded);
         }
-        self.attempted.delivered = delivered;
+        self.route.delivered = delivered;
     }
 
-    /// Takes note of a first output. The first of several continuations tells what was cached
+    /// Records the first output. With several continuations, the first one reports what was cached
     /// before this request.
-    fn saw_first(&mut self, output: &Output) {
+    fn record_first_output(&mut self, output: &Output) {
         let after = self.arrived.elapsed();
-        // An item that the engine turned out to lack was sent again by now.
-        self.saw_delivered();
-        self.attempted.hand_off += self.running.hand_off();
-        self.attempted.first_token = Some(after);
+        // By now, items that the engine turned out to lack have been sent again.
+        self.update_delivered();
+        self.route.hand_off += self.running.hand_off();
+        self.route.first_token = Some(after);
         self.trial.succeeded();
-        match (&mut self.alarm, self.deadlines.end) {
-            (Some(alarm), Some(end)) => {
-                alarm.as_mut().reset(end.at);
-                self.waits = None;
+        match (&mut self.timer, self.deadlines.end) {
+            (Some(timer), Some(end)) => {
+                timer.as_mut().reset(end.at);
+                self.timer_waker = None;
             }
-            (alarm, _) => *alarm = None,
+            (timer, _) => *timer = None,
         }
-        match (output.prefill, self.attempted.prefilled) {
-            (Some(prefill), None) => self.saw_prefill(prefill),
-            (Some(prefill), Some(by)) => self.saw_what_it_was_given(prefill, by.worker),
+        match (output.prefill, self.route.prefilled) {
+            (Some(prefill), None) => self.record_prefill(prefill),
+            (Some(prefill), Some(by)) => self.check_transferred(prefill, by.worker),
             (None, _) => {}
         }
         self.reservation.first_token();
-        self.pipeline.metrics.first_token(&self.attempted, self.started.elapsed());
+        self.pipeline.metrics.first_token(&self.route, self.started.elapsed());
     }
 
-    /// Takes note of how much of its prompt the worker that answers has got from the one that has
-    /// computed it.
-    fn saw_what_it_was_given(&self, prefill: Prefill, from: WorkerId) {
-        let had = prefill.cached_tokens + self.reservation.block_size.get();
-        if had < self.attempted.prompt_tokens {
-            let worker = self.attempted.worker;
-            let tokens = self.attempted.prompt_tokens - prefill.cached_tokens;
-            tracing::warn!(%worker, %from, tokens, "a prompt was computed again: it could not be had from where it was computed");
+    /// Checks that the answering worker got its prompt from the worker that computed it.
+    fn check_transferred(&self, prefill: Prefill, from: WorkerId) {
+        let cached_tokens = prefill.cached_tokens + self.reservation.block_size.get();
+        if cached_tokens < self.route.prompt_tokens {
+            let worker = self.route.worker;
+            let tokens = self.route.prompt_tokens - prefill.cached_tokens;
+            tracing::warn!(
+                %worker, %from, tokens,
+                "a prompt was computed again: \
+                 it could not be fetched from the worker that computed it"
+            );
             self.pipeline.metrics.recomputed();
         }
     }
 
-    /// Takes note of how the prompt was computed.
-    fn saw_prefill(&mut self, prefill: Prefill) {
+    /// Records the engine's statistics of the prefill.
+    fn record_prefill(&mut self, prefill: Prefill) {
         self.knows_prefill = true;
-        self.attempted.prefill = prefill;
-        let begun = self.started + self.attempted.hand_off;
-        self.attempted.prefill_wait =
-            prefill.queued.map(|queued| begun.duration_since(self.arrived) + queued);
-        let (predicted, prompt) = (self.attempted.overlap_blocks, self.attempted.prompt_tokens);
+        self.route.prefill = prefill;
+        let handed_over = self.started + self.route.hand_off;
+        self.route.prefill_wait =
+            prefill.queued.map(|queued| handed_over.duration_since(self.arrived) + queued);
         self.pipeline.metrics.prompt_found(
             &self.reservation,
-            predicted,
-            prompt,
+            self.route.overlap_blocks,
+            self.route.prompt_tokens,
             prefill.cached_tokens,
         );
     }
 }
 
-/// The deltas of an answer. Ends after an error. Dropping it aborts what still runs.
+/// A stream of the deltas of an answer. It ends after an error. Dropping it aborts the running
+/// continuations.
 pub struct Deltas {
-    /// In a box: a stream is moved some times before it is read.
+    /// Boxed because a stream is moved several times before it is read.
     generation: Option<Box<Generation>>,
 }
 
@@ -434,22 +451,22 @@ impl Stream for Deltas {
     }
 }
 
-/// Runs a prompt to its end. Nothing is sent to the client before that, so a worker may die at any
-/// time.
+/// Runs a prompt to its end. Nothing is sent to the client before the end, so the request may move
+/// at any time.
 ///
 /// # Errors
-/// Those of [`Generation::start`].
+/// Returns the errors of [`Generation::start`].
 pub async fn collect(
     pipeline: &Arc<Pipeline>,
     prepared: &Prepared,
 ) -> Result<(Vec<FinishedChoice>, RouteOutcome), RequestError> {
-    let mut attempts = Attempts::begin(pipeline, prepared)?;
+    let mut attempts = Attempts::start(pipeline, prepared)?;
     loop {
         match collect_once(pipeline, prepared, &attempts).await {
-            Ok(done) => return Ok(done),
-            Err((failure, after)) => {
-                attempts = after;
-                attempts.again(pipeline, prepared, failure).await?;
+            Ok(answer) => return Ok(answer),
+            Err((failure, attempts_before)) => {
+                attempts = attempts_before;
+                attempts.prepare_next(pipeline, prepared, failure).await?;
             }
         }
     }

@@ -1,5 +1,6 @@
-//! Images: planned from their sizes, and decoded and processed once for all requests and engines
-//! that want the same tensors at the same time.
+//! Images: planned from their sizes, decoded and processed in single flight.
+//!
+//! Concurrent requests and engines that need the same tensors share one decoding.
 
 mod received;
 
@@ -9,8 +10,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use chiasm_backend::{
-    EncodedItem, FieldValue, ItemField, Making, MediaSource, PlanClass, SourceError, Tensor,
-    TensorBytes, TensorFormat, TensorMemory, TensorOrder,
+    EncodedItem, FieldValue, ItemField, MediaSource, PlanClass, ProcessingCost, SourceError,
+    Tensor, TensorBytes, TensorFormat, TensorMemory, TensorRequest,
 };
 use chiasm_fleet::PresentClass;
 use chiasm_media::{ByteBudget, ContentHash, EncodedMedia, ImageHeader, MediaHeader};
@@ -26,44 +27,44 @@ use tracing::Instrument;
 
 use super::error::RequestError;
 use super::item::ItemPlan;
-use super::plans::Plans;
-use super::processed::{Form, ProcessedMedia};
+use super::plans::PlanCache;
+use super::processed::{ProcessedMedia, TensorKey};
 use crate::cpu::{CpuBudget, CpuPool, Ticket, price, work_size};
 use crate::metrics::{PipelineMetrics, Stage};
 use crate::model::ServedModel;
 
 pub use received::TensorsError;
-pub(super) use received::pixels_of;
+pub(super) use received::find_pixels;
 
 /// The images of one served model.
 pub struct Images {
     model: Arc<ServedModel>,
-    plans: Plans<ImagePlan>,
+    plans: PlanCache<ImagePlan>,
     processed: ProcessedMedia,
     cpu: CpuPool,
     budget: ByteBudget,
     metrics: Arc<PipelineMetrics>,
 }
 
-/// A request's settings for its images, once parsed, for workers of one class.
+/// A request's parsed settings for its images, for workers of one class.
 pub(super) struct ImageSettings {
     kwargs: ImageKwargs,
-    /// As the request has them.
-    asked: Arc<str>,
-    /// Everything but an image's bytes that changes its tensors.
+    /// The settings as JSON.
+    json: Arc<str>,
+    /// Everything that changes an image's tensors, apart from its bytes.
     fingerprint: Vec<u8>,
 }
 
 impl ImageSettings {
-    /// The identity of the image of this file.
+    /// Returns the identity of an image with these settings.
     pub(super) fn identify(&self, content: &ContentHash) -> MmHash {
         chiasm_media::mm_hash(content, &Modality::Image, &self.fingerprint)
     }
 }
 
 impl Images {
-    /// Keeps at most `processed_bytes` of pixels in this process for other engines, where they
-    /// travel in messages.
+    /// Creates the images of a model. Keeps at most `processed_bytes` of pixels in this process,
+    /// for other engines that receive them in messages.
     pub fn new(
         model: Arc<ServedModel>,
         cpu: CpuPool,
@@ -72,10 +73,10 @@ impl Images {
         processed_bytes: u64,
     ) -> Self {
         let processed = ProcessedMedia::new(processed_bytes);
-        Self { model, plans: Plans::default(), processed, cpu, budget, metrics }
+        Self { model, plans: PlanCache::default(), processed, cpu, budget, metrics }
     }
 
-    /// Bytes of pixels that are kept in this process.
+    /// Returns the bytes of pixels that are kept in this process.
     pub fn kept_bytes(&self) -> u64 {
         self.processed.bytes()
     }
@@ -87,7 +88,7 @@ impl Images {
             .ok_or_else(|| RequestError::internal("the model takes no images"))
     }
 
-    /// Reads `mm_processor_kwargs`, for workers of a class.
+    /// Parses `mm_processor_kwargs` for workers of a class.
     pub(super) fn settings(
         &self,
         kwargs: &Map<String, Value>,
@@ -95,23 +96,24 @@ impl Images {
     ) -> Result<ImageSettings, RequestError> {
         let vision = self.vision()?;
         let at_kwargs = |error| RequestError::from(error).at("mm_processor_kwargs");
-        let asked = if kwargs.is_empty() {
+        let json = if kwargs.is_empty() {
             "{}".into()
         } else {
             Value::Object(kwargs.clone()).to_string().into()
         };
         let kwargs = vision.parse_kwargs(kwargs).map_err(at_kwargs)?;
-        let fingerprint = PlanClass::identify(&class.class.processor, &vision.fingerprint(&kwargs));
-        Ok(ImageSettings { kwargs, asked, fingerprint })
+        let fingerprint =
+            PlanClass::item_identity(&class.class.processor, &vision.fingerprint(&kwargs));
+        Ok(ImageSettings { kwargs, json, fingerprint })
     }
 
-    /// What an image becomes that was seen before, by its identity.
+    /// Returns the cached plan of an image, by its identity.
     pub(super) fn known_plan(&self, hash: &MmHash) -> Option<Arc<ImagePlan>> {
         self.plans.get(hash)
     }
 
-    /// Embeddings that a worker must be able to encode at once for an image; 0 if any worker of the
-    /// class can.
+    /// Returns the number of embeddings that a worker must be able to encode at once for an image;
+    /// 0 if every worker of the class can.
     pub(super) fn encoder_tokens(
         &self,
         plan: &ImagePlan,
@@ -120,7 +122,10 @@ impl Images {
         encoder_tokens(self.vision()?, plan.original, plan, class)
     }
 
-    /// What an image becomes for workers of a class: arithmetic on its size.
+    /// Plans an image for workers of a class, by arithmetic on its size.
+    ///
+    /// # Errors
+    /// Returns an error if the item is no image, or if the image can't be processed or encoded.
     pub(super) fn plan(
         self: &Arc<Self>,
         image: &EncodedMedia,
@@ -140,7 +145,7 @@ impl Images {
         let hash = settings.identify(&image.content);
         let plan = self
             .plans
-            .get_or_make(hash, || Ok(vision.plan(size, &settings.kwargs)?))
+            .get_or_build(hash, || Ok(vision.plan(size, &settings.kwargs)?))
             .map_err(|e| e.at(field))?;
         let encoder_tokens =
             encoder_tokens(vision, size, &plan, class).map_err(|error| error.at(field))?;
@@ -149,7 +154,7 @@ impl Images {
             hash,
             runs: plan.placeholder.clone(),
             embeds: plan.tokens,
-            // Raw values are a byte each.
+            // A raw value is one byte.
             elements: plan.pixel_bytes(PixelFormat::RawU8) as u64,
             encoder_tokens,
             source: Arc::new(ImageSource {
@@ -158,7 +163,7 @@ impl Images {
                 plan,
                 header,
                 encoded: image.clone(),
-                asked: settings.asked.clone(),
+                settings_json: settings.json.clone(),
                 field: field.to_owned(),
                 budget: cpu.clone(),
                 ticket: OnceLock::new(),
@@ -167,12 +172,12 @@ impl Images {
     }
 }
 
-/// Embeddings that a worker must be able to encode at once for an image; 0 if any worker of the
-/// class can.
+/// Returns the number of embeddings that a worker must be able to encode at once for an image; 0 if
+/// every worker of the class can.
 ///
-/// An engine waits for ever with an image that its encoder cache can't hold. The cache holds what
-/// the model's own settings can ask for, and at least the tokens of one step
-/// (`compute_mm_encoder_budget` in vLLM); a request's settings may ask for more.
+/// An engine waits for ever with an image that its encoder cache can't hold. The cache holds every
+/// image of the model's default settings, and at least the tokens of one step
+/// (`compute_mm_encoder_budget` in vLLM). A request's settings may exceed that.
 fn encoder_tokens(
     vision: &VisionModel,
     size: ImageSize,
@@ -182,8 +187,8 @@ fn encoder_tokens(
     if plan.tokens <= class.min_batched_tokens {
         return Ok(0);
     }
-    let usual = vision.plan(size, &ImageKwargs::default())?;
-    if plan.tokens <= usual.tokens {
+    let default_plan = vision.plan(size, &ImageKwargs::default())?;
+    if plan.tokens <= default_plan.tokens {
         return Ok(0);
     }
     if plan.tokens <= class.max_batched_tokens {
@@ -198,33 +203,33 @@ fn encoder_tokens(
     ))
 }
 
-/// One image of a request.
+/// The tensors of one image of a request.
 struct ImageSource {
     images: Arc<Images>,
     hash: MmHash,
     plan: Arc<ImagePlan>,
     header: ImageHeader,
     encoded: EncodedMedia,
-    /// The request's settings.
-    asked: Arc<str>,
+    /// The request's settings as JSON.
+    settings_json: Arc<str>,
     field: String,
-    /// The request's.
+    /// The request's budget.
     budget: CpuBudget,
-    /// For decoding and processing the image. It is kept: another try, with another engine, is no
-    /// fault of the client's.
+    /// The ticket for decoding and processing the image. It is reused if the request moves to
+    /// another engine, which is not the client's fault.
     ticket: OnceLock<Ticket>,
 }
 
 impl MediaSource for ImageSource {
     fn tensors(
         &self,
-        order: TensorOrder,
+        order: TensorRequest,
     ) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
         let span = tracing::debug_span!("process", hash = %self.hash);
-        let made = async {
+        let fields = async {
             self.make(order).await.map_err(|error| SourceError::new(error.at(&self.field)))
         };
-        made.instrument(span).boxed()
+        fields.instrument(span).boxed()
     }
 
     fn encoded(&self) -> Option<EncodedItem> {
@@ -233,76 +238,75 @@ impl MediaSource for ImageSource {
             bytes: self.encoded.bytes.clone(),
             content: *self.encoded.content.as_bytes(),
             media_type: self.header.format.media_type(),
-            processor_kwargs: self.asked.clone(),
+            processor_kwargs: self.settings_json.clone(),
         })
     }
 
-    fn making(&self, format: TensorFormat) -> Option<Making> {
+    fn processing_cost(&self, format: TensorFormat) -> Option<ProcessingCost> {
         let price = self.price(pixel_format(format));
-        Some(Making {
-            size: (self.plan.original.width, self.plan.original.height),
-            bytes: self.plan.pixel_bytes(pixel_format(format)) as u64,
-            price,
-            work: work_size(price),
-            at_once: self.images.cpu.is_free(price),
+        Some(ProcessingCost {
+            image_size: (self.plan.original.width, self.plan.original.height),
+            tensor_bytes: self.plan.pixel_bytes(pixel_format(format)) as u64,
+            cpu_time: price,
+            work_size: work_size(price),
+            starts_immediately: self.images.cpu.is_free(price),
         })
     }
 }
 
 impl ImageSource {
-    /// Time for decoding and processing the image.
+    /// Estimates the time to decode and process the image.
     fn price(&self, format: PixelFormat) -> Duration {
         let tensor = price::tensor(self.plan.original.area(), self.plan.pixel_bytes(format));
         self.header.decode_time.saturating_add(tensor)
     }
 
-    /// Leave for decoding and processing the image, paid for once.
-    fn ticket_to_make(&self, price: Duration) -> Result<Ticket, RequestError> {
-        match self.ticket.get() {
-            Some(ticket) => Ok(ticket.clone()),
-            None => {
-                let ticket = self.budget.ticket(price)?;
-                Ok(self.ticket.get_or_init(|| ticket).clone())
-            }
+    /// Returns the ticket for decoding and processing the image, which is charged once.
+    fn processing_ticket(&self, price: Duration) -> Result<Ticket, RequestError> {
+        if let Some(ticket) = self.ticket.get() {
+            return Ok(ticket.clone());
         }
+        let ticket = self.budget.ticket(price)?;
+        Ok(self.ticket.get_or_init(|| ticket).clone())
     }
 
-    async fn make(&self, order: TensorOrder) -> Result<Option<Vec<ItemField>>, RequestError> {
+    async fn make(&self, order: TensorRequest) -> Result<Option<Vec<ItemField>>, RequestError> {
         let Images { model, processed, cpu, budget, metrics, .. } = &*self.images;
-        let form = Form { hash: self.hash, format: order.format };
-        let _turn = processed.turn(form).await;
-        // The one before may have sent it to the same engine.
-        if !(order.still_wanted)() {
+        let key = TensorKey { hash: self.hash, format: order.format };
+        let _permit = processed.lock(key).await;
+        // The previous holder of the permit may have sent the item to the same engine.
+        if !(order.is_still_needed)() {
             return Ok(None);
         }
-        let found = self.images.kept(&form, &self.plan)?;
+        let cached = self.images.cached_pixels(&key, &self.plan)?;
         let job = PixelJob {
             model: model.clone(),
             budget: budget.clone(),
             memory: order.memory,
-            format: pixel_format(form.format),
+            format: pixel_format(key.format),
             plan: self.plan.clone(),
         };
-        let is_new = found.is_none();
-        let pixels = match found {
+        let is_new = cached.is_none();
+        let pixels = match cached {
             Some(pixels) if job.memory.takes(&pixels) => Ok(pixels),
             Some(pixels) => {
                 let ticket = self.budget.ticket(price::copy(pixels.as_ref().len()))?;
                 cpu.run(&ticket, move || job.copy(&pixels)).await?
             }
             None => {
-                let (image, pool) = (self.encoded.clone(), cpu.clone());
-                let ticket = self.ticket_to_make(self.price(job.format))?;
-                let begun = Instant::now();
-                let made = cpu.run(&ticket, move || job.make(&image, &pool)).await?;
-                metrics.stage(Stage::Process, begun.elapsed());
-                made
+                let image = self.encoded.clone();
+                let pool = cpu.clone();
+                let ticket = self.processing_ticket(self.price(job.format))?;
+                let started = Instant::now();
+                let pixels = cpu.run(&ticket, move || job.process(&image, &pool)).await?;
+                metrics.stage(Stage::Process, started.elapsed());
+                pixels
             }
         };
-        let pixels = pixels.inspect_err(|error| processed.failed(form, error))?;
-        processed.made(form, &pixels);
+        let pixels = pixels.inspect_err(|error| processed.record_failure(key, error))?;
+        processed.insert(key, &pixels);
         if is_new { &metrics.media_decoded } else { &metrics.media_reused }.inc();
-        Ok(Some(named(&self.plan, pixel_format(form.format), &pixels)))
+        Ok(Some(item_fields(&self.plan, pixel_format(key.format), &pixels)))
     }
 }
 
@@ -313,7 +317,7 @@ fn pixel_format(format: TensorFormat) -> PixelFormat {
     }
 }
 
-/// What is needed to process one image, on any thread.
+/// The inputs of processing one image, on any thread.
 struct PixelJob {
     model: Arc<ServedModel>,
     budget: ByteBudget,
@@ -323,8 +327,8 @@ struct PixelJob {
 }
 
 impl PixelJob {
-    /// Decodes and processes.
-    fn make(&self, image: &EncodedMedia, pool: &CpuPool) -> Result<TensorBytes, RequestError> {
+    /// Decodes and processes the image.
+    fn process(&self, image: &EncodedMedia, pool: &CpuPool) -> Result<TensorBytes, RequestError> {
         let vision = self
             .model
             .vision
@@ -341,7 +345,7 @@ impl PixelJob {
         })?
     }
 
-    /// Brings pixels from another engine's memory, or from this process, to where they are needed.
+    /// Copies pixels from another engine's memory, or from this process, to the engine's memory.
     fn copy(&self, pixels: &TensorBytes) -> Result<TensorBytes, RequestError> {
         let bytes = pixels.as_ref();
         self.fill(bytes.len(), |out| {
@@ -350,7 +354,7 @@ impl PixelJob {
         })
     }
 
-    /// Memory of the right kind, filled.
+    /// Allocates memory that the engine reads, or else memory of this process, and fills it.
     fn fill(
         &self,
         bytes: usize,
@@ -366,8 +370,8 @@ impl PixelJob {
     }
 }
 
-/// The item's tensors, in the order of the model's own processor.
-fn named(plan: &ImagePlan, format: PixelFormat, pixels: &TensorBytes) -> Vec<ItemField> {
+/// Returns the item's tensors, in the order of the model's own processor.
+fn item_fields(plan: &ImagePlan, format: PixelFormat, pixels: &TensorBytes) -> Vec<ItemField> {
     let tensor = |spec| {
         let TensorSpec { name, dtype, shape, contents, field } = spec;
         let bytes = match contents {

@@ -1,4 +1,4 @@
-//! Media items of a prompt: what each becomes, before anything is decoded.
+//! Plans of a prompt's media items, made before anything is decoded.
 
 use std::sync::Arc;
 
@@ -6,39 +6,39 @@ use chiasm_backend::{JobItem, MediaSource};
 use chiasm_router::RouteItem;
 use chiasm_types::{MmHash, Modality, Placeholder, TokenRun};
 
-/// What one item becomes for workers of one plan class.
+/// The plan of one item for workers of one plan class.
 pub(super) struct ItemPlan {
-    /// What kind of thing it is.
+    /// The item's modality.
     pub(super) modality: Modality,
-    /// Its identity.
+    /// The item's identity.
     pub(super) hash: MmHash,
-    /// The tokens that take its marker's place.
+    /// The tokens that replace the item's marker.
     pub(super) runs: Vec<TokenRun>,
-    /// Embeddings that the encoder makes of it: the tokens of `runs` that embed.
+    /// The number of embeddings that the encoder computes: the tokens of `runs` that embed.
     pub(super) embeds: usize,
-    /// Elements of its large tensor.
+    /// The number of elements of the item's large tensor.
     pub(super) elements: u64,
-    /// Embeddings that a worker must be able to encode at once for it; 0 if any worker of the class
-    /// can.
+    /// The number of embeddings that a worker must be able to encode at once; 0 if every worker of
+    /// the class can.
     pub(super) encoder_tokens: usize,
-    /// Where its tensors can be had.
+    /// The source of the item's tensors.
     pub(super) source: Arc<dyn MediaSource>,
 }
 
 impl ItemPlan {
-    /// What the router has to know of the item at its place.
-    pub(super) fn to_route(&self, at: &Placeholder) -> RouteItem {
+    /// Returns the item as the router sees it at a placeholder.
+    pub(super) fn to_route(&self, placeholder: &Placeholder) -> RouteItem {
         RouteItem {
             hash: self.hash,
-            end: at.offset + at.length,
+            end: placeholder.offset + placeholder.length,
             embeds: self.embeds,
             elements: self.elements,
         }
     }
 
-    /// What a backend has to know of the item at its place.
-    pub(super) fn into_job(self, at: Placeholder) -> JobItem {
+    /// Returns the item as a backend sees it at a placeholder.
+    pub(super) fn into_job(self, placeholder: Placeholder) -> JobItem {
         let Self { modality, hash, elements, source, .. } = self;
-        JobItem { modality, hash, placeholder: at, elements, source }
+        JobItem { modality, hash, placeholder, elements, source }
     }
 }

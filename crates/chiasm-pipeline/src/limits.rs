@@ -8,24 +8,24 @@ use chiasm_types::Modality;
 /// The bounds on the work for a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PipelineLimits {
-    /// Media items in one prompt.
+    /// The maximum number of media items in one prompt.
     pub items_per_prompt: ItemLimits,
-    /// Requests in flight, beyond which the server refuses more. `None` for twice as many as the
-    /// workers run at once, but at least 1024.
+    /// The maximum number of requests in flight; the server refuses more. `None` means twice as
+    /// many as the workers run at once, but at least 1024.
     pub requests: Option<usize>,
-    /// Bytes of processed media that are kept for other engines, where they travel in messages; 0
-    /// keeps none.
+    /// The maximum bytes of processed media to keep for other engines that receive them in
+    /// messages; 0 keeps none.
     pub processed_bytes: u64,
-    /// Threads for CPU-heavy work of usual size. Short work has one more than that of its own,
-    /// heavy work half as many, rounded up.
+    /// The number of threads for CPU-heavy work of usual size. Short work has its own threads, one
+    /// more; heavy work has half as many, rounded up.
     pub cpu_threads: usize,
-    /// The CPU time that one request may ask for, by estimate before the work is done.
+    /// The maximum CPU time of one request, as estimated before the work is done.
     pub request_cost: Duration,
-    /// The time from a request's arrival to its first token; `None` for any.
+    /// The maximum time from a request's arrival to its first token; `None` for no limit.
     pub first_token_timeout: Option<Duration>,
-    /// The time from a request's arrival to its last token; `None` for any.
+    /// The maximum time from a request's arrival to its last token; `None` for no limit.
     pub request_timeout: Option<Duration>,
-    /// The time for which a prompt is refused that was in several engines when they died.
+    /// The time for which a prompt is refused after several engines died with it.
     pub quarantine: Duration,
 }
 
@@ -35,7 +35,7 @@ impl Default for PipelineLimits {
             items_per_prompt: ItemLimits::default(),
             processed_bytes: 256 << 20,
             requests: None,
-            // The async threads need a core too.
+            // Leaves one core to the async threads.
             cpu_threads: std::thread::available_parallelism()
                 .map_or(1, |cores| cores.get() - 1)
                 .max(1),
@@ -47,17 +47,17 @@ impl Default for PipelineLimits {
     }
 }
 
-/// The most media items of each modality in one prompt.
+/// The maximum number of media items of each modality in one prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ItemLimits(BTreeMap<Modality, usize>);
 
 impl ItemLimits {
-    /// Returns the most items of a modality; 0 for one that was not named.
+    /// Returns the maximum for a modality; 0 if it was not set.
     pub fn get(&self, modality: &Modality) -> usize {
         self.0.get(modality).copied().unwrap_or(0)
     }
 
-    /// Sets the most items of a modality.
+    /// Sets the maximum for a modality.
     pub fn set(&mut self, modality: Modality, items: usize) {
         self.0.insert(modality, items);
     }

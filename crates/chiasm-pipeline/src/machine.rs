@@ -1,5 +1,7 @@
-//! Media items of jobs that a frontend on another machine has planned: checked, and made here from
-//! the same files; or taken as the tensors that the frontend has made.
+//! Media items of jobs that a frontend on another machine has planned.
+//!
+//! An agent checks the plans. It makes the tensors from the same files, or receives the tensors
+//! that the frontend has made.
 
 mod error;
 mod files;
@@ -10,163 +12,162 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use bytes::Bytes;
 use chiasm_backend::{
-    EncodedItem, ItemField, JobItem, MediaForm, MediaLoad, MediaSource, OthersItem, OthersJob,
-    SourceError, TensorBytes, TensorOrder,
+    EncodedItem, ForeignJob, ForeignMediaItem, ItemField, JobItem, MediaForm, MediaLoad,
+    MediaSource, SourceError, TensorBytes, TensorRequest,
 };
 use chiasm_fleet::{Fleet, PresentClass, Worker, keys_for, spans};
 use chiasm_kv::{BlockKey, PromptBlocks};
-use chiasm_media::{ChargedBuffer, ContentHash, EncodedMedia, MediaDoor};
+use chiasm_media::{ChargedBuffer, ContentHash, EncodedMedia, MediaLoader};
 use chiasm_types::{MmHash, Modality, Placeholder, TokenId, TokenRun};
 use chiasm_vision::{ImagePlan, ImageSize, PixelFormat};
 use futures_util::future::{BoxFuture, FutureExt, try_join_all};
 use serde_json::{Map, Value};
 
 use super::error::{Cause, RequestError};
-use super::image::{ImageSettings, Images, TensorsError, pixels_of};
+use super::image::{ImageSettings, Images, TensorsError, find_pixels};
 use super::limits::PipelineLimits;
 use super::metrics::PipelineMetrics;
 use super::prepare::check_tokens;
-use super::processed::Form;
+use super::processed::TensorKey;
 use crate::cpu::{CpuBudget, CpuPool};
 use crate::model::ServedModel;
 
 pub use error::{ItemError, PlanError, PutError};
-use files::AskForItem;
-pub use files::NotFetched;
-use tensors::Tensors;
-use waiting::{Came, Expected, Waiting};
+pub use files::FetchFailure;
+use files::RequestItemFile;
+use tensors::ReceivedTensors;
+use waiting::{ExpectedTensors, PendingItems, ReceivedItem};
 
-/// Makes the media items of jobs that frontends on other machines have planned.
+/// The media items of jobs that frontends on other machines have planned.
 pub struct MachineMedia {
     model: Arc<ServedModel>,
     images: Arc<Images>,
-    door: MediaDoor,
+    loader: MediaLoader,
     cpu: CpuPool,
     fleet: Arc<Fleet>,
-    /// Who waits for files, or for what frontends make of them.
-    waiting: Waiting,
-    /// Items whose tensors frontends have made; `None` if none are taken.
-    tensors: Option<Arc<Tensors>>,
-    fetches: bool,
+    /// The files and tensors that jobs wait for.
+    pending: PendingItems,
+    /// The tensors that frontends have made; `None` if tensors are not accepted.
+    tensors: Option<Arc<ReceivedTensors>>,
+    fetches_urls: bool,
 }
 
 /// A media item as a frontend on another machine has planned it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlannedItem {
-    /// What kind of thing it is.
+    /// The item's modality.
     pub modality: Modality,
-    /// Its identity, by the frontend's reckoning.
+    /// The item's identity, as the frontend computed it.
     pub hash: MmHash,
-    /// What is to be had of it.
+    /// The data that the frontend has of the item.
     pub origin: ItemOrigin,
-    /// Where it stands in the prompt, by the frontend's reckoning.
+    /// The item's placeholder in the prompt, as the frontend computed it.
     pub placeholder: Placeholder,
 }
 
-/// What a frontend on another machine has of a media item.
+/// The data that a frontend on another machine has of a media item.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ItemOrigin {
-    /// The file, of which tensors are made here.
+    /// The file, from which this process makes tensors.
     File {
-        /// Its hash.
+        /// The file's hash.
         content: ContentHash,
-        /// The request's settings for its processor.
+        /// The request's settings for the processor.
         processor_kwargs: Map<String, Value>,
-        /// Where the frontend has got it, if at an `http:` or `https:` URL.
+        /// The `http:` or `https:` URL from which the frontend fetched the file.
         url: Option<String>,
         /// Width and height in pixels, if the frontend may send the tensors of an image of that
-        /// size in place of the file.
+        /// size instead of the file.
         size: Option<(u32, u32)>,
     },
-    /// Its tensors.
+    /// The tensors.
     Tensors {
-        /// Elements of the largest.
+        /// The number of elements of the largest tensor.
         elements: u64,
     },
 }
 
-/// A job whose tokens and media items an engine can be given.
+/// A checked job, whose tokens and media items are safe for an engine.
 pub struct CheckedJob {
     /// The media items, in the order of the prompt.
     pub items: Arc<[JobItem]>,
-    /// Makes what other frontends have to know of the job. It hashes the whole prompt: it is for
-    /// when there are others.
-    pub told: Box<dyn FnOnce() -> OthersJob + Send>,
+    /// Builds the job for other frontends. That hashes the whole prompt, so it should only be
+    /// called if there are other frontends.
+    pub foreign_job: Box<dyn FnOnce() -> ForeignJob + Send>,
 }
 
-/// Asks a job's frontend for the file of its item of this number, and says why it was not fetched
-/// if it was to be.
-pub type AskForFile = Arc<dyn Fn(usize, Option<NotFetched>) + Send + Sync>;
+/// Requests the file of a job's item, by its index, from the job's frontend. Reports the failure if
+/// fetching the file from its URL failed.
+pub type RequestFile = Arc<dyn Fn(usize, Option<FetchFailure>) + Send + Sync>;
 
 impl MachineMedia {
-    /// Keeps files in the door's cache. Takes tensors that frontends have made if an item's may
-    /// have some number of bytes: whoever may speak to this agent is believed that they are what
-    /// the engines want then. With `fetches` a file that a frontend has got at a URL is fetched
-    /// from there by the door, within its policy, and asked for only if that does not bring what
-    /// the frontend has.
+    /// Creates the state for an agent's media items. Files are kept in the loader's cache.
+    ///
+    /// With `max_tensor_bytes`, accepts tensors that frontends have made, of at most that size per
+    /// item. Frontends are trusted then to send valid tensors. With `fetches_urls`, the loader
+    /// fetches files from the frontends' URLs within its policy. Files are then requested from a
+    /// frontend only if the fetch fails or brings another file.
     pub fn new(
         model: Arc<ServedModel>,
-        door: MediaDoor,
+        loader: MediaLoader,
         fleet: Arc<Fleet>,
         limits: &PipelineLimits,
-        tensor_bytes: Option<u64>,
-        fetches: bool,
+        max_tensor_bytes: Option<u64>,
+        fetches_urls: bool,
     ) -> Arc<Self> {
         let metrics = Arc::new(PipelineMetrics::default());
         let cpu = CpuPool::new(limits.cpu_threads, &metrics.cpu);
         let images = Images::new(
             model.clone(),
             cpu.clone(),
-            door.budget().clone(),
+            loader.budget().clone(),
             metrics,
             limits.processed_bytes,
         );
-        let tensors = tensor_bytes
-            .map(|most| Arc::new(Tensors::new(most, limits.processed_bytes, cpu.clone())));
-        let door = door.with_workers(Arc::new(cpu.clone()));
+        let tensors = max_tensor_bytes.map(|max_bytes| {
+            Arc::new(ReceivedTensors::new(max_bytes, limits.processed_bytes, cpu.clone()))
+        });
+        let loader = loader.with_executor(Arc::new(cpu.clone()));
         let images = Arc::new(images);
         Arc::new(Self {
             model,
             images,
-            door,
+            loader,
             cpu,
             fleet,
-            waiting: Waiting::default(),
+            pending: PendingItems::default(),
             tensors,
-            fetches,
+            fetches_urls,
         })
     }
 
-    /// Whether files are fetched from where frontends have got them.
-    pub fn fetches(&self) -> bool {
-        self.fetches
+    /// Returns `true` if files are fetched from the frontends' URLs.
+    pub fn fetches_urls(&self) -> bool {
+        self.fetches_urls
     }
 
-    /// What there is to do.
+    /// Returns the waiting and running work.
     pub fn load(&self) -> MediaLoad {
         self.cpu.load()
     }
 
-    /// Takes in the tensors of an item, for all who wait for them now or ask for them soon.
+    /// Accepts the tensors of an item, for all jobs that wait for them now or need them soon.
     ///
     /// # Errors
-    /// They are not what the image becomes whose file they come in place of.
+    /// Returns an error if the tensors do not match the plan of the image whose file they replace.
     pub fn put_tensors(&self, hash: MmHash, fields: Vec<ItemField>) -> Result<(), TensorsError> {
-        let mut refused = None;
-        for expected in self.waiting.expected(&hash) {
-            let Expected { form, plan } = &expected;
-            let pixels = pixels_of(plan, form.format, &fields);
-            match pixels.and_then(|pixels| self.images.keep(*form, plan, &pixels).map(|()| pixels))
-            {
+        let mut refusal = None;
+        for expected in self.pending.expected(&hash) {
+            match self.keep_pixels(&expected, &fields) {
                 Ok(pixels) => {
-                    self.waiting.pixels_came(&expected, &pixels);
+                    self.pending.complete_with_pixels(&expected, &pixels);
                     return Ok(());
                 }
-                Err(why) => refused = Some(why),
+                Err(error) => refusal = Some(error),
             }
         }
-        if let Some(why) = refused {
-            return Err(why);
+        if let Some(error) = refusal {
+            return Err(error);
         }
         if let Some(tensors) = &self.tensors {
             tensors.put(hash, fields);
@@ -174,27 +175,40 @@ impl MachineMedia {
         Ok(())
     }
 
-    /// The most bytes that an item's tensors may have; `None` if none are taken.
+    /// Checks an image's tensors against the expected ones, and keeps the pixels.
+    fn keep_pixels(
+        &self,
+        expected: &ExpectedTensors,
+        fields: &[ItemField],
+    ) -> Result<Bytes, TensorsError> {
+        let ExpectedTensors { key, plan } = expected;
+        let pixels = find_pixels(plan, key.format, fields)?;
+        self.images.keep(*key, plan, &pixels)?;
+        Ok(pixels)
+    }
+
+    /// Returns the maximum size of an item's tensors; `None` if tensors are not accepted.
     pub fn max_tensor_bytes(&self) -> Option<u64> {
         self.tensors.as_ref().map(|tensors| tensors.max_bytes())
     }
 
-    /// Memory for a file or for tensors that come, out of what there is for all of them.
+    /// Returns a buffer for an incoming file or tensors, charged to the memory budget.
     pub fn buffer(&self) -> ChargedBuffer {
-        self.door.budget().buffer()
+        self.loader.budget().buffer()
     }
 
-    /// The most bytes that a file of this modality may have.
+    /// Returns the maximum size of a file of this modality.
     pub fn max_bytes(&self, modality: &Modality) -> u64 {
-        self.door.limits().max_bytes(modality)
+        self.loader.limits().max_bytes(modality)
     }
 
-    /// Checks what a frontend has planned for a worker: no engine may be given what would break it,
-    /// whoever asks. `ask` is called for files that are needed and not here, now or when the engine
-    /// wants the tensors.
+    /// Checks a job that a frontend has planned for a worker, so that no invalid job reaches an
+    /// engine. `request_file` is called for missing files, during the check or when the engine
+    /// requests the tensors.
     ///
     /// # Errors
-    /// The tokens or items are not what they would be here, or the engine is gone.
+    /// Returns an error if tokens or items differ from the plans that this process computes, or if
+    /// the engine is gone.
     pub async fn check(
         self: &Arc<Self>,
         worker: &Worker,
@@ -202,7 +216,7 @@ impl MachineMedia {
         planned: Vec<PlannedItem>,
         lora: Option<&str>,
         salt: Option<&str>,
-        ask: AskForFile,
+        request_file: RequestFile,
     ) -> Result<CheckedJob, PlanError> {
         check_tokens(tokens, self.model.last_token()).map_err(PlanError::Tokens)?;
         let max_model_len = worker.backend.capabilities().max_model_len;
@@ -221,46 +235,48 @@ impl MachineMedia {
             }
             end = placeholder.offset.saturating_add(placeholder.length);
         }
-        // At once, as each may wait for its file.
+        // Concurrently, because each item may wait for its file.
         let items = planned.into_iter().enumerate().map(async |(number, planned)| {
-            let ask = ask.clone();
-            let item = self
-                .item(worker, tokens, planned, class, Arc::new(move |why| ask(number, why)))
-                .await;
+            let request_file = request_file.clone();
+            let request_file = Arc::new(move |failure| request_file(number, failure));
+            let item = self.check_item(worker, tokens, planned, class, request_file).await;
             item.map_err(|error| PlanError::Item { number, error })
         });
         let items = try_join_all(items).await?;
-        let mut told = Vec::with_capacity(items.len());
+        let mut foreign_items = Vec::with_capacity(items.len());
         let mut media = Vec::with_capacity(items.len());
         for item in &items {
             let Placeholder { offset, length, .. } = item.placeholder;
-            let embeds = item.placeholder.embeds();
+            let embeds = item.placeholder.embed_count();
             media.extend(spans(&class.class, item.hash, &item.placeholder));
-            told.push(OthersItem {
+            foreign_items.push(ForeignMediaItem {
                 hash: item.hash,
                 end: offset + length,
                 embeds,
                 elements: item.elements,
             });
         }
-        let (class, tokens) = (class.class.clone(), tokens.clone());
-        let [lora, salt] = [lora, salt].map(|word| word.map(str::to_owned));
-        let told = Box::new(move || {
-            let (lora, salt) = (lora.as_deref(), salt.as_deref());
+        let class = class.class.clone();
+        let tokens = tokens.clone();
+        let lora = lora.map(str::to_owned);
+        let salt = salt.map(str::to_owned);
+        let foreign_job = Box::new(move || {
+            let lora = lora.as_deref();
+            let salt = salt.as_deref();
             let blocks = PromptBlocks { tokens: &tokens, media: &media, lora, salt };
             let keys = keys_for(&class, &blocks).into_iter().map(BlockKey::get).collect();
-            OthersJob { keys, prompt_tokens: tokens.len(), media: told }
+            ForeignJob { keys, prompt_tokens: tokens.len(), media: foreign_items }
         });
-        Ok(CheckedJob { items: items.into(), told })
+        Ok(CheckedJob { items: items.into(), foreign_job })
     }
 
-    async fn item(
+    async fn check_item(
         self: &Arc<Self>,
         worker: &Worker,
         tokens: &[TokenId],
         planned: PlannedItem,
         class: &PresentClass,
-        ask: AskForItem,
+        request_file: RequestItemFile,
     ) -> Result<JobItem, ItemError> {
         let PlannedItem { modality, hash, origin, placeholder } = planned;
         let (content, processor_kwargs, url, size) = match origin {
@@ -269,12 +285,12 @@ impl MachineMedia {
             }
             ItemOrigin::Tensors { elements } => {
                 let tensors = self.tensors.as_ref().ok_or(ItemError::NoTensors)?;
-                if placeholder.embeds() == 0
+                if placeholder.embed_count() == 0
                     || placeholder.offset + placeholder.length > tokens.len()
                 {
                     return Err(ItemError::NoPlaceholder);
                 }
-                let source = tensors.source(hash, Arc::new(move || ask(None)));
+                let source = tensors.source(hash, Arc::new(move || request_file(None)));
                 return Ok(JobItem { modality, hash, placeholder, elements, source });
             }
         };
@@ -287,8 +303,8 @@ impl MachineMedia {
         }
         let expected = match (size, worker.backend.capabilities().media) {
             (Some(size), MediaForm::Tensors(format)) if self.tensors.is_some() => {
-                let plan = self.plan_of(size, &settings)?;
-                Some(Expected { form: Form { hash, format }, plan })
+                let plan = self.plan_size(size, &settings)?;
+                Some(ExpectedTensors { key: TensorKey { hash, format }, plan })
             }
             _ => None,
         };
@@ -299,57 +315,57 @@ impl MachineMedia {
             url,
             settings,
             class: class.clone(),
-            ask,
+            request_file,
             expected,
             plan: OnceLock::new(),
-            came: Mutex::default(),
+            early_pixels: Mutex::default(),
         };
         let plan = source.image_plan().await?;
-        // Tensors have to fit the place that is checked.
+        // Tensors must fit the checked placeholder.
         source.expected.take_if(|expected| expected.plan.original != plan.original);
         // An engine waits for ever with an item that it can't encode.
-        let at_once = self.images.encoder_tokens(&plan, class)?;
-        if at_once > worker.backend.capabilities().max_batched_tokens {
-            return Err(ItemError::TooLarge(at_once));
+        let encoder_tokens = self.images.encoder_tokens(&plan, class)?;
+        if encoder_tokens > worker.backend.capabilities().max_batched_tokens {
+            return Err(ItemError::TooLarge(encoder_tokens));
         }
-        if !stands_at(&plan.placeholder, &placeholder, tokens) {
+        if !matches_placeholder(&plan.placeholder, &placeholder, tokens) {
             return Err(ItemError::OtherPlaceholder);
         }
-        // Raw values are a byte each.
+        // A raw value is one byte.
         let elements = plan.pixel_bytes(PixelFormat::RawU8) as u64;
         Ok(JobItem { modality, hash, placeholder, elements, source: Arc::new(source) })
     }
 
-    /// What an image of this size becomes. Whether it has it is not known.
-    fn plan_of(
+    /// Plans an image of the size that the frontend reports, which is not verified.
+    fn plan_size(
         &self,
         (width, height): (u32, u32),
         settings: &ImageSettings,
     ) -> Result<Arc<ImagePlan>, RequestError> {
-        self.door.limits().image.check(width, height)?;
-        self.images.plan_of(ImageSize { width, height }, settings)
+        self.loader.limits().image.check(width, height)?;
+        self.images.plan_size(ImageSize { width, height }, settings)
     }
 }
 
-/// Whether an item of these runs stands there in a prompt. Tokens of it that don't embed may have
-/// been joined with their neighbours.
-fn stands_at(runs: &[TokenRun], placeholder: &Placeholder, tokens: &[TokenId]) -> bool {
+/// Returns `true` if the prompt has an item of these runs at the placeholder. Tokens that do not
+/// embed may have been joined with their neighbours.
+fn matches_placeholder(runs: &[TokenRun], placeholder: &Placeholder, tokens: &[TokenId]) -> bool {
     let Placeholder { offset, length, is_embed } = placeholder;
-    let here = offset.checked_add(*length).and_then(|end| tokens.get(*offset..end));
-    let Some(here) = here.filter(|_| is_embed.as_ref().is_none_or(|mask| mask.len() == *length))
-    else {
-        return false;
-    };
-    let embeds = |at: usize| is_embed.as_ref().is_none_or(|mask| mask[at]);
+    let has_valid_mask = is_embed.as_ref().is_none_or(|mask| mask.len() == *length);
+    let range = offset.checked_add(*length).and_then(|end| tokens.get(*offset..end));
+    let Some(tokens) = range.filter(|_| has_valid_mask) else { return false };
+    let embeds = |index: usize| is_embed.as_ref().is_none_or(|mask| mask[index]);
     let mut expected =
         runs.iter().flat_map(|run| std::iter::repeat_n((run.token, run.embeds), run.count));
-    let fits = |(at, token): (usize, &TokenId)| {
-        expected.next().is_some_and(|(run, embed)| embed == embeds(at) && (!embed || run == *token))
+    let matches = |(index, token): (usize, &TokenId)| {
+        expected.next().is_some_and(|(expected_token, embed)| {
+            embed == embeds(index) && (!embed || expected_token == *token)
+        })
     };
-    here.iter().enumerate().all(fits) && expected.next().is_none()
+    tokens.iter().enumerate().all(matches) && expected.next().is_none()
 }
 
-/// An item whose file a frontend has.
+/// The tensors of an item whose file a frontend has.
 struct FileSource {
     media: Arc<MachineMedia>,
     hash: MmHash,
@@ -357,76 +373,85 @@ struct FileSource {
     url: Option<String>,
     settings: Arc<ImageSettings>,
     class: PresentClass,
-    ask: AskForItem,
-    /// Tensors that are taken in place of the file.
-    expected: Option<Expected>,
-    /// What it becomes, once that is known.
+    request_file: RequestItemFile,
+    /// The tensors that are accepted instead of the file.
+    expected: Option<ExpectedTensors>,
+    /// The item's plan, once it is known.
     plan: OnceLock<Arc<ImagePlan>>,
-    /// Pixels that came before an engine wanted them.
-    came: Mutex<Option<Bytes>>,
+    /// Pixels that arrived before an engine requested them.
+    early_pixels: Mutex<Option<Bytes>>,
 }
 
 impl FileSource {
-    async fn come(&self) -> Result<Came, RequestError> {
-        self.media.come(&self.content, self.url.as_deref(), self.expected.clone(), &self.ask).await
+    /// Waits for the file, or for the tensors that are accepted instead.
+    async fn receive(&self) -> Result<ReceivedItem, RequestError> {
+        let url = self.url.as_deref();
+        let expected = self.expected.clone();
+        self.media.receive(&self.content, url, expected, &self.request_file).await
     }
 
-    fn planned(&self, file: &EncodedMedia) -> Result<super::item::ItemPlan, RequestError> {
+    fn plan_file(&self, file: &EncodedMedia) -> Result<super::item::ItemPlan, RequestError> {
         self.media.images.plan(file, &self.settings, &self.class, "media", &CpuBudget::shared())
     }
 
+    /// Returns the image's plan, from the cache or from the received data.
     async fn image_plan(&self) -> Result<Arc<ImagePlan>, RequestError> {
         let known = || self.media.images.known_plan(&self.hash);
         let plan = match (known(), &self.expected) {
             (Some(plan), _) => plan,
-            (None, expected) => match (self.come().await?, expected) {
-                (Came::Pixels(pixels), Some(Expected { plan, .. })) => {
-                    *self.came.lock().unwrap_or_else(PoisonError::into_inner) = Some(pixels);
+            (None, expected) => match (self.receive().await?, expected) {
+                (ReceivedItem::Pixels(pixels), Some(ExpectedTensors { plan, .. })) => {
+                    *self.early_pixels.lock().unwrap_or_else(PoisonError::into_inner) =
+                        Some(pixels);
                     plan.clone()
                 }
-                (Came::File(file), _) => {
-                    self.planned(&file)?;
+                (ReceivedItem::File(file), _) => {
+                    self.plan_file(&file)?;
                     known().ok_or_else(|| RequestError::internal("a plan was lost at once"))?
                 }
-                (Came::Pixels(_), None) => {
-                    return Err(RequestError::internal("tensors came that nobody expected"));
+                (ReceivedItem::Pixels(_), None) => {
+                    return Err(RequestError::internal("unexpected tensors were received"));
                 }
             },
         };
         Ok(self.plan.get_or_init(|| plan).clone())
     }
 
-    /// Pixels that were made elsewhere, and what they are pixels of: those that came before, or
-    /// what another engine was given.
-    fn made(&self, form: &Form) -> Result<Option<(TensorBytes, &Arc<ImagePlan>)>, RequestError> {
+    /// Returns pixels that are in memory, and their plan: those that arrived early, or those of
+    /// another engine.
+    fn cached_pixels(
+        &self,
+        key: &TensorKey,
+    ) -> Result<Option<(TensorBytes, &Arc<ImagePlan>)>, RequestError> {
         let Some(plan) = self.plan.get() else { return Ok(None) };
-        let is_expected = self.expected.as_ref().is_some_and(|expected| expected.form == *form);
-        let came =
-            self.came.lock().unwrap_or_else(PoisonError::into_inner).take().filter(|_| is_expected);
-        let pixels = match came {
+        let is_expected = self.expected.as_ref().is_some_and(|expected| expected.key == *key);
+        let early = self.early_pixels.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let pixels = match early.filter(|_| is_expected) {
             Some(pixels) => Some(TensorBytes::Here(pixels)),
-            None => self.media.images.kept(form, plan)?,
+            None => self.media.images.cached_pixels(key, plan)?,
         };
         Ok(pixels.map(|pixels| (pixels, plan)))
     }
 
-    async fn make(&self, order: TensorOrder) -> Result<Option<Vec<ItemField>>, SourceError> {
-        let form = Form { hash: self.hash, format: order.format };
+    async fn make(&self, order: TensorRequest) -> Result<Option<Vec<ItemField>>, SourceError> {
+        let key = TensorKey { hash: self.hash, format: order.format };
         let images = &self.media.images;
-        if let Some((pixels, plan)) = self.made(&form).map_err(SourceError::new)? {
+        if let Some((pixels, plan)) = self.cached_pixels(&key).map_err(SourceError::new)? {
             return images.place(self.hash, plan, pixels, order).await.map_err(SourceError::new);
         }
-        match (self.come().await.map_err(SourceError::new)?, &self.expected) {
-            (Came::File(file), _) => {
-                self.planned(&file).map_err(SourceError::new)?.source.tensors(order).await
+        match (self.receive().await.map_err(SourceError::new)?, &self.expected) {
+            (ReceivedItem::File(file), _) => {
+                self.plan_file(&file).map_err(SourceError::new)?.source.tensors(order).await
             }
-            (Came::Pixels(pixels), Some(Expected { form: came, plan })) if *came == form => images
-                .place(self.hash, plan, TensorBytes::Here(pixels), order)
-                .await
-                .map_err(SourceError::new),
-            // An engine wants what it has said that it wants.
-            (Came::Pixels(_), _) => {
-                Err(SourceError::new(RequestError::internal("tensors came in another form")))
+            (ReceivedItem::Pixels(pixels), Some(expected)) if expected.key == key => {
+                let pixels = TensorBytes::Here(pixels);
+                let fields = images.place(self.hash, &expected.plan, pixels, order).await;
+                fields.map_err(SourceError::new)
+            }
+            // Impossible: the expected format is the one that the engine announced.
+            (ReceivedItem::Pixels(_), _) => {
+                let error = RequestError::internal("tensors were received in another format");
+                Err(SourceError::new(error))
             }
         }
     }
@@ -435,7 +460,7 @@ impl FileSource {
 impl MediaSource for FileSource {
     fn tensors(
         &self,
-        order: TensorOrder,
+        order: TensorRequest,
     ) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
         self.make(order).boxed()
     }
@@ -454,11 +479,11 @@ mod tests {
     }
 
     #[test]
-    fn an_item_stands_where_all_its_tokens_do() {
+    fn item_matches_placeholder_with_its_tokens() {
         let runs = [run(1, 1, false), run(2, 2, true), run(3, 1, false)];
         let tokens = [9, 1, 2, 2, 3, 9].map(TokenId);
         let at = |offset, length, mask: Option<&[bool]>| {
-            stands_at(
+            matches_placeholder(
                 &runs,
                 &Placeholder { offset, length, is_embed: mask.map(<[_]>::to_vec) },
                 &tokens,
@@ -472,7 +497,7 @@ mod tests {
             assert!(!at(offset, length, Some(mask)), "{offset} {length}");
         }
         let joined = [9, 1, 2, 2, 4].map(TokenId);
-        assert!(stands_at(
+        assert!(matches_placeholder(
             &runs,
             &Placeholder { offset: 1, length: 4, is_embed: Some(mask.to_vec()) },
             &joined
@@ -480,7 +505,7 @@ mod tests {
         assert!(!at(1, 4, None));
         assert!(!at(1, 4, Some(&[true, true, true, false])));
         assert!(!at(1, 4, Some(&mask[..3])));
-        assert!(stands_at(
+        assert!(matches_placeholder(
             &[run(2, 2, true)],
             &Placeholder { offset: 2, length: 2, is_embed: None },
             &tokens

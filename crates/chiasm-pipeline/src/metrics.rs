@@ -1,7 +1,7 @@
-//! Metrics of requests on their way through the pipeline, for Prometheus.
+//! Metrics of requests in the pipeline, for Prometheus.
 
 mod buckets;
-mod found;
+mod cache_stats;
 mod kinds;
 mod latency;
 mod media;
@@ -12,7 +12,7 @@ mod workers;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use chiasm_backend::{Delivered, Finish};
+use chiasm_backend::{Finish, MediaDelivery};
 use chiasm_fleet::WorkerLabel;
 use chiasm_request::{PrefillOutcome, RouteOutcome};
 use chiasm_router::{Knowledge, Reservation, WorkerSnapshot};
@@ -23,7 +23,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
-pub use self::found::{Found, PromptTokens};
+pub use self::cache_stats::{CacheStats, PromptTokens};
 pub use self::kinds::{Retry, Stage};
 pub use self::latency::{LatencyCounts, LatencyHistogram};
 use self::media::MediaMetrics;
@@ -36,7 +36,7 @@ use crate::cpu::CpuMetrics;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct OverlapErrorLabels {
-    /// The side on which the prediction was wrong.
+    /// The direction of the prediction's error: `high` or `low`.
     too: &'static str,
     state: &'static str,
 }
@@ -51,10 +51,10 @@ struct StageLabel {
     stage: &'static str,
 }
 
-/// The label of a family that has vLLM's name, too.
+/// The label of a family that also exists under vLLM's name.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct FinishedLabel {
-    /// vLLM's word for the reason.
+    /// vLLM's name of the reason.
     pub finished_reason: &'static str,
 }
 
@@ -65,20 +65,20 @@ pub struct PipelineMetrics {
     overlap_blocks: Counter,
     overlap_error: Family<OverlapErrorLabels, Counter>,
     finished_choices: Family<FinishedLabel, Counter>,
-    /// Media items decoded and processed.
+    /// The media items that were decoded and processed.
     pub media_decoded: Counter,
-    /// Media items whose tensors another request or engine had been given.
+    /// The media items whose tensors had been made for another request or engine.
     pub media_reused: Counter,
     retries: Family<CauseLabel, Counter>,
-    /// Times from requests' arrivals to their first tokens.
+    /// The times from requests' arrivals to their first tokens.
     pub time_to_first_token: LatencyHistogram,
-    /// Times between two tokens of an answer.
+    /// The times between two tokens of an answer.
     pub inter_token_latency: LatencyHistogram,
     stages: Family<StageLabel, Histogram, fn() -> Histogram>,
-    /// Set once, before requests come.
+    /// Set once, before the first request.
     objectives: OnceLock<ObjectiveMetrics>,
     no_objectives: ObjectiveMetrics,
-    found: Mutex<Found>,
+    cache_stats: Mutex<CacheStats>,
     worker_sums: WorkerSums,
     media: MediaMetrics,
     roles: RoleMetrics,
@@ -105,19 +105,19 @@ impl Default for PipelineMetrics {
             }),
             objectives: OnceLock::new(),
             no_objectives: ObjectiveMetrics::default(),
-            found: Mutex::default(),
+            cache_stats: Mutex::default(),
             worker_sums: WorkerSums::default(),
             media: MediaMetrics::default(),
             roles: RoleMetrics::default(),
             cpu: CpuMetrics::default(),
         };
-        metrics.begin_at_zero();
+        metrics.create_series();
         metrics
     }
 }
 
 impl PipelineMetrics {
-    /// Registers all of them.
+    /// Registers all metrics.
     pub fn register(&self, r: &mut Registry) {
         r.register("routed_requests", "Requests sent to each worker", self.routed.clone());
         r.register("prompt_blocks", "Full blocks of routed prompts", self.prompt_blocks.clone());
@@ -128,13 +128,15 @@ impl PipelineMetrics {
         );
         r.register(
             "overlap_error_blocks",
-            "Blocks by which the overlap was predicted too high or too low, against what the engine found in its cache; \
+            "Blocks by which the overlap was predicted too high or too low, \
+             against what the engine found in its cache; \
              requests that run side by side can make it too low",
             self.overlap_error.clone(),
         );
         r.register(
             "finished_choices",
-            "Continuations that ran to their end: stop (an end token, a stop string, calls), length, or repetition",
+            "Continuations that ran to their end: \
+             stop (an end token, a stop string, calls), length, or repetition",
             self.finished_choices.clone(),
         );
         r.register(
@@ -144,13 +146,18 @@ impl PipelineMetrics {
         );
         r.register(
             "media_reused",
-            "Media items sent to an engine whose tensors had been made for another request or engine",
+            "Media items sent to an engine \
+             whose tensors had been made for another request or engine",
             self.media_reused.clone(),
         );
         r.register(
             "retries",
-            "Requests that lost their workers before a token was sent: tried again as the worker never had them (not_taken) or \
-             died or hung with them (lost), begun on another one too as theirs says nothing (suspect), or given up as the prompt did so too often (quarantined) or too many move (over_budget)",
+            "Requests that lost their workers before a token was sent: \
+             tried again as the worker never had them (not_taken) or \
+             died or hung with them (lost), \
+             begun on another one too as theirs says nothing (suspect), \
+             or given up as the prompt did so too often (quarantined) \
+             or too many move (over_budget)",
             self.retries.clone(),
         );
         r.register_with_unit(
@@ -167,9 +174,11 @@ impl PipelineMetrics {
         );
         r.register_with_unit(
             "request_stage",
-            "Parts of a request: fetch (media bytes), plan (template, tokens, media plans, block keys), process (an item's tensors, \
-             waiting for a thread included), hand_off (until the engine has the request), queue (in the engine), prefill (from \
-             routing to the first token)",
+            "Parts of a request: fetch (media bytes), \
+             plan (template, tokens, media plans, block keys), \
+             process (an item's tensors, waiting for a thread included), \
+             hand_off (until the engine has the request), queue (in the engine), \
+             prefill (from routing to the first token)",
             Unit::Seconds,
             self.stages.clone(),
         );
@@ -180,9 +189,9 @@ impl PipelineMetrics {
         self.cpu.register(r);
     }
 
-    /// Makes the series whose labels are known exist from the start: Prometheus sees no increase in
-    /// a series that appears with its first event, so an alert would miss the first failure.
-    fn begin_at_zero(&self) {
+    /// Creates all series whose labels are known. Prometheus sees no increase in a series that
+    /// appears with its first event, so an alert would miss the first failure.
+    fn create_series(&self) {
         for retry in Retry::ALL {
             drop(self.retries.get_or_create(&CauseLabel { cause: retry.name() }));
         }
@@ -190,12 +199,12 @@ impl PipelineMetrics {
             drop(self.stages.get_or_create(&StageLabel { stage: stage.name() }));
         }
         for finish in [Finish::Eos, Finish::Length, Finish::Repetition] {
-            drop(self.finished_choices.get_or_create(&finished(&finish)));
+            drop(self.finished_choices.get_or_create(&finished_label(&finish)));
         }
     }
 
-    /// Sets the gauges to the present state. The router has these workers, and `present` can take
-    /// requests.
+    /// Updates the gauges. `workers` is the router's snapshot, and `present` has the workers that
+    /// can take requests.
     pub(super) fn refresh(
         &self,
         media: &MediaState,
@@ -203,44 +212,42 @@ impl PipelineMetrics {
         present: &[WorkerId],
     ) {
         self.media.refresh(media);
-        self.worker_sums.refresh(workers, &self.found(workers));
+        self.worker_sums.refresh(workers, &self.cache_stats(workers));
         for worker in present {
-            // A worker's counts begin with the worker.
+            // Creates the counter together with its worker.
             drop(self.routed.get_or_create(&(*worker).into()));
         }
     }
 
-    /// Forgets the counts of a worker that was let go for good.
+    /// Removes the series of a worker that was removed for good.
     pub(super) fn forget(&self, worker: WorkerId) {
         self.routed.remove(&worker.into());
         self.roles.forget(worker);
     }
 
-    /// A request was sent to a worker.
-    pub fn routed(&self, attempted: &RouteOutcome) {
-        self.routed.get_or_create(&attempted.worker.into()).inc();
-        self.prompt_blocks.inc_by(attempted.total_blocks as u64);
-        self.overlap_blocks.inc_by(attempted.overlap_blocks as u64);
+    /// Counts a request that was sent to a worker.
+    pub fn routed(&self, route: &RouteOutcome) {
+        self.routed.get_or_create(&route.worker.into()).inc();
+        self.prompt_blocks.inc_by(route.total_blocks as u64);
+        self.overlap_blocks.inc_by(route.overlap_blocks as u64);
     }
 
-    /// A worker was asked to encode so many media items for others and has left the embeddings of
-    /// so many, after this time.
-    pub fn encoded(&self, worker: WorkerId, asked: usize, left: usize, took: Duration) {
-        self.roles.encoded(worker, asked, left, took);
+    /// Counts an encode stage: of `requested` items, the worker stored the embeddings of `stored`.
+    pub fn encoded(&self, worker: WorkerId, requested: usize, stored: usize, took: Duration) {
+        self.roles.encoded(worker, requested, stored, took);
     }
 
-    /// A worker has computed a prompt for another one that answers.
-    pub fn prefilled(&self, by: &PrefillOutcome) {
-        self.roles.prefilled(by);
+    /// Counts a prompt that a worker has computed for another one.
+    pub fn prefilled(&self, outcome: &PrefillOutcome) {
+        self.roles.prefilled(outcome);
     }
 
-    /// A prompt was computed again by the worker that answers.
+    /// Counts a prompt that the answering worker computed again.
     pub fn recomputed(&self) {
         self.roles.recomputed();
     }
 
-    /// An engine found so many leading tokens of a prompt in its cache, where so many blocks were
-    /// predicted.
+    /// Counts the error of a predicted overlap in blocks, given the engine's cached tokens.
     pub fn prompt_found(
         &self,
         reservation: &Reservation,
@@ -249,16 +256,17 @@ impl PipelineMetrics {
         cached_tokens: usize,
     ) {
         let block_size = reservation.block_size.get();
-        // The engine computes the last token of a prompt in any case.
-        let most = prompt_tokens.saturating_sub(1) / block_size;
-        self.overlap_found(predicted.min(most), cached_tokens / block_size, reservation.knowledge);
+        // An engine always computes the last token of a prompt.
+        let max_blocks = prompt_tokens.saturating_sub(1) / block_size;
+        let predicted = predicted.min(max_blocks);
+        self.overlap_found(predicted, cached_tokens / block_size, reservation.knowledge);
     }
 
-    /// An engine found so many leading blocks in its cache that were predicted to be `predicted`.
+    /// Counts the error of a predicted overlap: `found` is the engine's, in blocks.
     pub fn overlap_found(&self, predicted: usize, found: usize, knowledge: Knowledge) {
         let state = knowledge.name();
         let label = |too| OverlapErrorLabels { too, state };
-        // Both exist from the first request on.
+        // Creates both series with the first request.
         self.overlap_error
             .get_or_create(&label("high"))
             .inc_by(predicted.saturating_sub(found) as u64);
@@ -267,109 +275,110 @@ impl PipelineMetrics {
             .inc_by(found.saturating_sub(predicted) as u64);
     }
 
-    /// A request has its first token, so long after routing.
-    pub fn first_token(&self, attempted: &RouteOutcome, prefill: Duration) {
-        let RouteOutcome { took, hand_off, first_token, prefill: found, delivered, .. } = attempted;
+    /// Counts the first token of a request. `prefill` is the time since the request was routed.
+    pub fn first_token(&self, route: &RouteOutcome, prefill: Duration) {
+        let RouteOutcome { stage_times, hand_off, first_token, prefill: stats, delivered, .. } =
+            route;
         if let Some(after) = first_token {
             self.time_to_first_token.observe(*after);
             self.objectives().first_token(*after);
         }
-        if *delivered != Delivered::default() {
-            self.stage(Stage::Fetch, took.fetch);
+        if *delivered != MediaDelivery::default() {
+            self.stage(Stage::Fetch, stage_times.fetch);
         }
-        self.found_mut().add(attempted);
-        self.stage(Stage::Plan, took.plan);
+        self.lock_cache_stats().add(route);
+        self.stage(Stage::Plan, stage_times.plan);
         self.stage(Stage::HandOff, *hand_off);
         self.stage(Stage::Prefill, prefill);
-        if let Some(queued) = found.queued {
+        if let Some(queued) = stats.queued {
             self.stage(Stage::Queue, queued);
         }
     }
 
-    /// A part of a request took so long.
+    /// Counts the time of one stage of a request.
     pub fn stage(&self, stage: Stage, took: Duration) {
         self.stages.get_or_create(&StageLabel { stage: stage.name() }).observe(took.as_secs_f64());
     }
 
-    /// Returns the counts of continuations that ran to their end, by vLLM's word for the reason.
+    /// Returns the counts of finished continuations, by vLLM's name of the reason.
     pub fn finished_choices(&self) -> Family<FinishedLabel, Counter> {
         self.finished_choices.clone()
     }
 
-    /// Returns the waiting times of requests in engines.
+    /// Returns the histogram of waiting times in engines.
     pub fn queue_time(&self) -> Histogram {
         self.stages.get_or_create(&StageLabel { stage: Stage::Queue.name() }).clone()
     }
 
-    /// So many tokens each came so long after the one before it.
+    /// Counts `tokens` tokens, each of which came `gap` after its predecessor.
     pub fn between_tokens(&self, gap: Duration, tokens: usize) {
         self.inter_token_latency.observe_each(gap, tokens as u64);
         self.objectives().between_tokens(gap, tokens as u64);
     }
 
-    /// A request lost its worker.
+    /// Counts a request that lost its worker.
     pub fn retried(&self, retry: Retry) {
         self.retries.get_or_create(&CauseLabel { cause: retry.name() }).inc();
     }
 
-    /// Counts the cached tokens of a prompt that became known after the first token.
-    pub fn found_later(&self, attempted: &RouteOutcome) {
-        self.found_mut().add_later(attempted);
+    /// Counts the cached tokens of a prompt that were reported after the first token.
+    pub fn late_prefill(&self, route: &RouteOutcome) {
+        self.lock_cache_stats().add_late_prefill(route);
     }
 
-    /// The first bytes of an answer that is passed on have come, so long after its request.
+    /// Counts a forwarded answer, whose first content came `after` the request's arrival.
     pub fn answer_began(&self, after: Duration) {
         self.time_to_first_token.observe(after);
         self.objectives().first_token(after);
     }
 
-    /// Returns how often requests were retried for this reason.
+    /// Returns the number of retries for this reason.
     #[cfg(test)]
     pub fn retries(&self, retry: Retry) -> u64 {
         self.retries.get_or_create(&CauseLabel { cause: retry.name() }).get()
     }
 
-    /// Returns the number of continuations that ended so.
+    /// Returns the number of continuations with this finish reason.
     #[cfg(test)]
     pub fn finishes(&self, finish: &Finish) -> u64 {
-        self.finished_choices.get_or_create(&finished(finish)).get()
+        self.finished_choices.get_or_create(&finished_label(finish)).get()
     }
 
-    /// A continuation ran to its end.
+    /// Counts a finished continuation.
     pub fn finished(&self, finish: &Finish) {
-        self.finished_choices.get_or_create(&finished(finish)).inc();
+        self.finished_choices.get_or_create(&finished_label(finish)).inc();
     }
 
-    /// Counts from now on what meets these objectives. Has an effect once.
+    /// Sets the objectives. Only the first call has an effect.
     pub fn set_objectives(&self, objectives: Objectives) {
-        let _ = self.objectives.set(self.no_objectives.of(objectives));
+        let _ = self.objectives.set(self.no_objectives.with_objectives(objectives));
     }
 
     fn objectives(&self) -> &ObjectiveMetrics {
         self.objectives.get().unwrap_or(&self.no_objectives)
     }
 
-    /// Returns the cached tokens of the present workers.
-    pub fn found(&self, workers: &[WorkerSnapshot]) -> Found {
-        let mut found = self.found_mut();
-        found.keep(workers);
-        found.clone()
+    /// Returns the cache statistics, and forgets all workers except `workers`.
+    pub fn cache_stats(&self, workers: &[WorkerSnapshot]) -> CacheStats {
+        let mut stats = self.lock_cache_stats();
+        stats.retain(workers);
+        stats.clone()
     }
 
-    /// Returns the cached tokens of all engines that there ever were.
-    pub fn found_in_all(&self) -> PromptTokens {
-        self.found_mut().total
+    /// Returns the prompt tokens of all workers, including removed ones.
+    pub fn total_prompt_tokens(&self) -> PromptTokens {
+        self.lock_cache_stats().total
     }
 
-    fn found_mut(&self) -> MutexGuard<'_, Found> {
-        // Counts: a panic elsewhere can at worst have left one wrong.
-        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Locks the statistics, ignoring poison: a panic elsewhere leaves at worst one wrong count.
+    fn lock_cache_stats(&self) -> MutexGuard<'_, CacheStats> {
+        self.cache_stats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The reason by vLLM's names of them (`FINISH_REASON_STRINGS` in `v1/engine/__init__.py`): those
-/// of ends that aren't failures.
-fn finished(finish: &Finish) -> FinishedLabel {
+/// Returns vLLM's label of a finish reason (`FINISH_REASON_STRINGS` in `v1/engine/__init__.py`),
+/// for ends that are not failures.
+fn finished_label(finish: &Finish) -> FinishedLabel {
     let finished_reason = match finish {
         Finish::Eos | Finish::StopToken(_) | Finish::StopString(_) | Finish::ToolCalls => "stop",
         Finish::Length => "length",
@@ -385,7 +394,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn departed_worker_leaves_no_series() {
+    fn removed_worker_has_no_series() {
         let metrics = PipelineMetrics::default();
         let worker = WorkerId(7);
         metrics.routed.get_or_create(&worker.into()).inc();

@@ -1,4 +1,4 @@
-//! The served model: everything that is read from its directory, once, at start.
+//! The served model: everything that is read from its directory at the start.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,12 +8,12 @@ use chiasm_parse::UnknownParser;
 use chiasm_prompt::{ChatTemplate, ContentFormat, PromptError, Tokenizer};
 use chiasm_request::{ChatDefaults, GenerationConfig};
 use chiasm_types::TokenId;
-use chiasm_vision::{TakenKinds, VisionError, VisionModel, Vocabulary, VocabularyError};
+use chiasm_vision::{AcceptedMedia, VisionError, VisionModel, Vocabulary, VocabularyError};
 use serde_json::{Map, Value};
 
 use crate::answers::{AnswerFormat, ParserChoice};
 
-/// Why a model directory can't be served.
+/// An error while a model directory is read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
@@ -22,59 +22,59 @@ pub enum ModelError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error of the file system.
         source: std::io::Error,
     },
-    /// A file is not what it should be.
+    /// A file can't be parsed.
     #[error("can't understand {path}: {source}")]
     Config {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error of the parser.
         source: serde_json::Error,
     },
-    /// Tokenizer or chat template.
+    /// The tokenizer or the chat template is invalid.
     #[error(transparent)]
     Prompt(#[from] PromptError),
-    /// Image processor.
+    /// The image processor is invalid or not supported.
     #[error(transparent)]
     Vision(#[from] VisionError),
-    /// Parser of calls or of reasoning.
+    /// The parser of calls or of reasoning is unknown.
     #[error(transparent)]
     Parser(#[from] UnknownParser),
 }
 
-/// Whether a model's images are made by Chiasm itself.
+/// The use of Chiasm's own image processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NativeImages {
-    /// They are, or the model can't be served.
+    /// Chiasm processes the images, or the model can't be served.
     Required,
-    /// They are if Chiasm has the model's family, and all of its settings can be honoured.
+    /// Chiasm processes the images if it supports the model's family and all of its settings.
     WhereSupported,
-    /// They are not.
+    /// Chiasm does not process images.
     Never,
 }
 
-/// Tokenizer, template, image family and defaults of one model.
+/// The tokenizer, template, image family and defaults of one model.
 pub struct ServedModel {
     /// The name in `/v1/models` and in requests.
     pub name: String,
-    /// What its operator called it: a folder or its name at the hub. Clients load its tokenizer by
-    /// that.
+    /// The operator's name of the model: a folder, or a name at the hub. Clients load the tokenizer
+    /// by this name.
     pub root: String,
-    /// Where it was read from.
+    /// The folder that the model was read from.
     pub dir: PathBuf,
-    /// Text to tokens and back.
+    /// The tokenizer.
     pub tokenizer: Tokenizer,
-    /// Conversation to text; `None` for a base model.
+    /// The chat template; `None` for a base model.
     pub template: Option<ChatTemplate>,
-    /// Image layouts and pixels; `None` for a text model.
+    /// The image family; `None` for a text model.
     pub vision: Option<VisionModel>,
-    /// Sampling defaults and end tokens.
+    /// The sampling defaults and the end tokens.
     pub generation: GenerationConfig,
-    /// What of its answers is reasoning, and what calls.
+    /// The formats of the model's answers.
     pub answers: AnswerFormat,
-    /// How conversations are written where a request does not say.
+    /// The defaults for rendering conversations.
     pub chats: ChatDefaults,
 }
 
@@ -93,8 +93,11 @@ fn generation_config(dir: &Path) -> Result<GenerationConfig, ModelError> {
 }
 
 impl ServedModel {
-    /// Reads a model directory whose images, if it takes any, are made here. `name` is what clients
-    /// call it; `template` replaces the model's own chat template.
+    /// Reads a model directory whose images, if any, Chiasm processes. `name` is the name in
+    /// requests; `template` replaces the model's own chat template.
+    ///
+    /// # Errors
+    /// Returns an error if a file is missing or invalid, or if the image family is not supported.
     pub fn load(
         dir: &Path,
         name: impl Into<String>,
@@ -103,7 +106,11 @@ impl ServedModel {
         Self::load_with(dir, name, template, NativeImages::Required)
     }
 
-    /// Reads a model directory whose images may be made elsewhere.
+    /// Reads a model directory whose images vLLM's processor may process.
+    ///
+    /// # Errors
+    /// Returns an error if a file is missing or invalid, or if a required image family is not
+    /// supported.
     pub fn load_with(
         dir: &Path,
         name: impl Into<String>,
@@ -117,7 +124,8 @@ impl ServedModel {
             NativeImages::Required => vision()?,
             NativeImages::WhereSupported => match vision() {
                 Ok(vision) => vision,
-                // Nobody else can read it either. A model in a form of its own has no such files.
+                // vLLM can't read an invalid file either. A model in another format has no such
+                // files.
                 Err(broken @ VisionError::Json { .. }) => return Err(broken.into()),
                 Err(reason) => {
                     tracing::info!(%reason, "images are made by vLLM's own processor");
@@ -126,7 +134,8 @@ impl ServedModel {
             },
         };
         let template = ChatTemplate::from_model_dir(dir, template)?;
-        let (tools, reasoning) = (ParserChoice::Detect, ParserChoice::Detect);
+        let tools = ParserChoice::Detect;
+        let reasoning = ParserChoice::Detect;
         Ok(Self {
             name: name.into(),
             root: dir.display().to_string(),
@@ -140,7 +149,7 @@ impl ServedModel {
         })
     }
 
-    /// The same model, whose chat template is given content in this form.
+    /// Sets the form of message content for the chat template.
     #[must_use]
     pub fn with_content_format(self, format: ContentFormat) -> Self {
         Self {
@@ -149,10 +158,10 @@ impl ServedModel {
         }
     }
 
-    /// The same model, whose answers are read by these parsers.
+    /// Sets the parsers of the model's answers.
     ///
     /// # Errors
-    /// [`ModelError::Parser`] for a name that is not known.
+    /// Returns [`ModelError::Parser`] if a name is unknown.
     pub fn with_parsers(
         self,
         tools: &ParserChoice,
@@ -162,48 +171,47 @@ impl ServedModel {
         Ok(Self { answers, ..self })
     }
 
-    /// The same model, whose tokenizer keeps the tokens of long pieces of text in at most so many
-    /// bytes.
+    /// Lets the tokenizer cache the tokens of long pieces of text, in at most `max_bytes`.
     #[must_use]
     pub fn with_token_cache(self, max_bytes: u64) -> Self {
         Self { tokenizer: self.tokenizer.with_token_cache(max_bytes), ..self }
     }
 
-    /// The same model with these settings of its image processor for all requests, as its engines
-    /// have them in `--mm-processor-kwargs`. They mean nothing to a text model, as in vLLM.
+    /// Sets the image processor's settings for all requests, as engines have them in
+    /// `--mm-processor-kwargs`. A text model ignores them, as in vLLM.
     ///
     /// # Errors
-    /// The same as those of [`VisionModel::with_engine_kwargs`].
+    /// Returns the errors of [`VisionModel::with_engine_kwargs`].
     pub fn with_engine_kwargs(self, kwargs: Map<String, Value>) -> Result<Self, VisionError> {
         let vision = self.vision.map(|vision| vision.with_engine_kwargs(kwargs)).transpose()?;
         Ok(Self { vision, ..self })
     }
 
-    /// Everything of the model's media processors that changes tokens or tensors of an item without
-    /// a request's settings: a part of the plan class of its workers.
+    /// Returns a fingerprint of everything in the model's media processors that changes an item's
+    /// tokens or tensors, apart from a request's settings. It is a part of the workers' plan class.
     pub fn processor(&self) -> Arc<[u8]> {
-        self.vision.as_ref().map_or(&[][..], VisionModel::processor).into()
+        self.vision.as_ref().map_or(&[][..], VisionModel::default_fingerprint).into()
     }
 
-    /// The largest item that engines take, if these kinds are the ones that they take. Not known of
-    /// models whose images are made by vLLM's own processor.
-    pub fn largest_item(self: &Arc<Self>, taken: TakenKinds) -> LargestItem {
+    /// Returns the largest item that engines accept, if they accept `accepted`. It is unknown for
+    /// models whose images vLLM's own processor processes.
+    pub fn largest_item(self: &Arc<Self>, accepted: AcceptedMedia) -> LargestItem {
         if self.vision.is_none() {
             return LargestItem::unknown();
         }
         let model = self.clone();
         LargestItem::known(move |context| {
-            model.vision.as_ref().map_or(0, |vision| vision.largest_item(context, taken))
+            model.vision.as_ref().map_or(0, |vision| vision.largest_item(context, accepted))
         })
     }
 
-    /// The largest token id; there may be unused ones below it.
+    /// Returns the largest token id. Smaller ids may be unused.
     pub fn last_token(&self) -> TokenId {
         self.tokenizer.max_token_id().unwrap_or(TokenId(0))
     }
 }
 
-/// A model's tokenizer, for its image family to ask.
+/// A model's tokenizer as the vocabulary of its image family.
 #[derive(Clone, Copy, Debug)]
 pub struct TokenizerVocabulary<'a>(pub &'a Tokenizer);
 

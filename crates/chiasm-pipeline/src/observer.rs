@@ -1,4 +1,4 @@
-//! The observer of routes, and the entries under which it shows requests.
+//! The observer of routes, and its entries for a request's prompts.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -6,52 +6,52 @@ use chiasm_backend::{JobItem, RequestId};
 use chiasm_router::Explanation;
 use chiasm_types::PlanClassId;
 
-/// An observer of the workers that requests are sent to, such as the live page.
+/// An observer of routes, such as the live page.
 ///
-/// Its methods are called for each request, so they must cost next to nothing.
+/// Its methods are called for each request, so they must be cheap.
 pub trait RouteObserver: Send + Sync {
-    /// Returns `true` if the next route is to be explained.
-    fn wants_explanation(&self) -> bool;
+    /// Returns `true` if the observer needs an explanation of the next route.
+    fn should_explain(&self) -> bool;
 
-    /// Notes an explained route. Returns its number if it is kept.
-    fn explained(
+    /// Records an explained route. Returns the number of its entry, if the observer keeps one.
+    fn record_explanation(
         &self,
         id: &RequestId,
         plans: &[ExplainedPlan<'_>],
         explanation: Explanation,
     ) -> Option<u64>;
 
-    /// Notes that the request of this number went on to another worker.
-    fn moved(&self, number: u64);
+    /// Records that the request of this entry moved to another worker.
+    fn record_move(&self, number: u64);
 
-    /// Notes the media items of a request that was sent to a worker.
-    fn sent(&self, items: &[JobItem]);
+    /// Records the media items of a request that was sent to a worker.
+    fn record_sent(&self, items: &[JobItem]);
 }
 
-/// A prompt for workers of one class, as an explanation shows it.
+/// A prompt for workers of one class, in an explanation of its route.
 #[derive(Clone, Copy, Debug)]
 pub struct ExplainedPlan<'a> {
     /// The class.
     pub class: PlanClassId,
-    /// Tokens of the prompt, which may be an estimate.
+    /// The number of prompt tokens, which may be an estimate.
     pub prompt_tokens: usize,
-    /// Media items in the prompt; empty where they are not known.
+    /// The prompt's media items; empty if they are unknown.
     pub items: &'a [JobItem],
 }
 
-/// The entries of one client's request: the latest entry of each of its prompts. Clones share them.
+/// The latest entry of each prompt of one client request. Clones share the entries.
 #[derive(Clone, Debug, Default)]
-pub struct Entries(Option<Arc<Mutex<Vec<Option<u64>>>>>);
+pub struct PageEntries(Option<Arc<Mutex<Vec<Option<u64>>>>>);
 
 /// The latest entry of one prompt.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PromptEntry {
-    entries: Entries,
+    entries: PageEntries,
     /// The index among the request's prompts.
     prompt: usize,
 }
 
-impl Entries {
+impl PageEntries {
     /// Creates the entries of a request that an observer may show.
     pub fn new() -> Self {
         Self(Some(Arc::default()))
@@ -65,9 +65,9 @@ impl Entries {
         PromptEntry { entries: self.clone(), prompt: latest.len() - 1 }
     }
 
-    /// Marks all entries as moved: the request begins anew, elsewhere.
-    pub fn begin_anew(&self, observer: &dyn RouteObserver) {
-        self.take().into_iter().for_each(|number| observer.moved(number));
+    /// Marks all entries as moved, because the request starts again elsewhere.
+    pub fn restart(&self, observer: &dyn RouteObserver) {
+        self.take().into_iter().for_each(|number| observer.record_move(number));
     }
 
     /// Takes the numbers of the latest entries.
@@ -78,19 +78,19 @@ impl Entries {
 }
 
 impl PromptEntry {
-    /// Notes that the prompt goes to a worker. `number` is its entry if the observer keeps it. The
-    /// entry of an earlier attempt is marked as moved.
-    pub(crate) fn routed(&self, observer: &dyn RouteObserver, number: Option<u64>) {
+    /// Records that the prompt was routed. `number` is the entry of the route, if the observer
+    /// keeps one. Marks the entry of an earlier attempt as moved.
+    pub(crate) fn set_routed(&self, observer: &dyn RouteObserver, number: Option<u64>) {
         let Some(latest) = &self.entries.0 else { return };
-        let before =
+        let previous =
             lock(latest).get_mut(self.prompt).and_then(|entry| std::mem::replace(entry, number));
-        if let Some(before) = before {
-            observer.moved(before);
+        if let Some(previous) = previous {
+            observer.record_move(previous);
         }
     }
 }
 
-/// Locks numbers, of which a panic elsewhere has left at worst one too many: poison is ignored.
+/// Locks entries. Poison is ignored: a panic elsewhere leaves at worst one entry too many.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! The bytes of a request's media items, and how many it may have.
+//! Opening of a request's media items, and the limits on their number.
 
 use std::collections::BTreeMap;
 
@@ -10,14 +10,14 @@ use futures_util::future::try_join_all;
 use super::error::{Cause, RequestError};
 use crate::Pipeline;
 
-/// Opens every media item. Sources are taken out: they may be large.
+/// Opens every media item. Takes the items' sources, because they may be large.
 pub(super) async fn open_all(
     pipeline: &Pipeline,
     media: &mut [MediaRef],
     owner: [Option<&[u8]>; 2],
 ) -> Result<Vec<EncodedMedia>, RequestError> {
     for item in &*media {
-        if !pipeline.takes(&item.modality) {
+        if !pipeline.accepts(&item.modality) {
             let message =
                 format!("the model '{}' takes no {} here", pipeline.model.name, item.modality);
             return Err(RequestError::invalid(&item.field, message));
@@ -42,16 +42,20 @@ pub(super) async fn open_all(
     try_join_all(media.iter_mut().map(open)).await
 }
 
-/// Refuses more items of a modality than `most` allows.
+/// Checks the number of items of each modality against `limit`.
+///
+/// # Errors
+/// Returns [`Cause::TooManyItems`] at the field of the first item over its limit.
 pub fn check_counts(
     media: &[MediaRef],
-    most: impl Fn(&Modality) -> usize,
+    limit: impl Fn(&Modality) -> usize,
 ) -> Result<(), RequestError> {
     for (modality, count) in count_by_modality(media) {
-        let limit = most(modality);
+        let limit = limit(modality);
         if count > limit {
             let message = format!(
-                "the prompt has {count} {modality} items, at most {limit} are allowed (--limit-mm-per-prompt)"
+                "the prompt has {count} {modality} items, \
+                 at most {limit} are allowed (--limit-mm-per-prompt)"
             );
             let field = media
                 .iter()
@@ -64,7 +68,7 @@ pub fn check_counts(
     Ok(())
 }
 
-/// How many items of each modality there are.
+/// Counts the items of each modality.
 fn count_by_modality(media: &[MediaRef]) -> BTreeMap<&Modality, usize> {
     let mut counts = BTreeMap::new();
     media.iter().for_each(|item| *counts.entry(&item.modality).or_default() += 1);

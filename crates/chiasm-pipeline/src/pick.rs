@@ -1,4 +1,4 @@
-//! Which worker a prepared request goes to.
+//! Picks the worker of a prepared request.
 
 use std::sync::Arc;
 
@@ -8,34 +8,35 @@ use chiasm_router::{Route, RouteRequest, Splitting};
 use chiasm_types::WorkerId;
 
 use super::error::{Cause, RequestError};
-use super::prepare::{Planned, Prepared};
+use super::prepare::{ClassPlan, Prepared};
 use crate::Pipeline;
 
-/// Picks a worker, each judged by the plan of its class, but none of `exclude`, and where workers
-/// have roles perhaps another one for the prompt. The number is that of the request on the live
-/// page, if that tells of it.
+/// Picks a worker that is not in `exclude`, by the plan of its class. If workers have roles, the
+/// route may have another worker for the prompt. Also returns the number of the route's entry on
+/// the live page, if there is one.
 ///
 /// # Errors
-/// [`Cause::NoWorker`] and [`Cause::NoAdapter`].
+/// Returns [`Cause::NoWorker`] or [`Cause::NoAdapter`].
 pub(super) fn pick(
     pipeline: &Pipeline,
     prepared: &Prepared,
     exclude: &[WorkerId],
 ) -> Result<(Route, Option<u64>), RequestError> {
     let router = pipeline.fleet.router();
-    let lacking =
-        prepared.adapter.as_ref().map(|adapter| without(pipeline, adapter, exclude)).transpose()?;
-    let exclude = lacking.as_deref().unwrap_or(exclude);
-    let unable = unable(pipeline, prepared, exclude);
-    let exclude = unable.as_deref().unwrap_or(exclude);
+    let adapter = prepared.adapter.as_ref();
+    let without_adapter =
+        adapter.map(|adapter| exclude_without_adapter(pipeline, adapter, exclude)).transpose()?;
+    let exclude = without_adapter.as_deref().unwrap_or(exclude);
+    let unsupporting = exclude_unsupporting(pipeline, prepared, exclude);
+    let exclude = unsupporting.as_deref().unwrap_or(exclude);
     let observer = pipeline.observer.as_deref();
-    if let Some(observer) = observer.filter(|observer| observer.wants_explanation()) {
+    if let Some(observer) = observer.filter(|observer| observer.should_explain()) {
         let plans: Vec<_> =
             prepared.plans.iter().map(|plan| to_route(plan, prepared, exclude)).collect();
         let (route, explanation) = router.select_stages_explained(&plans, splitting(prepared))?;
-        let plans: Vec<_> = prepared.plans.iter().map(Planned::explained).collect();
-        let number = observer.explained(&prepared.id, &plans, explanation);
-        prepared.entry.routed(observer, number);
+        let plans: Vec<_> = prepared.plans.iter().map(ClassPlan::explained).collect();
+        let number = observer.record_explanation(&prepared.id, &plans, explanation);
+        prepared.entry.set_routed(observer, number);
         return Ok((route, number));
     }
     let route = match prepared.plans.as_slice() {
@@ -48,22 +49,28 @@ pub(super) fn pick(
     };
     let route = route?;
     if let Some(observer) = observer {
-        prepared.entry.routed(observer, None);
+        prepared.entry.set_routed(observer, None);
     }
     Ok((route, None))
 }
 
-/// What a worker leaves of a prompt is good for one continuation, and of no use to a request that
-/// has all of its prompt computed where it is answered, as for log probabilities.
+/// Returns whether two workers may share a request.
+///
+/// A prompt that one worker computes for another serves a single continuation. It is useless to a
+/// request whose prompt must be computed by the answering worker, as for log probabilities.
 fn splitting(prepared: &Prepared) -> Splitting {
-    match prepared.sampling.n == 1 && prepared.sampling.reads_prefix_cache() {
-        true => Splitting::Allowed,
-        false => Splitting::Forbidden,
+    if prepared.sampling.n == 1 && prepared.sampling.reads_prefix_cache() {
+        Splitting::Allowed
+    } else {
+        Splitting::Forbidden
     }
 }
 
-/// The workers that can't be given a request with an adapter.
-fn without(
+/// Returns `exclude` with the workers that lack an adapter.
+///
+/// # Errors
+/// Returns [`Cause::NoAdapter`] if all workers lack it.
+fn exclude_without_adapter(
     pipeline: &Pipeline,
     adapter: &ServedAdapter,
     exclude: &[WorkerId],
@@ -75,27 +82,33 @@ fn without(
     Ok([&lacking?, exclude].concat())
 }
 
-/// The workers that can't be given a request, if it has parts that some can't and others can. Where
-/// none can, whichever is asked says what it lacks.
-fn unable(pipeline: &Pipeline, prepared: &Prepared, exclude: &[WorkerId]) -> Option<Vec<WorkerId>> {
+/// Returns `exclude` with the workers that do not support all parts of a request.
+///
+/// Returns `None` if all workers support them. Also returns `None` if no worker does: the picked
+/// worker then reports what it lacks.
+fn exclude_unsupporting(
+    pipeline: &Pipeline,
+    prepared: &Prepared,
+    exclude: &[WorkerId],
+) -> Option<Vec<WorkerId>> {
     let lacking = pipeline.fleet.workers_lacking(prepared.needs);
     if lacking.is_empty() {
         return None;
     }
-    let can = |worker: &Arc<Worker>| {
+    let supports_all = |worker: &Arc<Worker>| {
         !lacking.contains(&worker.id) && prepared.plan(worker.class).is_some()
     };
-    pipeline.fleet.workers().iter().any(can).then(|| [&lacking, exclude].concat())
+    pipeline.fleet.workers().iter().any(supports_all).then(|| [&lacking, exclude].concat())
 }
 
 fn to_route<'a>(
-    plan: &'a Planned,
+    plan: &'a ClassPlan,
     prepared: &'a Prepared,
     exclude: &'a [WorkerId],
 ) -> RouteRequest<'a> {
     RouteRequest {
         class: plan.class,
-        // What its worker holds is of no use to a request that has all of its prompt computed.
+        // Cached blocks are useless to a request whose whole prompt must be computed.
         keys: if prepared.sampling.reads_prefix_cache() { &plan.keys } else { &[] },
         prompt_tokens: plan.tokens.len(),
         media: &plan.route_items,

@@ -1,4 +1,4 @@
-//! Plans of media items that were seen before.
+//! A cache of media items' plans.
 
 use std::sync::Arc;
 
@@ -7,38 +7,38 @@ use quick_cache::sync::Cache;
 
 use super::error::RequestError;
 
-/// Plans that are kept. Most take one or two kilobytes; large images of families with a token per
-/// row of patches up to ten.
-const KEPT: usize = 1 << 12;
+/// The maximum number of cached plans. Most take one or two kilobytes; those of large images, in
+/// families with a token per row of patches, take up to ten.
+const MAX_PLANS: usize = 1 << 12;
 
-/// Plans of one modality by the identity of the items that they are for.
-pub(super) struct Plans<P> {
+/// The plans of one modality, by item identity.
+pub(super) struct PlanCache<P> {
     plans: Cache<MmHash, Arc<P>>,
 }
 
-impl<P> Plans<P> {
-    /// The plan that is known.
+impl<P> PlanCache<P> {
+    /// Returns a cached plan.
     pub(super) fn get(&self, hash: &MmHash) -> Option<Arc<P>> {
         self.plans.get(hash)
     }
 
-    /// The plan that is known, or the one that is made.
-    pub(super) fn get_or_make(
+    /// Returns a cached plan, or builds and caches one.
+    pub(super) fn get_or_build(
         &self,
         hash: MmHash,
-        make: impl FnOnce() -> Result<P, RequestError>,
+        build: impl FnOnce() -> Result<P, RequestError>,
     ) -> Result<Arc<P>, RequestError> {
         if let Some(plan) = self.plans.get(&hash) {
             return Ok(plan);
         }
-        let plan = Arc::new(make()?);
+        let plan = Arc::new(build()?);
         self.plans.insert(hash, plan.clone());
         Ok(plan)
     }
 }
 
-impl<P> Default for Plans<P> {
+impl<P> Default for PlanCache<P> {
     fn default() -> Self {
-        Self { plans: Cache::new(KEPT) }
+        Self { plans: Cache::new(MAX_PLANS) }
     }
 }

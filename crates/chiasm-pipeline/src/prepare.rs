@@ -1,7 +1,7 @@
-//! Preparing a request: expanded prompts, the identity of its media items and its block keys,
-//! without a pixel.
+//! Preparation of a request: expanded prompts, media identities and block keys, without decoding
+//! pixels.
 
-mod helped;
+mod processor_items;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
@@ -17,24 +17,26 @@ use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks};
 use chiasm_media::EncodedMedia;
 use chiasm_prompt::{Item, Marker, MarkerText, Markers, PromptError, RenderOptions, expand};
 use chiasm_request::StageTimes;
-use chiasm_request::{Chat, GenerateRequest, MediaRef, Prompt, Sampling, ToolChoice, ToolUse};
+use chiasm_request::{
+    Chat, ClientSampling, GenerateRequest, MediaRef, Prompt, ToolChoice, ToolUse,
+};
 use chiasm_router::RouteItem;
 use chiasm_types::{Modality, Placeholder, PlanClassId, TokenId};
 use chiasm_vision::ImagePrompt;
 use tokio::time::Instant;
 use tracing::Instrument;
 
-use super::caller::Caller;
+use super::attempts::Attempts;
 use super::deadlines::{Deadlines, within};
 use super::error::{Cause, RequestError};
 use super::image::Images;
 use super::item::ItemPlan;
 use super::observer::{ExplainedPlan, PromptEntry};
 use super::opening::open_all;
+use super::output_parsing::{OutputParsing, combine_with_calls};
 use super::prompt_price::{is_small, price_of};
-use super::reading::{Reading, calls_or};
+use super::request_context::RequestContext;
 use super::sampling;
-use super::tried::Attempts;
 use crate::Pipeline;
 use crate::cpu::CpuBudget;
 use crate::model::ServedModel;
@@ -44,50 +46,51 @@ use crate::model::ServedModel;
 pub struct Prepared {
     /// The request's identity.
     pub(crate) id: RequestId,
-    /// The trace that it belongs to.
+    /// The trace that the request belongs to.
     pub(crate) trace: Option<TraceContext>,
-    /// What it is for workers of each plan class in the fleet; at least one.
-    pub(crate) plans: Vec<Planned>,
-    /// How tokens are chosen, as the client asked.
-    pub(crate) sampling: Sampling,
-    /// What of it not every worker can be asked for.
+    /// The plans for the plan classes in the fleet; never empty.
+    pub(crate) plans: Vec<ClassPlan>,
+    /// The requested sampling parameters.
+    pub(crate) sampling: ClientSampling,
+    /// The optional parts of the request, which not every worker supports.
     pub(crate) needs: Supports,
-    /// What a backend is told of its reasoning.
+    /// The hints about reasoning for the backend.
     pub(crate) reasoning: ReasoningHints,
-    /// How its answers are read, if they are more than text.
-    pub(crate) reading: Option<Arc<Reading>>,
-    /// The LoRA adapter that computes it, if one is to.
+    /// The parsing of the answers; `None` if they are plain text.
+    pub(crate) output_parsing: Option<Arc<OutputParsing>>,
+    /// The requested LoRA adapter.
     pub(crate) adapter: Option<Arc<ServedAdapter>>,
-    /// What keeps prompts of different owners apart, if anything.
+    /// The salt that separates the KV caches of different users.
     pub(crate) cache_salt: Option<String>,
-    /// Lower is handled earlier.
+    /// The priority. Lower values are handled earlier.
     pub(crate) priority: i64,
-    /// Requests with the same number go to the same worker if they can.
+    /// A session number. Requests with the same number go to the same worker if possible.
     pub(crate) session: Option<u64>,
-    /// When it arrived.
+    /// The time of the request's arrival.
     pub(crate) arrived: Instant,
-    /// How long it may take.
+    /// The request's deadlines.
     pub(crate) deadlines: Deadlines,
-    /// What it has been through before it was prepared.
-    pub(crate) tried: Attempts,
-    /// What preparing it took.
-    pub(crate) took: StageTimes,
-    /// Its entry on the live page.
+    /// The attempts before the preparation.
+    pub(crate) attempts: Attempts,
+    /// The times of the preparation stages.
+    pub(crate) stage_times: StageTimes,
+    /// The prompt's entry on the live page.
     pub(crate) entry: PromptEntry,
 }
 
-/// What a request is for workers of one plan class.
+/// The plan of a request for workers of one plan class.
 #[derive(Clone, Debug)]
-pub(crate) struct Planned {
+pub(crate) struct ClassPlan {
     /// The class.
     pub(crate) class: PlanClassId,
-    /// The expanded prompt: each media item stands as its placeholder.
+    /// The expanded prompt, with a placeholder for each media item.
     pub(crate) tokens: Arc<Vec<TokenId>>,
-    /// The prompt with one marker for each media item, for workers that expand it themselves.
+    /// The prompt with a marker for each media item, for workers that expand prompts themselves.
     pub(crate) marked: Option<Arc<Vec<TokenId>>>,
-    /// Keys of the prompt's full blocks.
+    /// The keys of the prompt's full blocks.
     pub(crate) keys: Vec<BlockKey>,
-    /// Embeddings that a worker must be able to encode at once; 0 if any can.
+    /// The number of embeddings that a worker must be able to encode at once; 0 if every worker
+    /// can.
     pub(crate) encoder_tokens: usize,
     /// The media items in order of appearance, as the router sees them.
     pub(crate) route_items: Vec<RouteItem>,
@@ -96,39 +99,38 @@ pub(crate) struct Planned {
 }
 
 impl Prepared {
-    /// How tokens are chosen.
-    pub fn sampling(&self) -> &Sampling {
+    /// Returns the requested sampling parameters.
+    pub fn sampling(&self) -> &ClientSampling {
         &self.sampling
     }
 
-    /// The tokens of the prompt for workers of a class. `None` if no worker of the class was there
-    /// when the request was prepared.
+    /// Returns the tokens of the prompt for workers of a class. Returns `None` if the class had no
+    /// worker when the request was prepared.
     pub fn tokens(&self, class: PlanClassId) -> Option<&Arc<Vec<TokenId>>> {
         self.plan(class).map(|plan| &plan.tokens)
     }
 
-    /// The tokens of a prompt without media, which are the same for all classes.
+    /// Returns the tokens of a prompt without media, which are the same for all classes.
     pub fn text_tokens(&self) -> Arc<Vec<TokenId>> {
         self.plans.first().map(|plan| plan.tokens.clone()).unwrap_or_default()
     }
 
-    /// The number of tokens of the prompt, for the workers for which it is the longest.
+    /// Returns the number of prompt tokens, for the class with the longest prompt.
     pub fn prompt_tokens(&self) -> usize {
         self.plans.iter().map(|plan| plan.tokens.len()).max().unwrap_or(0)
     }
 
-    /// Whether its answers are parsed: they may have reasoning or calls.
+    /// Returns `true` if the answers are parsed because they may have reasoning or calls.
     pub fn parses_answers(&self) -> bool {
-        self.reading.is_some()
+        self.output_parsing.is_some()
     }
 
-    /// Whether its answers may have reasoning.
+    /// Returns `true` if the answers may have reasoning.
     pub fn reads_reasoning(&self) -> bool {
-        self.reading.as_ref().is_some_and(|reading| reading.reads_reasoning())
+        self.output_parsing.as_ref().is_some_and(|parsing| parsing.reads_reasoning())
     }
 
-    /// Returns a number for everything that engines are given to compute: tokens, media by
-    /// identity, and the adapter.
+    /// Hashes what an engine computes: tokens, media identities and the adapter.
     pub(super) fn fingerprint(&self, state: &RandomState) -> u64 {
         let mut hasher = state.build_hasher();
         if let Some(adapter) = &self.adapter {
@@ -141,15 +143,15 @@ impl Prepared {
         hasher.finish()
     }
 
-    /// The plan for workers of a class. `None` if no worker of the class was there when the request
-    /// was prepared.
-    pub(crate) fn plan(&self, class: PlanClassId) -> Option<&Planned> {
+    /// Returns the plan for workers of a class. Returns `None` if the class had no worker when the
+    /// request was prepared.
+    pub(crate) fn plan(&self, class: PlanClassId) -> Option<&ClassPlan> {
         self.plans.iter().find(|plan| plan.class == class)
     }
 }
 
-impl Planned {
-    /// Returns the plan as an explanation of the route shows it.
+impl ClassPlan {
+    /// Returns the plan for an explanation of the route.
     pub(crate) fn explained(&self) -> ExplainedPlan<'_> {
         ExplainedPlan {
             class: self.class,
@@ -159,28 +161,28 @@ impl Planned {
     }
 }
 
-/// Runs media, prompt, plan and keys for one request.
+/// Prepares a request: loads its media, renders and expands its prompt, and computes its block
+/// keys.
 ///
 /// # Errors
-/// [`RequestError`] says what is wrong with which field, that no engine is ready, or that it took
-/// too long.
+/// Returns an error if a field is invalid, if no engine is ready, or if the deadline passes.
 pub async fn prepare(
     pipeline: &Pipeline,
     request: GenerateRequest,
     adapter: Option<Arc<ServedAdapter>>,
-    caller: &Caller,
+    context: &RequestContext,
     classes: PresentClasses,
 ) -> Result<Prepared, RequestError> {
-    let deadlines = Deadlines::of(caller.arrived, &pipeline.limits);
-    within(deadlines.first_token, prepared(pipeline, request, adapter, caller, classes, deadlines))
-        .await?
+    let deadlines = Deadlines::new(context.arrived, &pipeline.limits);
+    let prepared = prepare_now(pipeline, request, adapter, context, classes, deadlines);
+    within(deadlines.first_token, prepared).await?
 }
 
-async fn prepared(
+async fn prepare_now(
     pipeline: &Pipeline,
     request: GenerateRequest,
     adapter: Option<Arc<ServedAdapter>>,
-    caller: &Caller,
+    context: &RequestContext,
     classes: PresentClasses,
     deadlines: Deadlines,
 ) -> Result<Prepared, RequestError> {
@@ -192,66 +194,74 @@ async fn prepared(
         tools,
         without_reasoning,
     } = request;
-    let begun = Instant::now();
+    let started = Instant::now();
     let may_think = pipeline.model.answers.may_think();
     sampling.thinking_budget =
         sampling.thinking_budget.filter(|budget| may_think || !budget.only_if_thinking);
     let mut reasoning = ReasoningHints::default();
-    let reading = match prompt {
+    let output_parsing = match prompt {
         Prompt::Chat(ref mut chat) => {
-            let is_uncalled = tools.as_ref().is_some_and(|tools| tools.choice == ToolChoice::None);
-            if is_uncalled && pipeline.model.chats.excludes_uncalled_tools {
+            let forbids_calls =
+                tools.as_ref().is_some_and(|tools| tools.choice == ToolChoice::None);
+            if forbids_calls && pipeline.model.chats.excludes_uncalled_tools {
                 chat.tools = None;
             }
-            let (reading, constraint) =
-                Reading::plan(&pipeline.model, chat, tools.as_ref(), without_reasoning)?;
-            sampling.structured =
-                with_calls(&pipeline.model, tools.as_ref(), sampling.structured, constraint);
-            // As in vLLM, which has its frontend's reasoning parser and that of an engine see the
-            // same (`ChatCompletionRequest.resolve_reasoning_ended`); only constraints are held
-            // back by reasoning.
+            let (output_parsing, constraint) =
+                OutputParsing::plan(&pipeline.model, chat, tools.as_ref(), without_reasoning)?;
+            sampling.structured = combine_constraints(
+                &pipeline.model,
+                tools.as_ref(),
+                sampling.structured,
+                constraint,
+            );
+            // As in vLLM, where the reasoning parsers of frontend and engine agree
+            // (`ChatCompletionRequest.resolve_reasoning_ended`). Only constraints wait for the end
+            // of reasoning.
             if sampling.structured.is_some() && pipeline.model.answers.engine_parser().is_some() {
                 let variables = chat.thinking_variables(&pipeline.model.chats);
                 reasoning = ReasoningHints { is_over: without_reasoning, variables };
             }
-            reading
+            output_parsing
         }
         Prompt::Text(_) | Prompt::Tokens(_) => None,
     };
     let media = match &mut prompt {
         Prompt::Chat(chat) => {
-            let owner = [caller.credentials.as_deref(), cache_salt.as_deref().map(str::as_bytes)];
+            let owner = [context.credentials.as_deref(), cache_salt.as_deref().map(str::as_bytes)];
             open_all(pipeline, &mut chat.media, owner)
                 .instrument(tracing::debug_span!("fetch"))
                 .await?
         }
         Prompt::Text(_) | Prompt::Tokens(_) => Vec::new(),
     };
-    let fetch = begun.elapsed();
-    let has_settings = matches!(&prompt, Prompt::Chat(chat) if !chat.media.is_empty() && !chat.media_kwargs.processor.is_empty());
+    let fetch = started.elapsed();
+    let has_settings = match &prompt {
+        Prompt::Chat(chat) => !chat.media.is_empty() && !chat.media_kwargs.processor.is_empty(),
+        Prompt::Text(_) | Prompt::Tokens(_) => false,
+    };
     let needs = Supports {
         processor_kwargs: has_settings,
         media: !media.is_empty(),
         cache_salt: cache_salt.is_some(),
         ..sampling::needs(&sampling)
     };
-    let apart = Apart { adapter: adapter.clone(), salt: cache_salt.clone() };
-    let preparation = Preparation { pipeline, cpu: &caller.cpu, classes, apart };
+    let namespace = CacheNamespace { adapter: adapter.clone(), salt: cache_salt.clone() };
+    let preparation = Preparation { pipeline, cpu: &context.cpu, classes, namespace };
     let field = prompt.field();
     let span = tracing::debug_span!("plan", items = media.len());
     let plans = match prompt {
-        Prompt::Chat(chat) => match pipeline.helped_with(&media).await? {
+        Prompt::Chat(chat) => match pipeline.vllm_processors_for(&media).await? {
             None => preparation.plan(Prompt::Chat(chat), media).instrument(span).await,
-            Some(helpers) => {
-                preparation.plan_with_help(helpers, chat, media).instrument(span).await
+            Some(processors) => {
+                preparation.plan_with_processors(processors, chat, media).instrument(span).await
             }
         },
         prompt => preparation.plan(prompt, media).instrument(span).await,
     };
     let plans = plans.map_err(|error| error.at(field))?;
-    let Caller { id, trace, session, arrived, tried, entries, .. } = caller.clone();
-    let before = begun.saturating_duration_since(arrived);
-    let took = StageTimes { before, fetch, plan: begun.elapsed() - fetch };
+    let RequestContext { id, trace, session, arrived, attempts, entries, .. } = context.clone();
+    let parse = started.saturating_duration_since(arrived);
+    let stage_times = StageTimes { parse, fetch, plan: started.elapsed() - fetch };
     Ok(Prepared {
         id,
         trace,
@@ -259,22 +269,24 @@ async fn prepared(
         sampling,
         needs,
         reasoning,
-        reading,
+        output_parsing,
         adapter,
         cache_salt,
         priority,
         session,
         arrived,
         deadlines,
-        tried,
-        took,
+        attempts,
+        stage_times,
         entry: entries.add_prompt(),
     })
 }
 
-/// Returns the one constraint of a request. A model that has to call is held to that alone, as in
-/// vLLM; one that may call is held to calls or to what the request asks for.
-fn with_calls(
+/// Combines the request's own constraint with the one for calls.
+///
+/// As in vLLM, a model that must call is constrained to calls alone. A model that may call is
+/// constrained to calls or to the request's own constraint.
+fn combine_constraints(
     model: &ServedModel,
     tools: Option<&ToolUse>,
     own: Option<Structured>,
@@ -283,31 +295,32 @@ fn with_calls(
     let Some(calls) = calls else { return own };
     let constraint = match (&own, tools) {
         (Some(own), Some(tools)) if tools.choice == ToolChoice::Auto => {
-            calls_or(model, tools, &own.constraint)
+            combine_with_calls(model, tools, &own.constraint)
         }
         _ => Some(calls),
     };
     constraint.map(|constraint| Structured { constraint, field: "tools" }).or(own)
 }
 
-/// What all ways of planning a request share.
+/// The inputs of planning a request.
 #[derive(Clone)]
 pub(super) struct Preparation<'a> {
     pub(super) pipeline: &'a Pipeline,
     pub(super) cpu: &'a CpuBudget,
     pub(super) classes: PresentClasses,
-    pub(super) apart: Apart,
+    pub(super) namespace: CacheNamespace,
 }
 
-/// What keeps the blocks of equal prompts apart.
+/// The parts of a request that separate the KV blocks of equal prompts.
 #[derive(Clone, Debug)]
-pub(super) struct Apart {
+pub(super) struct CacheNamespace {
     pub(super) adapter: Option<Arc<ServedAdapter>>,
     pub(super) salt: Option<String>,
 }
 
-impl Apart {
-    /// Token ids of a text. Whose blocks nobody else may find out about, neither are their texts.
+impl CacheNamespace {
+    /// Tokenizes a text. A salted request bypasses the token cache, so that other users can't find
+    /// out about its texts.
     fn encode(
         &self,
         model: &ServedModel,
@@ -315,67 +328,74 @@ impl Apart {
         add_special_tokens: bool,
     ) -> Result<Vec<TokenId>, PromptError> {
         match self.salt {
-            Some(_) => model.tokenizer.encode_apart(text, add_special_tokens),
+            Some(_) => model.tokenizer.encode_uncached(text, add_special_tokens),
             None => model.tokenizer.encode(text, add_special_tokens),
         }
     }
 }
 
 impl Preparation<'_> {
-    /// Does work that takes milliseconds for long prompts: not for the async threads.
+    /// Runs work that takes milliseconds for long prompts, off the async threads unless it is
+    /// small.
     pub(super) async fn run<T: Send + 'static>(
         &self,
-        small: bool,
+        is_small: bool,
         cost: Duration,
         work: impl FnOnce() -> Result<T, RequestError> + Send + 'static,
     ) -> Result<T, RequestError> {
         let span = tracing::Span::current();
-        self.pipeline.cpu.run_or_here(small, self.cpu, cost, move || span.in_scope(work)).await?
+        let work = move || span.in_scope(work);
+        self.pipeline.cpu.run_inline_if(is_small, self.cpu, cost, work).await?
     }
 
-    /// Plans what needs nobody's help.
+    /// Plans a prompt that needs no processor of vLLM.
     async fn plan(
         &self,
         prompt: Prompt,
         media: Vec<EncodedMedia>,
-    ) -> Result<Vec<Planned>, RequestError> {
-        let (model, images) = (self.pipeline.model.clone(), self.pipeline.images.clone());
-        let (classes, apart, cpu) = (self.classes.clone(), self.apart.clone(), self.cpu.clone());
-        let (small, cost) = (is_small(&prompt, &model), price_of(&prompt, &model, self.cpu));
-        self.run(small, cost, move || match prompt {
-            Prompt::Tokens(tokens) => plan_text(tokens, &classes, &apart, &model),
+    ) -> Result<Vec<ClassPlan>, RequestError> {
+        let model = self.pipeline.model.clone();
+        let images = self.pipeline.images.clone();
+        let classes = self.classes.clone();
+        let namespace = self.namespace.clone();
+        let cpu = self.cpu.clone();
+        let is_small = is_small(&prompt, &model);
+        let cost = price_of(&prompt, &model, self.cpu);
+        self.run(is_small, cost, move || match prompt {
+            Prompt::Tokens(tokens) => plan_text(tokens, &classes, &namespace, &model),
             Prompt::Text(text) => {
-                plan_text(apart.encode(&model, &text, true)?, &classes, &apart, &model)
+                plan_text(namespace.encode(&model, &text, true)?, &classes, &namespace, &model)
             }
-            Prompt::Chat(chat) => plan_chat(&model, &images, chat, &media, &classes, &apart, &cpu),
+            Prompt::Chat(chat) => {
+                plan_chat(&model, &images, chat, &media, &classes, &namespace, &cpu)
+            }
         })
         .await
     }
 }
 
-/// A prompt without media items, for each class.
+/// Plans a prompt without media items for each class.
 fn plan_text(
     tokens: Vec<TokenId>,
     classes: &[PresentClass],
-    apart: &Apart,
+    namespace: &CacheNamespace,
     model: &ServedModel,
-) -> Result<Vec<Planned>, RequestError> {
+) -> Result<Vec<ClassPlan>, RequestError> {
     check_tokens(&tokens, model.last_token())?;
     let tokens = Arc::new(tokens);
-    let plans =
-        classes.iter().map(|class| planned(class, tokens.clone(), Vec::new(), apart)).collect();
-    that_fit(plans, classes)
+    let plan = |class| ClassPlan::new(class, tokens.clone(), Vec::new(), namespace);
+    retain_fitting(classes.iter().map(plan).collect(), classes)
 }
 
-/// Renders and tokenizes a conversation. Its messages may be large, and are dropped as soon as they
-/// are not needed.
+/// Renders and tokenizes a conversation. Its messages may be large, so they are dropped as early as
+/// possible.
 pub(super) fn render(
     model: &ServedModel,
     chat: Chat,
     texts: &[MarkerText<'_>],
-    apart: &Apart,
+    namespace: &CacheNamespace,
 ) -> Result<Vec<TokenId>, RequestError> {
-    Ok(apart.encode(model, &render_text(model, chat, texts)?, false)?)
+    Ok(namespace.encode(model, &render_text(model, chat, texts)?, false)?)
 }
 
 fn render_text(
@@ -401,17 +421,16 @@ fn render_text(
     Ok(template.render(&chat.messages, texts, &options)?)
 }
 
-/// Renders and tokenizes a conversation, and for each class puts a placeholder where each media
-/// item goes.
+/// Renders and tokenizes a conversation, and expands its media items for each class.
 fn plan_chat(
     model: &ServedModel,
     images: &Arc<Images>,
     mut chat: Chat,
     media: &[EncodedMedia],
     classes: &[PresentClass],
-    apart: &Apart,
+    namespace: &CacheNamespace,
     cpu: &CpuBudget,
-) -> Result<Vec<Planned>, RequestError> {
+) -> Result<Vec<ClassPlan>, RequestError> {
     if let Some((name, _)) = chat
         .media_kwargs
         .io
@@ -424,33 +443,34 @@ fn plan_chat(
         ));
     }
     let image_prompt = model.vision.as_ref().map(|vision| vision.prompt());
-    let of_images = image_prompt.as_ref().map(|prompt| [prompt.text]);
-    let texts = of_images.as_ref().map(|texts| MarkerText { modality: &Modality::Image, texts });
-    let (sources, kwargs) =
-        (std::mem::take(&mut chat.media), std::mem::take(&mut chat.media_kwargs).processor);
+    let image_texts = image_prompt.as_ref().map(|prompt| [prompt.text]);
+    let texts = image_texts.as_ref().map(|texts| MarkerText { modality: &Modality::Image, texts });
+    let sources = std::mem::take(&mut chat.media);
+    let kwargs = std::mem::take(&mut chat.media_kwargs).processor;
     let rewrite = image_prompt.and_then(|prompt| prompt.rewrite);
     let text = render_text(model, chat, texts.as_slice())?;
     let rewritten = rewrite.map(|(from, to)| text.replace(from, to));
-    let tokens = apart.encode(model, rewritten.as_deref().unwrap_or(&text), false)?;
-    let Some(vision) = &model.vision else { return plan_text(tokens, classes, apart, model) };
-    let expand_themselves =
-        |class: &PresentClass| class.class.placeholders == PlaceholderForm::Marker;
-    let marked = match classes.iter().any(expand_themselves) {
-        // What is rewritten is for our own expansion alone.
-        true if rewrite.is_some() => Arc::new(apart.encode(model, &text, false)?),
-        true => Arc::new(tokens.clone()),
-        false => Arc::default(),
+    let tokens = namespace.encode(model, rewritten.as_deref().unwrap_or(&text), false)?;
+    let Some(vision) = &model.vision else { return plan_text(tokens, classes, namespace, model) };
+    let needs_markers = |class: &PresentClass| class.class.placeholders == PlaceholderForm::Marker;
+    let marked = if !classes.iter().any(needs_markers) {
+        Arc::default()
+    } else if rewrite.is_some() {
+        // The rewritten text is only for our own expansion.
+        Arc::new(namespace.encode(model, &text, false)?)
+    } else {
+        Arc::new(tokens.clone())
     };
     drop((text, rewritten));
     let ImagePrompt { marker, joins, .. } = vision.prompt();
-    let of_image = Marker { modality: &Modality::Image, tokens: marker };
-    let for_class = |class: &PresentClass| -> Result<Planned, RequestError> {
+    let image_marker = Marker { modality: &Modality::Image, tokens: marker };
+    let for_class = |class: &PresentClass| -> Result<ClassPlan, RequestError> {
         let settings = images.settings(&kwargs, class)?;
         let mut item_tokens = 0;
         let plan = |(image, source): (&EncodedMedia, &MediaRef)| {
             let plan = images.plan(image, &settings, class, &source.field, cpu)?;
-            // Settings of a request can ask for images of any size: checked before anything of that
-            // size is made.
+            // A request's settings can make images arbitrarily large, so this is checked before
+            // anything of that size is built.
             item_tokens += plan.embeds;
             if item_tokens > class.max_model_len {
                 let max_model_len = class.max_model_len;
@@ -466,30 +486,29 @@ fn plan_chat(
             media.iter().zip(&sources).map(plan).collect::<Result<_, _>>()?;
         let placed: Vec<_> =
             items.iter().map(|item| Item { modality: &item.modality, runs: &item.runs }).collect();
-        let expanded = expand(&tokens, Markers { of: &[of_image], joins }, &placed)?;
+        let expanded = expand(&tokens, Markers { by_modality: &[image_marker], joins }, &placed)?;
         check_tokens(&expanded.tokens, model.last_token())?;
-        let plan = planned(
-            class,
-            Arc::new(expanded.tokens),
-            in_prompt_order(items, expanded.placeholders),
-            apart,
-        );
-        let is_marked = expand_themselves(class) && !plan.job_items.is_empty();
-        Ok(Planned { marked: is_marked.then(|| marked.clone()), ..plan })
+        let placed = in_prompt_order(items, expanded.placeholders);
+        let plan = ClassPlan::new(class, Arc::new(expanded.tokens), placed, namespace);
+        let is_marked = needs_markers(class) && !plan.job_items.is_empty();
+        Ok(ClassPlan { marked: is_marked.then(|| marked.clone()), ..plan })
     };
-    that_fit(classes.iter().map(for_class).collect::<Result<_, _>>()?, classes)
+    retain_fitting(classes.iter().map(for_class).collect::<Result<_, _>>()?, classes)
 }
 
-/// The plans for classes with a worker whose context has room for an answer.
-pub(super) fn that_fit(
-    mut plans: Vec<Planned>,
+/// Retains the plans of classes with a worker whose context leaves room for an answer.
+///
+/// # Errors
+/// Returns [`Cause::ContextFull`] if no plan is left.
+pub(super) fn retain_fitting(
+    mut plans: Vec<ClassPlan>,
     classes: &[PresentClass],
-) -> Result<Vec<Planned>, RequestError> {
-    let room = |plan: &Planned| {
+) -> Result<Vec<ClassPlan>, RequestError> {
+    let context = |plan: &ClassPlan| {
         classes.iter().find(|class| class.id == plan.class).map_or(0, |class| class.max_model_len)
     };
-    let largest = plans.iter().map(|plan| (room(plan), plan.tokens.len())).max();
-    plans.retain(|plan| plan.tokens.len() < room(plan));
+    let largest = plans.iter().map(|plan| (context(plan), plan.tokens.len())).max();
+    plans.retain(|plan| plan.tokens.len() < context(plan));
     match (plans.is_empty(), largest) {
         (true, Some((max_model_len, tokens))) => {
             Err(Cause::ContextFull { tokens, max_model_len }.into())
@@ -498,41 +517,50 @@ pub(super) fn that_fit(
     }
 }
 
-/// Items with their places, in the order of the prompt.
+/// Pairs items with their placeholders, in the order of the prompt.
 pub(super) fn in_prompt_order(
     items: Vec<ItemPlan>,
     placeholders: Vec<Placeholder>,
 ) -> Vec<(ItemPlan, Placeholder)> {
     let mut placed: Vec<_> = items.into_iter().zip(placeholders).collect();
-    placed.sort_by_key(|(_, at)| at.offset);
+    placed.sort_by_key(|(_, placeholder)| placeholder.offset);
     placed
 }
 
-/// Adds the block keys, and what router and backend have to know of the items.
-pub(super) fn planned(
-    class: &PresentClass,
-    tokens: Arc<Vec<TokenId>>,
-    items: Vec<(ItemPlan, Placeholder)>,
-    apart: &Apart,
-) -> Planned {
-    let media: Vec<MediaSpan> =
-        items.iter().flat_map(|(item, at)| spans(&class.class, item.hash, at)).collect();
-    let lora = apart.adapter.as_ref().map(|adapter| adapter.engine().name.as_str());
-    let blocks = PromptBlocks { tokens: &tokens, media: &media, lora, salt: apart.salt.as_deref() };
-    let keys = keys_for(&class.class, &blocks);
-    Planned {
-        class: class.id,
-        encoder_tokens: items.iter().map(|(item, _)| item.encoder_tokens).max().unwrap_or(0),
-        route_items: items.iter().map(|(item, at)| item.to_route(at)).collect(),
-        job_items: items.into_iter().map(|(item, at)| item.into_job(at)).collect(),
-        tokens,
-        marked: None,
-        keys,
+impl ClassPlan {
+    /// Creates the plan of an expanded prompt and its items, and computes its block keys.
+    pub(super) fn new(
+        class: &PresentClass,
+        tokens: Arc<Vec<TokenId>>,
+        items: Vec<(ItemPlan, Placeholder)>,
+        namespace: &CacheNamespace,
+    ) -> Self {
+        let media: Vec<MediaSpan> = items
+            .iter()
+            .flat_map(|(item, placeholder)| spans(&class.class, item.hash, placeholder))
+            .collect();
+        let lora = namespace.adapter.as_ref().map(|adapter| adapter.engine().name.as_str());
+        let salt = namespace.salt.as_deref();
+        let blocks = PromptBlocks { tokens: &tokens, media: &media, lora, salt };
+        let keys = keys_for(&class.class, &blocks);
+        Self {
+            class: class.id,
+            encoder_tokens: items.iter().map(|(item, _)| item.encoder_tokens).max().unwrap_or(0),
+            route_items: items
+                .iter()
+                .map(|(item, placeholder)| item.to_route(placeholder))
+                .collect(),
+            job_items: items
+                .into_iter()
+                .map(|(item, placeholder)| item.into_job(placeholder))
+                .collect(),
+            tokens,
+            marked: None,
+            keys,
+        }
     }
-}
 
-impl Planned {
-    /// What a worker of the class is given.
+    /// Returns the prompt in the form for workers of the class.
     pub(super) fn input(&self) -> Input {
         match &self.marked {
             Some(marked) => Input::Marked { tokens: marked.clone(), expanded: self.tokens.clone() },
@@ -541,7 +569,11 @@ impl Planned {
     }
 }
 
-/// An engine fails on a token it does not know, and then for everybody.
+/// Checks that a prompt is not empty and has no token above `last`, which would make an engine fail
+/// for all its requests.
+///
+/// # Errors
+/// Returns [`Cause::Invalid`] otherwise.
 pub(super) fn check_tokens(tokens: &[TokenId], last: TokenId) -> Result<(), RequestError> {
     match tokens.iter().copied().max() {
         None => Err(Cause::Invalid("the prompt is empty".to_owned()).into()),

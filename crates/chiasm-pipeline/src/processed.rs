@@ -1,5 +1,4 @@
-//! Large tensors of media items that were made before: where they still are, and whose turn it is
-//! to make others.
+//! A cache of media items' large tensors, with single-flight processing.
 
 use std::time::Duration;
 
@@ -14,45 +13,45 @@ use tokio::time::Instant;
 
 use super::error::RequestError;
 
-/// An item in one of the forms that engines take.
+/// The identity of a tensor: a media item, in one of the formats that engines accept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Form {
+pub(super) struct TensorKey {
     pub(super) hash: MmHash,
     pub(super) format: TensorFormat,
 }
 
-/// Items in arenas whose whereabouts are remembered. An entry takes about 150 bytes.
-const KNOWN_SLOTS: usize = 1 << 16;
-/// How long an item that could not be processed is not tried again, and how many of them are
-/// remembered.
-const FAILURES_LAST: Duration = Duration::from_secs(1);
-const KNOWN_FAILURES: usize = 1024;
+/// The maximum number of remembered tensors in arenas. An entry takes about 150 bytes.
+const MAX_SLOTS: usize = 1 << 16;
+/// The time for which an item that could not be processed is not retried.
+const FAILURE_TTL: Duration = Duration::from_secs(1);
+/// The maximum number of remembered failures.
+const MAX_FAILURES: usize = 1024;
 
-/// Large tensors that were made for any engine.
+/// The large tensors that were made for any engine.
 pub(super) struct ProcessedMedia {
-    one_at_a_time: KeyedLimiter<Form>,
-    /// A tensor stays in an engine's arena for as long as the engine has use for it; till then
-    /// another one can have a copy.
-    slots: Cache<Form, WeakSlot>,
-    /// Tensors that travel in messages. `None` keeps none.
-    here: Option<Cache<Form, Bytes, Weight>>,
-    failures: Cache<Form, (RequestError, Instant)>,
+    single_flight: KeyedLimiter<TensorKey>,
+    /// Tensors in engines' arenas. While an engine uses a tensor, other engines can copy it.
+    slots: Cache<TensorKey, WeakSlot>,
+    /// Tensors that are sent in messages; `None` if none are kept.
+    in_process: Option<Cache<TensorKey, Bytes, Weight>>,
+    failures: Cache<TensorKey, (RequestError, Instant)>,
 }
 
 #[derive(Clone)]
 struct Weight;
 
-impl Weighter<Form, Bytes> for Weight {
-    fn weight(&self, _: &Form, bytes: &Bytes) -> u64 {
+impl Weighter<TensorKey, Bytes> for Weight {
+    fn weight(&self, _: &TensorKey, bytes: &Bytes) -> u64 {
         bytes.len() as u64
     }
 }
 
 impl ProcessedMedia {
-    /// Keeps at most so many bytes of tensors in this process, 0 for none. What is in arenas needs
-    /// no more room here.
+    /// Creates a cache that keeps at most `max_bytes` of tensors in this process, or none if that
+    /// is
+    /// 0. Tensors in arenas do not count.
     pub(super) fn new(max_bytes: u64) -> Self {
-        // One shard: an item may take as much as all of it.
+        // A single shard, so that one item may use the whole capacity.
         let options = OptionsBuilder::new()
             .shards(1)
             .weight_capacity(max_bytes)
@@ -61,54 +60,58 @@ impl ProcessedMedia {
         let cache =
             |options| Cache::with_options(options, Weight, Default::default(), Default::default());
         Self {
-            one_at_a_time: KeyedLimiter::new(1),
-            slots: Cache::new(KNOWN_SLOTS),
-            here: options.ok().filter(|_| max_bytes > 0).map(cache),
-            failures: Cache::new(KNOWN_FAILURES),
+            single_flight: KeyedLimiter::new(1),
+            slots: Cache::new(MAX_SLOTS),
+            in_process: options.ok().filter(|_| max_bytes > 0).map(cache),
+            failures: Cache::new(MAX_FAILURES),
         }
     }
 
-    /// Waits until nobody else makes this item.
-    pub(super) async fn turn(&self, form: Form) -> KeyedPermit<'_, Form> {
-        self.one_at_a_time.acquire(form).await
+    /// Waits until no other task processes this tensor, and locks it.
+    pub(super) async fn lock(&self, key: TensorKey) -> KeyedPermit<'_, TensorKey> {
+        self.single_flight.acquire(key).await
     }
 
-    /// The item's tensor, if it is still somewhere; or why it could not be made a moment ago.
-    pub(super) fn find(&self, form: &Form) -> Result<Option<TensorBytes>, RequestError> {
-        if let Some((error, until)) = self.failures.get(form) {
+    /// Returns a tensor if it is still in memory.
+    ///
+    /// # Errors
+    /// Returns the error of a failed attempt within the last second.
+    pub(super) fn get(&self, key: &TensorKey) -> Result<Option<TensorBytes>, RequestError> {
+        if let Some((error, until)) = self.failures.get(key) {
             if Instant::now() < until {
                 return Err(error);
             }
-            self.failures.remove(form);
+            self.failures.remove(key);
         }
-        if let Some(slot) = self.slots.get(form) {
+        if let Some(slot) = self.slots.get(key) {
             match slot.upgrade() {
                 Some(slot) => return Ok(Some(TensorBytes::Slot(slot))),
-                None => drop(self.slots.remove(form)),
+                None => drop(self.slots.remove(key)),
             }
         }
-        Ok(self.here.as_ref().and_then(|here| here.get(form)).map(TensorBytes::Here))
+        let in_process = self.in_process.as_ref().and_then(|cache| cache.get(key));
+        Ok(in_process.map(TensorBytes::Here))
     }
 
-    /// Remembers where an item's tensor is.
-    pub(super) fn made(&self, form: Form, tensor: &TensorBytes) {
-        match (tensor, &self.here) {
-            (TensorBytes::Slot(slot), _) => self.slots.insert(form, slot.downgrade()),
-            (TensorBytes::Here(bytes), Some(here)) => here.insert(form, bytes.clone()),
+    /// Remembers a tensor.
+    pub(super) fn insert(&self, key: TensorKey, tensor: &TensorBytes) {
+        match (tensor, &self.in_process) {
+            (TensorBytes::Slot(slot), _) => self.slots.insert(key, slot.downgrade()),
+            (TensorBytes::Here(bytes), Some(cache)) => cache.insert(key, bytes.clone()),
             (TensorBytes::Here(_), None) => {}
         }
     }
 
-    /// Remembers for a moment that an item can't be processed.
-    pub(super) fn failed(&self, form: Form, error: &RequestError) {
+    /// Remembers a permanent error for [`FAILURE_TTL`]. Ignores other errors.
+    pub(super) fn record_failure(&self, key: TensorKey, error: &RequestError) {
         if error.is_permanent() {
-            self.failures.insert(form, (error.clone(), Instant::now() + FAILURES_LAST));
+            self.failures.insert(key, (error.clone(), Instant::now() + FAILURE_TTL));
         }
     }
 
-    /// Bytes of tensors kept in this process.
+    /// Returns the bytes of tensors kept in this process.
     pub(super) fn bytes(&self) -> u64 {
-        self.here.as_ref().map_or(0, Cache::weight)
+        self.in_process.as_ref().map_or(0, Cache::weight)
     }
 }
 
@@ -118,44 +121,45 @@ mod tests {
 
     use super::*;
 
-    fn form(number: u8) -> Form {
-        Form { hash: MmHash::new([number; 32]), format: TensorFormat::Raw }
+    fn key(number: u8) -> TensorKey {
+        TensorKey { hash: MmHash::new([number; 32]), format: TensorFormat::Raw }
     }
 
     #[test]
-    fn a_tensor_is_found_as_long_as_somebody_has_use_for_it() {
+    fn tensor_is_found_while_it_is_in_memory() {
         let processed = ProcessedMedia::new(100);
         let arena = Arena::create(4096).unwrap();
         let mut writer = arena.slot(4).unwrap();
         writer.fill(9);
         let slot = writer.publish();
-        processed.made(form(1), &TensorBytes::Slot(slot.clone()));
-        assert_eq!(processed.find(&form(1)).unwrap().unwrap().as_ref(), [9; 4]);
+        processed.insert(key(1), &TensorBytes::Slot(slot.clone()));
+        assert_eq!(processed.get(&key(1)).unwrap().unwrap().as_ref(), [9; 4]);
         drop(slot);
-        assert!(processed.find(&form(1)).unwrap().is_none());
+        assert!(processed.get(&key(1)).unwrap().is_none());
 
-        processed.made(form(2), &TensorBytes::Here(Bytes::from_static(&[7; 60])));
-        assert_eq!(processed.find(&form(2)).unwrap().unwrap().as_ref(), [7; 60]);
-        processed.made(form(3), &TensorBytes::Here(Bytes::from_static(&[7; 60])));
+        processed.insert(key(2), &TensorBytes::Here(Bytes::from_static(&[7; 60])));
+        assert_eq!(processed.get(&key(2)).unwrap().unwrap().as_ref(), [7; 60]);
+        processed.insert(key(3), &TensorBytes::Here(Bytes::from_static(&[7; 60])));
         assert!(processed.bytes() <= 100);
-        let other = Form { format: TensorFormat::Normalized(chiasm_types::Dtype::BF16), ..form(3) };
-        assert!(processed.find(&other).unwrap().is_none());
+        let format = TensorFormat::Normalized(chiasm_types::Dtype::BF16);
+        let other = TensorKey { format, ..key(3) };
+        assert!(processed.get(&other).unwrap().is_none());
     }
 
     #[test]
-    fn a_cache_of_no_bytes_keeps_nothing() {
+    fn zero_capacity_keeps_nothing() {
         let processed = ProcessedMedia::new(0);
-        processed.made(form(2), &TensorBytes::Here(Bytes::from_static(&[7; 60])));
-        assert!(processed.find(&form(2)).unwrap().is_none());
+        processed.insert(key(2), &TensorBytes::Here(Bytes::from_static(&[7; 60])));
+        assert!(processed.get(&key(2)).unwrap().is_none());
     }
 
     #[test]
-    fn only_what_is_the_items_own_fault_is_believed_for_a_moment() {
+    fn only_permanent_errors_are_remembered() {
         let processed = ProcessedMedia::new(0);
-        processed.failed(form(1), &RequestError::internal("no room"));
-        assert!(processed.find(&form(1)).is_ok());
-        processed.failed(form(1), &RequestError::invalid("x", "corrupt"));
-        assert_eq!(processed.find(&form(1)).unwrap_err().to_string(), "corrupt");
-        assert!(processed.find(&form(2)).is_ok());
+        processed.record_failure(key(1), &RequestError::internal("no room"));
+        assert!(processed.get(&key(1)).is_ok());
+        processed.record_failure(key(1), &RequestError::invalid("x", "corrupt"));
+        assert_eq!(processed.get(&key(1)).unwrap_err().to_string(), "corrupt");
+        assert!(processed.get(&key(2)).is_ok());
     }
 }

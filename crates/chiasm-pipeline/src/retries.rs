@@ -1,4 +1,5 @@
-//! When a request that lost its worker is given to another one, and what may no longer be.
+//! Retry policy: how often a request may move to another worker, and which prompts may not be
+//! retried.
 
 use std::collections::VecDeque;
 use std::hash::RandomState;
@@ -8,22 +9,22 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The most times that a request moves to another worker, whatever the reason. A prompt that kills
-/// engines has killed three by then.
+/// The maximum number of times that a request moves to another worker, for any reason. A prompt
+/// that kills engines therefore kills at most three.
 pub(crate) const MAX_MOVES: usize = 2;
 
-/// Prompts that are remembered to have killed engines: more than can do so while they are
-/// remembered.
+/// The capacity of the quarantine: more prompts than can kill engines within its duration.
 const MAX_QUARANTINED: usize = 1024;
 
-/// The longest time that they may be remembered for.
-const LONGEST: Duration = Duration::from_secs(24 * 3600);
+/// The maximum duration of the quarantine.
+const MAX_QUARANTINE: Duration = Duration::from_secs(24 * 3600);
 
-/// What a request earns for all, and what a move costs, in thousandths of a move: one in ten.
-const EARNED: u64 = 100;
-const MOVE: u64 = 1000;
+/// The retry budget that each request earns, in thousandths of a move: a tenth of a move.
+const EARNED_PER_REQUEST: u64 = 100;
+/// The cost of a move, in thousandths of a move.
+const COST_PER_MOVE: u64 = 1000;
 
-/// What requests that lose their workers share.
+/// The retry budget and the quarantine, which all requests share.
 #[derive(Debug)]
 pub struct Retries {
     debt: RetryDebt,
@@ -31,77 +32,82 @@ pub struct Retries {
 }
 
 impl Retries {
-    /// Creates the state of a frontend in which nothing has failed. A prompt that was in three
-    /// engines when they died is quarantined for `quarantine`.
+    /// Creates a policy that quarantines a prompt for `quarantine` after it was in three engines
+    /// when they died.
     pub fn new(quarantine: Duration) -> Self {
         Self { debt: RetryDebt::default(), quarantine: Quarantine::new(quarantine) }
     }
 
-    /// Notes that a request has come, which pays for a tenth of a move.
-    pub fn earn(&self) {
+    /// Credits the retry budget for an arriving request, which pays for a tenth of a move.
+    pub fn on_request(&self) {
         self.debt.pay();
     }
 
-    /// Spends one move. Returns `false` if as many as `limit` moves are not paid for yet.
+    /// Takes one move from the budget. Returns `false` if `limit` moves are not paid for yet.
     pub(super) fn spend_move(&self, limit: usize) -> bool {
         self.debt.spend(limit)
     }
 
-    /// Whether too many engines died with this prompt lately.
+    /// Returns `true` if a prompt is quarantined.
     pub(super) fn is_quarantined(&self, fingerprint: impl FnOnce(&RandomState) -> u64) -> bool {
-        self.quarantine.holds(fingerprint)
+        self.quarantine.contains(fingerprint)
     }
 
-    /// A prompt was in too many engines when they died.
+    /// Quarantines a prompt.
     pub(super) fn quarantine(&self, fingerprint: impl FnOnce(&RandomState) -> u64) {
-        self.quarantine.put(fingerprint);
+        self.quarantine.insert(fingerprint);
     }
 }
 
-/// The cost of moves that requests have not paid for yet. It bounds moves to a tenth of the
-/// requests, and a number at once.
+/// The cost of moves that requests have not paid for yet.
+///
+/// It limits moves to a tenth of the requests, and to a fixed number in a burst.
 #[derive(Debug, Default)]
 struct RetryDebt(AtomicU64);
 
 impl RetryDebt {
     fn pay(&self) {
-        // Nearly always nothing, and then not written to: all requests share it.
+        // All requests share the counter, so it is not written in the usual case of no debt.
         if self.0.load(Relaxed) > 0 {
-            let _ = self.0.fetch_update(Relaxed, Relaxed, |owed| Some(owed.saturating_sub(EARNED)));
+            let _ = self.0.fetch_update(Relaxed, Relaxed, |debt| {
+                Some(debt.saturating_sub(EARNED_PER_REQUEST))
+            });
         }
     }
 
     fn spend(&self, limit: usize) -> bool {
-        let most = (limit as u64).saturating_mul(MOVE);
-        self.0
-            .fetch_update(Relaxed, Relaxed, |owed| (owed + MOVE <= most).then_some(owed + MOVE))
-            .is_ok()
+        let max_debt = (limit as u64).saturating_mul(COST_PER_MOVE);
+        let spend = |debt: u64| {
+            let debt = debt + COST_PER_MOVE;
+            (debt <= max_debt).then_some(debt)
+        };
+        self.0.fetch_update(Relaxed, Relaxed, spend).is_ok()
     }
 }
 
-/// Fingerprints of prompts, each for a while.
+/// The fingerprints of quarantined prompts.
 #[derive(Debug)]
 struct Quarantine {
-    lasts: Duration,
-    /// In the order in which they came, and so of their ends.
+    duration: Duration,
+    /// Fingerprints and the ends of their quarantine, ordered by end.
     prompts: Mutex<VecDeque<(u64, Instant)>>,
-    /// Number of prompts: mostly 0, and then nothing is hashed.
+    /// The number of prompts. It is usually 0, and nothing is hashed then.
     len: AtomicUsize,
     state: RandomState,
 }
 
 impl Quarantine {
-    fn new(lasts: Duration) -> Self {
-        let lasts = lasts.min(LONGEST);
+    fn new(duration: Duration) -> Self {
+        let duration = duration.min(MAX_QUARANTINE);
         Self {
-            lasts,
+            duration,
             prompts: Mutex::default(),
             len: AtomicUsize::new(0),
             state: RandomState::new(),
         }
     }
 
-    fn holds(&self, fingerprint: impl FnOnce(&RandomState) -> u64) -> bool {
+    fn contains(&self, fingerprint: impl FnOnce(&RandomState) -> u64) -> bool {
         if self.len.load(Relaxed) == 0 {
             return false;
         }
@@ -112,17 +118,17 @@ impl Quarantine {
             prompts.pop_front();
         }
         self.len.store(prompts.len(), Relaxed);
-        prompts.iter().any(|(held, _)| *held == fingerprint)
+        prompts.iter().any(|(quarantined, _)| *quarantined == fingerprint)
     }
 
-    fn put(&self, fingerprint: impl FnOnce(&RandomState) -> u64) {
+    fn insert(&self, fingerprint: impl FnOnce(&RandomState) -> u64) {
         let fingerprint = fingerprint(&self.state);
         let mut prompts = self.prompts();
-        prompts.retain(|(held, _)| *held != fingerprint);
+        prompts.retain(|(quarantined, _)| *quarantined != fingerprint);
         if prompts.len() == MAX_QUARANTINED {
             prompts.pop_front();
         }
-        prompts.push_back((fingerprint, Instant::now() + self.lasts));
+        prompts.push_back((fingerprint, Instant::now() + self.duration));
         self.len.store(prompts.len(), Relaxed);
     }
 
@@ -136,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tenth_of_the_requests_may_move_and_a_number_at_once() {
+    fn tenth_of_requests_may_move_beyond_burst() {
         let budget = RetryDebt::default();
         (0..1000).for_each(|_| budget.pay());
         assert_eq!((0..10).filter(|_| budget.spend(3)).count(), 3);
@@ -147,17 +153,17 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_quarantine_ends_and_holds_a_bounded_number() {
+    async fn quarantine_expires_within_its_capacity() {
         let quarantine = Quarantine::new(Duration::from_secs(60));
-        quarantine.put(|_| 7);
-        assert!(quarantine.holds(|_| 7) && !quarantine.holds(|_| 8));
+        quarantine.insert(|_| 7);
+        assert!(quarantine.contains(|_| 7) && !quarantine.contains(|_| 8));
         tokio::time::advance(Duration::from_secs(59)).await;
-        (100..100 + MAX_QUARANTINED as u64 - 1).for_each(|prompt| quarantine.put(|_| prompt));
-        assert!(quarantine.holds(|_| 7));
+        (100..100 + MAX_QUARANTINED as u64 - 1).for_each(|prompt| quarantine.insert(|_| prompt));
+        assert!(quarantine.contains(|_| 7));
         tokio::time::advance(Duration::from_secs(1)).await;
-        assert!(!quarantine.holds(|_| 7) && quarantine.holds(|_| 100));
-        quarantine.put(|_| 1);
-        quarantine.put(|_| 2);
-        assert!(!quarantine.holds(|_| 100), "the oldest makes room");
+        assert!(!quarantine.contains(|_| 7) && quarantine.contains(|_| 100));
+        quarantine.insert(|_| 1);
+        quarantine.insert(|_| 2);
+        assert!(!quarantine.contains(|_| 100), "the oldest is evicted");
     }
 }

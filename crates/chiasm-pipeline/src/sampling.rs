@@ -1,30 +1,33 @@
-//! A request's sampling, the model's defaults and the room in the context become what a backend is
-//! told.
+//! Resolves a request's sampling parameters with the model's defaults and the context's limit.
 
 use chiasm_backend as backend;
 use chiasm_backend::Supports;
-use chiasm_request::{Sampling, ThinkingBudget};
+use chiasm_request::{ClientSampling, ThinkingBudget};
 use chiasm_types::TokenId;
 
 use super::error::{Cause, RequestError};
 use crate::model::ServedModel;
 
-/// vLLM clamps lower temperatures to this (`_MAX_TEMP` in `vllm/sampling_params.py`).
-const LOWEST_TEMPERATURE: f64 = 0.01;
+/// The minimum temperature. vLLM clamps lower temperatures to it (`_MAX_TEMP` in
+/// `vllm/sampling_params.py`).
+const MIN_TEMPERATURE: f64 = 0.01;
 
-/// Most log probabilities of prompt tokens that are told of one prompt, and of all prompts in one
-/// answer.
+/// The maximum number of prompt tokens' log probabilities for one prompt.
 const MAX_PROMPT_LOGPROBS: usize = 1 << 18;
-const MAX_PROMPT_LOGPROBS_OF_ALL: usize = 1 << 20;
+/// The maximum number of prompt tokens' log probabilities for all prompts of one answer.
+const MAX_TOTAL_PROMPT_LOGPROBS: usize = 1 << 20;
 
-/// The sampling of a prompt with `prompt_tokens` tokens, on a worker with this context.
+/// Resolves the sampling of a prompt with `prompt_tokens` tokens, on a worker with this context.
+///
+/// # Errors
+/// Returns an error if a parameter is invalid, or if the context leaves no room for an answer.
 pub(super) fn resolve(
     model: &ServedModel,
-    sampling: &Sampling,
+    sampling: &ClientSampling,
     prompt_tokens: usize,
     max_model_len: usize,
 ) -> Result<backend::Sampling, RequestError> {
-    let Sampling {
+    let ClientSampling {
         n,
         max_tokens,
         min_tokens,
@@ -36,7 +39,7 @@ pub(super) fn resolve(
         presence_penalty,
         frequency_penalty,
         repetition_penalty,
-        // Text is made here, and ends here.
+        // This process makes the text and ends it.
         stop: _,
         include_stop: _,
         ref stop_token_ids,
@@ -56,7 +59,7 @@ pub(super) fn resolve(
         repetition,
     } = *sampling;
     let defaults = &model.generation;
-    // An engine spins on a prompt that leaves no room for a token.
+    // An engine would spin on a prompt that leaves no room for a token.
     let room = max_model_len.saturating_sub(prompt_tokens);
     if room == 0 {
         return Err(Cause::ContextFull { tokens: prompt_tokens, max_model_len }.into());
@@ -70,7 +73,7 @@ pub(super) fn resolve(
         ));
     }
     check_prompt_logprobs(sampling, prompt_tokens, MAX_PROMPT_LOGPROBS)?;
-    // Any of them ends an engine.
+    // A token outside the vocabulary would crash the engine.
     let biased: Vec<TokenId> = logit_bias.iter().map(|&(token, _)| token).collect();
     for (field, tokens) in [
         ("stop_token_ids", stop_token_ids),
@@ -94,7 +97,7 @@ pub(super) fn resolve(
         ));
     }
     if !greedy {
-        temperature = temperature.max(LOWEST_TEMPERATURE);
+        temperature = temperature.max(MIN_TEMPERATURE);
     }
     let top_k = top_k.or(defaults.top_k).unwrap_or(0);
 
@@ -117,7 +120,7 @@ pub(super) fn resolve(
         top_p: if greedy { 1.0 } else { top_p.or(defaults.top_p).unwrap_or(1.0) },
         top_k: if greedy { 0 } else { i32::try_from(top_k).unwrap_or(0) },
         min_p: if greedy { 0.0 } else { min_p.or(defaults.min_p).unwrap_or(0.0) },
-        // -1 is "no seed".
+        // -1 means no seed.
         seed: seed.filter(|&seed| seed != -1),
         stop_token_ids: distinct(stop_token_ids),
         ignore_eos,
@@ -137,10 +140,10 @@ pub(super) fn resolve(
     })
 }
 
-/// Returns the optional parts that a request's sampling has; parts of the rest of the request are
-/// left out.
-pub(super) fn needs(sampling: &Sampling) -> Supports {
-    let Sampling {
+/// Returns the optional parts that a request's sampling needs. The other parts of the request are
+/// not considered.
+pub(super) fn needs(sampling: &ClientSampling) -> Supports {
+    let ClientSampling {
         // Every worker supports these.
         n: _,
         max_tokens: _,
@@ -158,7 +161,7 @@ pub(super) fn needs(sampling: &Sampling) -> Supports {
         // Backends refuse these themselves, as `backend::Sampling::needs` says.
         logprobs: _,
         structured: _,
-        // These are done here.
+        // This process handles these.
         stop: _,
         include_stop: _,
         skip_special_tokens: _,
@@ -185,9 +188,9 @@ pub(super) fn needs(sampling: &Sampling) -> Supports {
     }
 }
 
-/// Returns the sampling of a stage that computes a prompt: one token that nobody sees, without
-/// anything that makes it dear or could end the job another way.
-pub(super) fn of_prompt(sampling: backend::Sampling) -> backend::Sampling {
+/// Returns the sampling of a stage that only computes a prompt: one token, which is discarded,
+/// without anything expensive or that could end the job in another way.
+pub(super) fn for_prompt_only(sampling: backend::Sampling) -> backend::Sampling {
     let backend::Sampling {
         temperature,
         top_p,
@@ -243,10 +246,17 @@ pub(super) fn of_prompt(sampling: backend::Sampling) -> backend::Sampling {
     }
 }
 
-/// Returns the maximum number of reasoning tokens. Only an engine with a reasoning parser knows
-/// when a model thinks, and the parser needs a token that ends reasoning. vLLM refuses a budget
-/// without the parser, too.
-fn thinking_budget(model: &ServedModel, sampling: &Sampling) -> Result<Option<u32>, RequestError> {
+/// Returns the maximum number of reasoning tokens.
+///
+/// Only an engine with a reasoning parser knows when a model thinks, and the parser needs a token
+/// that ends reasoning. vLLM refuses a budget without the parser, too.
+///
+/// # Errors
+/// Returns an error if a budget is set, but the model has no such parser or token.
+fn thinking_budget(
+    model: &ServedModel,
+    sampling: &ClientSampling,
+) -> Result<Option<u32>, RequestError> {
     match sampling.thinking_budget {
         Some(ThinkingBudget { field, .. }) if model.answers.engine_parser().is_none() => {
             let lacks = if model.answers.may_think() {
@@ -261,57 +271,65 @@ fn thinking_budget(model: &ServedModel, sampling: &Sampling) -> Result<Option<u3
     }
 }
 
-/// Refuses too many log probabilities of prompt tokens in one answer, to prompts that have so many
-/// tokens together. Each prompt alone is looked at when its parameters are made.
-pub fn check_prompt_logprobs_of_all(
-    sampling: &Sampling,
+/// Limits the log probabilities of prompt tokens in one answer. `prompt_tokens` is the total of all
+/// prompts; `resolve` checks each prompt alone.
+///
+/// # Errors
+/// Returns an error if there are too many.
+pub fn check_total_prompt_logprobs(
+    sampling: &ClientSampling,
     prompt_tokens: usize,
 ) -> Result<(), RequestError> {
-    check_prompt_logprobs(sampling, prompt_tokens, MAX_PROMPT_LOGPROBS_OF_ALL)
+    check_prompt_logprobs(sampling, prompt_tokens, MAX_TOTAL_PROMPT_LOGPROBS)
 }
 
-/// Each candidate takes some hundred bytes of an answer.
+/// Limits the log probabilities of prompt tokens. Each takes some hundred bytes of an answer.
 fn check_prompt_logprobs(
-    sampling: &Sampling,
+    sampling: &ClientSampling,
     prompt_tokens: usize,
-    most: usize,
+    limit: usize,
 ) -> Result<(), RequestError> {
     let Some(top) = sampling.prompt_logprobs else { return Ok(()) };
     let candidates =
         prompt_tokens.saturating_mul(top as usize + 1).saturating_mul(sampling.n as usize);
-    if candidates <= most {
+    if candidates <= limit {
         return Ok(());
     }
     let message = format!(
-        "{prompt_tokens} prompt tokens with {top} alternatives in {} choices have {candidates} log probabilities, at most {most} are told",
+        "{prompt_tokens} prompt tokens with {top} alternatives in {} choices have {candidates} \
+         log probabilities, at most {limit} are told",
         sampling.n
     );
     Err(RequestError::invalid("prompt_logprobs", message))
 }
 
-/// A word at the beginning of a text, and behind a space where that makes it another token
-/// (`SamplingParams.update_from_tokenizer` in `vllm/sampling_params.py`).
+/// Tokenizes bad words: each at the start of a text, and after a space if that gives another first
+/// token (`SamplingParams.update_from_tokenizer` in `vllm/sampling_params.py`).
 fn bad_words(model: &ServedModel, words: &[String]) -> Result<Vec<Vec<TokenId>>, RequestError> {
     let mut tokens: Vec<Vec<TokenId>> = Vec::new();
     for (i, word) in words.iter().enumerate() {
-        let (word, field) = (word.trim_start(), || format!("bad_words[{i}]"));
+        let word = word.trim_start();
+        let field = || format!("bad_words[{i}]");
         let encode = |text: &str| {
             model
                 .tokenizer
                 .encode(text, false)
                 .map_err(|error| RequestError::invalid(field(), error.to_string()))
         };
-        let (first, behind_space) = (encode(word)?, encode(&format!(" {word}"))?);
-        if first.is_empty() {
+        let at_start = encode(word)?;
+        let after_space = encode(&format!(" {word}"))?;
+        if at_start.is_empty() {
             return Err(RequestError::invalid(field(), "it has no tokens"));
         }
-        let is_another = behind_space.len() == first.len() && behind_space.first() != first.first();
-        tokens.push(first);
-        tokens.extend(is_another.then_some(behind_space));
+        let differs =
+            after_space.len() == at_start.len() && after_space.first() != at_start.first();
+        tokens.push(at_start);
+        tokens.extend(differs.then_some(after_space));
     }
     Ok(tokens)
 }
 
+/// Sorts tokens and removes duplicates.
 fn distinct(mut tokens: Vec<TokenId>) -> Vec<TokenId> {
     tokens.sort_unstable();
     tokens.dedup();
@@ -338,54 +356,65 @@ mod tests {
     }
 
     #[test]
-    fn what_a_request_leaves_open_the_model_decides() {
+    fn model_defaults_fill_unset_parameters() {
         let model = model(
             r#"{"temperature": 0.5, "top_p": 0.6, "top_k": 7, "min_p": 0.8, "presence_penalty": 0.9,
                 "frequency_penalty": 1.1, "repetition_penalty": 1.2, "max_new_tokens": 13}"#,
         );
-        let found = resolve(&model, &Sampling::default(), 10, 100).unwrap();
-        assert_eq!((found.temperature, found.top_p, found.top_k, found.min_p), (0.5, 0.6, 7, 0.8));
+        let resolved = resolve(&model, &ClientSampling::default(), 10, 100).unwrap();
+        assert_eq!((resolved.temperature, resolved.top_p), (0.5, 0.6));
+        assert_eq!((resolved.top_k, resolved.min_p), (7, 0.8));
         assert_eq!(
-            (found.presence_penalty, found.frequency_penalty, found.repetition_penalty),
+            (resolved.presence_penalty, resolved.frequency_penalty, resolved.repetition_penalty),
             (0.9, 1.1, 1.2)
         );
-        assert_eq!(found.max_tokens, 13);
-        let asked = Sampling {
+        assert_eq!(resolved.max_tokens, 13);
+        let sampling = ClientSampling {
             presence_penalty: Some(0.0),
             frequency_penalty: Some(-1.0),
-            ..Sampling::default()
+            ..ClientSampling::default()
         };
-        let found = resolve(&model, &asked, 10, 100).unwrap();
-        assert_eq!((found.presence_penalty, found.frequency_penalty), (0.0, -1.0));
+        let resolved = resolve(&model, &sampling, 10, 100).unwrap();
+        assert_eq!((resolved.presence_penalty, resolved.frequency_penalty), (0.0, -1.0));
     }
 
     #[test]
-    fn tokens_that_end_an_engine_are_refused_and_bad_words_become_tokens() {
+    fn unknown_tokens_are_refused_bad_words_tokenized() {
         let model = model("{}");
         let beyond = TokenId(model.last_token().0 + 1);
-        let fields =
-            |sampling: Sampling| resolve(&model, &sampling, 10, 100).unwrap_err().field.unwrap();
-        let biased =
-            Sampling { logit_bias: vec![(TokenId(1), 1.0), (beyond, 1.0)], ..Sampling::default() };
-        assert_eq!(fields(biased), "logit_bias");
+        let field_at_fault = |sampling: ClientSampling| {
+            resolve(&model, &sampling, 10, 100).unwrap_err().field.unwrap()
+        };
+        let biased = ClientSampling {
+            logit_bias: vec![(TokenId(1), 1.0), (beyond, 1.0)],
+            ..ClientSampling::default()
+        };
+        assert_eq!(field_at_fault(biased), "logit_bias");
         assert_eq!(
-            fields(Sampling { allowed_token_ids: vec![beyond], ..Sampling::default() }),
+            field_at_fault(ClientSampling {
+                allowed_token_ids: vec![beyond],
+                ..ClientSampling::default()
+            }),
             "allowed_token_ids"
         );
         assert_eq!(
-            fields(Sampling { stop_token_ids: vec![beyond], ..Sampling::default() }),
+            field_at_fault(ClientSampling {
+                stop_token_ids: vec![beyond],
+                ..ClientSampling::default()
+            }),
             "stop_token_ids"
         );
-        let sampling = Sampling {
+        let sampling = ClientSampling {
             bad_words: vec!["  the".to_owned(), "ä".to_owned()],
-            ..Sampling::default()
+            ..ClientSampling::default()
         };
         let found = resolve(&model, &sampling, 10, 100).unwrap().bad_words;
         let encode = |text: &str| model.tokenizer.encode(text, false).unwrap();
         let expected: Vec<_> = ["the", "ä"]
             .into_iter()
             .flat_map(|word| {
-                let (first, spaced) = (encode(word), encode(&format!(" {word}")));
+                let first = encode(word);
+                let spaced = encode(&format!(" {word}"));
                 let both = spaced.len() == first.len() && spaced[0] != first[0];
                 [Some(first), both.then_some(spaced)].into_iter().flatten()
             })
@@ -395,9 +424,9 @@ mod tests {
     }
 
     #[test]
-    fn so_it_does_with_special_tokens() {
+    fn model_default_decides_about_special_tokens() {
         let text = |model: &Arc<ServedModel>, skip_special_tokens| {
-            let sampling = Sampling { skip_special_tokens, ..Sampling::default() };
+            let sampling = ClientSampling { skip_special_tokens, ..ClientSampling::default() };
             let tokens = ["<|im_end|>", "<|im_start|>"]
                 .map(|token| model.tokenizer.token_to_id(token).unwrap());
             let content = Content::Tokens { tokens: tokens.to_vec(), logprobs: None };
@@ -413,8 +442,8 @@ mod tests {
                 .text()
                 .into_owned()
         };
-        let (silent, open) =
-            (Arc::new(model("{}")), Arc::new(model(r#"{"skip_special_tokens": false}"#)));
+        let silent = Arc::new(model("{}"));
+        let open = Arc::new(model(r#"{"skip_special_tokens": false}"#));
         assert_eq!(
             (text(&silent, None), text(&silent, Some(false))),
             ("".into(), "<|im_end|><|im_start|>".into())

@@ -1,4 +1,4 @@
-//! A pipeline before fake backends, for unit tests.
+//! A pipeline in front of fake backends, for unit tests.
 
 #![allow(clippy::unwrap_used, reason = "for tests alone")]
 
@@ -12,30 +12,30 @@ use chiasm_backend::fake::{FakeBackend, FakeConnector};
 use chiasm_backend::{Connector, Finish, RequestId};
 use chiasm_fleet::{Fleet, Patience};
 use chiasm_limit::Owner;
-use chiasm_media::{ByteBudget, MediaConfig, MediaDoor, MediaInput};
+use chiasm_media::{ByteBudget, MediaConfig, MediaInput, MediaLoader};
 use chiasm_prompt::{ChatContent, ChatMessage, ChatPart};
 use chiasm_request::{
-    Chat, ChoiceDelta, FinishedChoice, GenerateRequest, MediaRef, Prompt, Sampling, ToolUse,
+    Chat, ChoiceDelta, ClientSampling, FinishedChoice, GenerateRequest, MediaRef, Prompt, ToolUse,
 };
 use chiasm_router::{Policy, RouterConfig};
 use chiasm_types::Modality;
 use tokio::time::Instant;
 
-use super::reading::Reading;
+use super::output_parsing::OutputParsing;
 use super::{
-    Attempts, Caller, Entries, Pipeline, PipelineLimits, Prepared, RequestError, RouteObserver,
-    prepare,
+    Attempts, PageEntries, Pipeline, PipelineLimits, Prepared, RequestContext, RequestError,
+    RouteObserver, prepare,
 };
 use crate::cpu::CpuBudget;
 use crate::model::ServedModel;
 
 /// The demo's model: Qwen2-VL's template and processor, and a small tokenizer.
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/model");
-/// A picture that the door takes.
+/// A picture that the loader accepts.
 const PICTURE: &[u8] =
     include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/images/dawn.jpg"));
 
-/// A pipeline before fake backends.
+/// A pipeline in front of fake backends.
 pub struct TestPipeline {
     /// The pipeline.
     pub pipeline: Arc<Pipeline>,
@@ -44,23 +44,22 @@ pub struct TestPipeline {
 }
 
 impl TestPipeline {
-    /// Creates a pipeline before as many workers.
+    /// Creates a pipeline in front of `workers` workers.
     pub async fn new(workers: usize) -> Self {
         Self::limited(PipelineLimits::default(), workers).await
     }
 
-    /// Creates a pipeline with these limits before as many workers.
+    /// Creates a pipeline with these limits in front of `workers` workers.
     pub async fn limited(limits: PipelineLimits, workers: usize) -> Self {
         Self::build((0..workers).map(|_| FakeBackend::new()).collect(), limits, None).await
     }
 
-    /// Creates a pipeline before these backends. A request goes to the first one that is not
-    /// excluded.
+    /// Creates a pipeline in front of these backends. The workers are picked in turn.
     pub async fn with(backends: Vec<FakeBackend>) -> Self {
         Self::build(backends, PipelineLimits::default(), None).await
     }
 
-    /// Creates a pipeline before as many workers, whose routes are observed.
+    /// Creates a pipeline in front of `workers` workers, with an observer.
     pub async fn observed(workers: usize, observer: Arc<dyn RouteObserver>) -> Self {
         let backends = (0..workers).map(|_| FakeBackend::new()).collect();
         Self::build(backends, PipelineLimits::default(), Some(observer)).await
@@ -80,7 +79,7 @@ impl TestPipeline {
                 .unwrap();
         assert!(fleet.wait_ready(backends.len()).await);
         let model = Arc::new(ServedModel::load(Path::new(MODEL), "m", None).unwrap());
-        let media = MediaDoor::new(MediaConfig::default(), ByteBudget::new(1 << 30)).unwrap();
+        let media = MediaLoader::new(MediaConfig::default(), ByteBudget::new(1 << 30)).unwrap();
         let pipeline = Pipeline { observer, ..Pipeline::new(model, media, fleet, limits) };
         Self { pipeline: Arc::new(pipeline), backends }
     }
@@ -89,17 +88,17 @@ impl TestPipeline {
     pub async fn prepare(
         &self,
         prompt: Prompt,
-        sampling: Sampling,
+        sampling: ClientSampling,
     ) -> Result<Prepared, RequestError> {
-        self.prepare_shown(prompt, sampling, Entries::default()).await
+        self.prepare_with_entries(prompt, sampling, PageEntries::default()).await
     }
 
-    /// Prepares a request that an observer shows at these entries.
-    pub async fn prepare_shown(
+    /// Prepares a request with these entries of an observer.
+    pub async fn prepare_with_entries(
         &self,
         prompt: Prompt,
-        sampling: Sampling,
-        entries: Entries,
+        sampling: ClientSampling,
+        entries: PageEntries,
     ) -> Result<Prepared, RequestError> {
         let request = GenerateRequest {
             prompt,
@@ -109,12 +108,12 @@ impl TestPipeline {
             tools: None,
             without_reasoning: false,
         };
-        let caller = Caller { entries, ..caller() };
-        prepare(&self.pipeline, request, None, &caller, self.pipeline.fleet.classes()).await
+        let context = RequestContext { entries, ..context() };
+        prepare(&self.pipeline, request, None, &context, self.pipeline.fleet.classes()).await
     }
 
-    /// Prepares a request of a prompt of some tokens.
-    pub async fn text(&self, sampling: Sampling) -> Prepared {
+    /// Prepares a request with a short text prompt.
+    pub async fn text(&self, sampling: ClientSampling) -> Prepared {
         self.prepare(
             Prompt::Text("the quick brown fox jumps over the lazy dog".to_owned()),
             sampling,
@@ -124,35 +123,35 @@ impl TestPipeline {
     }
 }
 
-fn caller() -> Caller {
-    Caller {
+fn context() -> RequestContext {
+    RequestContext {
         id: RequestId::new("test").unwrap(),
         trace: None,
         arrived: Instant::now(),
         cpu: CpuBudget::new(
-            Owner::at(Ipv4Addr::LOCALHOST.into()),
+            Owner::from_address(Ipv4Addr::LOCALHOST.into()),
             PipelineLimits::default().request_cost,
         ),
         session: None,
         credentials: None,
-        tried: Attempts::default(),
-        entries: Entries::default(),
+        attempts: Attempts::default(),
+        entries: PageEntries::default(),
     }
 }
 
 /// Returns a conversation with one picture.
 pub fn picture() -> Prompt {
     let url = format!("data:image/jpeg;base64,{}", STANDARD.encode(PICTURE));
-    about(url)
+    picture_prompt(url)
 }
 
-/// Returns a conversation with one picture that has a valid header and no more.
+/// Returns a conversation with one picture that is cut off after its header.
 pub fn broken_picture() -> Prompt {
     let url = format!("data:image/jpeg;base64,{}", STANDARD.encode(&PICTURE[..700]));
-    about(url)
+    picture_prompt(url)
 }
 
-fn about(url: String) -> Prompt {
+fn picture_prompt(url: String) -> Prompt {
     let content = ChatContent::Parts(vec![
         ChatPart::Media(Modality::Image),
         ChatPart::Text("what is this?".to_owned()),
@@ -173,43 +172,44 @@ fn about(url: String) -> Prompt {
     })
 }
 
-/// Loads the model with these parsers of its answers, by vLLM's names of them.
+/// Loads the model with these parsers of its answers, by vLLM's names.
 pub fn model(tools: &str, reasoning: &str) -> Arc<ServedModel> {
     let model = ServedModel::load(Path::new(MODEL), "m", None).unwrap();
     Arc::new(model.with_parsers(&tools.parse().unwrap(), &reasoning.parse().unwrap()).unwrap())
 }
 
 /// The parsing of a model's answers to a conversation with tools.
-pub struct TestReading {
+pub struct TestOutputParsing {
     /// The model.
     pub model: Arc<ServedModel>,
-    reading: Arc<Reading>,
+    parsing: Arc<OutputParsing>,
 }
 
-impl TestReading {
-    /// Reads the answers of a model that may call these tools.
+impl TestOutputParsing {
+    /// Creates the parsing of the answers of a model that may call these tools.
     pub fn new(model: Arc<ServedModel>, tools: &ToolUse) -> Self {
-        let (reading, _) = Reading::plan(&model, &Chat::default(), Some(tools), false).unwrap();
-        Self { model, reading: reading.unwrap() }
+        let (parsing, _) =
+            OutputParsing::plan(&model, &Chat::default(), Some(tools), false).unwrap();
+        Self { model, parsing: parsing.unwrap() }
     }
 
-    /// Returns the deltas of an answer that comes in these pieces.
-    pub fn read(&self, pieces: &[&str]) -> Vec<ChoiceDelta> {
-        let mut reader = self.reading.begin(&self.model, &[]);
+    /// Returns the deltas of an answer that arrives in these pieces.
+    pub fn parse(&self, pieces: &[&str]) -> Vec<ChoiceDelta> {
+        let mut parser = self.parsing.parser(&self.model, &[]);
         let mut deltas = Vec::new();
         for piece in pieces {
             let mut delta = ChoiceDelta::default();
-            reader.read(piece, &mut delta);
+            parser.push(piece, &mut delta);
             deltas.push(delta);
         }
         let mut last = ChoiceDelta { finish: Some(Finish::Eos), ..ChoiceDelta::default() };
-        reader.finish(&mut last);
+        parser.finish(&mut last);
         deltas.push(last);
         deltas
     }
 }
 
-/// Returns the whole answer of which these are the deltas.
+/// Joins the deltas of an answer.
 pub fn whole(deltas: Vec<ChoiceDelta>) -> FinishedChoice {
     let mut whole = ChoiceDelta::default();
     deltas.into_iter().for_each(|delta| whole.append(delta));

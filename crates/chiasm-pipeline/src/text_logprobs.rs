@@ -1,8 +1,8 @@
 //! Log probabilities of the tokens of a continuation's text.
 //!
 //! An answer may have reasoning, calls and markers beside its text, and text may be held back until
-//! a stop string or a marker can be ruled out. So tokens wait here with their bytes until text is
-//! sent. The text is then looked up in these bytes.
+//! a stop string or a marker can be ruled out. Tokens therefore wait here with their bytes. When
+//! text is sent, it is looked up in these bytes.
 
 use std::collections::VecDeque;
 
@@ -13,16 +13,16 @@ use chiasm_request::TextLogprob;
 /// The tokens that may still become text.
 pub(super) struct TextTokens {
     tokenizer: Tokenizer,
-    waiting: VecDeque<Waiting>,
-    /// The bytes of the waiting tokens, after the rest of a token that has become text in part.
+    waiting: VecDeque<WaitingToken>,
+    /// The bytes of the waiting tokens, preceded by the rest of a token that was sent in part.
     bytes: Vec<u8>,
     /// The length of the text that was sent.
     text_bytes: usize,
 }
 
-struct Waiting {
+struct WaitingToken {
     logprob: TokenLogprob,
-    /// The number of its bytes.
+    /// The number of bytes of the token's text.
     length: usize,
 }
 
@@ -34,14 +34,15 @@ impl TextTokens {
     /// Adds a token that may become text.
     pub(super) fn push(&mut self, logprob: TokenLogprob) {
         let bytes = self.tokenizer.token_bytes(logprob.token);
-        self.waiting.push_back(Waiting { logprob, length: bytes.len() });
+        self.waiting.push_back(WaitingToken { logprob, length: bytes.len() });
         self.bytes.extend(bytes);
     }
 
-    /// Moves the tokens of text that is sent now to `taken`. Tokens before them have become
-    /// something else and are dropped.
+    /// Moves the tokens of `text`, which is sent now, to `taken`. Drops the tokens before them,
+    /// which are not text.
     pub(super) fn take(&mut self, text: &str, taken: &mut Vec<TextLogprob>) {
-        // Text that is not in the bytes, such as a replacement character, takes all waiting tokens.
+        // Text that does not occur in the bytes, such as a replacement character, takes all waiting
+        // tokens.
         let found = find(&self.bytes, text.as_bytes());
         let begin = found.unwrap_or(0);
         let end = found.map_or(self.bytes.len(), |at| at + text.len());
@@ -60,7 +61,7 @@ impl TextTokens {
         self.text_bytes += text.len();
     }
 
-    /// Drops all waiting tokens: they have become something other than text.
+    /// Drops all waiting tokens, which are not text.
     pub(super) fn clear(&mut self) {
         self.waiting.clear();
         self.bytes.clear();
@@ -95,7 +96,7 @@ mod tests {
             }
         }
 
-        /// Takes a text. Returns the text of its tokens and where the first one begins.
+        /// Takes a text. Returns the text of its tokens, and the offset of the first token.
         fn taken(&mut self, text: &str) -> (String, Option<usize>) {
             let mut taken = Vec::new();
             self.take(text, &mut taken);
@@ -115,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn markers_and_dropped_space_before_text_are_left_out() {
+    fn markers_before_text_are_dropped() {
         let mut tokens = tokens();
         tokens.push_text("</think>");
         tokens.push_text("\n\n");
@@ -134,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn token_over_two_texts_belongs_to_the_first() {
+    fn token_across_two_texts_belongs_to_the_first() {
         let mut tokens = tokens();
         tokens.push_text("<|im_end|>");
         assert_eq!(tokens.waiting.len(), 1, "one token");

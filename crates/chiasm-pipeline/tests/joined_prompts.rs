@@ -99,7 +99,8 @@ fn line_breaks_around_images_join_as_in_vllm() {
         let items: Vec<_> =
             runs.iter().map(|runs| Item { modality: &Modality::Image, runs }).collect();
         let of_image = Marker { modality: &Modality::Image, tokens: marker };
-        let expanded = expand(&tokens, Markers { of: &[of_image], joins }, &items).unwrap();
+        let expanded =
+            expand(&tokens, Markers { by_modality: &[of_image], joins }, &items).unwrap();
         if prompt.expanded.is_empty() {
             // vLLM fails a prompt in which one line break follows an image; ours stays within its
             // tokens.

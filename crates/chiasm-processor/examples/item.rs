@@ -1,17 +1,17 @@
-//! How long an item of vLLM's processor takes as the frontend sees it: a side of `cargo xtask
-//! bench-peers processor`, told over pipes what to do, one JSON object per line in and out.
+//! Measures the time of an item of vLLM's processor as seen by the frontend: a side of `cargo xtask
+//! bench-peers processor`. It is controlled over pipes, with one JSON object per line in and out.
 //!
 //! ```text
 //! item --python PROGRAM --model DIR --media DIR
 //!
 //! in   {"kind": "image", "video" or "clip", "items": [any, …]}
-//! out  {"ms": [milliseconds of each], "said": [the sum of all bytes of its tensors]}
+//! out  {"ms": [milliseconds of each], "said": [checksum of each: the sum of its tensors' bytes]}
 //! ```
 //!
-//! Kinds are files of the folder `--media`. The first line out is said once the processor is ready.
-//! A time is that from the file in this process's memory to the tensors in this process's memory: a
-//! copy of the file, the call, and a copy of the tensors, which in the frontend goes to the
-//! engine's shared memory. That memory was used before, as slots are.
+//! A kind is a file of the folder `--media`. The first line out is printed once the processor is
+//! ready. A time runs from the file in this process's memory to the tensors in this process's
+//! memory. It covers a copy of the file, the call, and a copy of the tensors, which in the frontend
+//! goes to the engine's shared memory. The target memory was used before, as slots are.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "a measurement")]
 
@@ -23,13 +23,14 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use chiasm_processor::{
-    ItemCall, ItemLimits, ItemTensor, ItemValue, MadeItem, Processor, ProcessorOptions, Sandbox,
+    ItemCall, ItemLimits, ItemOutput, ItemTensor, ItemValue, Processor, ProcessorOptions, Sandbox,
 };
 use serde::Deserialize;
 use serde_json::{Map, json};
 
 type Failure = Box<dyn Error>;
 
+/// A line of the input.
 #[derive(Deserialize)]
 struct Order {
     kind: String,
@@ -52,19 +53,20 @@ async fn run() -> Result<(), Failure> {
     for line in stdin().lines() {
         let order: Order = serde_json::from_str(&line?)?;
         let file = Bytes::from(std::fs::read(media.join(&order.kind))?);
-        let (mut ms, mut said) = (Vec::new(), Vec::new());
+        let mut ms = Vec::new();
+        let mut checksums = Vec::new();
         for _ in &order.items {
             let start = Instant::now();
             item(&processor, &order.kind, file.clone(), &mut out).await?;
             ms.push(start.elapsed().as_secs_f64() * 1e3);
-            said.push(out.iter().map(|&byte| u64::from(byte)).sum::<u64>());
+            checksums.push(out.iter().map(|&byte| u64::from(byte)).sum::<u64>());
         }
-        println!("{}", json!({"ms": ms, "said": said}));
+        println!("{}", json!({"ms": ms, "said": checksums}));
     }
     Ok(())
 }
 
-/// The defaults of `chiasm serve`.
+/// Returns the options of `chiasm serve` by default, with one child.
 fn options(python: &str, model: &str) -> ProcessorOptions {
     ProcessorOptions {
         python: python.into(),
@@ -82,7 +84,7 @@ fn options(python: &str, model: &str) -> ProcessorOptions {
     }
 }
 
-/// Has an item made and copies its tensors to `out`.
+/// Processes an item and copies its tensors to `out`.
 async fn item(
     processor: &Processor,
     kind: &str,
@@ -91,24 +93,25 @@ async fn item(
 ) -> Result<(), Failure> {
     let none = Map::new();
     let modality = if kind == "image" { kind } else { "video" };
-    let made = processor
+    let output = processor
         .item(ItemCall { modality, file, processor_kwargs: &none, io_kwargs: &none })
         .await?;
     let tensors: Vec<&ItemTensor> =
-        made.fields.iter().flat_map(|field| tensors(&field.value)).collect();
-    out.resize(tensors.iter().map(|tensor| tensor.bytes()).sum(), 0);
-    copy(&made, &tensors, out)
+        output.fields.iter().flat_map(|field| tensors(&field.value)).collect();
+    out.resize(tensors.iter().map(|tensor| tensor.byte_len()).sum(), 0);
+    copy(&output, &tensors, out)
 }
 
-fn copy(made: &MadeItem, tensors: &[&ItemTensor], mut out: &mut [u8]) -> Result<(), Failure> {
+fn copy(output: &ItemOutput, tensors: &[&ItemTensor], mut out: &mut [u8]) -> Result<(), Failure> {
     for tensor in tensors {
-        let (place, rest) = out.split_at_mut(tensor.bytes());
-        made.read(tensor, place)?;
+        let (target, rest) = out.split_at_mut(tensor.byte_len());
+        output.read(tensor, target)?;
         out = rest;
     }
     Ok(())
 }
 
+/// Returns the tensors of a value.
 fn tensors(value: &ItemValue) -> Vec<&ItemTensor> {
     match value {
         ItemValue::Tensor(tensor) => vec![tensor],

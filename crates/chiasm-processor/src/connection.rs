@@ -1,5 +1,5 @@
 //! Messages over a Unix socket: a length of four bytes, little-endian, then that many bytes of
-//! JSON. A file may come along.
+//! JSON. A message may carry a file descriptor.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -13,11 +13,11 @@ use serde::de::DeserializeOwned;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::UnixStream;
 
-/// Beyond the description of any item, and any prompt.
-const MOST_BYTES: u32 = 256 << 20;
+/// The maximum length of a message. Every item and prompt needs less.
+const MAX_MESSAGE_BYTES: u32 = 256 << 20;
 
-/// Bytes that are read before more memory is asked for.
-const STEP: usize = 1 << 20;
+/// The number of bytes that are read before the buffer grows again.
+const READ_CHUNK_BYTES: usize = 1 << 20;
 
 /// One end of a connection.
 pub(crate) struct Connection {
@@ -25,14 +25,14 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Our end, and the other one for a process.
+    /// Creates a connection. Returns this process's end, and the end for another process.
     pub(crate) fn pair() -> io::Result<(Self, StdUnixStream)> {
         let (ours, theirs) = StdUnixStream::pair()?;
         ours.set_nonblocking(true)?;
         Ok((Self { stream: UnixStream::from_std(ours)? }, theirs))
     }
 
-    /// Says something, and hands over a file with it.
+    /// Sends a message, and a file descriptor with it if there is one.
     pub(crate) async fn send(
         &mut self,
         message: &impl Serialize,
@@ -40,33 +40,36 @@ impl Connection {
     ) -> io::Result<()> {
         let mut bytes = vec![0; 4];
         serde_json::to_writer(&mut bytes, message)?;
-        let length = u32::try_from(bytes.len() - 4).ok().filter(|&length| length <= MOST_BYTES);
+        let length =
+            u32::try_from(bytes.len() - 4).ok().filter(|&length| length <= MAX_MESSAGE_BYTES);
         bytes[..4].copy_from_slice(&length.ok_or(io::ErrorKind::FileTooLarge)?.to_le_bytes());
         let files: Vec<BorrowedFd<'_>> = file.into_iter().collect();
         let sent = self
             .stream
             .async_io(Interest::WRITABLE, || {
                 let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-                let mut along = SendAncillaryBuffer::new(&mut space);
+                let mut ancillary = SendAncillaryBuffer::new(&mut space);
                 if !files.is_empty() {
-                    along.push(SendAncillaryMessage::ScmRights(&files));
+                    ancillary.push(SendAncillaryMessage::ScmRights(&files));
                 }
-                Ok(sendmsg(&self.stream, &[IoSlice::new(&bytes)], &mut along, SendFlags::NOSIGNAL)?)
+                let slices = [IoSlice::new(&bytes)];
+                Ok(sendmsg(&self.stream, &slices, &mut ancillary, SendFlags::NOSIGNAL)?)
             })
             .await?;
         self.stream.write_all(&bytes[sent..]).await
     }
 
-    /// The next message. Memory is taken as its bytes come.
+    /// Receives the next message. The buffer grows as bytes arrive, not by the announced length.
     pub(crate) async fn receive<T: DeserializeOwned>(&mut self) -> io::Result<T> {
         let length = self.stream.read_u32_le().await?;
-        if length > MOST_BYTES {
+        if length > MAX_MESSAGE_BYTES {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        let (length, mut bytes) = (length as usize, Vec::new());
+        let length = length as usize;
+        let mut bytes = Vec::new();
         while bytes.len() < length {
             let begin = bytes.len();
-            bytes.resize(length.min(begin + STEP), 0);
+            bytes.resize(length.min(begin + READ_CHUNK_BYTES), 0);
             self.stream.read_exact(&mut bytes[begin..]).await?;
         }
         serde_json::from_slice(&bytes)
@@ -79,21 +82,22 @@ impl Connection {
         Ok(Self { stream: UnixStream::from_std(stream)? })
     }
 
-    /// Waits until the other end closes the connection, or sends something unasked.
-    pub(crate) async fn is_over(&self) {
+    /// Waits until the other end closes the connection or sends an unexpected message.
+    pub(crate) async fn wait_over(&self) {
         while self.stream.readable().await.is_ok() && self.is_quiet() {}
     }
 
-    /// Returns `true` if the other end has closed the connection, or sent something unasked. Asks
-    /// the system, as the runtime may learn of this later.
-    pub(crate) fn is_over_now(&self) -> bool {
+    /// Returns `true` if the other end has closed the connection or sent an unexpected message.
+    /// Polls the system, as the runtime may notice later.
+    pub(crate) fn is_over(&self) -> bool {
         let mut polled = [PollFd::new(&self.stream, PollFlags::IN)];
         matches!(poll(&mut polled, Some(&Timespec::default())), Ok(1..))
     }
 
-    /// Whether the other end is there and has nothing to say.
+    /// Returns `true` if the connection is open and nothing was received on it.
     pub(crate) fn is_quiet(&self) -> bool {
-        matches!(self.stream.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+        let received = self.stream.try_read(&mut [0]);
+        received.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 }
 
@@ -106,7 +110,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_message_arrives_whole_and_its_end_is_noticed() {
+    async fn connection_carries_long_messages_until_closed() {
         let (mut ours, mut theirs) = Connection::pair().unwrap();
         let long = json!({"text": "x".repeat(3 << 20)});
         let echo = std::thread::spawn(move || {

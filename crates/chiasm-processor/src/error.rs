@@ -1,40 +1,45 @@
+//! Errors of the processor.
+
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Why the processor gave no answer.
+/// An error of a call or of the processor's start.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProcessorError {
-    /// There is no such command, or no Python beside it.
+    /// The `vllm` command does not exist, or has no Python beside it.
     #[error("no Python with vLLM: {}: {reason}", command.display())]
     NoPython {
-        /// The vllm command.
+        /// The `vllm` command.
         command: PathBuf,
-        /// What is wrong with it.
+        /// The cause.
         reason: String,
     },
-    /// The processor of this model can't be had: in its own words.
+    /// vLLM has no usable processor for this model. Holds vLLM's message.
     #[error("vLLM's processor can't be used: {0}")]
-    NotServed(String),
-    /// The process can't be started, or ended, for a reason that may pass.
-    #[error("vLLM's processor is not there: {0}")]
-    Gone(String),
+    Unsupported(String),
+    /// The process cannot be started, or has ended. A retry may succeed.
+    #[error("vLLM's processor is unavailable: {0}")]
+    Unavailable(String),
     /// The queue is full.
-    #[error("as many items wait for vLLM's processor as may (--processor-queue)")]
-    Busy,
-    /// vLLM does not take the item or the prompt: in its own words.
+    #[error("the queue of vLLM's processor is full (--processor-queue)")]
+    QueueFull,
+    /// vLLM refused the item or the prompt. Holds vLLM's message.
     #[error("{0}")]
     Refused(String),
-    /// The child took longer than it may.
-    #[error("vLLM's processor did not come to an end within {} s (--processor-timeout)", after.as_secs_f64())]
+    /// The call exceeded its deadline.
+    #[error(
+        "vLLM's processor did not finish within {} s (--processor-timeout)",
+        after.as_secs_f64()
+    )]
     TimedOut {
-        /// How long it may take.
+        /// The time limit of a call.
         after: Duration,
     },
-    /// The child ended.
-    #[error("vLLM's processor broke down over it")]
-    Died,
-    /// The child's answer makes no sense.
-    #[error("vLLM's processor gave an answer that makes no sense: {0}")]
-    Nonsense(String),
+    /// The child died during the call.
+    #[error("vLLM's processor crashed during the call")]
+    ChildDied,
+    /// The child's reply is invalid.
+    #[error("vLLM's processor sent an invalid reply: {0}")]
+    InvalidReply(String),
 }

@@ -1,4 +1,4 @@
-//! What a child says that it made of an item's file, checked.
+//! The output of a child for one item, validated.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -6,34 +6,34 @@ use std::ops::Range;
 use chiasm_types::{Dtype, TensorField};
 
 use crate::memory::Memory;
-use crate::message::{FieldKind, SaidField, SaidValue};
+use crate::message::{FieldKind, WireField, WireValue};
 use crate::{ProcessorError, PromptUpdate};
 
-/// More than any item has.
-const MOST_FIELDS: usize = 1024;
-/// Dimensions of a tensor.
-const MOST_DIMENSIONS: usize = 16;
+/// The maximum number of fields of an item.
+const MAX_FIELDS: usize = 1024;
+/// The maximum number of dimensions of a tensor.
+const MAX_DIMENSIONS: usize = 16;
 
-/// What a processor made of a file.
+/// The output of the processor for one item.
 #[derive(Debug)]
-pub struct MadeItem {
-    /// Its fields, in the processor's order.
+pub struct ItemOutput {
+    /// The fields, in the processor's order.
     pub fields: Vec<ItemField>,
-    /// The ways to write it in a prompt.
+    /// The updates that write the item in a prompt.
     pub updates: Vec<PromptUpdate>,
     memory: Memory,
-    /// Bytes from the memory's beginning to the end of the last tensor.
-    used: u64,
+    /// The bytes from the memory's beginning to the end of the last tensor.
+    used_bytes: u64,
 }
 
-/// One named argument of the model for an item.
+/// A named argument of the model for an item.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ItemField {
-    /// Its name, such as `pixel_values`.
+    /// The name, such as `pixel_values`.
     pub name: String,
-    /// How the engine joins it with the same field of other items.
+    /// The way in which the engine joins the field with the same field of other items.
     pub field: TensorField,
-    /// What it is.
+    /// The value.
     pub value: ItemValue,
 }
 
@@ -42,64 +42,67 @@ pub struct ItemField {
 pub enum ItemValue {
     /// A tensor in the item's memory.
     Tensor(ItemTensor),
-    /// A whole number.
+    /// An integer.
     Int(i64),
-    /// A number.
+    /// A finite floating-point number.
     Float(f64),
-    /// Several values.
+    /// A list of values.
     List(Vec<ItemValue>),
 }
 
-/// A tensor in an item's memory. Its elements lie densely, last dimension fastest, little-endian.
+/// A tensor in an item's memory: dense, row-major and little-endian.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ItemTensor {
-    /// Element type.
+    /// The element type.
     pub dtype: Dtype,
-    /// Extents.
+    /// The extent of each dimension.
     pub shape: Vec<usize>,
-    place: Range<u64>,
+    /// The byte range in the item's memory.
+    range: Range<u64>,
 }
 
 impl ItemTensor {
-    /// Its bytes, all of them.
-    pub fn bytes(&self) -> usize {
-        (self.place.end - self.place.start) as usize
+    /// Returns the size in bytes.
+    pub fn byte_len(&self) -> usize {
+        (self.range.end - self.range.start) as usize
     }
 }
 
-/// What a child says that it made in an item's memory, checked.
-pub(crate) struct ItemParts {
+/// The validated reply for an item, without the item's memory.
+pub(crate) struct ItemDescription {
     fields: Vec<ItemField>,
     updates: Vec<PromptUpdate>,
-    used: u64,
+    used_bytes: u64,
 }
 
-impl ItemParts {
-    /// The item with its memory.
-    pub(crate) fn with(self, memory: Memory) -> MadeItem {
-        let Self { fields, updates, used } = self;
-        MadeItem { fields, updates, memory, used }
+impl ItemDescription {
+    /// Adds the item's memory.
+    pub(crate) fn with_memory(self, memory: Memory) -> ItemOutput {
+        let Self { fields, updates, used_bytes } = self;
+        ItemOutput { fields, updates, memory, used_bytes }
     }
 
-    /// Checks what a child says.
-    pub(crate) fn new(
+    /// Validates a child's reply for an item in `memory`.
+    pub(crate) fn validate(
         memory: &Memory,
-        fields: Vec<SaidField>,
+        fields: Vec<WireField>,
         updates: Vec<PromptUpdate>,
     ) -> Result<Self, ProcessorError> {
-        let nonsense = |what: String| ProcessorError::Nonsense(what);
-        if fields.is_empty() || fields.len() > MOST_FIELDS {
-            return Err(nonsense(format!("an item with {} fields", fields.len())));
+        let invalid = |reason: String| ProcessorError::InvalidReply(reason);
+        if fields.is_empty() || fields.len() > MAX_FIELDS {
+            return Err(invalid(format!("an item with {} fields", fields.len())));
         }
-        if updates.iter().any(|update| update.tokens().is_none_or(|(tokens, _)| tokens == 0)) {
-            return Err(nonsense("an item that is written with no tokens, or too many".to_owned()));
+        let is_bad =
+            |update: &PromptUpdate| update.token_counts().is_none_or(|(tokens, _)| tokens == 0);
+        if updates.iter().any(is_bad) {
+            return Err(invalid("an item that is written with no tokens, or too many".to_owned()));
         }
-        let mut used = 0;
+        let mut used_bytes = 0;
         let mut names = HashSet::new();
         let mut checked = Vec::with_capacity(fields.len());
         for field in fields {
-            let value = value(field.data, memory.length(), &mut used)
-                .map_err(|error| nonsense(format!("the field '{}' {error}", field.name)))?;
+            let value = validate_value(field.data, memory.length(), &mut used_bytes)
+                .map_err(|error| invalid(format!("the field '{}' {error}", field.name)))?;
             let rows = match &value {
                 ItemValue::Tensor(tensor) => {
                     let dim = if field.dim < 0 {
@@ -113,48 +116,49 @@ impl ItemParts {
                 ItemValue::Int(_) | ItemValue::Float(_) => None,
             };
             let keep_on_cpu = field.keep_on_cpu;
-            let joined = match field.kind {
+            let join = match field.kind {
                 FieldKind::Batched => TensorField::Batched { keep_on_cpu },
                 FieldKind::Shared => TensorField::Shared { keep_on_cpu },
                 FieldKind::Flat => {
                     let rows = rows.ok_or_else(|| {
-                        nonsense(format!("the field '{}' has no rows", field.name))
+                        invalid(format!("the field '{}' has no rows", field.name))
                     })?;
                     TensorField::Flat { rows, dim: field.dim, keep_on_cpu }
                 }
             };
             if !names.insert(field.name.clone()) {
-                return Err(nonsense(format!("two fields '{}'", field.name)));
+                return Err(invalid(format!("two fields '{}'", field.name)));
             }
-            checked.push(ItemField { name: field.name, field: joined, value });
+            checked.push(ItemField { name: field.name, field: join, value });
         }
-        Ok(Self { fields: checked, updates, used })
+        Ok(Self { fields: checked, updates, used_bytes })
     }
 }
 
-impl MadeItem {
-    /// Bytes of memory that this takes.
-    pub fn used(&self) -> u64 {
-        self.used
+impl ItemOutput {
+    /// Returns the bytes of memory that the item's file and tensors take.
+    pub fn used_bytes(&self) -> u64 {
+        self.used_bytes
     }
 
-    /// Copies a tensor of this item's to `out`, which has its number of bytes.
+    /// Copies a tensor of this item to `out`, whose length is [`ItemTensor::byte_len`].
     ///
     /// # Errors
-    /// [`ProcessorError::Nonsense`] if it is not there: the child has cut off the memory.
+    /// [`ProcessorError::InvalidReply`] if the child has truncated the memory.
     ///
     /// # Panics
-    /// If `out` has another length.
+    /// If `out` has another length than the tensor.
     pub fn read(&self, tensor: &ItemTensor, out: &mut [u8]) -> Result<(), ProcessorError> {
-        assert_eq!(out.len(), tensor.bytes(), "a tensor is copied as a whole");
-        let read = self.memory.read(out, tensor.place.start);
-        read.map_err(|error| ProcessorError::Nonsense(format!("a tensor can't be read: {error}")))
+        assert_eq!(out.len(), tensor.byte_len(), "a tensor is copied as a whole");
+        self.memory.read(out, tensor.range.start).map_err(|error| {
+            ProcessorError::InvalidReply(format!("a tensor can't be read: {error}"))
+        })
     }
 }
 
-/// The fault of a field's value. The texts complete "the field 'x' …".
+/// The defect of a field's value. The texts complete "the field 'x' …".
 #[derive(Debug, thiserror::Error)]
-enum BadValue {
+enum InvalidValue {
     #[error("is of a kind that engines do not take")]
     Kind,
     #[error("has elements of type '{0}'")]
@@ -163,29 +167,34 @@ enum BadValue {
     Extent,
 }
 
-/// A value whose tensors lie within `memory` bytes. `used` rises to the end of each.
-fn value(said: SaidValue, memory: u64, used: &mut u64) -> Result<ItemValue, BadValue> {
-    match said {
-        SaidValue::Int(value) => Ok(ItemValue::Int(value)),
-        SaidValue::Float(value) if value.is_finite() => Ok(ItemValue::Float(value)),
-        SaidValue::Float(_) | SaidValue::Other(_) => Err(BadValue::Kind),
-        SaidValue::List(list) => list
+/// Validates a value. Its tensors must lie within `memory_bytes`; `used_bytes` is raised to the end
+/// of each tensor.
+fn validate_value(
+    value: WireValue,
+    memory_bytes: u64,
+    used_bytes: &mut u64,
+) -> Result<ItemValue, InvalidValue> {
+    match value {
+        WireValue::Int(value) => Ok(ItemValue::Int(value)),
+        WireValue::Float(value) if value.is_finite() => Ok(ItemValue::Float(value)),
+        WireValue::Float(_) | WireValue::Other(_) => Err(InvalidValue::Kind),
+        WireValue::List(list) => list
             .into_iter()
-            .map(|said| value(said, memory, used))
+            .map(|value| validate_value(value, memory_bytes, used_bytes))
             .collect::<Result<_, _>>()
             .map(ItemValue::List),
-        SaidValue::Tensor { dtype, shape, offset, length } => {
-            let dtype = Dtype::from_torch_name(&dtype).ok_or(BadValue::ElementType(dtype))?;
+        WireValue::Tensor { dtype, shape, offset, length } => {
+            let dtype = Dtype::from_torch_name(&dtype).ok_or(InvalidValue::ElementType(dtype))?;
             let bytes = shape
                 .iter()
                 .try_fold(dtype.size() as u64, |bytes, &extent| bytes.checked_mul(extent as u64));
-            let end = offset.checked_add(length).filter(|&end| end <= memory);
+            let end = offset.checked_add(length).filter(|&end| end <= memory_bytes);
             match end {
-                Some(end) if bytes == Some(length) && shape.len() <= MOST_DIMENSIONS => {
-                    *used = end.max(*used);
-                    Ok(ItemValue::Tensor(ItemTensor { dtype, shape, place: offset..end }))
+                Some(end) if bytes == Some(length) && shape.len() <= MAX_DIMENSIONS => {
+                    *used_bytes = end.max(*used_bytes);
+                    Ok(ItemValue::Tensor(ItemTensor { dtype, shape, range: offset..end }))
                 }
-                _ => Err(BadValue::Extent),
+                _ => Err(InvalidValue::Extent),
             }
         }
     }
@@ -200,15 +209,14 @@ mod tests {
     use super::*;
     use crate::memory::Spares;
 
-    fn made(field: Value) -> Result<MadeItem, ProcessorError> {
-        let memory = Arc::<Spares>::default().memory(&[1, 2, 3, 4, 5, 6], 64).unwrap();
+    fn output(field: Value) -> Result<ItemOutput, ProcessorError> {
+        let memory = Arc::<Spares>::default().allocate(&[1, 2, 3, 4, 5, 6], 64).unwrap();
         let updates = vec![
             serde_json::from_value(json!({"mode": "replace", "target": [5], "full": [[7, 3]]}))
                 .unwrap(),
         ];
-        let parts =
-            ItemParts::new(&memory, serde_json::from_value(json!([field])).unwrap(), updates)?;
-        Ok(parts.with(memory))
+        let fields = serde_json::from_value(json!([field])).unwrap();
+        Ok(ItemDescription::validate(&memory, fields, updates)?.with_memory(memory))
     }
 
     fn field(data: Value) -> Value {
@@ -216,9 +224,9 @@ mod tests {
     }
 
     #[test]
-    fn a_tensor_is_read_from_where_it_lies() {
+    fn tensor_is_read_from_its_offset() {
         let item =
-            made(field(json!({"dtype": "uint8", "shape": [1, 3], "offset": 2, "length": 3})))
+            output(field(json!({"dtype": "uint8", "shape": [1, 3], "offset": 2, "length": 3})))
                 .unwrap();
         let ItemField { field, value: ItemValue::Tensor(tensor), .. } = &item.fields[0] else {
             panic!("a tensor")
@@ -226,15 +234,15 @@ mod tests {
         assert_eq!(*field, TensorField::Flat { rows: 3, dim: -1, keep_on_cpu: false });
         let mut out = [0; 3];
         item.read(tensor, &mut out).unwrap();
-        assert_eq!((out, item.used()), ([3, 4, 5], 5));
+        assert_eq!((out, item.used_bytes()), ([3, 4, 5], 5));
     }
 
     #[test]
-    fn what_a_child_says_is_looked_at() {
+    fn invalid_fields_are_refused() {
         let tensor = |dtype: &str, shape: Value, offset: u64, length: u64| {
             field(json!({"dtype": dtype, "shape": shape, "offset": offset, "length": length}))
         };
-        for said in [
+        for wire in [
             tensor("uint8", json!([3]), 62, 3),
             tensor("uint8", json!([3]), u64::MAX, 3),
             tensor("uint8", json!([4]), 0, 3),
@@ -247,19 +255,20 @@ mod tests {
             field(json!(null)),
             field(json!(3)),
         ] {
-            assert!(matches!(made(said.clone()), Err(ProcessorError::Nonsense(_))), "{said}");
+            assert!(matches!(output(wire.clone()), Err(ProcessorError::InvalidReply(_))), "{wire}");
         }
         let list = json!({"name": "x", "kind": "batched", "keep_on_cpu": true, "data": [1, 2.5]});
-        let value = &made(list).unwrap().fields[0].value;
+        let value = &output(list).unwrap().fields[0].value;
         assert_eq!(*value, ItemValue::List(vec![ItemValue::Int(1), ItemValue::Float(2.5)]));
     }
 
     #[test]
-    fn memory_that_was_cut_off_is_noticed() {
-        let item = made(field(json!({"dtype": "uint8", "shape": [3], "offset": 60, "length": 3})))
-            .unwrap();
-        item.memory.cut_off(61);
+    fn truncated_memory_is_an_error() {
+        let item =
+            output(field(json!({"dtype": "uint8", "shape": [3], "offset": 60, "length": 3})))
+                .unwrap();
+        item.memory.truncate(61);
         let ItemValue::Tensor(tensor) = &item.fields[0].value else { panic!("a tensor") };
-        assert!(matches!(item.read(tensor, &mut [0; 3]), Err(ProcessorError::Nonsense(_))));
+        assert!(matches!(item.read(tensor, &mut [0; 3]), Err(ProcessorError::InvalidReply(_))));
     }
 }

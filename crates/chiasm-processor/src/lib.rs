@@ -1,31 +1,31 @@
-//! vLLM's own processor of a model, in locked processes beside the frontend: what Chiasm has no
-//! native code for is read and turned into tensors by the very code that `vllm serve` runs.
+//! vLLM's own processor of a model, in sandboxed processes beside the frontend. It makes the
+//! tensors for which Chiasm has no native code, with the code that `vllm serve` runs.
 //!
-//! A [`Processor`] is a Python process with vLLM's imports, the model's configuration and its
-//! processor (`python/chiasm_processor`, which this crate carries along), and children of it by
-//! fork. A child makes the tensors of an item, expands a prompt whose items are known, or writes a
-//! conversation with them; it is made to be killed. [`Processor::item`], [`Processor::prompt`] and
-//! [`Processor::chat`] wait for a free child, within bounds; a child that takes too long, dies or
-//! answers nonsense costs that call and no other.
+//! A [`Processor`] is a fork server: a Python process with vLLM's imports, the model's
+//! configuration and the model's processor. Its sources, `python/chiasm_processor`, are embedded in
+//! this crate. Its children make the tensors of an item, expand a prompt with known items, or write
+//! a conversation with them. Children are disposable: a child that exceeds its deadline, dies or
+//! sends an invalid reply fails only its current call. [`Processor::item`], [`Processor::prompt`]
+//! and [`Processor::chat`] wait for a free child; the number of waiting items is bounded.
 //!
-//! An item's file and tensors lie in memory of its own ([`MadeItem`]), which only the child that
-//! makes them and this process ever see. Nothing that a child says is believed without a look:
-//! places lie within the memory, tensors have the bytes that their shapes need.
+//! An item's file and tensors lie in memory of their own ([`ItemOutput`]). Only the child that
+//! makes them and this process can access that memory. Every reply of a child is validated: tensors
+//! must lie within the memory and have the bytes that their shapes need.
 //!
-//! | module | is |
+//! | module | contents |
 //! |---|---|
 //! | `options` | the settings of a processor |
-//! | `processor` | the queue before the children |
-//! | `server` | the fork server: its start, its end, forks |
-//! | `supervisor` | the task that starts the fork server again |
+//! | `processor` | the queue in front of the children |
+//! | `server` | the fork server: start, exit, forks |
+//! | `supervisor` | the task that restarts the fork server |
 //! | `child` | one child: calls and deadlines |
-//! | `python` | which Python, with which variables; the sources |
-//! | `output` | what the processes print |
-//! | `connection` | messages with files, over Unix sockets |
-//! | `message` | what is said |
-//! | `memory` | an item's memory |
-//! | `item` | what a child says of it, checked |
-//! | `error` | what went wrong and whose fault it is |
+//! | `python` | the choice of Python, its environment, the embedded sources |
+//! | `output` | the output of the processes |
+//! | `connection` | messages with files over Unix sockets |
+//! | `message` | the messages |
+//! | `memory` | the memory of an item |
+//! | `item` | the validated tensors of an item |
+//! | `error` | errors |
 #![forbid(unsafe_code)]
 
 mod child;
@@ -42,10 +42,10 @@ mod server;
 mod supervisor;
 
 pub use error::ProcessorError;
-pub use item::{ItemField, ItemTensor, ItemValue, MadeItem};
+pub use item::{ItemField, ItemOutput, ItemTensor, ItemValue};
 pub use message::{
     ChatCall, ExpandedPrompt, Greeting, KnownItem, PromptUpdate, Target, UpdateMode,
 };
 pub use options::{ItemLimits, ProcessorOptions, Sandbox};
 pub use processor::{ItemCall, Processor};
-pub use python::{python_of, script};
+pub use python::{find_python, python_command};

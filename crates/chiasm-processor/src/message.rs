@@ -1,5 +1,5 @@
-//! What is said between frontend, fork server and children: JSON, as `messages.py` and
-//! `greeting.py` have it.
+//! The messages between frontend, fork server and children: JSON, as defined by `messages.py` and
+//! `greeting.py`.
 
 use std::collections::BTreeMap;
 
@@ -11,53 +11,56 @@ use serde_json::{Map, Value};
 
 use crate::ProcessorError;
 
-/// More tokens than any prompt has.
-const MOST_TOKENS: usize = 1 << 24;
+/// The maximum number of tokens of a prompt, larger than any model's context.
+const MAX_PROMPT_TOKENS: usize = 1 << 24;
 
-/// What the fork server says of its model's processor before anything else.
+/// The fork server's first message: the properties of its model's processor.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct Greeting {
     /// The version of vLLM.
     pub vllm: String,
-    /// How many items of each modality a prompt may have; `None` for any number. Modalities that
-    /// are not named are not taken.
+    /// The maximum number of items per prompt, by modality; `None` for no limit. Modalities without
+    /// an entry are not supported.
     pub limits: BTreeMap<String, Option<u64>>,
-    /// The most embeddings that one item of each modality becomes. Engines have room for as many at
+    /// The maximum number of embeddings of one item, by modality. Engines can encode that many at
     /// once.
     pub max_tokens: BTreeMap<String, u64>,
-    /// How items of each modality are written in a conversation whose content is one string: one
-    /// text for all, one for each if they are numbered, or none if nothing is written.
+    /// The texts that mark items in content of one string, by modality: one text for all items, one
+    /// per item if the texts are numbered, or none if the model has no such texts.
     pub placeholders: BTreeMap<String, Vec<String>>,
-    /// The name of the class of the model's video processor, after which vLLM chooses how a video
-    /// is read.
+    /// The class name of the model's video processor. By this name vLLM chooses how a video is
+    /// read.
     pub video_processor: Option<String>,
-    /// Methods that write items in prompts in a way of the processor's own. Without any, replacing
-    /// targets is all there is.
+    /// The processor's own methods of writing items in prompts. If there are none, items only
+    /// replace their targets.
     pub own_prompts: Vec<String>,
-    /// How vLLM's own frontend writes conversations, by vLLM's name.
+    /// The renderer of vLLM's own frontend, by vLLM's name.
     pub renderer: String,
-    /// Whether that is code, and not the model's chat template.
+    /// `true` if that renderer is code, not the model's chat template.
     pub writes_conversations: bool,
-    /// Python packages without which files that the model takes can't be read.
+    /// The missing Python packages, without which some files that the model supports cannot be
+    /// read.
     pub missing: Vec<String>,
-    /// Whether children lock themselves.
+    /// `true` if children run in the sandbox.
     pub sandbox: bool,
 }
 
-/// The fork server's first words.
+/// The first message of the fork server.
 #[derive(Deserialize)]
 #[serde(untagged)]
-pub(crate) enum FirstWords {
+pub(crate) enum StartupMessage {
     Failed { failed: String },
     Greeting(Box<Greeting>),
 }
 
-/// A child's first words.
+/// The first message of a child.
 #[derive(Deserialize)]
 pub(crate) struct Ready {
+    /// The child's process id.
     pub(crate) ready: i32,
 }
 
+/// A call of a child.
 #[derive(Serialize)]
 #[serde(tag = "call", rename_all = "lowercase")]
 pub(crate) enum Call<'a> {
@@ -75,50 +78,52 @@ pub(crate) enum Call<'a> {
     Chat(ChatCall<'a>),
 }
 
-/// A conversation to be written.
+/// A call that writes a conversation.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct ChatCall<'a> {
-    /// The messages as in a request. Where an item goes stands a part of its modality without a
-    /// URL, such as `{"type": "image_url", "image_url": null, "uuid": "0"}`, whose `uuid` is the
-    /// item's number.
+    /// The messages in the form of a request. An item is a part of its modality without a URL, such
+    /// as `{"type": "image_url", "image_url": null, "uuid": "0"}`, whose `uuid` is the item's
+    /// number.
     pub messages: &'a RawValue,
     /// The items.
     pub items: &'a [KnownItem<'a>],
-    /// Other fields of the request that change what is written: `add_generation_prompt`,
+    /// Further fields of the request that affect the prompt: `add_generation_prompt`,
     /// `continue_final_message`, `chat_template_kwargs`.
     pub settings: &'a Map<String, Value>,
     /// `mm_processor_kwargs` of the request.
     pub processor_kwargs: &'a Map<String, Value>,
 }
 
-/// An item of a prompt, by what was answered when it was made.
+/// An item of a prompt that was made before.
 #[derive(Clone, Debug, Serialize)]
 pub struct KnownItem<'a> {
-    /// Its modality, by vLLM's name.
+    /// The item's modality, by vLLM's name.
     pub modality: &'a str,
-    /// The ways to write it.
+    /// The updates that write the item, as returned when it was made.
     pub updates: &'a [PromptUpdate],
 }
 
+/// A child's reply to a call.
 #[derive(Deserialize)]
 #[serde(tag = "reply", rename_all = "lowercase")]
 pub(crate) enum Reply {
-    Made { fields: Vec<SaidField>, updates: Vec<PromptUpdate> },
-    Expanded(SaidPrompt),
+    Made { fields: Vec<WireField>, updates: Vec<PromptUpdate> },
+    Expanded(WirePrompt),
     Refused { reason: String },
 }
 
-/// A field of an item as a child describes it.
+/// A field of an item in a child's reply, not validated.
 #[derive(Deserialize)]
-pub(crate) struct SaidField {
+pub(crate) struct WireField {
     pub(crate) name: String,
     pub(crate) kind: FieldKind,
     #[serde(default)]
     pub(crate) dim: i64,
     pub(crate) keep_on_cpu: bool,
-    pub(crate) data: SaidValue,
+    pub(crate) data: WireValue,
 }
 
+/// The way in which engines join a field of several items (vLLM's field types).
 #[derive(Clone, Copy, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum FieldKind {
@@ -127,49 +132,50 @@ pub(crate) enum FieldKind {
     Shared,
 }
 
+/// A field's value in a child's reply, not validated.
 #[derive(Deserialize)]
 #[serde(untagged)]
-pub(crate) enum SaidValue {
+pub(crate) enum WireValue {
     Tensor { dtype: String, shape: Vec<usize>, offset: u64, length: u64 },
     Int(i64),
     Float(f64),
-    List(Vec<SaidValue>),
+    List(Vec<WireValue>),
     Other(IgnoredAny),
 }
 
 /// One way to write an item in a prompt (vLLM's `ResolvedPromptUpdate`).
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct PromptUpdate {
-    /// Whether the target stays.
+    /// Inserts after the target or replaces it.
     pub mode: UpdateMode,
-    /// Where it goes.
+    /// The position of the item.
     pub target: Target,
-    /// The tokens that are written, each with how often it is repeated.
+    /// The item's tokens as runs: a token and its repeat count.
     pub full: Vec<(u32, usize)>,
-    /// The mask says which of them become embeddings, as runs; without one all do.
+    /// The embedding mask as runs; `None` if all tokens become embeddings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub is_embed: Option<Vec<(bool, usize)>>,
 }
 
-/// What becomes of an update's target.
+/// The effect of an update on its target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum UpdateMode {
-    /// The item is written behind it.
+    /// The item is inserted after the target.
     Insert,
-    /// The item takes its place.
+    /// The item replaces the target.
     Replace,
 }
 
-/// A place in a prompt.
+/// A position in a prompt.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(untagged)]
 pub enum Target {
-    /// The next place where these tokens stand.
+    /// The next occurrence of these tokens.
     Tokens(Vec<u32>),
-    /// `start` or `end` of the prompt.
+    /// The `start` or the `end` of the prompt.
     Named(String),
-    /// The place after these tokens if the prompt begins with them, else its start.
+    /// The position after these tokens if the prompt begins with them, else the prompt's start.
     Prefix {
         /// The tokens.
         prefix: Vec<u32>,
@@ -177,9 +183,9 @@ pub enum Target {
 }
 
 impl PromptUpdate {
-    /// How many tokens are written, and how many of them become embeddings. `None` if the two runs
-    /// do not fit each other, or are longer than any prompt.
-    pub fn tokens(&self) -> Option<(usize, usize)> {
+    /// Returns the number of tokens, and the number of them that become embeddings. `None` if
+    /// tokens and mask differ in length or are longer than any prompt.
+    pub fn token_counts(&self) -> Option<(usize, usize)> {
         let tokens = total(self.full.iter().map(|&(_, count)| count))?;
         let Some(mask) = &self.is_embed else { return Some((tokens, tokens)) };
         let embeds = total(mask.iter().filter(|(embeds, _)| *embeds).map(|&(_, count)| count))?;
@@ -187,66 +193,69 @@ impl PromptUpdate {
     }
 }
 
-/// The sum, unless it is more than any prompt has.
+/// Returns the sum; `None` if it exceeds [`MAX_PROMPT_TOKENS`].
 fn total(mut counts: impl Iterator<Item = usize>) -> Option<usize> {
-    counts.try_fold(0_usize, |sum, count| sum.checked_add(count).filter(|&sum| sum <= MOST_TOKENS))
+    counts.try_fold(0_usize, |sum, count| {
+        sum.checked_add(count).filter(|&sum| sum <= MAX_PROMPT_TOKENS)
+    })
 }
 
-/// An expanded prompt as a child says it.
+/// An expanded prompt in a child's reply, not validated.
 #[derive(Deserialize)]
-pub(crate) struct SaidPrompt {
+pub(crate) struct WirePrompt {
     token_ids: Vec<u32>,
-    placeholders: Vec<SaidPlaceholder>,
+    placeholders: Vec<WirePlaceholder>,
 }
 
+/// A placeholder in a child's reply, not validated.
 #[derive(Deserialize)]
-struct SaidPlaceholder {
+struct WirePlaceholder {
     offset: usize,
     length: usize,
     #[serde(default)]
     is_embed: Option<Vec<(bool, usize)>>,
 }
 
-/// A prompt with its items written out.
+/// A prompt with its items expanded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpandedPrompt {
-    /// All tokens.
+    /// All token ids.
     pub tokens: Vec<TokenId>,
-    /// Where each item stands, in the order of the items. Two may share a range when no token of it
-    /// is for both.
+    /// The placeholder of each item, in the order of the items. Two items may share a range if no
+    /// token of the range belongs to both.
     pub placeholders: Vec<Placeholder>,
 }
 
-impl SaidPrompt {
-    /// The prompt, if each of `items` has its place within it.
-    pub(crate) fn checked(self, items: usize) -> Result<ExpandedPrompt, ProcessorError> {
+impl WirePrompt {
+    /// Validates the prompt: it must have `items` placeholders, all of them within the prompt.
+    pub(crate) fn validate(self, items: usize) -> Result<ExpandedPrompt, ProcessorError> {
         let Self { token_ids, placeholders } = self;
         let length = token_ids.len();
-        let wrong = |what: &str| ProcessorError::Nonsense(what.to_owned());
-        if length > MOST_TOKENS || placeholders.len() != items {
-            return Err(wrong("a prompt with other items"));
+        let invalid = |reason: &str| ProcessorError::InvalidReply(reason.to_owned());
+        if length > MAX_PROMPT_TOKENS || placeholders.len() != items {
+            return Err(invalid("a prompt of wrong length or number of items"));
         }
-        let placed = |said: SaidPlaceholder| {
-            let end = said.offset.checked_add(said.length).filter(|&end| end <= length);
-            let mask = said.is_embed.map(|runs| {
+        let validate = |wire: WirePlaceholder| {
+            let end = wire.offset.checked_add(wire.length).filter(|&end| end <= length);
+            let mask = wire.is_embed.map(|runs| {
                 let total =
                     runs.iter().try_fold(0_usize, |sum, &(_, count)| sum.checked_add(count));
-                (total == Some(said.length)).then(|| {
+                (total == Some(wire.length)).then(|| {
                     runs.into_iter()
                         .flat_map(|(embeds, count)| std::iter::repeat_n(embeds, count))
                         .collect()
                 })
             });
             match (end, mask) {
-                (None, _) | (_, Some(None)) => Err(wrong("an item beside its prompt")),
+                (None, _) | (_, Some(None)) => Err(invalid("an item outside its prompt")),
                 (Some(_), mask) => Ok(Placeholder {
-                    offset: said.offset,
-                    length: said.length,
+                    offset: wire.offset,
+                    length: wire.length,
                     is_embed: mask.flatten(),
                 }),
             }
         };
-        let placeholders = placeholders.into_iter().map(placed).collect::<Result<_, _>>()?;
+        let placeholders = placeholders.into_iter().map(validate).collect::<Result<_, _>>()?;
         Ok(ExpandedPrompt { tokens: token_ids.into_iter().map(TokenId).collect(), placeholders })
     }
 }
@@ -266,22 +275,22 @@ mod tests {
     }
 
     #[test]
-    fn tokens_of_an_update_are_counted_and_bounded() {
-        assert_eq!(update(json!([[7, 3], [8, 1]]), None).tokens(), Some((4, 4)));
+    fn update_token_counts_are_bounded() {
+        assert_eq!(update(json!([[7, 3], [8, 1]]), None).token_counts(), Some((4, 4)));
         assert_eq!(
-            update(json!([[7, 3], [8, 1]]), Some(json!([[true, 3], [false, 1]]))).tokens(),
+            update(json!([[7, 3], [8, 1]]), Some(json!([[true, 3], [false, 1]]))).token_counts(),
             Some((4, 3))
         );
-        assert_eq!(update(json!([[7, 3]]), Some(json!([[true, 2]]))).tokens(), None);
-        assert_eq!(update(json!([[7, usize::MAX], [7, 2]]), None).tokens(), None);
-        assert_eq!(update(json!([[7, MOST_TOKENS + 1]]), None).tokens(), None);
+        assert_eq!(update(json!([[7, 3]]), Some(json!([[true, 2]]))).token_counts(), None);
+        assert_eq!(update(json!([[7, usize::MAX], [7, 2]]), None).token_counts(), None);
+        assert_eq!(update(json!([[7, MAX_PROMPT_TOKENS + 1]]), None).token_counts(), None);
     }
 
     #[test]
-    fn places_beside_the_prompt_are_nonsense() {
+    fn placeholders_outside_the_prompt_are_invalid() {
         let prompt = |placeholders: Value| -> Result<ExpandedPrompt, ProcessorError> {
-            let said = json!({"token_ids": [1, 2, 3], "placeholders": placeholders});
-            serde_json::from_value::<SaidPrompt>(said).unwrap().checked(1)
+            let prompt = json!({"token_ids": [1, 2, 3], "placeholders": placeholders});
+            serde_json::from_value::<WirePrompt>(prompt).unwrap().validate(1)
         };
         let good = prompt(json!([{"offset": 1, "length": 2, "is_embed": [[true, 1], [false, 1]]}]))
             .unwrap();
@@ -294,14 +303,14 @@ mod tests {
             json!([{"offset": 0, "length": 2, "is_embed": [[true, usize::MAX], [true, 3]]}]),
         ] {
             assert!(
-                matches!(prompt(placeholders.clone()), Err(ProcessorError::Nonsense(_))),
+                matches!(prompt(placeholders.clone()), Err(ProcessorError::InvalidReply(_))),
                 "{placeholders}"
             );
         }
     }
 
     #[test]
-    fn targets_of_all_kinds_are_read_and_written_the_same() {
+    fn targets_survive_the_round_trip() {
         for target in [json!([1, 2]), json!("start"), json!({"prefix": [3]})] {
             let update = json!({"mode": "insert", "target": target, "full": [[7, 3]]});
             let read: PromptUpdate = serde_json::from_value(update.clone()).unwrap();

@@ -1,22 +1,22 @@
-//! The settings that a processor is started with.
+//! The settings of a processor.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Whether children lock themselves before the first foreign byte.
+/// The sandbox policy of children. A child enters the sandbox before it reads any client data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sandbox {
-    /// They do not.
+    /// No sandbox.
     Off,
-    /// They do where the kernel has what it takes.
+    /// A sandbox if the kernel supports it.
     #[default]
     Auto,
-    /// They do, or nothing is served.
+    /// A sandbox is required; without kernel support the processor does not start.
     Require,
 }
 
 impl Sandbox {
-    /// The name on command lines.
+    /// Returns the policy's name on command lines.
     pub fn name(self) -> &'static str {
         match self {
             Self::Off => "off",
@@ -26,43 +26,44 @@ impl Sandbox {
     }
 }
 
-/// What no item may be beyond, as far as its container tells before it is decoded, and by what
-/// comes of it; 0 is no limit.
+/// The limits of items; 0 means no limit. They are checked against the container before decoding,
+/// and against the decoded item.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ItemLimits {
-    /// How long a video may last.
+    /// The maximum duration of a video.
     pub video_duration: Duration,
-    /// Pixels of a video's frame.
+    /// The maximum number of pixels of a video frame.
     pub video_pixels: u64,
-    /// How long a recording may last.
+    /// The maximum duration of a recording.
     pub audio_duration: Duration,
 }
 
-/// What a processor is started with.
+/// The settings of a processor.
 #[derive(Clone, Debug)]
 pub struct ProcessorOptions {
-    /// The Python that has vLLM.
+    /// The Python interpreter with vLLM.
     pub python: PathBuf,
     /// The model's directory.
     pub model: PathBuf,
-    /// Flags of `vllm serve`, as the engines have them: some change tensors or prompts.
+    /// The engines' flags of `vllm serve`. Some of them change tensors or prompts.
     pub vllm_flags: Vec<String>,
-    /// Items that are made at once, at least 1.
+    /// The number of items that are made concurrently, at least 1.
     pub children: usize,
-    /// Calls that may wait for a child.
+    /// The maximum number of items that wait for a child.
     pub queue: usize,
-    /// How long one call may take.
+    /// The time limit of one call.
     pub timeout: Duration,
-    /// How long the fork server may take to be ready.
+    /// The time limit of the fork server's start.
     pub startup_timeout: Duration,
     /// The minimum time between two starts of the fork server. Doubles while starts fail.
     pub restart_pause: Duration,
-    /// Bytes of an item's file and its tensors together, at most.
+    /// The maximum size of an item's file and tensors together.
     pub item_bytes: u64,
-    /// Bytes of address space that a child may take beyond what it begins with; 0 for any number.
+    /// The address space, in bytes, that a child may allocate beyond its initial size; 0 for no
+    /// limit.
     pub address_space: u64,
-    /// What items may be.
+    /// The limits of items.
     pub limits: ItemLimits,
-    /// Whether children lock themselves.
+    /// The sandbox policy of children.
     pub sandbox: Sandbox,
 }

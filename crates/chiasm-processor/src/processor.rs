@@ -1,4 +1,4 @@
-//! The queue before the children.
+//! The processor, and the queue in front of its children.
 
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,27 +8,27 @@ use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 
 use crate::child::Child;
-use crate::item::ItemParts;
+use crate::item::ItemDescription;
 use crate::message::{Call, ChatCall, ExpandedPrompt, Greeting, KnownItem, Reply};
 use crate::server::Server;
 use crate::supervisor::Supervisor;
-use crate::{MadeItem, ProcessorError, ProcessorOptions};
+use crate::{ItemOutput, ProcessorError, ProcessorOptions};
 
-/// An item to be made.
+/// A call that makes the tensors of an item.
 #[derive(Clone, Debug)]
 pub struct ItemCall<'a> {
     /// The modality, by vLLM's name.
     pub modality: &'a str,
-    /// The file.
+    /// The contents of the item's file.
     pub file: Bytes,
     /// `mm_processor_kwargs` of the request.
     pub processor_kwargs: &'a Map<String, Value>,
-    /// `media_io_kwargs` of the request: an object for each modality that it names.
+    /// `media_io_kwargs` of the request: one object per modality.
     pub io_kwargs: &'a Map<String, Value>,
 }
 
-/// A model's processor, in processes of its own. Clones are the same one; the processes end with
-/// the last.
+/// A model's processor, which runs in separate processes. Clones share the processes, which end
+/// with the last clone.
 #[derive(Clone)]
 pub struct Processor {
     inner: Arc<Inner>,
@@ -37,35 +37,36 @@ pub struct Processor {
 struct Inner {
     options: ProcessorOptions,
     greeting: Greeting,
-    server: Supervisor,
-    /// Those who have a child or wait for one.
-    places: Semaphore,
+    supervisor: Supervisor,
+    /// Bounds the items that have a child or wait for one.
+    admission: Semaphore,
     items: Children,
-    /// Prompts take milliseconds at most, and do not wait for items.
+    /// Separate, so that prompts never wait for items. A prompt takes milliseconds at most.
     prompts: Children,
 }
 
-/// Children for one kind of call.
+/// The children for one kind of call.
 struct Children {
-    turns: Semaphore,
+    /// One permit for each child that may be busy.
+    permits: Semaphore,
     idle: Mutex<Vec<Child>>,
 }
 
 impl Processor {
-    /// Starts the fork server and waits until it is ready: some ten seconds, or half a minute with
-    /// a model that this user's vLLM has never seen. Must be called within a tokio runtime.
+    /// Starts the fork server and waits until it is ready. That takes about 10 s, or 30 s the first
+    /// time this user's vLLM sees the model. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// [`ProcessorError::NoPython`], [`ProcessorError::NotServed`] with the reason,
-    /// [`ProcessorError::Gone`].
+    /// [`ProcessorError::NoPython`], [`ProcessorError::Unsupported`] with the reason,
+    /// [`ProcessorError::Unavailable`].
     pub async fn start(options: ProcessorOptions) -> Result<Self, ProcessorError> {
-        let (server, greeting) = Supervisor::start(&options).await?;
+        let (supervisor, greeting) = Supervisor::start(&options).await?;
         let children =
-            |count: usize| Children { turns: Semaphore::new(count), idle: Mutex::default() };
+            |count: usize| Children { permits: Semaphore::new(count), idle: Mutex::default() };
         let inner = Inner {
             greeting,
-            server,
-            places: Semaphore::new(options.children + options.queue),
+            supervisor,
+            admission: Semaphore::new(options.children + options.queue),
             items: children(options.children),
             prompts: children(options.children),
             options,
@@ -73,41 +74,44 @@ impl Processor {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// What the processor has said of itself.
+    /// Returns the properties of the processor.
     pub fn greeting(&self) -> &Greeting {
         &self.inner.greeting
     }
 
-    /// Makes an item's tensors, in memory that is the caller's then. Dropping the future ends the
-    /// work.
+    /// Makes an item's tensors. The caller owns the returned memory. Dropping the future aborts the
+    /// call and kills the child.
     ///
     /// # Errors
     /// All of [`ProcessorError`].
-    pub async fn item(&self, call: ItemCall<'_>) -> Result<MadeItem, ProcessorError> {
+    pub async fn item(&self, call: ItemCall<'_>) -> Result<ItemOutput, ProcessorError> {
         let inner = &self.inner;
-        let _place = inner.places.try_acquire().map_err(|_| ProcessorError::Busy)?;
-        let _turn = inner.items.turn().await?;
+        let _admission = inner.admission.try_acquire().map_err(|_| ProcessorError::QueueFull)?;
+        let _permit = inner.items.acquire().await?;
         let ItemCall { modality, file, processor_kwargs, io_kwargs } = call;
         let length = file.len() as u64;
-        let child = inner.child(&inner.items).await?;
-        let memory = match child.memory(file, inner.options.item_bytes).await {
+        let child = inner.take_or_fork(&inner.items).await?;
+        let memory = match child.allocate(file, inner.options.item_bytes).await {
             Ok(memory) => memory,
             Err(error) => {
                 inner.items.put_back(child);
-                return Err(ProcessorError::Gone(format!("no memory for an item: {error}")));
+                let reason = format!("no memory for an item: {error}");
+                return Err(ProcessorError::Unavailable(reason));
             }
         };
         let call = Call::Item { modality, length, processor_kwargs, io_kwargs };
         inner
-            .ask(child, &inner.items, &call, memory.file(), |reply| match reply {
-                Reply::Made { fields, updates } => ItemParts::new(&memory, fields, updates),
-                _ => Err(ProcessorError::Nonsense("another answer than to an item".to_owned())),
+            .call(child, &inner.items, &call, memory.file(), |reply| match reply {
+                Reply::Made { fields, updates } => {
+                    ItemDescription::validate(&memory, fields, updates)
+                }
+                _ => Err(unexpected_reply("an item")),
             })
             .await
-            .map(|parts| parts.with(memory))
+            .map(|description| description.with_memory(memory))
     }
 
-    /// Writes items out in a prompt, as vLLM does it for items that it has.
+    /// Expands the items of a prompt, as vLLM does for items in its cache.
     ///
     /// # Errors
     /// All of [`ProcessorError`].
@@ -117,56 +121,56 @@ impl Processor {
         items: &[KnownItem<'_>],
         processor_kwargs: &Map<String, Value>,
     ) -> Result<ExpandedPrompt, ProcessorError> {
-        self.expanded(&Call::Prompt { token_ids: tokens, items, processor_kwargs }, items.len())
-            .await
+        let call = Call::Prompt { token_ids: tokens, items, processor_kwargs };
+        self.expand(&call, items.len()).await
     }
 
-    /// Writes a conversation as vLLM does it by code, if [`Greeting::writes_conversations`].
+    /// Writes a conversation with vLLM's code. Requires [`Greeting::writes_conversations`].
     ///
     /// # Errors
     /// All of [`ProcessorError`].
     pub async fn chat(&self, call: ChatCall<'_>) -> Result<ExpandedPrompt, ProcessorError> {
-        self.expanded(&Call::Chat(call), call.items.len()).await
+        self.expand(&Call::Chat(call), call.items.len()).await
     }
 
-    async fn expanded(
+    async fn expand(
         &self,
         call: &Call<'_>,
         items: usize,
     ) -> Result<ExpandedPrompt, ProcessorError> {
         let inner = &self.inner;
-        let _turn = inner.prompts.turn().await?;
-        let child = inner.child(&inner.prompts).await?;
+        let _permit = inner.prompts.acquire().await?;
+        let child = inner.take_or_fork(&inner.prompts).await?;
         inner
-            .ask(child, &inner.prompts, call, None, |reply| match reply {
-                Reply::Expanded(prompt) => prompt.checked(items),
-                _ => Err(ProcessorError::Nonsense("another answer than to a prompt".to_owned())),
+            .call(child, &inner.prompts, call, None, |reply| match reply {
+                Reply::Expanded(prompt) => prompt.validate(items),
+                _ => Err(unexpected_reply("a prompt")),
             })
             .await
     }
 }
 
 impl Inner {
-    /// A child that waits for work, or a new one.
-    async fn child(&self, children: &Children) -> Result<Child, ProcessorError> {
-        let server = self.server.server().await?;
-        match children.idle(&server) {
+    /// Returns an idle child, or forks a new one.
+    async fn take_or_fork(&self, children: &Children) -> Result<Child, ProcessorError> {
+        let server = self.supervisor.running_server().await?;
+        match children.take_idle(&server) {
             Some(child) => Ok(child),
             None => server.fork().await,
         }
     }
 
-    /// What `read` makes of a child's answer. Whoever answers nonsense is not asked again.
-    async fn ask<T>(
+    /// Calls a child and validates its reply. A child whose reply is invalid is not used again.
+    async fn call<T>(
         &self,
         mut child: Child,
         children: &Children,
         call: &Call<'_>,
         memory: Option<BorrowedFd<'_>>,
-        read: impl FnOnce(Reply) -> Result<T, ProcessorError>,
+        validate: impl FnOnce(Reply) -> Result<T, ProcessorError>,
     ) -> Result<T, ProcessorError> {
-        let outcome = child.call(call, memory, self.options.timeout).await.and_then(read);
-        // Others are dropped, and end.
+        let outcome = child.call(call, memory, self.options.timeout).await.and_then(validate);
+        // In any other case the child is dropped, which kills it.
         if matches!(outcome, Ok(_) | Err(ProcessorError::Refused(_))) {
             children.put_back(child);
         }
@@ -175,14 +179,15 @@ impl Inner {
 }
 
 impl Children {
-    async fn turn(&self) -> Result<tokio::sync::SemaphorePermit<'_>, ProcessorError> {
-        self.turns.acquire().await.map_err(|_| ProcessorError::Busy)
+    /// Waits until a child may be used.
+    async fn acquire(&self) -> Result<tokio::sync::SemaphorePermit<'_>, ProcessorError> {
+        self.permits.acquire().await.map_err(|_| ProcessorError::QueueFull)
     }
 
-    /// Takes an idle child of this server. Children of earlier servers end.
-    fn idle(&self, server: &Arc<Server>) -> Option<Child> {
+    /// Takes an idle child of this server. Drops the children of earlier servers, which kills them.
+    fn take_idle(&self, server: &Arc<Server>) -> Option<Child> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        idle.retain(|child| child.is_of(server));
+        idle.retain(|child| child.belongs_to(server));
         while let Some(child) = idle.pop() {
             if child.is_idle() {
                 return Some(child);
@@ -191,11 +196,15 @@ impl Children {
         None
     }
 
-    /// Keeps a child for the next call, unless its server is replaced.
+    /// Keeps a child for the next call, unless its server is being replaced.
     fn put_back(&self, child: Child) {
         if child.has_lost_server() {
             return;
         }
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).push(child);
     }
+}
+
+fn unexpected_reply(call: &str) -> ProcessorError {
+    ProcessorError::InvalidReply(format!("not a reply to {call}"))
 }

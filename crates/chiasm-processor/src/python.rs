@@ -1,4 +1,4 @@
-//! Which Python runs the processor, and what it is told beside its arguments.
+//! The Python interpreter of the processor, its environment, and the embedded Python sources.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
@@ -35,10 +35,11 @@ const SOURCES: [(&str, &str); 12] = [
 /// The name of the package.
 pub(crate) const PACKAGE: &str = "chiasm_processor";
 
-/// Variables that Python, vLLM and the libraries below them read; those that end in `_` by their
-/// beginnings. Nothing else of the environment goes to processes that read foreign files: it may
-/// hold secrets.
-const VARIABLES: [&str; 17] = [
+/// The environment variables that are passed on: those that Python, vLLM and their libraries read.
+/// A name that ends in `_` is a prefix.
+///
+/// The processes read clients' files, so they get no other variables, which may hold secrets.
+const PASSED_VARIABLES: [&str; 17] = [
     "HF_HOME",
     "HF_HUB_CACHE",
     "HF_HUB_OFFLINE",
@@ -58,14 +59,15 @@ const VARIABLES: [&str; 17] = [
     "XDG_",
 ];
 
-/// Parts of names of variables that hold secrets, though they begin like others.
-const SECRETS: [&str; 4] = ["KEY", "TOKEN", "SECRET", "PASSWORD"];
+/// The name parts of variables that hold secrets. These are not passed on even if a prefix matches.
+const SECRET_NAME_PARTS: [&str; 4] = ["KEY", "TOKEN", "SECRET", "PASSWORD"];
 
-/// The Python that a `vllm` command runs in: the one of its first line, else the one beside it.
+/// Finds the Python interpreter of a `vllm` command: the one in its `#!` line, else the one beside
+/// it.
 ///
 /// # Errors
-/// [`ProcessorError::NoPython`] if there is no such command, or no Python that belongs to it.
-pub fn python_of(vllm: &Path) -> Result<PathBuf, ProcessorError> {
+/// [`ProcessorError::NoPython`] if the command does not exist, or no Python belongs to it.
+pub fn find_python(vllm: &Path) -> Result<PathBuf, ProcessorError> {
     let missing = |reason: &str| ProcessorError::NoPython {
         command: vllm.to_owned(),
         reason: reason.to_owned(),
@@ -80,34 +82,34 @@ pub fn python_of(vllm: &Path) -> Result<PathBuf, ProcessorError> {
     };
     let command = command.canonicalize().map_err(|error| missing(&error.to_string()))?;
     let beside = ["python3", "python"].map(|name| command.with_file_name(name));
-    let python = first_line(&command).into_iter().chain(beside).find(|path| path.is_file());
+    let python = shebang_python(&command).into_iter().chain(beside).find(|path| path.is_file());
     python.ok_or_else(|| missing("there is no Python beside it"))
 }
 
-/// The Python that a script's first line names.
-fn first_line(script: &Path) -> Option<PathBuf> {
+/// Returns the Python interpreter in the `#!` line of a script.
+fn shebang_python(script: &Path) -> Option<PathBuf> {
     let mut line = String::new();
-    // What is longer is no path.
+    // A longer line is no path.
     BufReader::new(fs::File::open(script).ok()?.take(4096)).read_line(&mut line).ok()?;
     let python = PathBuf::from(line.strip_prefix("#!")?.split_whitespace().next()?);
     let name = python.file_name()?.to_str()?;
     name.starts_with("python").then_some(python)
 }
 
-/// A start of `python` with this program, which can import the package and has the variables of the
-/// processor. The folder with the package has to outlive it.
+/// Creates a command that runs `program` in `python`. The program can import the package and has
+/// the processor's environment. The returned folder holds the package and must outlive the process.
 ///
 /// # Errors
-/// The system's, if the folder can't be made.
-pub fn script(python: &Path, program: &str) -> io::Result<(Command, TempDir)> {
-    let sources = unpack()?;
+/// The folder cannot be created.
+pub fn python_command(python: &Path, program: &str) -> io::Result<(Command, TempDir)> {
+    let sources = unpack_sources()?;
     let mut command = Command::new(python);
     command.args(["-B", "-c", program]).env_clear().envs(environment(sources.path()));
     Ok((command, sources))
 }
 
-/// Writes the package's sources to a folder of their own.
-pub(crate) fn unpack() -> io::Result<TempDir> {
+/// Writes the package's sources to a new temporary folder.
+pub(crate) fn unpack_sources() -> io::Result<TempDir> {
     let folder = tempfile::Builder::new().prefix("chiasm-processor-").tempdir()?;
     let package = folder.path().join(PACKAGE);
     fs::create_dir(&package)?;
@@ -115,16 +117,17 @@ pub(crate) fn unpack() -> io::Result<TempDir> {
     Ok(folder)
 }
 
-/// The environment of the processor, with the package's folder among Python's.
+/// Returns the environment of the processor, with the package's folder in `PYTHONPATH`.
 pub(crate) fn environment(package: &Path) -> Vec<(OsString, OsString)> {
-    let is_known = |name: &str| {
-        let known = |known: &&str| {
-            if known.ends_with('_') { name.starts_with(known) } else { name == *known }
+    let is_passed = |name: &str| {
+        let is_match = |passed: &&str| {
+            if passed.ends_with('_') { name.starts_with(passed) } else { name == *passed }
         };
-        VARIABLES.iter().any(known) && !SECRETS.iter().any(|secret| name.contains(secret))
+        PASSED_VARIABLES.iter().any(is_match)
+            && !SECRET_NAME_PARTS.iter().any(|part| name.contains(part))
     };
     let mut environment: Vec<_> =
-        env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_known)).collect();
+        env::vars_os().filter(|(name, _)| name.to_str().is_some_and(is_passed)).collect();
     let own = env::var_os("PYTHONPATH").unwrap_or_default();
     let folders = [package.to_owned()]
         .into_iter()
@@ -132,9 +135,9 @@ pub(crate) fn environment(package: &Path) -> Vec<(OsString, OsString)> {
     environment.retain(|(name, _)| name != "PYTHONPATH");
     environment
         .push(("PYTHONPATH".into(), env::join_paths(folders).unwrap_or_else(|_| package.into())));
-    // The current folder is no place for modules. Python before 3.11 does not know that.
+    // Modules must not be loaded from the current folder. Python before 3.11 ignores this variable.
     environment.push(("PYTHONSAFEPATH".into(), "1".into()));
-    // It needs no GPU, and a process that has one open can't be forked.
+    // The processor needs no GPU, and a process with an open GPU cannot be forked.
     environment.push(("CUDA_VISIBLE_DEVICES".into(), "".into()));
     environment
 }
@@ -144,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_python_is_that_of_the_command() {
+    fn python_is_found_by_shebang_or_beside_the_command() {
         let folder = tempfile::tempdir().unwrap();
         let file = |name: &str, text: &str| {
             let path = folder.path().join(name);
@@ -152,21 +155,21 @@ mod tests {
             path
         };
         let vllm = file("vllm", "#!/bin/sh\nexec x\n");
-        assert!(matches!(python_of(&vllm), Err(ProcessorError::NoPython { .. })));
+        assert!(matches!(find_python(&vllm), Err(ProcessorError::NoPython { .. })));
         let python = file("python", "");
-        assert_eq!(python_of(&vllm).unwrap(), python.canonicalize().unwrap());
+        assert_eq!(find_python(&vllm).unwrap(), python.canonicalize().unwrap());
         let other = file("python3.11", "");
         file("vllm", &format!("#!{} -P\n", other.display()));
-        assert_eq!(python_of(&vllm).unwrap(), other);
+        assert_eq!(find_python(&vllm).unwrap(), other);
         let link = folder.path().join("link");
         std::os::unix::fs::symlink(&vllm, &link).unwrap();
-        assert_eq!(python_of(&link).unwrap(), other);
-        assert!(python_of(&folder.path().join("nothing")).is_err());
-        assert!(python_of(Path::new("no-such-command-anywhere")).is_err());
+        assert_eq!(find_python(&link).unwrap(), other);
+        assert!(find_python(&folder.path().join("nothing")).is_err());
+        assert!(find_python(Path::new("no-such-command-anywhere")).is_err());
     }
 
     #[test]
-    fn all_sources_are_carried_along() {
+    fn sources_of_the_package_are_complete() {
         let package = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("../../python/chiasm_processor/chiasm_processor");
         let files = fs::read_dir(package)

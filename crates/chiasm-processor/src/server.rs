@@ -1,4 +1,4 @@
-//! The fork server: the process that has vLLM's imports and the model's processor.
+//! The fork server: the process with vLLM's imports and the model's processor.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,52 +14,52 @@ use tokio::time::timeout;
 
 use crate::child::Child;
 use crate::connection::Connection;
-use crate::message::{FirstWords, Greeting};
-use crate::output::{self, LastLines};
+use crate::message::{Greeting, StartupMessage};
+use crate::output::{self, OutputTail};
 use crate::{ItemLimits, ProcessorError, ProcessorOptions, python};
 
-/// Time for a fork, on a machine that is busy. It takes some tens of milliseconds.
-const FORK_PATIENCE: Duration = Duration::from_secs(30);
+/// The time limit of a fork. A fork takes some tens of milliseconds, more on a busy machine.
+const FORK_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Forks in a row without an answer after which another server is started. One may be due to a busy
-/// machine.
-const MAX_UNANSWERED: u32 = 2;
+/// The number of consecutive unanswered forks after which the server is replaced. A single one may
+/// be due to a busy machine.
+const MAX_UNANSWERED_FORKS: u32 = 2;
 
-/// The time in which the end of a server may be noticed after that of its children. The end of one
-/// child alone is reported that much later.
-const END_PATIENCE: Duration = Duration::from_millis(50);
+/// The maximum delay between the deaths of a server's children and the detection of its own exit.
+/// The death of a single child is reported with this delay.
+const EXIT_DETECTION_TIME: Duration = Duration::from_millis(50);
 
-/// How long what a process printed last may take to be read.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+/// The time limit for reading the remaining output of a process that ended.
+const OUTPUT_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// A running fork server, shared with its children. Dropping the last reference kills the process,
-/// and what is left of its own children with it.
+/// A running fork server, shared with its children. Dropping the last reference kills the process
+/// and its remaining children.
 pub(crate) struct Server {
     connection: Mutex<Connection>,
-    /// The same connection, to notice the end of the process: nothing else comes from there any
-    /// more.
-    end: Connection,
-    /// The number of forks in a row that were not answered in time.
-    unanswered: AtomicU32,
-    /// Notified at [`MAX_UNANSWERED`] forks.
-    hangs: Notify,
+    /// A duplicate of `connection` that detects the exit of the process. After the greeting,
+    /// nothing else is received on it.
+    exit: Connection,
+    /// The number of consecutive forks that were not answered in time.
+    unanswered_forks: AtomicU32,
+    /// Notified after [`MAX_UNANSWERED_FORKS`].
+    hung: Notify,
     /// Killed on drop.
     _process: Process,
 }
 
 impl Server {
-    /// Starts one and waits until it knows what its model's processor is.
+    /// Starts a fork server and waits for its greeting.
     pub(crate) async fn start(
         options: &ProcessorOptions,
     ) -> Result<(Self, Greeting), ProcessorError> {
-        let gone = |error: io::Error| ProcessorError::Gone(error.to_string());
-        // Read once: children have the modules of the server.
-        let sources = python::unpack().map_err(gone)?;
-        let (mut connection, theirs) = Connection::pair().map_err(gone)?;
+        let unavailable = |error: io::Error| ProcessorError::Unavailable(error.to_string());
+        // Needed only during the start: children inherit the server's loaded modules.
+        let sources = python::unpack_sources().map_err(unavailable)?;
+        let (mut connection, theirs) = Connection::pair().map_err(unavailable)?;
         let ItemLimits { video_duration, video_pixels, audio_duration } = &options.limits;
         let mut command = Command::new(&options.python);
         command
-            // Without files of compiled modules.
+            // -B: write no compiled modules.
             .args(["-B", "-m", python::PACKAGE, "--sandbox", options.sandbox.name()])
             .args(["--address-space", &options.address_space.to_string()])
             .args(["--video-seconds", &video_duration.as_secs_f64().to_string()])
@@ -72,102 +72,108 @@ impl Server {
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // Ctrl-C at a terminal is for the frontend, whose requests in flight may still need it.
+            // Ctrl-C at a terminal must reach the frontend only: its requests in flight may still
+            // need the processor.
             .process_group(0)
             .kill_on_drop(true);
         let mut process = command.spawn().map_err(|error| ProcessorError::NoPython {
             command: options.python.clone(),
             reason: error.to_string(),
         })?;
-        // It holds the other end of the connection, whose closing tells of the server's end.
+        // `command` holds the server's end of the connection. It must be closed here, or the exit
+        // of the server would not close the connection.
         drop(command);
-        let last = LastLines::default();
-        let stdout =
-            process.stdout.take().map(|output| tokio::spawn(output::follow(output, last.clone())));
-        let stderr =
-            process.stderr.take().map(|output| tokio::spawn(output::follow(output, last.clone())));
-        match timeout(options.startup_timeout, connection.receive::<FirstWords>()).await {
-            Ok(Ok(FirstWords::Greeting(greeting))) => {
+        let tail = OutputTail::default();
+        let stdout = process.stdout.take();
+        let stderr = process.stderr.take();
+        let stdout = stdout.map(|output| tokio::spawn(output::read_lines(output, tail.clone())));
+        let stderr = stderr.map(|output| tokio::spawn(output::read_lines(output, tail.clone())));
+        match timeout(options.startup_timeout, connection.receive::<StartupMessage>()).await {
+            Ok(Ok(StartupMessage::Greeting(greeting))) => {
                 let server = Self {
-                    end: connection.duplicate().map_err(gone)?,
+                    exit: connection.duplicate().map_err(unavailable)?,
                     connection: Mutex::new(connection),
-                    unanswered: AtomicU32::new(0),
-                    hangs: Notify::new(),
+                    unanswered_forks: AtomicU32::new(0),
+                    hung: Notify::new(),
                     _process: process,
                 };
                 Ok((server, *greeting))
             }
-            Ok(Ok(FirstWords::Failed { failed })) => Err(ProcessorError::NotServed(failed)),
+            Ok(Ok(StartupMessage::Failed { failed })) => Err(ProcessorError::Unsupported(failed)),
             Ok(Err(_)) => {
                 for reader in [stdout, stderr].into_iter().flatten() {
-                    let _ = timeout(LAST_WORDS, reader).await;
+                    let _ = timeout(OUTPUT_TIMEOUT, reader).await;
                 }
-                let text = last.text();
-                let reason = text.lines().last().unwrap_or("it ended without a word").to_owned();
-                Err(match text.contains("No module named") {
-                    true => ProcessorError::NotServed(reason),
-                    false => ProcessorError::Gone(reason),
-                })
+                let text = tail.text();
+                let reason = text.lines().last().unwrap_or("it ended without output").to_owned();
+                if text.contains("No module named") {
+                    Err(ProcessorError::Unsupported(reason))
+                } else {
+                    Err(ProcessorError::Unavailable(reason))
+                }
             }
             Err(_) => {
                 let seconds = options.startup_timeout.as_secs();
-                Err(ProcessorError::Gone(format!("it was not ready within {seconds} s")))
+                Err(ProcessorError::Unavailable(format!("it was not ready within {seconds} s")))
             }
         }
     }
 
-    /// Forks another child. A fork that fails costs this call only.
+    /// Forks another child. A failed fork affects only this call.
     pub(crate) async fn fork(self: &Arc<Self>) -> Result<Child, ProcessorError> {
         let server = self.clone();
-        // In a task: a fork that is not answered counts also if its caller gives up before.
-        let forking = tokio::spawn(async move { server.forked_in_time().await });
-        forking.await.unwrap_or_else(|error| Err(ProcessorError::Gone(error.to_string())))
+        // In a task, so that an unanswered fork is counted even if its caller gives up earlier.
+        let fork = tokio::spawn(async move { server.fork_with_timeout().await });
+        fork.await.unwrap_or_else(|error| Err(ProcessorError::Unavailable(error.to_string())))
     }
 
-    async fn forked_in_time(self: &Arc<Self>) -> Result<Child, ProcessorError> {
-        match timeout(FORK_PATIENCE, self.forked()).await {
+    /// Forks a child within [`FORK_TIMEOUT`], and counts consecutive timeouts.
+    async fn fork_with_timeout(self: &Arc<Self>) -> Result<Child, ProcessorError> {
+        match timeout(FORK_TIMEOUT, self.request_fork()).await {
             Ok(outcome) => {
                 if outcome.is_ok() {
-                    self.unanswered.store(0, Ordering::Relaxed);
+                    self.unanswered_forks.store(0, Ordering::Relaxed);
                 }
                 outcome
             }
             Err(_) => {
-                if self.unanswered.fetch_add(1, Ordering::Relaxed) + 1 >= MAX_UNANSWERED {
-                    self.hangs.notify_one();
+                let unanswered = self.unanswered_forks.fetch_add(1, Ordering::Relaxed) + 1;
+                if unanswered >= MAX_UNANSWERED_FORKS {
+                    self.hung.notify_one();
                 }
-                Err(ProcessorError::Gone("a child does not begin".to_owned()))
+                Err(ProcessorError::Unavailable("a child does not begin".to_owned()))
             }
         }
     }
 
-    async fn forked(self: &Arc<Self>) -> Result<Child, ProcessorError> {
-        let gone = |error: io::Error| ProcessorError::Gone(error.to_string());
-        let (ours, theirs) = Connection::pair().map_err(gone)?;
+    async fn request_fork(self: &Arc<Self>) -> Result<Child, ProcessorError> {
+        let unavailable = |error: io::Error| ProcessorError::Unavailable(error.to_string());
+        let (ours, theirs) = Connection::pair().map_err(unavailable)?;
         let mut connection = self.connection.lock().await;
-        connection.send(&json!({"fork": true}), Some(theirs.as_fd())).await.map_err(gone)?;
+        let sent = connection.send(&json!({"fork": true}), Some(theirs.as_fd())).await;
+        sent.map_err(unavailable)?;
         drop(connection);
-        // Else its end would not be noticed.
+        // An open copy of the child's end would hide the exit of the child.
         drop(theirs);
-        Child::greeted(self.clone(), ours).await
+        Child::after_fork(self.clone(), ours).await
     }
 
-    /// Returns `true` if the process has ended, or forks no children any more.
+    /// Returns `true` if the process has ended or does not answer forks any more.
     pub(crate) fn is_lost(&self) -> bool {
-        self.unanswered.load(Ordering::Relaxed) >= MAX_UNANSWERED || self.end.is_over_now()
+        self.unanswered_forks.load(Ordering::Relaxed) >= MAX_UNANSWERED_FORKS || self.exit.is_over()
     }
 
-    /// Returns `true` if the process has ended, or ends within [`END_PATIENCE`]: its children die a
-    /// moment before it does.
-    pub(crate) async fn is_ending(&self) -> bool {
-        timeout(END_PATIENCE, self.end.is_over()).await.is_ok()
+    /// Waits up to [`EXIT_DETECTION_TIME`] and returns `true` if the process has ended by then.
+    /// When a server ends, the deaths of its children are noticed a moment earlier.
+    pub(crate) async fn has_ended(&self) -> bool {
+        timeout(EXIT_DETECTION_TIME, self.exit.wait_over()).await.is_ok()
     }
 
     /// Waits until the server is lost, and returns the reason. Its children finish their items.
-    pub(crate) async fn lost(&self) -> &'static str {
+    pub(crate) async fn wait_lost(&self) -> &'static str {
         tokio::select! {
-            () = self.end.is_over() => "it has ended",
-            () = self.hangs.notified() => "it forks no children any more",
+            () = self.exit.wait_over() => "it has ended",
+            () = self.hung.notified() => "it does not answer forks any more",
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The task that keeps a fork server running. Requests start none, and a cancelled request cancels
-//! no start.
+//! The task that keeps a fork server running. Requests never start a server, so a cancelled request
+//! never cancels a start.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use crate::message::Greeting;
 use crate::server::Server;
 use crate::{ProcessorError, ProcessorOptions};
 
-/// The longest pause between two starts that fail.
+/// The maximum pause between two failing starts.
 const MAX_PAUSE: Duration = Duration::from_secs(120);
 
-/// The handle of the task, with the fork server that runs now. Dropping it ends the server.
+/// The handle of the task, with the current fork server. Dropping it ends the server.
 pub(crate) struct Supervisor {
     state: watch::Receiver<State>,
 }
@@ -27,8 +27,8 @@ enum State {
 }
 
 impl Supervisor {
-    /// Starts a fork server and waits until it is ready. It is replaced in the background when it
-    /// ends or forks no children any more.
+    /// Starts a fork server and waits until it is ready. When the server ends or stops answering
+    /// forks, the task replaces it in the background.
     pub(crate) async fn start(
         options: &ProcessorOptions,
     ) -> Result<(Self, Greeting), ProcessorError> {
@@ -37,80 +37,83 @@ impl Supervisor {
         let server = Arc::new(server);
         let (sender, state) = watch::channel(State::Running(server.clone()));
         let options = options.clone();
-        let restarts = Restarts { options, greeting: greeting.clone(), state: sender };
-        tokio::spawn(restarts.run(server, started));
+        let task = RestartTask { options, greeting: greeting.clone(), state: sender };
+        tokio::spawn(task.run(server, started));
         Ok((Self { state }, greeting))
     }
 
-    /// Returns the running server. Waits for a start that is under way, and for nothing else.
-    pub(crate) async fn server(&self) -> Result<Arc<Server>, ProcessorError> {
+    /// Returns the running server. Waits for a start in progress, but not for a pause between
+    /// starts.
+    pub(crate) async fn running_server(&self) -> Result<Arc<Server>, ProcessorError> {
         let mut state = self.state.clone();
         loop {
             match &*state.borrow_and_update() {
-                // The task has not noticed yet.
+                // The task has not noticed the loss yet.
                 State::Running(server) if server.is_lost() => {}
                 State::Running(server) => return Ok(server.clone()),
                 State::Paused(error) => return Err(error.clone()),
                 State::Starting => {}
             }
-            let stopped = || ProcessorError::Gone("it is not started again".to_owned());
+            let stopped = || ProcessorError::Unavailable("its restart task has ended".to_owned());
             state.changed().await.map_err(|_| stopped())?;
         }
     }
 }
 
-/// The other end of a [`Supervisor`].
-struct Restarts {
+/// The task of a [`Supervisor`].
+struct RestartTask {
     options: ProcessorOptions,
-    /// The greeting of the first server. Plans were made for it.
+    /// The greeting of the first server, for which plans were made.
     greeting: Greeting,
     state: watch::Sender<State>,
 }
 
-impl Restarts {
+impl RestartTask {
+    /// Replaces lost servers until the [`Supervisor`] is dropped.
     async fn run(self, mut server: Arc<Server>, mut started: Instant) {
         loop {
             let reason = tokio::select! {
                 () = self.state.closed() => return,
-                reason = server.lost() => reason,
+                reason = server.wait_lost() => reason,
             };
-            tracing::warn!(reason, "vLLM's processor is started again");
+            tracing::warn!(reason, "restarting vLLM's processor");
             server = tokio::select! {
                 () = self.state.closed() => return,
-                server = self.replacement(&mut started) => server,
+                server = self.start_replacement(&mut started) => server,
             };
         }
     }
 
-    /// Starts servers until one is ready. Pauses grow with the number of failures.
-    async fn replacement(&self, started: &mut Instant) -> Arc<Server> {
+    /// Starts servers until one is ready. The pauses between starts double with each failure, up to
+    /// [`MAX_PAUSE`].
+    async fn start_replacement(&self, started: &mut Instant) -> Arc<Server> {
         let mut pause = self.options.restart_pause;
-        let gone = |reason: &str| ProcessorError::Gone(reason.to_owned());
-        let mut reason = gone("it ended a moment ago, and is started again soon");
+        let unavailable = |reason: &str| ProcessorError::Unavailable(reason.to_owned());
+        let mut error = unavailable("it has ended and will be restarted soon");
         loop {
-            let since = started.elapsed();
-            if since < pause {
-                self.state.send_replace(State::Paused(reason));
-                sleep(pause - since).await;
+            let elapsed = started.elapsed();
+            if elapsed < pause {
+                self.state.send_replace(State::Paused(error));
+                sleep(pause - elapsed).await;
             }
             self.state.send_replace(State::Starting);
             *started = Instant::now();
-            reason = match Server::start(&self.options).await {
+            error = match Server::start(&self.options).await {
                 Ok((server, greeting)) if greeting == self.greeting => {
-                    tracing::info!("vLLM's processor is there again");
+                    tracing::info!("vLLM's processor was restarted");
                     let server = Arc::new(server);
                     self.state.send_replace(State::Running(server.clone()));
                     return server;
                 }
-                Ok(_) => gone("it is another one than at the start; start chiasm serve again"),
-                // The first start has succeeded, so the reason may pass: clients may try again.
-                Err(ProcessorError::NotServed(reason)) => ProcessorError::Gone(reason),
+                Ok(_) => unavailable("it differs from the first one; restart chiasm serve"),
+                // The first start succeeded, so the cause may be temporary. Clients may retry.
+                Err(ProcessorError::Unsupported(reason)) => ProcessorError::Unavailable(reason),
                 Err(error @ ProcessorError::NoPython { .. }) => {
-                    ProcessorError::Gone(error.to_string())
+                    ProcessorError::Unavailable(error.to_string())
                 }
                 Err(error) => error,
             };
-            tracing::warn!(error = %reason, "vLLM's processor could not be started again");
+            tracing::warn!(%error, "cannot restart vLLM's processor; trying again after a pause");
             pause = (pause * 2).min(MAX_PAUSE);
         }
     }

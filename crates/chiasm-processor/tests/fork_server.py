@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""A fork server that does what the item's file says, without vLLM: `make`, `wait PATH` (makes PATH.begun, waits for PATH), `hang`, `die`, `lie`,
-`babble` or `refuse`.
+"""A scripted fork server without vLLM. The item's file selects the behaviour of the child: `make`, `wait PATH` (creates PATH.begun,
+waits for PATH), `hang`, `die`, `lie`, `babble` or `refuse`.
 
-The flag after the model says what becomes of the server itself: `serve`, `fail`, `vanish`, `second-fork-fails`, or
-`log=FOLDER`, which notes each start there and holds all but the first until FOLDER/go exists, or fails once FOLDER/fail does.
+The flag after the model selects the behaviour of the server: `serve`, `fail`, `vanish`, `second-fork-fails`, or `log=FOLDER`.
+The last one records each start in FOLDER, holds every start but the first until FOLDER/go exists, and fails once FOLDER/fail exists.
 """
 
 import itertools
@@ -28,7 +28,7 @@ def receive(connection):
         sys.exit(0)
     content = b""
     (length,) = struct.unpack("<I", header)
-    # No byte of the next message, which may have a file.
+    # Reads no byte of the next message: its file would be lost.
     while len(content) < length:
         content += connection.recv(length - len(content))
     return json.loads(content), files
@@ -89,28 +89,28 @@ def child(connection):
 
 def main():
     connection = socket.socket(fileno=0)
-    _, _, fate = sys.argv[sys.argv.index("--") + 1 :]
-    if fate == "vanish":
+    _, _, behaviour = sys.argv[sys.argv.index("--") + 1 :]
+    if behaviour == "vanish":
         sys.exit("the last words")
-    if fate.startswith("log="):
-        note_start(fate.removeprefix("log="))
-    if fate == "fail" or os.path.exists(os.path.join(fate.removeprefix("log="), "fail")):
+    if behaviour.startswith("log="):
+        note_start(behaviour.removeprefix("log="))
+    if behaviour == "fail" or os.path.exists(os.path.join(behaviour.removeprefix("log="), "fail")):
         send(connection, {"failed": "NotSupported: takes no media"})
         sys.exit(1)
-    strange = [name for name in os.environ if name.startswith("CARGO")]
-    greeting = {"vllm": f"0 {strange}", "limits": {"image": None, "video": 2}, "max_tokens": {"image": 9}}
+    unexpected = [name for name in os.environ if name.startswith("CARGO")]
+    greeting = {"vllm": f"0 {unexpected}", "limits": {"image": None, "video": 2}, "max_tokens": {"image": 9}}
     greeting |= {"placeholders": {}, "video_processor": None, "own_prompts": [], "renderer": "hf", "writes_conversations": False, "missing": []}
     send(connection, greeting | {"sandbox": False})
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for fork in itertools.count(1):
-        _, (childs,) = receive(connection)
-        if fork == 2 and fate == "second-fork-fails":
-            os.close(childs)
+        _, (child_socket,) = receive(connection)
+        if fork == 2 and behaviour == "second-fork-fails":
+            os.close(child_socket)
             continue
         if os.fork() == 0:
             connection.close()
-            child(socket.socket(fileno=childs))
-        os.close(childs)
+            child(socket.socket(fileno=child_socket))
+        os.close(child_socket)
 
 
 main()

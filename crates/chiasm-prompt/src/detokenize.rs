@@ -1,65 +1,66 @@
-//! Incremental detokenizer: from one token at a time to text that never holds half a character.
+//! Incremental detokenizer: one token at a time to text that never ends within a character.
 
 use chiasm_types::TokenId;
 use tokenizers::step_decode_stream;
 
 use crate::Tokenizer;
 
-/// How far back a prompt is decoded so that the first new token gets its text right: enough for
-/// every decoder, which look at the neighbouring token at most, and for characters of several
-/// tokens.
+/// The number of prompt tokens that are decoded as context of the first new token. Decoders look at
+/// the neighbouring token at most, and a character may span several tokens.
 const PROMPT_TOKENS: usize = 32;
 
-/// Turns the tokens of an answer into text as they come.
+/// A decoder that turns the tokens of an answer into text as they arrive.
 ///
-/// A token whose bytes end within a character gives no text; the token that completes the character
-/// gives both. This is the `DecodeStream` of `tokenizers`, primed with the prompt, as vLLM drives
-/// it (`FastIncrementalDetokenizer`, `vllm/v1/engine/detokenizer.py`), with two differences: only
-/// the prompt's end is decoded, and a prompt that ends within a character does not come out again
-/// in the answer.
+/// A token whose bytes end within a character yields no text; the token that completes the
+/// character yields the text of both. This is the `DecodeStream` of `tokenizers`, primed with the
+/// prompt as in vLLM (`FastIncrementalDetokenizer`, `vllm/v1/engine/detokenizer.py`), with two
+/// differences. Only the end of the prompt is decoded. If the prompt ends within a character, the
+/// prompt's text does not appear again in the answer.
 #[derive(Clone, Debug)]
 pub struct Detokenizer {
     tokenizer: Tokenizer,
     skip_special: bool,
-    /// Tokens that the text of the next one may depend on, and those without text so far.
+    /// The context of the next token, and the tokens that have yielded no text yet.
     ids: Vec<u32>,
-    /// Text of the first `prefix_index` of them, which has come out already.
+    /// The text of the first `prefix_index` tokens of `ids`, which was returned already.
     prefix: String,
     prefix_index: usize,
-    /// Tokens whose text has not come out.
+    /// The number of tokens whose text was not returned yet.
     pending: usize,
 }
 
 impl Detokenizer {
-    /// A detokenizer for the answer to `prompt`.
+    /// Creates a detokenizer for the answer to `prompt`.
     ///
-    /// `skip_special`: whether special tokens give no text.
+    /// With `skip_special` special tokens yield no text.
     pub fn new(tokenizer: Tokenizer, prompt: &[TokenId], skip_special: bool) -> Self {
-        // After whole characters nothing before them matters.
+        // A token of whole characters is context enough.
         let last = prompt
             .last()
-            .and_then(|last| Some((last, closed(tokenizer.whole_characters(*last)?)?)));
+            .and_then(|last| Some((last, complete_text(tokenizer.context_free_text(*last)?)?)));
         if let Some((last, prefix)) = last {
-            let (ids, prefix) = (vec![last.0], prefix.to_owned());
+            let ids = vec![last.0];
+            let prefix = prefix.to_owned();
             return Self { tokenizer, skip_special, ids, prefix, prefix_index: 1, pending: 0 };
         }
-        let begin = char_begin(&tokenizer, prompt, prompt.len().saturating_sub(PROMPT_TOKENS));
+        let earliest = prompt.len().saturating_sub(PROMPT_TOKENS);
+        let begin = find_char_boundary(&tokenizer, prompt, earliest);
         let prompt = &prompt[begin..];
-        let complete = prompt.len() - open_tokens(&tokenizer, prompt);
+        let complete = prompt.len() - count_open_tokens(&tokenizer, prompt);
         let prefix = tokenizer.decode(&prompt[..complete], skip_special);
         let ids = prompt.iter().map(|token| token.0).collect();
         Self { tokenizer, skip_special, ids, prefix, prefix_index: complete, pending: 0 }
     }
 
-    /// The text that `token` completes; empty while a character is incomplete.
+    /// Adds a token and returns the text it completes. Empty while a character is incomplete.
     pub fn push(&mut self, token: TokenId) -> String {
-        if let Some(text) = self.whole_characters(token) {
+        if let Some(text) = self.push_context_free(token) {
             return text;
         }
         let text = match self.step(token) {
             Ok(text) => text,
-            // The decoder took back what it had given, so nothing can be told about what follows
-            // it: begin anew with this token, as vLLM does (its issue 17448).
+            // The decoder changed text that it had returned before. Restart with this token, as
+            // vLLM does (its issue 17448).
             Err(error) => {
                 tracing::warn!(%error, %token, "cannot go on decoding; starting anew");
                 self.ids.clear();
@@ -72,29 +73,31 @@ impl Detokenizer {
         text.unwrap_or_default()
     }
 
-    /// Ends the answer and returns the text that is still owed.
+    /// Ends the answer and returns the remaining text, which is always empty.
     ///
-    /// None is: like vLLM, which drops them, we give no text for tokens whose last character is
-    /// incomplete. They are [`pending`](Self::pending).
+    /// Like vLLM, this drops tokens whose last character is incomplete. Their number is
+    /// [`pending`](Self::pending).
     pub fn finish(&mut self) -> String {
         String::new()
     }
 
-    /// Number of last tokens that have given no text: special ones, and those that end within a
-    /// character.
+    /// Returns the number of latest tokens that have yielded no text: special tokens, and tokens
+    /// that end within a character.
     pub fn pending(&self) -> usize {
         self.pending
     }
 
-    /// The text of a token that is whole characters after whole characters, which is nearly every
-    /// one: what `step` would come to, without decoding the last tokens twice. `None` in any other
-    /// case.
-    fn whole_characters(&mut self, token: TokenId) -> Option<String> {
-        let begins_anew = self.prefix_index == self.ids.len() && !self.prefix.is_empty();
-        if !begins_anew || self.prefix.ends_with(char::REPLACEMENT_CHARACTER) {
+    /// Adds a token of whole characters that follows whole characters, and returns its text.
+    /// Returns `None`, and adds nothing, in any other case.
+    ///
+    /// Nearly every token takes this path. The text is that of [`step`](Self::step), which would
+    /// decode the last tokens twice.
+    fn push_context_free(&mut self, token: TokenId) -> Option<String> {
+        let is_complete = self.prefix_index == self.ids.len() && !self.prefix.is_empty();
+        if !is_complete || self.prefix.ends_with(char::REPLACEMENT_CHARACTER) {
             return None;
         }
-        let text = closed(self.tokenizer.whole_characters(token)?)?;
+        let text = complete_text(self.tokenizer.context_free_text(token)?)?;
         self.ids.clear();
         self.ids.push(token.0);
         self.prefix.clear();
@@ -104,6 +107,7 @@ impl Detokenizer {
         Some(text.to_owned())
     }
 
+    /// Adds a token to the `DecodeStream` of `tokenizers`.
     fn step(&mut self, token: TokenId) -> tokenizers::Result<Option<String>> {
         step_decode_stream(
             self.tokenizer.raw(),
@@ -116,22 +120,21 @@ impl Detokenizer {
     }
 }
 
-/// The text if there is any and it does not end like one with an incomplete character.
-fn closed(text: &str) -> Option<&str> {
+/// Returns `text` unless it is empty or may end with an incomplete character.
+fn complete_text(text: &str) -> Option<&str> {
     (!text.is_empty() && !text.ends_with(char::REPLACEMENT_CHARACTER)).then_some(text)
 }
 
-/// The last position up to `at` where a token does not go on with a character of the tokens before
-/// it.
-fn char_begin(tokenizer: &Tokenizer, tokens: &[TokenId], at: usize) -> usize {
-    let goes_on = |token: TokenId| {
-        tokenizer.token_bytes(token).first().is_some_and(|byte| byte & 0xc0 == 0x80)
+/// Returns the last position up to `at` whose token does not begin within a character.
+fn find_char_boundary(tokenizer: &Tokenizer, tokens: &[TokenId], at: usize) -> usize {
+    let is_boundary = |token: TokenId| {
+        tokenizer.token_bytes(token).first().is_none_or(|byte| byte & 0xc0 != 0x80)
     };
-    (0..=at).rev().take(PROMPT_TOKENS).find(|at| *at == 0 || !goes_on(tokens[*at])).unwrap_or(at)
+    (0..=at).rev().take(PROMPT_TOKENS).find(|at| *at == 0 || is_boundary(tokens[*at])).unwrap_or(at)
 }
 
-/// How many tokens at the end hold the bytes of an incomplete character.
-fn open_tokens(tokenizer: &Tokenizer, tokens: &[TokenId]) -> usize {
+/// Returns the number of trailing tokens that hold the bytes of an incomplete character.
+fn count_open_tokens(tokenizer: &Tokenizer, tokens: &[TokenId]) -> usize {
     let mut bytes: Vec<u8> = Vec::new();
     // A character has at most four bytes and so spans at most four tokens.
     for (count, token) in tokens.iter().rev().take(4).enumerate() {

@@ -1,59 +1,57 @@
-//! Placeholder expansion: the one marker per media item that the template wrote becomes as many
-//! tokens as the item takes.
+//! Placeholder expansion: replaces the one marker per media item that the template wrote by the
+//! item's tokens.
 
 use chiasm_types::{Modality, Placeholder, TokenId, TokenRun};
 
 use crate::PromptError;
 
-/// A prompt as the engine gets it.
+/// An expanded prompt, in the form that engines take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expanded {
     /// All token ids.
     pub tokens: Vec<TokenId>,
-    /// Place and length of each item, in the order of the items. [`Placeholder::is_embed`] is set
-    /// only for an item that has tokens which are not replaced by embeddings.
+    /// The offset and length of each item, in the order of the items. [`Placeholder::is_embed`] is
+    /// set only if some tokens of the item are not replaced by embeddings.
     pub placeholders: Vec<Placeholder>,
 }
 
-/// What stands for media items in a tokenized prompt, and what becomes of tokens that come to stand
-/// side by side.
+/// The markers of media items in a tokenized prompt, and the joins of neighbouring tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Markers<'a> {
-    /// One for each modality that the model takes. None begins like another.
-    pub of: &'a [Marker<'a>],
-    /// Pairs of neighbours that become one token once all items are in the prompt, pair by pair in
-    /// this order.
+    /// One marker for each modality that the model takes. No two begin with the same token.
+    pub by_modality: &'a [Marker<'a>],
+    /// Pairs of neighbouring tokens that become one token once all items are expanded. The pairs
+    /// are joined one after another, in this order.
     pub joins: &'a [([TokenId; 2], TokenId)],
 }
 
-/// What stands for one item of a modality.
+/// The marker of one item of a modality.
 #[derive(Clone, Copy, Debug)]
 pub struct Marker<'a> {
-    /// What kind of item.
+    /// The modality of the item.
     pub modality: &'a Modality,
-    /// The tokens, in this order and at least one.
+    /// The tokens of the marker, at least one.
     pub tokens: &'a [TokenId],
 }
 
-/// What an item becomes.
+/// An item to expand.
 #[derive(Clone, Copy, Debug)]
 pub struct Item<'a> {
-    /// The modality whose markers are for it.
+    /// The item's modality, which selects its marker.
     pub modality: &'a Modality,
-    /// The tokens that take its marker's place; at least one.
+    /// The tokens that replace the marker, at least one.
     pub runs: &'a [TokenRun],
 }
 
 /// Replaces the n-th marker of a modality in `tokens` by the n-th item of that modality, then joins
-/// neighbours. Items of different modalities may come in another order than their markers.
+/// neighbouring tokens. Items of different modalities may come in another order than their markers.
 ///
 /// `tokens` must hold exactly one marker per item. A client can write the marker's text (such as
-/// `<|image_pad|>`) into a message, and the tokenizer makes the marker of it, as it does in vLLM.
-/// Such a prompt has more markers than items and is refused here: otherwise a text could move the
-/// items about.
+/// `<|image_pad|>`) into a message, and the tokenizer turns that text into the marker, as in vLLM.
+/// Such a prompt has more markers than items and is refused: otherwise a text could move the items.
 ///
-/// An item whose first token was joined with the one before it starts at the joined token; its
-/// length stays, so that two neighbouring items may share a token (as vLLM has it for Gemma 3).
+/// An item whose first token was joined with the token before starts at the joined token and keeps
+/// its length. Two neighbouring items may therefore share a token, as in vLLM for Gemma 3.
 ///
 /// # Errors
 /// [`PromptError::MarkerCount`] if the numbers differ, [`PromptError::EmptyItem`] if an item has no
@@ -66,7 +64,8 @@ pub struct Item<'a> {
 /// let runs = [TokenRun { token: TokenId(9), count: 3, embeds: true }];
 /// let image = Item { modality: &Modality::Image, runs: &runs };
 /// let marker = Marker { modality: &Modality::Image, tokens: &[TokenId(9)] };
-/// let expanded = expand(&[1, 9, 2].map(TokenId), Markers { of: &[marker], joins: &[] }, &[image])?;
+/// let markers = Markers { by_modality: &[marker], joins: &[] };
+/// let expanded = expand(&[1, 9, 2].map(TokenId), markers, &[image])?;
 /// assert_eq!(expanded.tokens, [1, 9, 9, 9, 2].map(TokenId));
 /// assert_eq!((expanded.placeholders[0].offset, expanded.placeholders[0].length), (1, 3));
 /// # Ok::<(), chiasm_prompt::PromptError>(())
@@ -76,21 +75,23 @@ pub fn expand(
     markers: Markers<'_>,
     items: &[Item<'_>],
 ) -> Result<Expanded, PromptError> {
-    let places = marker_places(tokens, markers.of);
-    let item_of = assign(&places, markers.of, items)?;
-    let length = |item: &Item<'_>| item.runs.iter().map(|run| run.count).sum::<usize>();
-    if let Some(index) = items.iter().position(|item| length(item) == 0) {
+    let found = find_markers(tokens, markers.by_modality);
+    let item_indices = assign_items(&found, markers.by_modality, items)?;
+    let token_count = |item: &Item<'_>| item.runs.iter().map(|run| run.count).sum::<usize>();
+    if let Some(index) = items.iter().position(|item| token_count(item) == 0) {
         return Err(PromptError::EmptyItem { index });
     }
-    let mut expanded = Vec::with_capacity(tokens.len() + items.iter().map(length).sum::<usize>());
-    // They are in the order of the prompt, as joining goes through it from the left.
+    let added = items.iter().map(token_count).sum::<usize>();
+    let mut expanded = Vec::with_capacity(tokens.len() + added);
+    // In the order of the prompt, which `join_pairs` relies on.
     let mut placeholders = Vec::with_capacity(items.len());
     let mut at = 0;
-    for (place, &index) in places.iter().zip(&item_of) {
+    for (marker, &index) in found.iter().zip(&item_indices) {
         let item = &items[index];
-        expanded.extend_from_slice(&tokens[at..place.start]);
-        at = place.start + markers.of[place.marker].tokens.len();
-        let (offset, length) = (expanded.len(), length(item));
+        expanded.extend_from_slice(&tokens[at..marker.start]);
+        at = marker.start + markers.by_modality[marker.index].tokens.len();
+        let offset = expanded.len();
+        let length = token_count(item);
         placeholders.push(Placeholder { offset, length, is_embed: embed_mask(item.runs) });
         for run in item.runs {
             expanded.extend(std::iter::repeat_n(run.token, run.count));
@@ -98,108 +99,112 @@ pub fn expand(
     }
     expanded.extend_from_slice(&tokens[at..]);
     for &(pair, joined) in markers.joins {
-        join(&mut expanded, &mut placeholders, pair, joined);
+        join_pairs(&mut expanded, &mut placeholders, pair, joined);
     }
-    let mut placed: Vec<(usize, Placeholder)> = item_of.into_iter().zip(placeholders).collect();
-    placed.sort_unstable_by_key(|(index, _)| *index);
+    let mut by_item: Vec<(usize, Placeholder)> =
+        item_indices.into_iter().zip(placeholders).collect();
+    by_item.sort_unstable_by_key(|(index, _)| *index);
     Ok(Expanded {
         tokens: expanded,
-        placeholders: placed.into_iter().map(|(_, placeholder)| placeholder).collect(),
+        placeholders: by_item.into_iter().map(|(_, placeholder)| placeholder).collect(),
     })
 }
 
-/// A marker in a prompt.
-struct Place {
+/// An occurrence of a marker in a prompt.
+struct FoundMarker {
     start: usize,
-    /// The index of the marker that it is.
-    marker: usize,
+    /// The index of the marker in [`Markers::by_modality`].
+    index: usize,
 }
 
-/// The markers in a prompt from the left, none overlapping another.
-fn marker_places(tokens: &[TokenId], markers: &[Marker<'_>]) -> Vec<Place> {
-    let mut places = Vec::new();
+/// Finds the markers of a prompt from the left, without overlaps.
+fn find_markers(tokens: &[TokenId], markers: &[Marker<'_>]) -> Vec<FoundMarker> {
+    let mut found = Vec::new();
     let mut at = 0;
-    while let Some(next) = next_begin(&tokens[at..], markers) {
+    while let Some(next) = find_first_token(&tokens[at..], markers) {
         at += next;
         let is_here = |marker: &Marker<'_>| {
             !marker.tokens.is_empty() && tokens[at..].starts_with(marker.tokens)
         };
         match markers.iter().position(is_here) {
-            Some(marker) => {
-                places.push(Place { start: at, marker });
-                at += markers[marker].tokens.len();
+            Some(index) => {
+                found.push(FoundMarker { start: at, index });
+                at += markers[index].tokens.len();
             }
             None => at += 1,
         }
     }
-    places
+    found
 }
 
-/// Where the first token of a marker is first found.
-fn next_begin(tokens: &[TokenId], markers: &[Marker<'_>]) -> Option<usize> {
-    // Nearly all tokens begin no marker, and a chunk that is looked at to its end is compared many
-    // tokens at once.
+/// Returns the first position that holds the first token of a marker.
+fn find_first_token(tokens: &[TokenId], markers: &[Marker<'_>]) -> Option<usize> {
+    // Nearly all tokens begin no marker. The comparison of a whole chunk without an early exit is
+    // vectorized.
     const CHUNK: usize = 64;
-    let begins =
+    let begins_marker =
         |token: &TokenId| markers.iter().any(|marker| marker.tokens.first() == Some(token));
-    let holds = |chunk: &[TokenId], first: TokenId| {
+    let contains = |chunk: &[TokenId], first: TokenId| {
         chunk.iter().fold(false, |found, &token| found | (token == first))
     };
-    let is_worth_a_look = |chunk: &[TokenId]| {
-        markers.iter().filter_map(|marker| marker.tokens.first()).any(|&first| holds(chunk, first))
+    let is_candidate = |chunk: &[TokenId]| {
+        let mut first_tokens = markers.iter().filter_map(|marker| marker.tokens.first());
+        first_tokens.any(|&first| contains(chunk, first))
     };
-    let (index, chunk) =
-        tokens.chunks(CHUNK).enumerate().find(|(_, chunk)| is_worth_a_look(chunk))?;
-    chunk.iter().position(begins).map(|within| index * CHUNK + within)
+    let (index, chunk) = tokens.chunks(CHUNK).enumerate().find(|(_, chunk)| is_candidate(chunk))?;
+    chunk.iter().position(begins_marker).map(|within| index * CHUNK + within)
 }
 
-/// The index of the item at each place.
-fn assign(
-    places: &[Place],
+/// Returns the index of the item for each found marker.
+fn assign_items(
+    found: &[FoundMarker],
     markers: &[Marker<'_>],
     items: &[Item<'_>],
 ) -> Result<Vec<usize>, PromptError> {
-    let mut item_of = vec![0; places.len()];
+    let mut item_indices = vec![0; found.len()];
     for (index, marker) in markers.iter().enumerate() {
-        let mut found = (0..places.len()).filter(|&place| places[place].marker == index);
-        let mut own = (0..items.len()).filter(|&item| items[item].modality == marker.modality);
+        let mut found_here = (0..found.len()).filter(|&at| found[at].index == index);
+        let mut own_items =
+            (0..items.len()).filter(|&item| items[item].modality == marker.modality);
         loop {
-            match (found.next(), own.next()) {
-                (Some(place), Some(item)) => item_of[place] = item,
+            match (found_here.next(), own_items.next()) {
+                (Some(at), Some(item)) => item_indices[at] = item,
                 (None, None) => break,
-                _ => return Err(miscount(marker.modality, places, markers, items)),
+                _ => return Err(marker_count_error(marker.modality, found, markers, items)),
             }
         }
     }
-    // An item of a modality without a marker has no place.
-    match items.iter().find(|item| markers.iter().all(|marker| marker.modality != item.modality)) {
-        Some(item) => Err(miscount(item.modality, places, markers, items)),
-        None => Ok(item_of),
+    let has_marker =
+        |item: &&Item<'_>| markers.iter().any(|marker| marker.modality == item.modality);
+    match items.iter().find(|item| !has_marker(item)) {
+        Some(item) => Err(marker_count_error(item.modality, found, markers, items)),
+        None => Ok(item_indices),
     }
 }
 
-fn miscount(
+fn marker_count_error(
     modality: &Modality,
-    places: &[Place],
+    found: &[FoundMarker],
     markers: &[Marker<'_>],
     items: &[Item<'_>],
 ) -> PromptError {
     PromptError::MarkerCount {
         modality: modality.clone(),
-        markers: places.iter().filter(|place| markers[place.marker].modality == modality).count(),
+        markers: found.iter().filter(|marker| markers[marker.index].modality == modality).count(),
         items: items.iter().filter(|item| item.modality == modality).count(),
     }
 }
 
-/// Puts one token in the place of each `pair` of neighbours, from the left.
-fn join(
+/// Replaces each `pair` of neighbouring tokens by one token, from the left.
+fn join_pairs(
     tokens: &mut Vec<TokenId>,
     placeholders: &mut [Placeholder],
     pair: [TokenId; 2],
     joined: TokenId,
 ) {
     let mut placeholders = placeholders.iter_mut().peekable();
-    let (mut read, mut write) = (0, 0);
+    let mut read = 0;
+    let mut write = 0;
     while read < tokens.len() {
         let is_pair = tokens[read..].starts_with(&pair);
         let taken = if is_pair { 2 } else { 1 };
@@ -215,6 +220,7 @@ fn join(
     tokens.truncate(write);
 }
 
+/// Returns the embedding mask of an item; `None` if all of its tokens become embeddings.
 fn embed_mask(runs: &[TokenRun]) -> Option<Vec<bool>> {
     if runs.iter().all(|run| run.embeds || run.count == 0) {
         return None;
@@ -228,13 +234,13 @@ mod tests {
     use proptest::prelude::*;
 
     const MARKER: TokenId = TokenId(7);
-    const MARKERS: Markers<'_> = Markers { of: &[image_marker(&[MARKER])], joins: &[] };
+    const MARKERS: Markers<'_> = Markers { by_modality: &[image_marker(&[MARKER])], joins: &[] };
 
     const fn image_marker(tokens: &[TokenId]) -> Marker<'_> {
         Marker { modality: &Modality::Image, tokens }
     }
 
-    /// Images that become these runs.
+    /// Creates images that expand to these runs.
     fn images(items: &[Vec<TokenRun>]) -> Vec<Item<'_>> {
         items.iter().map(|runs| Item { modality: &Modality::Image, runs }).collect()
     }
@@ -244,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn an_item_with_separators_has_a_mask() {
+    fn item_with_separators_has_a_mask() {
         let item = vec![run(1, 1, false), run(7, 2, true), run(2, 1, false)];
         let expanded = expand(&[TokenId(5), MARKER], MARKERS, &images(&[item])).unwrap();
         assert_eq!(expanded.tokens, [5, 1, 7, 7, 2].map(TokenId));
@@ -255,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_marker_written_by_the_user_is_refused() {
+    fn marker_written_by_the_user_is_refused() {
         let error =
             expand(&[MARKER, TokenId(1), MARKER], MARKERS, &images(&[vec![run(7, 4, true)]]))
                 .unwrap_err();
@@ -264,34 +270,34 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_marker_is_refused() {
+    fn missing_marker_is_refused() {
         let error = expand(&[TokenId(1)], MARKERS, &images(&[vec![run(7, 4, true)]])).unwrap_err();
         assert!(matches!(error, PromptError::MarkerCount { markers: 0, items: 1, .. }), "{error}");
     }
 
     #[test]
-    fn an_item_without_tokens_is_refused() {
+    fn item_without_tokens_is_refused() {
         let error = expand(&[MARKER], MARKERS, &images(&[vec![run(7, 0, true)]])).unwrap_err();
         assert!(matches!(error, PromptError::EmptyItem { index: 0 }), "{error}");
     }
 
     #[test]
-    fn a_marker_of_several_tokens_is_found_whole() {
-        let markers =
-            Markers { of: &[image_marker(&[TokenId(1), MARKER, TokenId(2)])], joins: &[] };
+    fn marker_of_several_tokens_is_matched_whole() {
+        let marker = image_marker(&[TokenId(1), MARKER, TokenId(2)]);
+        let markers = Markers { by_modality: &[marker], joins: &[] };
         let tokens = [5, 1, 7, 2, 1, 7, 1, 7, 2, 7].map(TokenId);
         let items = [vec![run(8, 2, true)], vec![run(9, 1, true)]];
         let expanded = expand(&tokens, markers, &images(&items)).unwrap();
         assert_eq!(expanded.tokens, [5, 8, 8, 1, 7, 9, 7].map(TokenId));
         assert_eq!(
-            expanded.placeholders.iter().map(|found| found.offset).collect::<Vec<_>>(),
+            expanded.placeholders.iter().map(|place| place.offset).collect::<Vec<_>>(),
             [1, 5]
         );
     }
 
     #[test]
-    fn neighbours_are_joined_and_placeholders_keep_their_tokens() {
-        // As Gemma 3's newlines: 1 is one, 2 two, 3 three, 4 four of them.
+    fn joined_neighbours_keep_placeholder_tokens() {
+        // Like Gemma 3's newline tokens: token n stands for n newlines.
         let joins = [([1, 2], 3), ([2, 1], 3), ([2, 2], 4)]
             .map(|(pair, to)| (pair.map(TokenId), TokenId(to)));
         let markers = Markers { joins: &joins, ..MARKERS };
@@ -301,18 +307,18 @@ mod tests {
             expand(&tokens, markers, &images(&[image.clone(), image.clone(), image])).unwrap();
         assert_eq!(expanded.tokens, [5, 3, 8, 8, 4, 8, 8, 3, 6, 2, 8, 8, 2].map(TokenId));
         let places: Vec<_> =
-            expanded.placeholders.iter().map(|found| (found.offset, found.length)).collect();
+            expanded.placeholders.iter().map(|place| (place.offset, place.length)).collect();
         assert_eq!(places, [(1, 4), (4, 4), (9, 4)]);
     }
 
     #[test]
-    fn each_modality_has_markers_of_its_own_and_items_keep_their_order() {
+    fn items_replace_the_markers_of_their_modality() {
         let sound = Modality::Audio;
         let markers = [
             image_marker(&[MARKER]),
             Marker { modality: &sound, tokens: &[TokenId(4), TokenId(5)] },
         ];
-        let markers = Markers { of: &markers, joins: &[] };
+        let markers = Markers { by_modality: &markers, joins: &[] };
         let [first, second, long] =
             [run(8, 1, true), run(9, 2, true), run(3, 3, true)].map(|run| [run]);
         let image = |runs| Item { modality: &Modality::Image, runs };
@@ -321,7 +327,7 @@ mod tests {
         let expanded = expand(&tokens, markers, &items).unwrap();
         assert_eq!(expanded.tokens, [3, 3, 3, 8, 1, 9, 9].map(TokenId));
         let places: Vec<_> =
-            expanded.placeholders.iter().map(|found| (found.offset, found.length)).collect();
+            expanded.placeholders.iter().map(|place| (place.offset, place.length)).collect();
         assert_eq!(places, [(3, 1), (5, 2), (0, 3)]);
         let error = expand(&tokens[2..], markers, &items).unwrap_err();
         assert!(error.to_string().contains("0 audio markers for 1 audio items"), "{error}");
@@ -336,8 +342,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn cutting_the_placeholders_out_gives_the_prompt_back(
-            tokens in prop::collection::vec(prop_oneof![Just(MARKER), (0u32..20).prop_map(TokenId)], 0..60),
+        fn placeholders_can_be_cut_out_again(
+            tokens in prop::collection::vec(
+                prop_oneof![Just(MARKER), (0u32..20).prop_map(TokenId)],
+                0..60,
+            ),
             lengths in prop::collection::vec((1usize..6, any::<bool>()), 60),
         ) {
             let markers = tokens.iter().filter(|token| **token == MARKER).count();

@@ -2,17 +2,19 @@
 //!
 //! | step | item |
 //! |---|---|
-//! | messages → prompt text | [`ChatTemplate`], the model's Jinja template as `transformers` renders it |
+//! | messages → prompt text | [`ChatTemplate`]: renders the model's Jinja template |
 //! | text → token ids | [`Tokenizer`] |
-//! | one marker per image → as many tokens as it takes | [`expand`] |
-//! | answer's tokens → text, never half a character | [`Detokenizer`] |
-//! | text → text up to a stop string | [`StopStrings`] |
+//! | one marker per media item → the tokens of its placeholder | [`expand`] |
+//! | the answer's tokens → text in whole characters | [`Detokenizer`] |
+//! | text → text that ends at a stop string | [`StopStrings`] |
 //!
-//! The measure is vLLM 0.33 with `transformers` 5.20: the same request must become the same token
-//! ids. Everything here is synchronous CPU work without I/O after loading.
+//! The reference is vLLM 0.33 with `transformers` 5.20: the same request must become the same token
+//! ids. Everything here is synchronous CPU work, without I/O after loading.
 //!
 //! ```no_run
-//! use chiasm_prompt::{ChatContent, ChatMessage, ChatTemplate, Detokenizer, RenderOptions, Tokenizer};
+//! use chiasm_prompt::{
+//!     ChatContent, ChatMessage, ChatTemplate, Detokenizer, RenderOptions, Tokenizer,
+//! };
 //!
 //! # fn main() -> Result<(), chiasm_prompt::PromptError> {
 //! let dir = std::path::Path::new("models/qwen2-vl");

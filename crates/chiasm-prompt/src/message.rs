@@ -1,5 +1,4 @@
-//! A conversation as the chat template's user hands it over: parsed, with media items reduced to
-//! their places.
+//! The conversation passed to a chat template: parsed, with media items reduced to their positions.
 
 use chiasm_types::Modality;
 use serde_json::{Map, Value};
@@ -12,29 +11,32 @@ use serde_json::{Map, Value};
 ///
 /// let message = ChatMessage {
 ///     role: "user".into(),
-///     content: Some(ChatContent::Parts(vec![ChatPart::Media(Modality::Image), ChatPart::Text("What is this?".into())])),
+///     content: Some(ChatContent::Parts(vec![
+///         ChatPart::Media(Modality::Image),
+///         ChatPart::Text("What is this?".into()),
+///     ])),
 ///     ..ChatMessage::default()
 /// };
 /// assert_eq!(message.text_bytes(), 13);
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ChatMessage {
-    /// `system`, `user`, `assistant`, `tool` or whatever else the template knows.
+    /// `system`, `user`, `assistant`, `tool` or another role that the template knows.
     pub role: String,
-    /// The words and images. `None` as in an assistant message that only calls tools.
+    /// The text and media items. `None` in an assistant message that only calls tools.
     pub content: Option<ChatContent>,
-    /// The speaker's name, if the client gives one.
+    /// The speaker's name, if the client set one.
     pub name: Option<String>,
     /// The id of the call that a `tool` message answers. Ignored for other roles.
     pub tool_call_id: Option<String>,
     /// The calls of an `assistant` message: a list of `{"id", "type": "function", "function":
     /// {"name", "arguments"}}` with `arguments` as JSON text. Ignored for other roles.
     pub tool_calls: Option<Value>,
-    /// What the model thought before an `assistant` message. Ignored for other roles.
+    /// The model's reasoning before an `assistant` message. Ignored for other roles.
     pub reasoning: Option<String>,
 }
 
-/// What a message says.
+/// The content of a message.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ChatContent {
     /// The `content` was a string.
@@ -46,27 +48,27 @@ pub enum ChatContent {
 /// One part of a message.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ChatPart {
-    /// Some text.
+    /// A text.
     Text(String),
-    /// The place of the next media item of this modality.
+    /// The position of the next media item of this modality.
     Media(Modality),
-    /// One of the others, with what only this template asks of a part: the language of a text that
-    /// is to be translated, say.
+    /// A text or media item with extra fields that the template reads, such as the language of a
+    /// text to translate.
     Extended(Box<ExtendedPart>),
 }
 
-/// A part with fields that it has in no API: the template reads them.
+/// A part with fields that no API defines and the template reads.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExtendedPart {
-    /// The part without them, which is not extended.
+    /// The text or media item. Never [`ChatPart::Extended`].
     pub part: ChatPart,
-    /// They are in the part's dict behind what it says, and nowhere where the template wants its
-    /// content as a string.
+    /// The extra fields. They follow the part's own keys in its dict, and are dropped if the
+    /// template takes content as a string.
     pub fields: Map<String, Value>,
 }
 
 impl ChatPart {
-    /// Its text, if it is one.
+    /// Returns the part's text; `None` for a media item.
     pub fn text(&self) -> Option<&str> {
         match self {
             Self::Text(text) => Some(text),
@@ -77,7 +79,7 @@ impl ChatPart {
 }
 
 impl ChatMessage {
-    /// Bytes of text in the content and of reasoning, media items not counted.
+    /// Returns the bytes of text in the content and the reasoning. Media items are not counted.
     pub fn text_bytes(&self) -> usize {
         let content = match &self.content {
             None => 0,

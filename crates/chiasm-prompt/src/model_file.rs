@@ -1,4 +1,4 @@
-//! Reading the files of a model directory.
+//! Readers for files of a model directory.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::PromptError;
 
-/// The file's text; `None` if there is no such file.
+/// Reads a file's text; `None` if there is no such file.
 pub(crate) fn read_text(path: &Path) -> Result<Option<String>, PromptError> {
     match std::fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
@@ -16,7 +16,7 @@ pub(crate) fn read_text(path: &Path) -> Result<Option<String>, PromptError> {
     }
 }
 
-/// The file's JSON object; `None` if there is no such file.
+/// Reads a file's JSON object; `None` if there is no such file.
 pub(crate) fn read_object(path: &Path) -> Result<Option<Map<String, Value>>, PromptError> {
     let bad = |reason: String| PromptError::BadFile { path: path.to_owned(), reason };
     let Some(text) = read_text(path)? else { return Ok(None) };

@@ -1,4 +1,4 @@
-//! Special tokens and added tokens as `transformers` reads them from the model directory.
+//! Special and added tokens of a model directory, read as `transformers` reads them.
 
 use std::path::Path;
 
@@ -7,30 +7,30 @@ use serde_json::{Map, Value};
 use crate::PromptError;
 use crate::model_file::read_object;
 
-/// The names that every tokenizer may give to tokens (`SPECIAL_TOKENS_ATTRIBUTES`, `transformers`
-/// 5.19).
+/// The token names that every tokenizer may set (`SPECIAL_TOKENS_ATTRIBUTES`, `transformers` 5.19).
 const STANDARD_NAMES: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// What `tokenizer_config.json`, or the older `special_tokens_map.json`, says about tokens.
+/// The tokens of `tokenizer_config.json`, or of the older `special_tokens_map.json`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SpecialTokens {
-    /// Name and text, such as `eos_token` and `<|im_end|>`. Chat templates see them as variables.
+    /// Name and text, such as `eos_token` and `<|im_end|>`. Chat templates get them as variables.
     pub(crate) named: Vec<(String, String)>,
-    /// Texts of further special tokens.
+    /// The texts of further special tokens.
     pub(crate) extra: Vec<String>,
-    /// The `added_tokens_decoder`: the tokens' own fields, in the order of their ids.
+    /// The values of `added_tokens_decoder`, in the order of the token ids.
     pub(crate) added: Vec<Value>,
-    /// `split_special_tokens`: the texts of special tokens are split like any other text.
+    /// `split_special_tokens`: the texts of special tokens are tokenized like any other text.
     pub(crate) split: bool,
 }
 
 impl SpecialTokens {
+    /// Reads the tokens of a model directory.
     pub(crate) fn from_model_dir(dir: &Path) -> Result<Self, PromptError> {
         let mut config = read_object(&dir.join("tokenizer_config.json"))?.unwrap_or_default();
         let added = config.remove("added_tokens_decoder");
         if added.is_none() {
-            // Only directories without the decoder are old enough for this file to count.
+            // Newer directories have the decoder, and `transformers` ignores this file there.
             config.extend(read_object(&dir.join("special_tokens_map.json"))?.unwrap_or_default());
         }
         let mut tokens = Self {
@@ -50,7 +50,7 @@ impl SpecialTokens {
         Ok(tokens)
     }
 
-    /// Text of the token of that name.
+    /// Returns the text of the token with this name.
     pub(crate) fn get(&self, name: &str) -> Option<&str> {
         self.named.iter().find(|(other, _)| other == name).map(|(_, text)| text.as_str())
     }
@@ -88,7 +88,7 @@ impl SpecialTokens {
     }
 }
 
-/// A token's text: a string, or an object with `content`.
+/// Returns a token's text. The value is a string, or an object with `content`.
 fn token_text(value: &Value) -> Option<&str> {
     value.as_str().or_else(|| value.get("content")?.as_str())
 }
@@ -106,9 +106,9 @@ mod tests {
     }
 
     #[test]
-    fn names_are_read_from_strings_and_objects_and_null_is_none() {
-        let config = r#"{"eos_token": {"content": "</s>"}, "bos_token": null, "image_token": "<image>", "a_token": 3,
-            "extra_special_tokens": {"boi": "<boi>"}}"#;
+    fn token_text_is_a_string_or_an_object() {
+        let config = r#"{"eos_token": {"content": "</s>"}, "bos_token": null,
+            "image_token": "<image>", "a_token": 3, "extra_special_tokens": {"boi": "<boi>"}}"#;
         let tokens = read(&[("tokenizer_config.json", config)]);
         let named: Vec<_> =
             tokens.named.iter().map(|(name, text)| (name.as_str(), text.as_str())).collect();
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn the_older_file_counts_only_without_an_added_tokens_decoder() {
+    fn added_tokens_decoder_disables_the_older_file() {
         let map = ("special_tokens_map.json", r#"{"eos_token": "old"}"#);
         let tokens = read(&[("tokenizer_config.json", r#"{"eos_token": "new"}"#), map]);
         assert_eq!(tokens.get("eos_token"), Some("old"));

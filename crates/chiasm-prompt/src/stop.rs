@@ -1,15 +1,15 @@
-//! Stop strings: cut the text at the first one, even when it comes in pieces.
+//! Stop strings: cuts streamed text at the first stop string, even one split across pieces.
 
 use std::sync::Arc;
 
 use memchr::memmem::Finder;
 
-/// Watches a text that arrives in pieces for stop strings.
+/// A streaming search for stop strings in a text that arrives in pieces.
 ///
-/// Text is given back as soon as it can no longer be part of a stop string. Which string stops, and
-/// where, is decided as vLLM does (`vllm/v1/engine/detokenizer.py`, `check_stop_strings`): the one
-/// that *ends* first in the text, and among those that end at the same place the one that comes
-/// first in the list. How the text is cut into pieces makes no difference.
+/// Text is returned as soon as it can no longer be part of a stop string. The rule is vLLM's
+/// (`vllm/v1/engine/detokenizer.py`, `check_stop_strings`): the stop string that *ends* first in
+/// the text stops it. If several end at the same position, the first of the list does. The result
+/// does not depend on how the text is cut into pieces.
 ///
 /// ```
 /// use chiasm_prompt::StopStrings;
@@ -21,71 +21,72 @@ use memchr::memmem::Finder;
 /// assert_eq!((step.text.as_str(), step.stopped_by.as_deref()), ("c", Some("\n\n")));
 /// ```
 ///
-/// Clones share what is watched for.
+/// Clones share the list of stop strings.
 #[derive(Clone, Debug)]
 pub struct StopStrings {
-    stops: Arc<[Stop]>,
+    stops: Arc<[StopString]>,
     include_stop: bool,
-    /// What was pushed last and may still be the beginning of a stop string.
+    /// The end of the text, which may still be the beginning of a stop string.
     tail: String,
-    /// How many bytes at the front of `tail` were already given out (only with `include_stop`).
-    given: usize,
+    /// The number of leading bytes of `tail` that were returned already (only with `include_stop`).
+    returned: usize,
     stopped: bool,
 }
 
-/// A string, and what finds it: to make that anew for each token takes longer than all else that is
-/// done with one.
+/// A stop string and its searcher. Searchers are built once, as building them for each token would
+/// take longer than all other work for that token.
 #[derive(Debug)]
-struct Stop {
+struct StopString {
     text: String,
     finder: Finder<'static>,
 }
 
-/// What one piece of text led to.
+/// The result of pushing one piece of text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StopStep {
-    /// The text that is settled now.
+    /// The text that cannot become part of a stop string any more.
     pub text: String,
-    /// The stop string that ended the text, if one did.
+    /// The stop string that ended the text, if any.
     pub stopped_by: Option<String>,
 }
 
 impl StopStrings {
-    /// Watches for `stops`. Empty strings are left out: they would end every text before it began.
+    /// Creates a search for `stops`. Empty strings are ignored: they would end every text at once.
     ///
-    /// `include_stop`: whether the stop string itself belongs to the text.
+    /// With `include_stop` the stop string itself belongs to the text.
     pub fn new(stops: Vec<String>, include_stop: bool) -> Self {
-        let stop = |text: String| Stop { finder: Finder::new(text.as_bytes()).into_owned(), text };
-        let stops = stops.into_iter().filter(|stop| !stop.is_empty()).map(stop).collect();
-        Self { stops, include_stop, tail: String::new(), given: 0, stopped: false }
+        let stop_string =
+            |text: String| StopString { finder: Finder::new(text.as_bytes()).into_owned(), text };
+        let stops = stops.into_iter().filter(|stop| !stop.is_empty()).map(stop_string).collect();
+        Self { stops, include_stop, tail: String::new(), returned: 0, stopped: false }
     }
 
-    /// Whether there is nothing to watch for, so that all text comes out as it goes in.
-    pub fn is_idle(&self) -> bool {
+    /// Returns `true` if there are no stop strings, so that all text passes unchanged.
+    pub fn is_empty(&self) -> bool {
         self.stops.is_empty()
     }
 
-    /// Adds a piece of text. After a stop nothing more comes out.
+    /// Adds a piece of text. After a stop, all further steps are empty.
     pub fn push(&mut self, text: &str) -> StopStep {
         self.add(text, true)
     }
 
-    /// Adds a piece of text within which no stop string may end: that of the first `min_tokens`
+    /// Adds a piece of text in which no stop string may end: the text of the first `min_tokens`
     /// tokens.
     ///
-    /// A stop string that begins in it and ends in a later [`push`](Self::push) does stop.
+    /// A stop string that begins in this piece and ends in a later [`push`](Self::push) stops.
     pub fn push_unwatched(&mut self, text: &str) -> String {
         self.add(text, false).text
     }
 
-    /// Ends the text: gives out what was held back.
+    /// Ends the text and returns the part that was held back.
     pub fn finish(&mut self) -> String {
         if self.stopped {
             return String::new();
         }
-        let text = self.tail[self.given..].to_owned();
+        let text = self.tail[self.returned..].to_owned();
         self.tail.clear();
-        self.given = 0;
+        self.returned = 0;
         text
     }
 
@@ -96,33 +97,34 @@ impl StopStrings {
         if self.stops.is_empty() {
             return StopStep { text: text.to_owned(), stopped_by: None };
         }
-        let old = self.tail.len();
+        let old_len = self.tail.len();
         self.tail.push_str(text);
-        if let Some((begin, stop)) = watched.then(|| self.first_to_end(old)).flatten() {
+        if let Some((begin, stop)) = watched.then(|| self.first_to_end(old_len)).flatten() {
             let end = if self.include_stop { begin + stop.len() } else { begin };
             self.stopped = true;
-            // With `include_stop` all of the old text was given out, and the stop string ends after
-            // it.
+            // The range is valid with `include_stop` too: the stop string ends after the old text,
+            // all of which was returned.
             return StopStep {
-                text: self.tail[self.given..end].to_owned(),
+                text: self.tail[self.returned..end].to_owned(),
                 stopped_by: Some(stop),
             };
         }
-        let keep_from = self.tail.len() - self.undecided_length();
-        let give_to = if self.include_stop { self.tail.len() } else { keep_from };
-        let settled = self.tail[self.given..give_to].to_owned();
+        let keep_from = self.tail.len() - self.undecided_len();
+        let return_to = if self.include_stop { self.tail.len() } else { keep_from };
+        let settled = self.tail[self.returned..return_to].to_owned();
         self.tail.drain(..keep_from);
-        self.given = give_to - keep_from;
+        self.returned = return_to - keep_from;
         StopStep { text: settled, stopped_by: None }
     }
 
-    /// The stop string that ends first, but after `old` bytes of the tail, and where it begins.
-    fn first_to_end(&self, old: usize) -> Option<(usize, String)> {
+    /// Returns the start and the text of the stop string that ends first, more than `old_len` bytes
+    /// into the tail.
+    fn first_to_end(&self, old_len: usize) -> Option<(usize, String)> {
         let mut best: Option<(usize, &String)> = None;
-        for Stop { text: stop, finder } in &*self.stops {
-            // A match must end behind `old`, so it begins behind `old - len`; that may be within a
-            // character, where none begins.
-            let from = (old + 1).saturating_sub(stop.len());
+        for StopString { text: stop, finder } in &*self.stops {
+            // A match must end after `old_len`, so it begins after `old_len - stop.len()`. That may
+            // be within a character, where no match begins.
+            let from = (old_len + 1).saturating_sub(stop.len());
             let Some(begin) = finder.find(&self.tail.as_bytes()[from..]).map(|at| at + from) else {
                 continue;
             };
@@ -134,17 +136,17 @@ impl StopStrings {
         best.map(|(begin, stop)| (begin, stop.clone()))
     }
 
-    /// Length of the longest end of the tail that a stop string begins with.
-    fn undecided_length(&self) -> usize {
+    /// Returns the length of the longest suffix of the tail that is a prefix of a stop string.
+    fn undecided_len(&self) -> usize {
         let longest = self.stops.iter().map(|stop| stop.text.len() - 1).max().unwrap_or(0);
         let first = self.tail.len().saturating_sub(longest);
         (first..self.tail.len())
             .filter(|at| self.tail.is_char_boundary(*at))
             .find(|at| {
-                let end = &self.tail[*at..];
+                let suffix = &self.tail[*at..];
                 self.stops
                     .iter()
-                    .any(|stop| stop.text.len() > end.len() && stop.text.starts_with(end))
+                    .any(|stop| stop.text.len() > suffix.len() && stop.text.starts_with(suffix))
             })
             .map_or(0, |at| self.tail.len() - at)
     }

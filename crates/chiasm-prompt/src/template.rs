@@ -1,5 +1,5 @@
-//! Chat templates: from a conversation to the prompt's text, as `transformers` 5.20 and vLLM 0.33
-//! render it.
+//! Chat templates: render a conversation to the prompt's text, as `transformers` 5.20 and vLLM 0.33
+//! do.
 
 mod content_format;
 mod continuation;
@@ -35,11 +35,12 @@ use environment::{Clock, Raised};
 use names::Names;
 use source::Source;
 
-const NAME: &str = "chat_template";
+/// The name of the template in its environment.
+const TEMPLATE_NAME: &str = "chat_template";
 
-/// Names that a request may not set in `chat_template_kwargs`: arguments of `apply_chat_template`
-/// in `transformers`.
-const RESERVED: [&str; 13] = [
+/// The names that a request may not set in `chat_template_kwargs`: arguments of
+/// `apply_chat_template` in `transformers`.
+const RESERVED_KWARGS: [&str; 13] = [
     "chat_template",
     "conversation",
     "conversations",
@@ -55,21 +56,21 @@ const RESERVED: [&str; 13] = [
     "truncation",
 ];
 
-/// Refuses a request's `chat_template_kwargs` that would replace what a renderer is told by others,
-/// whoever renders.
+/// Refuses `chat_template_kwargs` that set an argument of the renderer itself. The rule holds for
+/// every renderer: the chat template here, and vLLM's code.
 ///
 /// # Errors
-/// [`PromptError::ReservedKwarg`] with the first such name.
+/// [`PromptError::ReservedKwarg`] with the first reserved name.
 pub fn check_template_kwargs(kwargs: &Map<String, Value>) -> Result<(), PromptError> {
-    match kwargs.keys().find(|name| RESERVED.contains(&name.as_str())) {
+    match kwargs.keys().find(|name| RESERVED_KWARGS.contains(&name.as_str())) {
         Some(name) => Err(PromptError::ReservedKwarg { name: name.clone() }),
         None => Ok(()),
     }
 }
 
-/// Names in `chat_template_kwargs` that are passed over: fields of the request itself set the first
-/// two, and the others are functions of the environment, which a variable must not hide.
-const PASSED_OVER: [&str; 10] = [
+/// The names in `chat_template_kwargs` that are ignored. The first two are fields of the request
+/// itself; the others are functions of the environment, which a variable must not hide.
+const IGNORED_KWARGS: [&str; 10] = [
     "add_generation_prompt",
     "continue_final_message",
     "cycler",
@@ -82,20 +83,22 @@ const PASSED_OVER: [&str; 10] = [
     "strftime_now",
 ];
 
-/// A model's chat template, compiled. Cheap to clone.
+/// A model's compiled chat template. Cheap to clone.
 ///
 /// Rendering is CPU work: tens of microseconds for a short conversation, more for a long one. Keep
 /// it off async threads.
 ///
-/// Known differences from Jinja in Python: `'%s' % x` and a leading `+` are errors, and so are rare
-/// filters, functions and methods (`urlencode`, `cycler`, `ljust`); looping over `none` and
-/// comparing values of different types are not; `loop.last` is never true in a loop over a string's
-/// characters; `~` and `join` print containers and very large or small floats in minijinja's way;
-/// integers beyond 64 bits in a request are floats.
+/// Known differences from Jinja in Python:
+/// - `'%s' % x`, a leading `+` and rare filters, functions and methods (`urlencode`, `cycler`,
+///   `ljust`) are errors.
+/// - Looping over `none` and comparing values of different types are no errors.
+/// - `loop.last` is never true in a loop over a string's characters.
+/// - `~` and `join` print containers and very large or small floats in minijinja's format.
+/// - Integers beyond 64 bits in a request are floats.
 #[derive(Clone)]
 pub struct ChatTemplate {
     inner: Arc<Inner>,
-    /// For conversations with functions, where that is another one.
+    /// The template for conversations with functions, if the model has a separate one.
     for_tools: Option<Arc<Inner>>,
 }
 
@@ -106,8 +109,8 @@ struct Inner {
     special_tokens: Vec<(String, String)>,
     names: Names,
     format: ContentFormat,
-    system_first_alone: bool,
-    user_after_result: bool,
+    requires_system_first: bool,
+    allows_user_after_result: bool,
     limits: RenderLimits,
     clock: Clock,
 }
@@ -118,24 +121,24 @@ impl std::fmt::Debug for ChatTemplate {
     }
 }
 
-/// What stands for items of one modality in a conversation whose content is one string, such as
-/// `<|image_pad|>` (vLLM's `get_placeholder_str` of the model class).
+/// The text that marks items of one modality in content of format [`ContentFormat::String`], such
+/// as `<|image_pad|>` (vLLM's `get_placeholder_str` of the model class).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MarkerText<'a> {
     /// The modality of the items.
     pub modality: &'a Modality,
-    /// One text for all items, or where they are numbered one for each item of the conversation, or
-    /// none if nothing is written.
+    /// One text for all items; one per item of the conversation if the texts are numbered; empty if
+    /// the model's content has no marker texts.
     pub texts: &'a [&'a str],
 }
 
 impl<'a> MarkerText<'a> {
-    /// The text for one of the conversation's items, counted from 0. There may be none, or none any
-    /// more.
-    fn of(&self, number: usize) -> Option<&'a str> {
+    /// Returns the text for the conversation's item `index`, from 0. `None` without texts, or past
+    /// the last numbered text.
+    fn for_item(&self, index: usize) -> Option<&'a str> {
         match self.texts {
-            [for_all] => Some(for_all),
-            numbered => numbered.get(number).copied(),
+            [shared] => Some(shared),
+            numbered => numbered.get(index).copied(),
         }
     }
 }
@@ -143,7 +146,7 @@ impl<'a> MarkerText<'a> {
 /// The options for rendering a conversation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RenderOptions {
-    /// Ends the prompt with the head of the assistant's next message.
+    /// Ends the prompt with the header of the assistant's next message.
     pub add_generation_prompt: bool,
     /// Leaves the last message open for the model to continue. Excludes `add_generation_prompt`.
     pub continue_final_message: bool,
@@ -155,7 +158,7 @@ pub struct RenderOptions {
 }
 
 impl Default for RenderOptions {
-    /// The options of a request that says nothing: the assistant is next.
+    /// Returns the options of a request that sets none: the assistant speaks next.
     fn default() -> Self {
         Self {
             add_generation_prompt: true,
@@ -166,13 +169,14 @@ impl Default for RenderOptions {
     }
 }
 
-/// Bounds that keep one request from occupying the server.
+/// The limits of one rendering, so that a single request cannot occupy the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RenderLimits {
-    /// Steps of the template's byte code, about 20 ns each. The default of 20 million is some
-    /// 40,000 messages of a usual template.
+    /// The maximum number of byte-code steps of the template, about 20 ns each. The default of
+    /// 20 million is enough for some 40,000 messages with a usual template.
     pub fuel: u64,
-    /// Bytes of the rendered prompt. The default of 32 MiB is some 8 million tokens.
+    /// The maximum length of the rendered prompt in bytes. The default of 32 MiB is some 8 million
+    /// tokens.
     pub bytes: usize,
 }
 
@@ -183,19 +187,20 @@ impl Default for RenderLimits {
 }
 
 impl ChatTemplate {
-    /// The template of the model directory, or the one that is given: a file, or the template
-    /// itself. `None` if the directory has none.
+    /// Loads the template `given`, which is a file's path or template text. Without it, loads the
+    /// template of the model directory, and returns `None` if there is none.
     ///
-    /// Looked for as vLLM does: in a directory with a processor first in `processor_config.json`
-    /// and `chat_template.json`; then, and in every directory, in `chat_template.jinja` and
-    /// `tokenizer_config.json` (of several named templates the one named `default`).
+    /// The search order is vLLM's. A directory with a processor is searched for
+    /// `processor_config.json` and `chat_template.json` first. Every directory is then searched for
+    /// `chat_template.jinja` and `tokenizer_config.json`. Of several named templates, the one named
+    /// `default` is used.
     ///
     /// # Errors
-    /// Files that can't be read or parsed, and templates that don't compile.
+    /// A file cannot be read or parsed, or a template does not compile.
     pub fn from_model_dir(dir: &Path, given: Option<&Path>) -> Result<Option<Self>, PromptError> {
         let (source, for_tools) = match given {
             None => (source::find(dir)?, source::find_for_tools(dir)?),
-            Some(given) => (Some(source::given(given)?), None),
+            Some(given) => (Some(source::from_path_or_text(given)?), None),
         };
         let Some(source) = source else { return Ok(None) };
         let special_tokens = SpecialTokens::from_model_dir(dir)?.named;
@@ -218,13 +223,13 @@ impl ChatTemplate {
         Ok(Some(template))
     }
 
-    /// The same template with other limits.
+    /// Returns the template with other limits.
     ///
     /// # Errors
-    /// None in practice: the template has compiled before.
+    /// None in practice, as the template compiled before.
     pub fn with_limits(&self, limits: RenderLimits) -> Result<Self, PromptError> {
         let limited = |inner: &Inner| {
-            let source = Source { text: inner.source.clone(), origin: NAME.to_owned() };
+            let source = Source { text: inner.source.clone(), origin: TEMPLATE_NAME.to_owned() };
             let compiled =
                 Self::compile(source, inner.special_tokens.clone(), limits, inner.clock.clone())?;
             Ok::<_, PromptError>(compiled.with_content_format(inner.format))
@@ -234,7 +239,7 @@ impl ChatTemplate {
         Ok(Self { for_tools, ..limited(&self.inner)? })
     }
 
-    /// The same template, which is given content in this form, whatever it seems to want.
+    /// Returns the template with content passed in `format`, overriding the detected format.
     #[must_use]
     pub fn with_content_format(mut self, format: ContentFormat) -> Self {
         for inner in std::iter::once(&mut self.inner).chain(&mut self.for_tools) {
@@ -243,61 +248,57 @@ impl ChatTemplate {
         self
     }
 
-    /// The form of content that the template wants, or is given.
+    /// Returns the format in which content is passed to the template.
     pub fn content_format(&self) -> ContentFormat {
         self.inner.format
     }
 
-    /// Returns `true` if a system message has to be the first, in conversations with functions or
-    /// without. vLLM decides it the same way.
-    pub fn takes_system_first_alone(&self) -> bool {
-        [Some(&self.inner), self.for_tools.as_ref()]
-            .into_iter()
-            .flatten()
-            .any(|inner| inner.system_first_alone)
+    /// Returns `true` if a system message must be the first message, in conversations with
+    /// functions or without. vLLM decides it the same way.
+    pub fn requires_system_first(&self) -> bool {
+        self.variants().any(|inner| inner.requires_system_first)
     }
 
     /// Returns `true` if a user message may follow a tool's result, in conversations with functions
     /// and without. Templates whose turns alternate expect an assistant message between the two.
     pub fn allows_user_after_result(&self) -> bool {
-        [Some(&self.inner), self.for_tools.as_ref()]
-            .into_iter()
-            .flatten()
-            .all(|inner| inner.user_after_result)
+        self.variants().all(|inner| inner.allows_user_after_result)
     }
 
-    /// Returns `true` if the template knows a role of this name: it writes `'name'` or `"name"`.
+    /// Returns `true` if the template knows a role of this name: its source contains `'name'` or
+    /// `"name"`.
     pub fn knows_role(&self, name: &str) -> bool {
-        self.all_names().any(|names| names.quotes(name))
+        self.variants().any(|inner| inner.names.quotes(name))
     }
 
-    /// Returns `true` if the template reads a field of this name of a message's parts: it writes
-    /// `x.name`, `'name'` or `"name"`, and is given parts.
-    pub fn reads_of_parts(&self, name: &str) -> bool {
-        self.inner.format == ContentFormat::Parts && self.all_names().any(|names| names.reads(name))
+    /// Returns `true` if the template reads this field of a message's parts: it gets parts, and its
+    /// source contains `x.name`, `'name'` or `"name"`.
+    pub fn reads_part_field(&self, name: &str) -> bool {
+        self.inner.format == ContentFormat::Parts
+            && self.variants().any(|inner| inner.names.reads(name))
     }
 
-    fn all_names(&self) -> impl Iterator<Item = &Names> {
-        [Some(&self.inner), self.for_tools.as_ref()].into_iter().flatten().map(|inner| &inner.names)
+    /// Returns the templates for conversations without functions and with them.
+    fn variants(&self) -> impl Iterator<Item = &Inner> {
+        std::iter::once(&*self.inner).chain(self.for_tools.as_deref())
     }
 
-    /// The text of the template that writes conversations with functions.
+    /// Returns the source of the template for conversations with functions.
     pub fn source_for_tools(&self) -> &str {
         &self.for_tools.as_ref().unwrap_or(&self.inner).source
     }
 
     /// Renders a conversation.
     ///
-    /// `markers` are the texts that stand for media items where the template wants its content as
-    /// one string; they are not used otherwise.
+    /// `markers` are the texts that mark media items in content of format
+    /// [`ContentFormat::String`]. They are not used otherwise.
     ///
-    /// The text of messages goes into the prompt as it is. If it holds the text of a special token,
-    /// the tokenizer will make that token of it, as in vLLM; [`expand`](crate::expand) refuses
-    /// image markers that came in that way.
+    /// Message texts are not escaped. A text that contains a special token's text becomes that
+    /// token, as in vLLM. [`expand`](crate::expand) refuses markers that a text has added.
     ///
     /// # Errors
-    /// All are the request's fault ([`PromptError::is_request_fault`]): the template's refusal or
-    /// failure, limits, and options or messages that make no sense.
+    /// The template refuses the messages or fails, a limit is exceeded, or the options or messages
+    /// are invalid. All are the request's fault ([`PromptError::is_request_fault`]).
     pub fn render(
         &self,
         messages: &[ChatMessage],
@@ -332,13 +333,13 @@ impl ChatTemplate {
     ) -> Result<Self, PromptError> {
         let prepared = environment::prepare_source(&source.text);
         let format = content_format::detect(&prepared);
-        let environment = environment::environment(NAME, prepared, limits.fuel, clock.clone())
+        let environment = environment::build(TEMPLATE_NAME, prepared, limits.fuel, clock.clone())
             .map_err(|error| PromptError::TemplateSyntax {
-                origin: source.origin,
-                reason: error.to_string(),
-            })?;
-        let system_first_alone = system_place::is_first_alone(&source.text);
-        let names = Names::of(&source.text);
+            origin: source.origin,
+            reason: error.to_string(),
+        })?;
+        let requires_system_first = system_place::must_be_first(&source.text);
+        let names = Names::from_source(&source.text);
         let source = source.text;
         let inner = Inner {
             environment,
@@ -346,14 +347,14 @@ impl ChatTemplate {
             special_tokens,
             names,
             format,
-            system_first_alone,
-            user_after_result: true,
+            requires_system_first,
+            allows_user_after_result: true,
             limits,
             clock,
         };
         let mut template = Self { inner: Arc::new(inner), for_tools: None };
-        let user_after_result = result_place::allows_user_after(&template);
-        Arc::make_mut(&mut template.inner).user_after_result = user_after_result;
+        let allows_user_after_result = result_place::allows_user_after(&template);
+        Arc::make_mut(&mut template.inner).allows_user_after_result = allows_user_after_result;
         Ok(template)
     }
 
@@ -362,7 +363,7 @@ impl ChatTemplate {
         messages: Vec<Value>,
         options: &RenderOptions,
     ) -> Result<String, PromptError> {
-        // Those of the request may be large, and are not copied.
+        // The request's values may be large, so they are borrowed.
         let mut variables: BTreeMap<&str, Cow<'_, Value>> = BTreeMap::new();
         for (name, text) in &self.inner.special_tokens {
             variables.insert(name, Cow::Owned(text.as_str().into()));
@@ -370,10 +371,9 @@ impl ChatTemplate {
         variables.insert("documents", Cow::Owned(Value::Null));
         check_template_kwargs(&options.kwargs)?;
         for (name, value) in &options.kwargs {
-            // vLLM takes null and "auto" for "not set" (`merge_kwargs`,
-            // `vllm/renderers/params.py`).
+            // In vLLM null and "auto" mean "not set" (`merge_kwargs`, `vllm/renderers/params.py`).
             let is_set = !value.is_null() && value != "auto";
-            if is_set && !PASSED_OVER.contains(&name.as_str()) {
+            if is_set && !IGNORED_KWARGS.contains(&name.as_str()) {
                 variables.insert(name, Cow::Borrowed(value));
             }
         }
@@ -384,23 +384,24 @@ impl ChatTemplate {
         );
         variables.insert("add_generation_prompt", Cow::Owned(options.add_generation_prompt.into()));
 
-        let mut out = Bounded { text: Vec::new(), limit: self.inner.limits.bytes, overrun: false };
-        let template =
-            self.inner.environment.get_template(NAME).map_err(|error| self.explain(&error))?;
+        let mut out =
+            BoundedBuffer { text: Vec::new(), limit: self.inner.limits.bytes, overrun: false };
+        let template = self.inner.environment.get_template(TEMPLATE_NAME);
+        let template = template.map_err(|error| self.to_prompt_error(&error))?;
         match template.render_captured_to(JinjaValue::from(Serde(&variables)), &mut out) {
             Ok(_) => {}
             Err(_) if out.overrun => {
                 return Err(PromptError::TooLong { limit: self.inner.limits.bytes });
             }
-            Err(error) => return Err(self.explain(&error)),
+            Err(error) => return Err(self.to_prompt_error(&error)),
         }
         String::from_utf8(out.text)
             .map_err(|error| PromptError::TemplateFailed { reason: error.to_string() })
     }
 
-    /// Errors from within macros and filters come wrapped: the innermost one that says something
-    /// counts.
-    fn explain(&self, error: &minijinja::Error) -> PromptError {
+    /// Converts an error of minijinja. Errors from within macros and filters are wrapped, so the
+    /// chain of sources is searched for the specific cause.
+    fn to_prompt_error(&self, error: &minijinja::Error) -> PromptError {
         let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
         while let Some(current) = cause {
             if let Some(Raised(message)) = current.downcast_ref() {
@@ -418,14 +419,14 @@ impl ChatTemplate {
     }
 }
 
-/// Takes up to a number of bytes.
-struct Bounded {
+/// A writer that refuses to grow beyond a number of bytes.
+struct BoundedBuffer {
     text: Vec<u8>,
     limit: usize,
     overrun: bool,
 }
 
-impl io::Write for Bounded {
+impl io::Write for BoundedBuffer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.text.len() + bytes.len() > self.limit {
             self.overrun = true;

@@ -1,7 +1,7 @@
-//! Chats, completions and answers of whole model directories against what vLLM 0.33 with
-//! transformers 5.20 makes of them (`python/prompt_goldens`).
+//! Compares chats, completions and answers of whole model directories with the results of vLLM 0.33
+//! and transformers 5.20 (`python/prompt_goldens`).
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+#![allow(clippy::unwrap_used, reason = "test support")]
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ fn tokens(value: &Value) -> Vec<TokenId> {
     value.as_array().unwrap().iter().map(|id| TokenId(id.as_u64().unwrap() as u32)).collect()
 }
 
-/// What the server does with a request body before it comes here.
+/// Parses a message of a request body, as the server does.
 fn message(body: &Value) -> ChatMessage {
     let text = |key: &str| body[key].as_str().map(str::to_owned);
     let part = |value: &Value| {
@@ -95,7 +95,7 @@ fn options(body: &Value) -> RenderOptions {
 }
 
 #[test]
-fn chats_become_the_same_text_and_tokens() {
+fn chats_render_to_the_same_text_and_tokens() {
     let requests = read("requests");
     let mut failures = Vec::new();
     let mut count = 0;
@@ -138,7 +138,7 @@ fn chats_become_the_same_text_and_tokens() {
 }
 
 #[test]
-fn images_take_the_same_places() {
+fn image_placeholders_are_the_same() {
     let mut count = 0;
     for Golden { dir, json } in goldens() {
         let config: Value =
@@ -149,8 +149,8 @@ fn images_take_the_same_places() {
             count += 1;
             let marker = TokenId(marker.unwrap() as u32);
             let marker_tokens = [marker];
-            let of_image = Marker { modality: &Modality::Image, tokens: &marker_tokens };
-            let markers = Markers { of: &[of_image], joins: &[] };
+            let image_marker = Marker { modality: &Modality::Image, tokens: &marker_tokens };
+            let markers = Markers { by_modality: &[image_marker], joins: &[] };
             let places = list(case, "placeholders").iter().map(tokens).collect::<Vec<_>>();
             let places: Vec<_> =
                 places.iter().map(|place| (place[0].0 as usize, place[1].0 as usize)).collect();
@@ -162,7 +162,7 @@ fn images_take_the_same_places() {
                 items.iter().map(|runs| Item { modality: &Modality::Image, runs }).collect();
             let prompt = tokens(&case["tokens"]);
             if prompt.iter().filter(|token| **token == marker).count() > items.len() {
-                // vLLM lets a marker in the text take the image's place. We refuse it.
+                // vLLM lets a marker in the text take the image's position. Chiasm refuses it.
                 assert!(expand(&prompt, markers, &items).unwrap_err().is_request_fault());
                 continue;
             }
@@ -183,7 +183,7 @@ fn images_take_the_same_places() {
 }
 
 #[test]
-fn completions_become_the_same_tokens() {
+fn completions_have_the_same_tokens() {
     for Golden { dir, json } in goldens() {
         let tokenizer = Tokenizer::from_model_dir(&dir).unwrap();
         assert!(!list(&json, "completions").is_empty(), "{dir:?}");
@@ -195,14 +195,14 @@ fn completions_become_the_same_tokens() {
 }
 
 #[test]
-fn the_goldens_are_of_the_versions_that_we_follow() {
+fn goldens_are_from_the_reference_versions() {
     let versions = read("versions");
     assert!(versions["vllm"].as_str().unwrap().starts_with("0.33."), "{versions}");
     assert!(versions["transformers"].as_str().unwrap().starts_with("5.20."), "{versions}");
 }
 
 #[test]
-fn the_vocabulary_is_the_same() {
+fn vocabularies_are_the_same() {
     for Golden { dir, json } in goldens() {
         let tokenizer = Tokenizer::from_model_dir(&dir).unwrap();
         let size = json["vocab_size"].as_u64().unwrap() as usize;
@@ -220,7 +220,7 @@ fn the_vocabulary_is_the_same() {
 }
 
 #[test]
-fn answers_come_out_in_the_same_pieces() {
+fn answers_are_detokenized_in_the_same_pieces() {
     let mut count = 0;
     for Golden { dir, json } in goldens() {
         let tokenizer = Tokenizer::from_model_dir(&dir).unwrap();
@@ -239,7 +239,7 @@ fn answers_come_out_in_the_same_pieces() {
 }
 
 #[test]
-fn answers_stop_at_the_same_place() {
+fn answers_stop_at_the_same_position() {
     let mut count = 0;
     for Golden { dir, json } in goldens() {
         let tokenizer = Tokenizer::from_model_dir(&dir).unwrap();

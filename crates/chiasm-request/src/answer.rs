@@ -1,73 +1,73 @@
-//! One continuation: the deltas of its text, and the whole.
+//! A continuation: its deltas, and the finished choice.
 
 use chiasm_backend::{Finish, Prefill, PromptLogprobs, TokenLogprob};
 use chiasm_types::TokenId;
 
 use crate::{AnswerEvent, AnswerEvents};
 
-/// What one output of a backend adds to a continuation.
+/// The new part of a continuation from one output of a backend.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ChoiceDelta {
     /// The continuation's index, from 0.
     pub index: usize,
-    /// Reasoning, text and calls in their order. Empty while a character, a stop string or a marker
-    /// is incomplete.
+    /// The new reasoning, text and calls, in order. Empty while a character, a stop string or a
+    /// marker is incomplete.
     pub events: AnswerEvents,
-    /// The number of new tokens that belong to reasoning.
+    /// The number of new reasoning tokens.
     pub reasoning_tokens: usize,
-    /// New tokens.
+    /// The new tokens.
     pub tokens: Vec<TokenId>,
-    /// Log probabilities of the new tokens, when asked for.
+    /// The log probabilities of the new tokens, if requested.
     pub logprobs: Option<Vec<TokenLogprob>>,
-    /// The tokens of the new text, when their log probabilities are asked for.
+    /// The tokens of the new text with their log probabilities, if requested.
     pub text_logprobs: Vec<TextLogprob>,
-    /// Log probabilities of the prompt's tokens from the second one on, when asked for.
+    /// The log probabilities of the prompt's tokens, from the second token on, if requested.
     pub prompt_logprobs: Option<PromptLogprobs>,
-    /// Set with the last delta.
+    /// The reason why the continuation ended; set in the last delta.
     pub finish: Option<Finish>,
-    /// How the engine computed the prompt, where that becomes known after the first token.
+    /// Statistics of the prefill, if they become known after the first token.
     pub prefill: Option<Prefill>,
 }
 
-/// A whole continuation.
+/// A finished continuation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FinishedChoice {
-    /// Reasoning, text and calls in their order.
+    /// The reasoning, text and calls, in order.
     pub events: AnswerEvents,
-    /// The number of tokens that belong to reasoning.
+    /// The number of reasoning tokens.
     pub reasoning_tokens: usize,
-    /// Its tokens.
+    /// The tokens.
     pub tokens: Vec<TokenId>,
-    /// Their log probabilities, when asked for.
+    /// The log probabilities of the tokens, if requested.
     pub logprobs: Option<Vec<TokenLogprob>>,
-    /// The tokens of its text, when their log probabilities are asked for.
+    /// The tokens of the text with their log probabilities, if requested.
     pub text_logprobs: Vec<TextLogprob>,
-    /// Log probabilities of the prompt's tokens from the second one on, when asked for.
+    /// The log probabilities of the prompt's tokens, from the second token on, if requested.
     pub prompt_logprobs: Option<PromptLogprobs>,
-    /// Why it ended.
+    /// The reason why the continuation ended.
     pub finish: Finish,
 }
 
-/// A token of the text.
+/// A token of the text, with its log probability.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TextLogprob {
-    /// The byte offset in the continuation's whole text at which the token begins.
+    /// The byte offset of the token in the continuation's text.
     pub begin: usize,
     /// The token and its log probability.
     pub logprob: TokenLogprob,
 }
 
 impl ChoiceDelta {
-    /// Whether there is nothing for a client in it.
-    pub fn says_nothing(&self) -> bool {
+    /// Returns `true` if the delta has nothing that a client is sent.
+    pub fn is_empty_for_client(&self) -> bool {
         let Self { events, logprobs, finish, .. } = self;
-        let is_silent = |event| matches!(event, &AnswerEvent::EndCall(_));
-        events.iter().all(is_silent) && logprobs.is_none() && finish.is_none()
+        let is_internal = |event| matches!(event, &AnswerEvent::EndCall(_));
+        events.iter().all(is_internal) && logprobs.is_none() && finish.is_none()
     }
 
-    /// Returns `true` if a delta has nothing of the answer, not even a token, but only counts.
-    pub fn is_for_counts(&self) -> bool {
-        self.tokens.is_empty() && self.prompt_logprobs.is_none() && self.says_nothing()
+    /// Returns `true` if the delta has no part of the answer, not even a token, but only counts.
+    pub fn has_only_counts(&self) -> bool {
+        self.tokens.is_empty() && self.prompt_logprobs.is_none() && self.is_empty_for_client()
     }
 
     /// Appends a later delta.
@@ -89,7 +89,7 @@ impl ChoiceDelta {
         self.text_logprobs.extend(text_logprobs);
         match (&mut self.logprobs, logprobs) {
             (Some(logprobs), Some(more)) => logprobs.extend(more),
-            // A late delta has counts alone.
+            // A late delta only has counts.
             (Some(_), None) => {}
             (none, more) => *none = more,
         }
@@ -102,7 +102,7 @@ impl ChoiceDelta {
         self.prefill = self.prefill.take().or(prefill);
     }
 
-    /// Returns the whole answer; `None` if it has no end.
+    /// Returns the finished continuation; `None` if it has no finish reason.
     pub fn into_finished(self) -> Option<FinishedChoice> {
         let Self {
             events,
@@ -156,7 +156,7 @@ mod tests {
         let expected =
             ChoiceDelta { reasoning_tokens: 3, tokens: vec![TokenId(1), TokenId(2)], ..late };
         assert_eq!(joined, expected);
-        // A later delta without them takes nothing away.
+        // A later delta without values removes nothing.
         joined.append(ChoiceDelta::default());
         assert_eq!(joined, expected);
     }

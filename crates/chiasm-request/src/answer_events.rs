@@ -1,4 +1,4 @@
-//! The events of a continuation: reasoning, text and calls in the order of the model's text.
+//! The events of a continuation: reasoning, text and calls, in the order of the model's text.
 
 use std::borrow::Cow;
 use std::iter::Chain;
@@ -7,49 +7,49 @@ use std::{option, slice};
 use chiasm_backend::ToolCallDelta;
 use chiasm_parse::CallEnd;
 
-/// One step of a continuation.
+/// An event of a continuation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AnswerEvent {
-    /// More of what the model thinks; never empty.
+    /// More reasoning; never empty.
     Reasoning(String),
-    /// More text for the user; never empty.
+    /// More text; never empty.
     Text(String),
     /// A piece of a call. The first piece has the call's id and name.
     Call(ToolCallDelta),
-    /// The end of the call that began last. No piece of it follows.
+    /// The end of the last call. No more pieces of it follow.
     EndCall(CallEnd),
 }
 
-/// Events in order. The first one is held inline: nearly every delta has a single event, which then
-/// needs no list.
+/// A list of events. The first event is stored inline: nearly every delta has a single event, which
+/// then needs no allocation for a list.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AnswerEvents {
     first: Option<AnswerEvent>,
     more: Vec<AnswerEvent>,
 }
 
-/// A call of a whole answer.
+/// A call of a finished answer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WholeCall<'a> {
-    /// Its id, name and arguments.
+    /// The id, name and arguments.
     pub call: &'a ToolCallDelta,
-    /// The way it ended.
+    /// The way the call ended.
     pub end: CallEnd,
 }
 
 impl AnswerEvents {
-    /// Returns the one event of a text, or none for an empty text.
-    pub fn of_text(text: String) -> Self {
+    /// Creates the single event of a text, or no event for an empty text.
+    pub fn from_text(text: String) -> Self {
         let first = (!text.is_empty()).then_some(AnswerEvent::Text(text));
         Self { first, more: Vec::new() }
     }
 
-    /// Iterates over the events in their order.
+    /// Iterates over the events in order.
     pub fn iter(&self) -> Chain<option::Iter<'_, AnswerEvent>, slice::Iter<'_, AnswerEvent>> {
         self.first.iter().chain(&self.more)
     }
 
-    /// Adds an event. An event that goes on with the last one becomes a part of it.
+    /// Adds an event. An event that continues the last one is merged into it.
     pub fn push(&mut self, event: AnswerEvent) {
         match (self.last_mut(), event) {
             (_, AnswerEvent::Text(more) | AnswerEvent::Reasoning(more)) if more.is_empty() => {}
@@ -67,7 +67,7 @@ impl AnswerEvents {
         }
     }
 
-    /// Adds text, without a string of its own where text goes on.
+    /// Adds text. Allocates no new string if the last event is text.
     pub fn push_text(&mut self, more: &str) {
         match self.last_mut() {
             Some(AnswerEvent::Text(text)) => text.push_str(more),
@@ -75,7 +75,7 @@ impl AnswerEvents {
         }
     }
 
-    /// Adds reasoning, without a string of its own where reasoning goes on.
+    /// Adds reasoning. Allocates no new string if the last event is reasoning.
     pub fn push_reasoning(&mut self, more: &str) {
         match self.last_mut() {
             Some(AnswerEvent::Reasoning(text)) => text.push_str(more),
@@ -83,8 +83,8 @@ impl AnswerEvents {
         }
     }
 
-    /// Adds arguments of the call with this index, without a string of their own where its piece
-    /// goes on.
+    /// Adds arguments of the call with this index. Allocates no new string if the last event is a
+    /// piece of that call.
     pub fn push_arguments(&mut self, index: usize, more: &str) {
         match self.last_mut() {
             Some(AnswerEvent::Call(call)) if call.index == index => call.arguments.push_str(more),
@@ -96,30 +96,30 @@ impl AnswerEvents {
         }
     }
 
-    /// Adds the events that come after.
+    /// Appends the events of `next`.
     pub fn append(&mut self, next: Self) {
         let Self { first, more } = next;
         first.into_iter().chain(more).for_each(|event| self.push(event));
     }
 
-    /// Returns all text, however many events it is in.
+    /// Returns the text of all events.
     pub fn text(&self) -> Cow<'_, str> {
-        joined(self.iter().filter_map(|event| match event {
+        join(self.iter().filter_map(|event| match event {
             AnswerEvent::Text(text) => Some(text.as_str()),
             _ => None,
         }))
     }
 
-    /// Returns all reasoning, however many events it is in.
+    /// Returns the reasoning of all events.
     pub fn reasoning(&self) -> Cow<'_, str> {
-        joined(self.iter().filter_map(|event| match event {
+        join(self.iter().filter_map(|event| match event {
             AnswerEvent::Reasoning(text) => Some(text.as_str()),
             _ => None,
         }))
     }
 
-    /// Returns the text if there is nothing else; it is empty without events.
-    pub fn text_alone(&self) -> Option<&str> {
+    /// Returns the text if there are no other events; empty if there are no events.
+    pub fn only_text(&self) -> Option<&str> {
         match &self.first {
             None => Some(""),
             Some(AnswerEvent::Text(text)) if self.more.is_empty() => Some(text),
@@ -127,7 +127,7 @@ impl AnswerEvents {
         }
     }
 
-    /// Returns the calls of a whole answer. A call without an end is unfinished.
+    /// Returns the calls of a finished answer. A call without an end is unfinished.
     pub fn calls(&self) -> Vec<WholeCall<'_>> {
         let mut calls: Vec<WholeCall<'_>> = Vec::new();
         for event in self.iter() {
@@ -147,8 +147,8 @@ impl AnswerEvents {
     }
 }
 
-/// Joins texts, without a copy of a single one.
-fn joined<'a>(mut texts: impl Iterator<Item = &'a str>) -> Cow<'a, str> {
+/// Joins texts. A single text is borrowed.
+fn join<'a>(mut texts: impl Iterator<Item = &'a str>) -> Cow<'a, str> {
     let mut all = Cow::Borrowed(texts.next().unwrap_or(""));
     texts.for_each(|more| all.to_mut().push_str(more));
     all
@@ -212,18 +212,18 @@ mod tests {
     }
 
     #[test]
-    fn single_event_needs_no_list() {
-        let mut events = AnswerEvents::of_text("a".to_owned());
+    fn single_event_allocates_no_list() {
+        let mut events = AnswerEvents::from_text("a".to_owned());
         events.push_text("b");
         events.push(text(""));
-        assert_eq!((events.text_alone(), events.more.capacity()), (Some("ab"), 0));
-        assert_eq!(AnswerEvents::default().text_alone(), Some(""));
+        assert_eq!((events.only_text(), events.more.capacity()), (Some("ab"), 0));
+        assert_eq!(AnswerEvents::default().only_text(), Some(""));
         events.push_reasoning("c");
-        assert_eq!(events.text_alone(), None);
+        assert_eq!(events.only_text(), None);
     }
 
     #[test]
-    fn arguments_join_the_piece_of_their_call_only() {
+    fn arguments_only_join_pieces_of_their_call() {
         let mut joined = events([call(0, Some("f"), "{")]);
         joined.push_arguments(0, "}");
         joined.push(AnswerEvent::EndCall(CallEnd::Closed));

@@ -9,31 +9,33 @@ use serde_json::{Map, Value};
 
 use crate::ChatDefaults;
 
-/// A conversation with its media items taken out, in order of appearance.
+/// A conversation whose media items are stored separately, in order of appearance.
 #[derive(Clone, Debug, Default)]
 pub struct Chat {
-    /// The messages; each media part stands for the next of `media`.
+    /// The messages. Each media part refers to the next item of `media`.
     pub messages: Vec<ChatMessage>,
     /// The media items.
     pub media: Vec<MediaRef>,
     /// Ends the prompt with the opening of an assistant message.
     pub add_generation_prompt: bool,
-    /// Leaves the last message open, to be continued.
+    /// Leaves the last message open, so that the model continues it.
     pub continue_final_message: bool,
-    /// Extra variables of the template.
+    /// Additional variables of the template.
     pub template_kwargs: Map<String, Value>,
-    /// How much the model is to think.
+    /// The reasoning effort.
     pub reasoning_effort: Option<String>,
-    /// The functions that the template writes.
+    /// The functions that the template writes into the prompt.
     pub tools: Option<Arc<Value>>,
-    /// Changes of how media are made; in a box, as few requests have any.
+    /// The request's settings for media processing. Boxed, because few requests have any.
     pub media_kwargs: Box<MediaKwargs>,
 }
 
 impl Chat {
-    /// Takes the variables of a chat template. Of the same name the later counts, as in vLLM
-    /// (`ChatCompletionRequest.build_chat_params`): those of all conversations, `enable_thinking`
-    /// from the effort, the request's own, and `reasoning_effort`.
+    /// Takes the variables of the chat template.
+    ///
+    /// Later sources override earlier ones, as in vLLM (`ChatCompletionRequest.build_chat_params`):
+    /// the server's defaults, `enable_thinking` from the effort, the request's own variables, and
+    /// `reasoning_effort`.
     pub fn take_template_variables(&mut self, defaults: &ChatDefaults) -> Map<String, Value> {
         let mut variables = defaults.template_kwargs.clone();
         if let Some(effort) = &self.reasoning_effort {
@@ -46,35 +48,35 @@ impl Chat {
         variables
     }
 
-    /// What the variables of the chat template say of thinking, for those of vLLM's parsers that
-    /// ask them: `thinking` or `enable_thinking`. `None` if neither is set.
-    pub fn thinks(&self, defaults: &ChatDefaults) -> Option<bool> {
+    /// Returns `true` if a variable of the chat template enables thinking: `thinking` or
+    /// `enable_thinking`. `None` if neither is set. Some of vLLM's parsers depend on this.
+    pub fn thinking_enabled(&self, defaults: &ChatDefaults) -> Option<bool> {
         self.thinking_variables(defaults)
             .into_iter()
             .map(|(_, value)| value)
             .reduce(|one, other| one || other)
     }
 
-    /// Those of the two variables that are set.
+    /// Returns the values of `thinking` and `enable_thinking`, if they are set.
     pub fn thinking_variables(&self, defaults: &ChatDefaults) -> Vec<(&'static str, bool)> {
-        // vLLM takes both for "not set".
+        // vLLM treats both values as "not set".
         let is_set = |value: &&Value| !value.is_null() && *value != "auto";
-        let of = |variables: &'_ Map<String, Value>, name: &str| {
+        let value_in = |variables: &'_ Map<String, Value>, name: &str| {
             variables.get(name).filter(is_set).map(is_true)
         };
-        let of_effort = self.reasoning_effort.as_ref().map(|effort| effort != "none");
-        let variable = |name: &'static str, of_effort: Option<bool>| {
-            let own = of(&self.template_kwargs, name).or(of_effort);
-            own.or_else(|| of(&defaults.template_kwargs, name)).map(|value| (name, value))
+        let from_effort = self.reasoning_effort.as_ref().map(|effort| effort != "none");
+        let variable = |name: &'static str, from_effort: Option<bool>| {
+            let own = value_in(&self.template_kwargs, name).or(from_effort);
+            own.or_else(|| value_in(&defaults.template_kwargs, name)).map(|value| (name, value))
         };
-        [variable("thinking", None), variable("enable_thinking", of_effort)]
+        [variable("thinking", None), variable("enable_thinking", from_effort)]
             .into_iter()
             .flatten()
             .collect()
     }
 }
 
-/// Whether Python takes a value for true.
+/// Returns `true` if a value is truthy in Python.
 fn is_true(value: &Value) -> bool {
     match value {
         Value::Null => false,
@@ -86,25 +88,25 @@ fn is_true(value: &Value) -> bool {
     }
 }
 
-/// What a request changes of how media are made.
+/// A request's settings for media processing.
 #[derive(Clone, Debug, Default)]
 pub struct MediaKwargs {
-    /// `mm_processor_kwargs`: settings of the model's media processors.
+    /// `mm_processor_kwargs`: settings for the model's media processors.
     pub processor: Map<String, Value>,
-    /// `media_io_kwargs`: by modality, how files are read.
+    /// `media_io_kwargs`: settings for reading files, by modality.
     pub io: Map<String, Value>,
 }
 
-/// Where a media item comes from.
+/// A reference to a media item in a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MediaRef {
-    /// What kind of thing it is, as the part's type says.
+    /// The kind of the item, by the part's type.
     pub modality: Modality,
-    /// The text of a URL or of the item itself, which may be a part of the body; `None` for an item
-    /// that was seen before.
+    /// The URL or the item itself, as a text that may be a part of the body; `None` for an item
+    /// that an earlier request has named.
     pub source: Option<MediaInput>,
-    /// What the client calls it.
+    /// The client's name of the item.
     pub uuid: Option<String>,
-    /// The request field that holds it, such as `messages[0].content[1].image_url`.
+    /// The request field of the item, such as `messages[0].content[1].image_url`.
     pub field: String,
 }

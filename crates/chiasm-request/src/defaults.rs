@@ -1,31 +1,31 @@
-//! The defaults of a model where a request is silent.
+//! A model's defaults for fields that a request does not set.
 
 use chiasm_types::TokenId;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-/// Sampling defaults and end tokens: `generation_config.json`, as vLLM's `--generation-config auto`
-/// reads it.
+/// Sampling defaults and end-of-sequence tokens from `generation_config.json`, as vLLM's
+/// `--generation-config auto` reads it.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct GenerationConfig {
-    /// See [`crate::Sampling`].
+    /// See [`crate::ClientSampling`].
     pub temperature: Option<f64>,
-    /// See [`crate::Sampling`].
+    /// See [`crate::ClientSampling`].
     pub top_p: Option<f64>,
-    /// See [`crate::Sampling`].
+    /// See [`crate::ClientSampling`].
     pub top_k: Option<i64>,
-    /// See [`crate::Sampling`].
+    /// See [`crate::ClientSampling`].
     pub min_p: Option<f64>,
-    /// See [`crate::Sampling`].
+    /// See [`crate::ClientSampling`].
     pub presence_penalty: Option<f64>,
-    /// See [`crate::Sampling`].
+    /// See [`crate::ClientSampling`].
     pub frequency_penalty: Option<f64>,
-    /// See [`crate::Sampling`].
+    /// See [`crate::ClientSampling`].
     pub repetition_penalty: Option<f64>,
-    /// See [`crate::Sampling`].
+    /// See [`crate::ClientSampling`].
     pub skip_special_tokens: Option<bool>,
-    /// Most new tokens of a request that sets no `max_tokens`.
+    /// The maximum number of new tokens of a request that sets no `max_tokens`.
     pub max_new_tokens: Option<u32>,
     eos_token_id: Option<OneOrMany>,
 }
@@ -38,7 +38,7 @@ enum OneOrMany {
 }
 
 impl GenerationConfig {
-    /// All end tokens that the model names.
+    /// Returns all end-of-sequence tokens of the model.
     pub fn eos_tokens(&self) -> Vec<TokenId> {
         match &self.eos_token_id {
             None => Vec::new(),
@@ -48,12 +48,12 @@ impl GenerationConfig {
     }
 }
 
-/// How conversations are written where a request does not say.
+/// The server's defaults for rendering conversations.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ChatDefaults {
     /// Variables of the chat template.
     pub template_kwargs: Map<String, Value>,
-    /// Functions that are not to be called are not in the prompt.
+    /// Leaves functions that may not be called out of the prompt.
     pub excludes_uncalled_tools: bool,
 }
 
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn end_tokens_may_be_one_or_many_and_other_keys_are_skipped() {
+    fn single_or_multiple_end_tokens_are_parsed() {
         let parse = |json| serde_json::from_str::<GenerationConfig>(json).unwrap();
         let qwen =
             parse(r#"{"eos_token_id": [151645, 151643], "temperature": 0.01, "do_sample": true}"#);

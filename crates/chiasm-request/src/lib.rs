@@ -1,14 +1,14 @@
-//! A request and its answer as data: what the protocols and the pipeline share.
+//! Requests and answers as plain data, shared by the protocols and the pipeline.
 //!
-//! | module | is |
+//! | module | contents |
 //! |---|---|
-//! | `request` | what to continue, and how |
+//! | `request` | a request: the prompt and how to continue it |
 //! | `conversation` | a conversation and its media items |
-//! | `sampling` | the choice of tokens, and the end of the answer |
+//! | `sampling` | sampling settings and stop conditions |
 //! | `tools` | the functions that a model may call |
-//! | `defaults` | the defaults of a model where a request is silent |
-//! | `answer`, `answer_events` | one continuation: its deltas, and the whole |
-//! | `outcome` | where a request went, and what that took |
+//! | `defaults` | a model's defaults for fields that a request does not set |
+//! | `answer`, `answer_events` | a continuation: deltas, events, and the finished choice |
+//! | `outcome` | a request's route, with the times of its stages |
 #![forbid(unsafe_code)]
 
 mod answer;
@@ -28,5 +28,5 @@ pub use outcome::{
     EncodeOutcome, MediaTokens, PrefillOutcome, RequestedSampling, RouteOutcome, StageTimes,
 };
 pub use request::{GenerateRequest, Prompt, Tokenizable};
-pub use sampling::{Sampling, ThinkingBudget};
+pub use sampling::{ClientSampling, ThinkingBudget};
 pub use tools::{ToolChoice, ToolUse};

@@ -1,68 +1,67 @@
-//! What is told of a request: in headers, metrics, logs and traces.
+//! The outcome of a request as headers, metrics, logs and traces report it.
 
 use std::ops::AddAssign;
 use std::time::Duration;
 
-use chiasm_backend::{Delivered, JobItem, Prefill};
+use chiasm_backend::{JobItem, MediaDelivery, Prefill};
 use chiasm_types::{Modality, PlanClassId, WorkerId};
 use serde::Serialize;
 
-use crate::Sampling;
+use crate::ClientSampling;
 
-/// Where a request went and what it found there.
+/// The route of a request: its workers, cache hits, media and times.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RouteOutcome {
-    /// The worker that answers.
+    /// The worker that generates the answer.
     pub worker: WorkerId,
-    /// Whoever encoded media items, if that was another worker than the one that computed the
-    /// prompt.
+    /// The worker that encoded media items, if another one computed the prompt.
     pub encoded: Option<EncodeOutcome>,
-    /// Whoever computed the prompt, if that was another worker.
+    /// The worker that computed the prompt, if it is not the one that answers.
     pub prefilled: Option<PrefillOutcome>,
     /// The worker's plan class.
     pub class: PlanClassId,
-    /// Leading blocks of the prompt that the worker held when it was picked.
+    /// The number of leading prompt blocks that the worker held when it was picked.
     pub overlap_blocks: usize,
-    /// Full blocks of the prompt.
+    /// The number of full blocks of the prompt.
     pub total_blocks: usize,
-    /// Tokens of the expanded prompt.
+    /// The number of tokens of the expanded prompt.
     pub prompt_tokens: usize,
-    /// Those of them that stand for media items.
+    /// The number of prompt tokens that stand for media items.
     pub media_tokens: MediaTokens,
-    /// How the media items travelled.
-    pub delivered: Delivered,
-    /// How the engine computed the prompt, by its own account; known with the first output.
+    /// The number of media items by the way they reached the worker.
+    pub delivered: MediaDelivery,
+    /// The engine's own statistics of the prefill; known with the first output.
     pub prefill: Prefill,
-    /// How tokens were to be chosen.
-    pub asked: RequestedSampling,
-    /// What preparing it took.
-    pub took: StageTimes,
-    /// Time from its arrival until the worker was picked.
-    pub picked: Duration,
-    /// Time that its worker's backend took to take it, with the media items that it lacked.
+    /// The requested sampling settings.
+    pub sampling: RequestedSampling,
+    /// The times of the preparation stages.
+    pub stage_times: StageTimes,
+    /// The time from the request's arrival until the worker was picked.
+    pub picked_after: Duration,
+    /// The time that the hand-over to the backend took, with the media items that it lacked.
     pub hand_off: Duration,
-    /// Time from its arrival until the engine began with its prompt, where that tells; known with
-    /// the first output.
+    /// The time from the request's arrival until the engine started to compute the prompt, if the
+    /// engine reports it; known with the first output.
     pub prefill_wait: Option<Duration>,
-    /// Time from its arrival to the first output.
+    /// The time from the request's arrival to the first output.
     pub first_token: Option<Duration>,
-    /// The workers that it was moved away from before.
+    /// The number of times that the request was moved to another worker.
     pub moves: usize,
-    /// Its number on the live page, if that tells of it.
-    pub explained: Option<u64>,
+    /// The number of the routing decision on the live page, if the page shows it.
+    pub explanation_id: Option<u64>,
 }
 
-/// Tokens of a prompt that stand for media items, by what these are. Those that only the model's
-/// own processor knows are left out.
+/// The number of prompt tokens that stand for media items, by modality. Modalities of the model's
+/// own processor are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MediaTokens {
-    /// Tokens of images.
+    /// The tokens of images.
     #[serde(skip_serializing_if = "is_zero")]
     pub image: usize,
-    /// Tokens of videos.
+    /// The tokens of videos.
     #[serde(skip_serializing_if = "is_zero")]
     pub video: usize,
-    /// Tokens of recordings.
+    /// The tokens of recordings.
     #[serde(skip_serializing_if = "is_zero")]
     pub audio: usize,
 }
@@ -96,22 +95,22 @@ impl AddAssign for MediaTokens {
     }
 }
 
-/// What a client has asked for that traces tell.
+/// The requested sampling settings that traces report.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RequestedSampling {
-    /// `None` for the model's own.
+    /// The temperature; `None` for the model's default.
     pub temperature: Option<f64>,
-    /// `None` for the model's own.
+    /// The top-p value; `None` for the model's default.
     pub top_p: Option<f64>,
-    /// `None` for as many as there is room for.
+    /// The maximum number of new tokens; `None` fills the context.
     pub max_tokens: Option<usize>,
-    /// Continuations.
+    /// The number of continuations.
     pub choices: usize,
 }
 
 impl RequestedSampling {
-    /// Returns the part of the sampling that traces have.
-    pub fn from_sampling(sampling: &Sampling) -> Self {
+    /// Returns the settings that traces report.
+    pub fn from_sampling(sampling: &ClientSampling) -> Self {
         Self {
             temperature: sampling.temperature,
             top_p: sampling.top_p,
@@ -122,8 +121,8 @@ impl RequestedSampling {
 }
 
 impl RouteOutcome {
-    /// Nothing is known yet but where it goes.
-    pub fn on(worker: WorkerId, class: PlanClassId) -> Self {
+    /// Creates an outcome for which only the route is known.
+    pub fn new(worker: WorkerId, class: PlanClassId) -> Self {
         Self {
             worker,
             encoded: None,
@@ -133,30 +132,31 @@ impl RouteOutcome {
             total_blocks: 0,
             prompt_tokens: 0,
             media_tokens: MediaTokens::default(),
-            delivered: Delivered::default(),
+            delivered: MediaDelivery::default(),
             prefill: Prefill::default(),
-            asked: RequestedSampling::default(),
-            took: StageTimes::default(),
-            picked: Duration::ZERO,
+            sampling: RequestedSampling::default(),
+            stage_times: StageTimes::default(),
+            picked_after: Duration::ZERO,
             hand_off: Duration::ZERO,
             prefill_wait: None,
             first_token: None,
             moves: 0,
-            explained: None,
+            explanation_id: None,
         }
     }
 
-    /// The value of a `Server-Timing` header: times in milliseconds that are known by now.
+    /// Returns the value of a `Server-Timing` header: the times that are known so far, in
+    /// milliseconds.
     pub fn server_timing(&self) -> String {
         let milliseconds = |time: Duration| time.as_secs_f64() * 1e3;
         let mut timing = format!(
             "prepare;dur={:.2}",
-            milliseconds(self.took.fetch + self.took.plan + self.hand_off)
+            milliseconds(self.stage_times.fetch + self.stage_times.plan + self.hand_off)
         );
         let known = [
             ("queue", self.prefill.queued),
-            ("encode", self.encoded.map(|by| by.took)),
-            ("prefill", self.prefilled.map(|by| by.took)),
+            ("encode", self.encoded.map(|by| by.duration)),
+            ("prefill", self.prefilled.map(|by| by.duration)),
             ("ttft", self.first_token),
         ];
         for (name, time) in known.into_iter().filter_map(|(name, time)| Some((name, time?))) {
@@ -166,41 +166,41 @@ impl RouteOutcome {
     }
 }
 
-/// Who encoded media items of a request for the worker that computed its prompt.
+/// The encode stage of a request: the worker that encoded its media items for another worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EncodeOutcome {
-    /// The worker; of several the one that took longest.
+    /// The worker; of several workers, the slowest one.
     pub worker: WorkerId,
-    /// Items that it, or they, left the embeddings of.
+    /// The number of items whose embeddings these workers stored.
     pub items: usize,
-    /// Time from when it was picked until it had left the embeddings.
-    pub took: Duration,
+    /// The time from the worker's selection until it had stored the embeddings.
+    pub duration: Duration,
 }
 
-/// The worker that computed a prompt, and what it found.
+/// The prefill stage of a request: the worker that computed its prompt for another worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PrefillOutcome {
     /// The worker.
     pub worker: WorkerId,
-    /// Leading blocks of the prompt that it held when it was picked.
+    /// The number of leading prompt blocks that the worker held when it was picked.
     pub overlap_blocks: usize,
-    /// How the media items travelled to it.
-    pub delivered: Delivered,
-    /// How it computed the prompt, by its own account.
+    /// The number of media items by the way they reached the worker.
+    pub delivered: MediaDelivery,
+    /// The engine's own statistics of the prefill.
     pub prefill: Prefill,
-    /// Time that it took to take the job, with the media items that it lacked.
+    /// The time that the hand-over of the job took, with the media items that the worker lacked.
     pub hand_off: Duration,
-    /// Time from when it was picked until it had left the prompt.
-    pub took: Duration,
+    /// The time from the worker's selection until the prompt was ready for the other worker.
+    pub duration: Duration,
 }
 
-/// What the parts of preparing a request took, waiting included.
+/// The times of the stages in which a request is prepared, including waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StageTimes {
-    /// Reading and understanding the request.
-    pub before: Duration,
-    /// The bytes of its media items.
+    /// Reading and parsing the request.
+    pub parse: Duration,
+    /// Fetching the bytes of the media items.
     pub fetch: Duration,
-    /// Template, tokens, plans of its media items, block keys.
+    /// Rendering the template, tokenizing, planning the media items and computing block keys.
     pub plan: Duration,
 }

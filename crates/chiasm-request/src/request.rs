@@ -1,39 +1,39 @@
-//! A request: what to continue, and how.
+//! A request: the prompt and how to continue it.
 
 use chiasm_types::TokenId;
 
-use crate::{Chat, Sampling, ToolUse};
+use crate::{Chat, ClientSampling, ToolUse};
 
-/// One prompt and how to continue it.
+/// A prompt and how to continue it.
 #[derive(Clone, Debug)]
 pub struct GenerateRequest {
-    /// What to continue.
+    /// The prompt to continue.
     pub prompt: Prompt,
-    /// How tokens are chosen and when to stop.
-    pub sampling: Sampling,
-    /// Keeps prompts of different owners from sharing cached blocks.
+    /// The sampling settings and stop conditions.
+    pub sampling: ClientSampling,
+    /// A salt of the block keys: prompts with different salts share no cached blocks.
     pub cache_salt: Option<String>,
-    /// Lower is handled earlier, by engines with a priority scheduler.
+    /// The priority in engines with a priority scheduler; lower values run earlier.
     pub priority: i64,
     /// The functions that the model may call.
     pub tools: Option<ToolUse>,
-    /// Reasoning is left out of the answer.
+    /// Leaves reasoning out of the answer.
     pub without_reasoning: bool,
 }
 
-/// What to continue.
+/// The prompt of a request.
 #[derive(Clone, Debug)]
 pub enum Prompt {
-    /// A conversation, to be rendered by the model's chat template.
+    /// A conversation, which the model's chat template renders.
     Chat(Chat),
     /// Plain text.
     Text(String),
-    /// Token ids as they are.
+    /// Token ids.
     Tokens(Vec<TokenId>),
 }
 
 impl Prompt {
-    /// The field of the request that holds it.
+    /// Returns the name of the request field that holds the prompt.
     pub fn field(&self) -> &'static str {
         match self {
             Self::Chat(_) => "messages",
@@ -42,16 +42,16 @@ impl Prompt {
     }
 }
 
-/// What becomes tokens.
+/// The input of the tokenization endpoint.
 pub enum Tokenizable {
-    /// A conversation, to be rendered by the model's chat template; its media items stand as their
-    /// placeholders.
+    /// A conversation, which the model's chat template renders, with placeholders for its media
+    /// items.
     Chat(Chat),
     /// Plain text.
     Text {
         /// The text.
         text: String,
-        /// With what the tokenizer adds to every text, such as a token that begins it.
+        /// Adds the tokenizer's special tokens, such as a beginning-of-sequence token.
         add_special_tokens: bool,
     },
 }

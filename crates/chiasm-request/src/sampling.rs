@@ -1,87 +1,87 @@
-//! The choice of tokens, and the end of the answer.
+//! Sampling settings and stop conditions.
 
 use chiasm_backend::{Repetition, Structured};
 use chiasm_types::TokenId;
 
-/// Sampling as vLLM defines it; `None` leaves the choice to the model's `generation_config.json`,
-/// then to vLLM's default.
+/// Sampling settings as vLLM defines them. `None` means the default of the model's
+/// `generation_config.json`, or else vLLM's default.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sampling {
-    /// Number of continuations, 1 or more.
+pub struct ClientSampling {
+    /// The number of continuations, at least 1.
     pub n: u32,
-    /// At most so many new tokens; `None` fills the context.
+    /// The maximum number of new tokens; `None` fills the context.
     pub max_tokens: Option<u32>,
-    /// No stop before so many new tokens.
+    /// The minimum number of new tokens before a continuation may stop.
     pub min_tokens: u32,
-    /// 0 (greedy) to 2.
+    /// The temperature, 0 (greedy) to 2.
     pub temperature: Option<f64>,
-    /// Above 0, to 1.
+    /// More than 0, at most 1.
     pub top_p: Option<f64>,
     /// 0 or -1 considers all tokens.
     pub top_k: Option<i64>,
     /// 0 to 1.
     pub min_p: Option<f64>,
-    /// Makes sampling repeatable.
+    /// The seed that makes sampling reproducible.
     pub seed: Option<i64>,
     /// -2 to 2.
     pub presence_penalty: Option<f64>,
     /// -2 to 2.
     pub frequency_penalty: Option<f64>,
-    /// Above 0; 1 is none.
+    /// More than 0; 1 means no penalty.
     pub repetition_penalty: Option<f64>,
-    /// Ends the text before the first of these.
+    /// The stop strings: the text ends before the first of them.
     pub stop: Vec<String>,
     /// Keeps the stop string in the text.
     pub include_stop: bool,
-    /// Tokens that end the text.
+    /// The tokens that end the text.
     pub stop_token_ids: Vec<TokenId>,
-    /// Goes on after the end-of-sequence token.
+    /// Continues after the end-of-sequence token.
     pub ignore_eos: bool,
-    /// Leaves special tokens out of the text, as is the default.
+    /// Leaves special tokens out of the text, which is the default.
     pub skip_special_tokens: Option<bool>,
-    /// Log probabilities of each new token and so many alternatives.
+    /// The number of alternatives with log probabilities per new token; `None` for no log
+    /// probabilities.
     pub logprobs: Option<u32>,
-    /// The log probabilities are those of the text's tokens alone, without reasoning, calls and
-    /// markers.
+    /// Restricts log probabilities to the tokens of the text, without reasoning, calls and markers.
     pub logprobs_of_text: bool,
-    /// Log probabilities of each prompt token and so many alternatives. The whole prompt is
-    /// computed for them.
+    /// The number of alternatives with log probabilities per prompt token; `None` for no log
+    /// probabilities. They require that the whole prompt is computed.
     pub prompt_logprobs: Option<u32>,
-    /// The whole prompt is computed, whatever of it an engine holds.
+    /// Computes the whole prompt, even if an engine has a part of it in its cache.
     pub skip_reading_prefix_cache: bool,
-    /// Added to the logits of single tokens, -100 to 100.
+    /// The biases that are added to the logits of tokens, -100 to 100.
     pub logit_bias: Vec<(TokenId, f64)>,
-    /// Only these can be generated, unless empty.
+    /// The only tokens that may be generated; empty for all.
     pub allowed_token_ids: Vec<TokenId>,
-    /// None of these is generated.
+    /// The words that are never generated.
     pub bad_words: Vec<String>,
-    /// What the text has to be.
+    /// The constraint of the text.
     pub structured: Option<Structured>,
-    /// Most tokens of reasoning.
+    /// The limit of reasoning tokens.
     pub thinking_budget: Option<ThinkingBudget>,
-    /// What counts as going round in circles, which ends the text.
+    /// The repetition that ends the text.
     pub repetition: Option<Repetition>,
 }
 
-/// Most tokens of reasoning, and where the client said so.
+/// A limit of reasoning tokens, with the request field that it came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThinkingBudget {
-    /// The tokens.
+    /// The maximum number of tokens.
     pub tokens: u32,
-    /// The field of the request.
+    /// The request field.
     pub field: &'static str,
-    /// For a model that does not think the budget is dropped, instead of refusing the request.
+    /// Drops the budget for a model that does not think, instead of refusing the request.
     pub only_if_thinking: bool,
 }
 
-impl Sampling {
-    /// Whether what an engine holds of the prompt spares it work.
+impl ClientSampling {
+    /// Returns `true` if cached blocks of the prompt save the engine work.
     pub fn reads_prefix_cache(&self) -> bool {
         !self.skip_reading_prefix_cache && self.prompt_logprobs.is_none()
     }
 }
 
-impl Default for Sampling {
+impl Default for ClientSampling {
     fn default() -> Self {
         Self {
             n: 1,

@@ -8,29 +8,30 @@ use serde_json::Value;
 /// The functions that a model may call in its answer to a conversation.
 #[derive(Clone, Debug)]
 pub struct ToolUse {
-    /// A list of `{"type": "function", "function": {"name", "description", "parameters"}}`, as chat
-    /// templates are given it.
+    /// The functions in the form that chat templates get: a list of
+    /// `{"type": "function", "function": {"name", "description", "parameters"}}`.
     pub tools: Arc<Value>,
-    /// Whether it has to.
+    /// The rule for calling functions.
     pub choice: ToolChoice,
-    /// The names of those of them that it may call, if it may not call all.
+    /// The names of the functions that the model may call; `None` for all.
     pub allowed: Option<HashSet<String>>,
-    /// The names of those whose schema is enforced on forced calls though they are not `strict`.
-    pub held: HashSet<String>,
-    /// It may call several at once, where it has to call any.
+    /// The names of the functions whose schema is enforced on forced calls although they are not
+    /// `strict`.
+    pub enforced: HashSet<String>,
+    /// Allows several calls in one answer.
     pub in_parallel: bool,
 }
 
-/// Whether a model calls functions.
+/// The rule for calling functions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToolChoice {
-    /// If it likes.
+    /// The model decides.
     Auto,
-    /// Calls are not parsed. The functions stay in the prompt unless the frontend leaves out those
-    /// that may not be called.
+    /// Calls are not parsed. The functions stay in the prompt, unless the frontend leaves out
+    /// functions that may not be called.
     None,
-    /// It calls one at least.
+    /// The model must call at least one function.
     Required,
-    /// It calls this one.
+    /// The model must call this function.
     Named(String),
 }

@@ -1,4 +1,4 @@
-//! How long picking a worker takes, at up to 1,000 workers with full caches and requests in flight.
+//! Measures the time to pick one of up to 1,000 workers with full caches and requests in flight.
 //!
 //! `cargo run --release -p chiasm-router --example select`; docs/routing.md has the numbers of one
 //! run.
@@ -22,15 +22,15 @@ const SYSTEM: usize = 512;
 const IMAGE: usize = 1024;
 /// Tokens of a question about it.
 const QUESTION: usize = 128;
-/// Images that each worker holds; every fourth is held by two.
+/// Images that each worker holds; every fourth is held by two workers.
 const IMAGES: u32 = 16;
 const SELECTIONS: usize = 20_000;
-/// Per second.
-const RATE: u64 = 5000;
+const REQUESTS_PER_SECOND: u64 = 5000;
 
 fn main() {
     println!(
-        "one selection, µs: system prompt ({SYSTEM} tokens), image ({IMAGE}), question ({QUESTION}), {RATE} a second, one thread"
+        "one selection, µs: system prompt ({SYSTEM} tokens), image ({IMAGE}), \
+         question ({QUESTION}), {REQUESTS_PER_SECOND} a second, one thread"
     );
     println!("workers | in flight | policy       |   p50 |   p99 |  p99.9");
     for workers in [8, 64, 1000] {
@@ -55,7 +55,7 @@ fn measure(workers: u32, policy: Policy) {
             role: chiasm_types::Role::Aggregated,
             embedding_store_bytes: 0,
             machine: 0,
-            hands_over_in: 0,
+            handover_domain: 0,
             max_prompt_tokens: usize::MAX,
             max_encoder_tokens: usize::MAX,
         };
@@ -75,7 +75,7 @@ fn measure(workers: u32, policy: Policy) {
     let mut times = Vec::with_capacity(SELECTIONS);
     let in_flight = 8 * workers as usize;
     for number in 0..(in_flight + SELECTIONS) as u32 {
-        // Every second one about an image that somebody holds.
+        // Every second question is about an image that a worker holds.
         let image = number.wrapping_mul(2_654_435_761) % (workers * IMAGES);
         let prompt = Prompt::new(if number % 2 == 0 { image } else { 1_000_000 + number }, number);
         let media = [prompt.item()];
@@ -85,16 +85,16 @@ fn measure(workers: u32, policy: Policy) {
             media: &media,
             ..Default::default()
         };
-        // Promises end by time: as if requests came at this rate.
-        clock.set(u64::from(number) * 1_000_000_000 / RATE);
+        // Promises expire, so virtual time passes as if requests arrived at this rate.
+        clock.set(u64::from(number) * 1_000_000_000 / REQUESTS_PER_SECOND);
         let start = Instant::now();
         let reservation = router.select(&request);
         let time = start.elapsed();
         running.push_back((reservation.unwrap(), prompt));
         if running.len() > in_flight {
             times.push(time);
-            // A quarter of those in flight wait for their first tokens; the others' blocks are
-            // told.
+            // A quarter of the requests in flight wait for their first tokens. The events of the
+            // others have been applied.
             let (reservation, prompt) = &mut running[in_flight * 3 / 4];
             router.apply(reservation.worker, &prompt.stored());
             reservation.first_token();
@@ -102,16 +102,16 @@ fn measure(workers: u32, policy: Policy) {
         }
     }
     times.sort_unstable();
-    let at = |part: f64| micros(times[(times.len() as f64 * part) as usize]);
+    let percentile = |fraction: f64| microseconds(times[(times.len() as f64 * fraction) as usize]);
     println!(
         "{workers:7} | {in_flight:9} | {policy:12} | {:5.1} | {:5.1} | {:6.1}",
-        at(0.5),
-        at(0.99),
-        at(0.999)
+        percentile(0.5),
+        percentile(0.99),
+        percentile(0.999)
     );
 }
 
-fn micros(time: Duration) -> f64 {
+fn microseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
@@ -141,14 +141,16 @@ impl Prompt {
         RouteItem { hash: self.image, end: SYSTEM + IMAGE, embeds: IMAGE, elements: 3 << 20 }
     }
 
-    /// The events that an engine would publish after it has computed the prompt.
+    /// Returns the events that an engine publishes after it has computed the prompt.
     fn stored(&self) -> KvEventBatch {
         let extra_keys = (0..self.keys.len())
             .map(|block| {
                 let start = block * BLOCK.get();
-                let touches = (SYSTEM..SYSTEM + IMAGE).contains(&start);
-                let (identifier, offset) = (self.image.to_string(), SYSTEM as i64 - start as i64);
-                touches.then(|| vec![ExtraKey::Media { identifier, offset }])
+                (SYSTEM..SYSTEM + IMAGE).contains(&start).then(|| {
+                    let identifier = self.image.to_string();
+                    let offset = SYSTEM as i64 - start as i64;
+                    vec![ExtraKey::Media { identifier, offset }]
+                })
             })
             .collect();
         let stored = BlockStored {

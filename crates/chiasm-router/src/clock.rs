@@ -1,19 +1,19 @@
-//! What time it is for a router.
+//! The clock of a router: the machine's, or a virtual one for simulations.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Time since some start that stays the same.
+/// A source of the time since a fixed start.
 #[derive(Clone, Debug)]
 pub enum Clock {
-    /// The machine's monotonic clock, since this instant.
+    /// The machine's monotonic clock, measured from this instant.
     System(Instant),
-    /// Stands still until it is set: for simulations.
+    /// A clock that stands still until it is set, for simulations.
     Virtual(VirtualClock),
 }
 
-/// A clock that somebody sets. Clones are the same clock.
+/// A clock that is set by hand. Clones share the same time.
 #[derive(Clone, Debug, Default)]
 pub struct VirtualClock(Arc<AtomicU64>);
 
@@ -31,6 +31,7 @@ impl Default for Clock {
 }
 
 impl Clock {
+    /// Returns the time since the start.
     pub(crate) fn now(&self) -> Duration {
         match self {
             Self::System(start) => start.elapsed(),

@@ -1,37 +1,37 @@
-//! What a worker costs a request; `docs/routing.md` has the formula.
+//! The cost of a request on a worker; `docs/routing.md` has the formula.
 
 use crate::config::{RouterConfig, Weights};
 
-/// The terms of a worker's cost, before their weights; `docs/routing.md` says what each is.
+/// The terms of a worker's cost, before they are weighted; `docs/routing.md` defines each.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Terms {
+pub struct CostTerms {
     /// M: blocks of 16 tokens to compute.
     pub compute: f64,
     /// F: blocks to load from the CPU or storage.
     pub fetch: f64,
-    /// E: blocks that the embeddings to be encoded fill.
+    /// E: blocks filled by the embeddings to encode.
     pub encode: f64,
-    /// P: blocks that the embeddings of items to be processed fill.
+    /// P: blocks filled by the embeddings of the items to process.
     pub process: f64,
-    /// W: cost of the requests that wait there.
+    /// W: the cost of the requests waiting on the worker.
     pub waiting: f64,
     /// B: blocks in use.
     pub load: f64,
-    /// X: cost of what it did lately beyond the mean.
+    /// X: the cost of the worker's recent work beyond the mean of all workers.
     pub excess: f64,
 }
 
-/// Tokens of the blocks that costs count in, whatever blocks workers have: so those of one fleet
-/// may have blocks of several sizes.
-const BLOCK: f64 = 16.0;
+/// The number of tokens in a block of the cost formula. It is fixed, because the workers of one
+/// fleet may have KV blocks of several sizes.
+const COST_BLOCK_TOKENS: f64 = 16.0;
 
-/// As many tokens in the blocks of costs.
+/// Converts a number of tokens to blocks of the cost formula.
 pub(crate) fn in_blocks(tokens: f64) -> f64 {
-    tokens / BLOCK
+    tokens / COST_BLOCK_TOKENS
 }
 
-impl Terms {
-    /// The cost with these weights.
+impl CostTerms {
+    /// Returns the weighted sum of the terms.
     pub fn cost(&self, weights: &Weights) -> f64 {
         weights.prefill * self.compute
             + weights.fetch * self.fetch
@@ -43,11 +43,11 @@ impl Terms {
     }
 }
 
-/// Bytes of a token's embedding, as a part of those of its keys and values: 7 of 57 kB for the
-/// model that the weights were found with.
-const EMBEDDING_PART: f64 = 0.125;
+/// The size of a token's embedding relative to its keys and values: 7 of 57 kB for the model that
+/// the weights were found with.
+const EMBEDDING_TO_KV_RATIO: f64 = 0.125;
 
-/// What it costs that a worker reads embeddings that fill so many blocks.
-pub(crate) fn embedding_transfer(config: &RouterConfig, blocks: f64) -> f64 {
-    config.stages.transfer * EMBEDDING_PART * blocks
+/// Returns the cost of reading embeddings that fill this many blocks.
+pub(crate) fn embedding_transfer_cost(config: &RouterConfig, blocks: f64) -> f64 {
+    config.stages.transfer * EMBEDDING_TO_KV_RATIO * blocks
 }

@@ -1,129 +1,127 @@
-//! Embeddings of media items that workers of a machine have encoded and leave for each other.
+//! The stores of embeddings that the workers of a machine have encoded and share.
 //!
-//! What a worker says that it has left is known. That the store has let go of something is not
-//! told: it lets go of what was used longest ago, so that is what is forgotten here when more was
-//! left than there is room for.
+//! Workers report what they store, but not what a store evicts. A store evicts its least recently
+//! used items, so the same is done here once more was stored than there is room for.
 
 use std::collections::HashMap;
 
 use chiasm_types::MmHash;
 use lru::LruCache;
 
-use crate::seat::Seat;
+use crate::worker_handle::WorkerHandle;
 
-/// An item counts as at least this part of its store, however small it is: a bound on memory,
-/// 65,536 items per machine.
-const SMALLEST_PART: u64 = 1 << 16;
+/// The maximum number of items per store, a bound on memory: an item counts as at least one
+/// 65,536th of its store, however small it is.
+const MAX_ITEMS_PER_STORE: u64 = 1 << 16;
 
 /// The stores of all machines.
 #[derive(Default)]
-pub(crate) struct Embeddings {
-    stores: HashMap<u64, Store>,
+pub(crate) struct EmbeddingStores {
+    by_machine: HashMap<u64, Store>,
 }
 
 struct Store {
-    /// Workers that use it.
+    /// The number of workers that use the store.
     workers: usize,
     capacity: u64,
     used: u64,
-    /// What is there, with the room that it takes.
-    kept: LruCache<MmHash, u64>,
-    /// What is on its way.
-    encoding: HashMap<MmHash, Encoding>,
+    /// The stored items with their sizes. All sizes are in bytes.
+    items: LruCache<MmHash, u64>,
+    /// The items that are being encoded.
+    encoding: HashMap<MmHash, PendingEncode>,
 }
 
-struct Encoding {
-    by: Seat,
-    /// Requests that wait for it.
+struct PendingEncode {
+    worker: WorkerHandle,
+    /// The number of requests that wait for the item.
     requests: usize,
 }
 
-impl Embeddings {
-    /// A worker is there that uses the store of its machine, of so many bytes; 0 if it uses none.
-    pub(crate) fn joined(&mut self, machine: u64, capacity: u64) {
+impl EmbeddingStores {
+    /// Adds a worker that uses its machine's store of `capacity` bytes; 0 if it uses none.
+    pub(crate) fn add_worker(&mut self, machine: u64, capacity: u64) {
         if capacity == 0 {
             return;
         }
-        let store = self.stores.entry(machine).or_insert_with(|| Store {
+        let store = self.by_machine.entry(machine).or_insert_with(|| Store {
             workers: 0,
             capacity: 0,
             used: 0,
-            kept: LruCache::unbounded(),
+            items: LruCache::unbounded(),
             encoding: HashMap::new(),
         });
         store.workers += 1;
         store.capacity = store.capacity.max(capacity);
     }
 
-    /// Such a worker is gone. With the last one of its machine all is forgotten: a store goes with
-    /// whoever has started its workers.
-    pub(crate) fn left(&mut self, machine: u64, capacity: u64) {
-        let Some(store) = self.stores.get_mut(&machine).filter(|_| capacity > 0) else { return };
+    /// Removes a worker that was added with these arguments. The store goes with its last worker,
+    /// as the process that started the workers owns it.
+    pub(crate) fn remove_worker(&mut self, machine: u64, capacity: u64) {
+        let store = self.by_machine.get_mut(&machine);
+        let Some(store) = store.filter(|_| capacity > 0) else { return };
         store.workers -= 1;
         if store.workers == 0 {
-            self.stores.remove(&machine);
+            self.by_machine.remove(&machine);
         }
     }
 
-    /// Whether no worker leaves embeddings for others.
+    /// Returns `true` if no worker uses a store.
     pub(crate) fn is_empty(&self) -> bool {
-        self.stores.is_empty()
+        self.by_machine.is_empty()
     }
 
-    /// Whether the embeddings of an item are there.
-    pub(crate) fn has(&self, machine: u64, item: MmHash) -> bool {
-        self.stores.get(&machine).is_some_and(|store| store.kept.contains(&item))
+    /// Returns `true` if the embeddings of an item are stored.
+    pub(crate) fn contains(&self, machine: u64, item: MmHash) -> bool {
+        self.by_machine.get(&machine).is_some_and(|store| store.items.contains(&item))
     }
 
-    /// A request uses what is there; whether it is.
-    pub(crate) fn used(&mut self, machine: u64, item: MmHash) -> bool {
-        self.stores.get_mut(&machine).is_some_and(|store| store.kept.get(&item).is_some())
+    /// Marks an item as used and returns `true` if its embeddings are stored.
+    pub(crate) fn touch(&mut self, machine: u64, item: MmHash) -> bool {
+        self.by_machine.get_mut(&machine).is_some_and(|store| store.items.get(&item).is_some())
     }
 
-    /// Who encodes an item at the moment.
-    pub(crate) fn encoded_by(&self, machine: u64, item: MmHash) -> Option<Seat> {
-        Some(self.stores.get(&machine)?.encoding.get(&item)?.by)
+    /// Returns the worker that is encoding an item.
+    pub(crate) fn encoding_worker(&self, machine: u64, item: MmHash) -> Option<WorkerHandle> {
+        Some(self.by_machine.get(&machine)?.encoding.get(&item)?.worker)
     }
 
-    /// A worker is asked to encode an item, by one more request.
-    pub(crate) fn begin(&mut self, machine: u64, item: MmHash, by: Seat) {
-        let Some(store) = self.stores.get_mut(&machine) else { return };
-        let encoding = store.encoding.entry(item).or_insert(Encoding { by, requests: 0 });
-        if encoding.by != by {
-            // The one before is gone, or was not to be had.
-            *encoding = Encoding { by, requests: 0 };
+    /// Records that one more request waits for a worker to encode an item.
+    pub(crate) fn begin_encoding(&mut self, machine: u64, item: MmHash, worker: WorkerHandle) {
+        let Some(store) = self.by_machine.get_mut(&machine) else { return };
+        let pending = store.encoding.entry(item).or_insert(PendingEncode { worker, requests: 0 });
+        if pending.worker != worker {
+            // The previous worker is gone or could not be used.
+            *pending = PendingEncode { worker, requests: 0 };
         }
-        encoding.requests += 1;
+        pending.requests += 1;
     }
 
-    /// A request waits no longer for an item to be encoded.
-    pub(crate) fn end(&mut self, machine: u64, item: MmHash, by: Seat) {
-        let Some(store) = self.stores.get_mut(&machine) else { return };
-        let Some(encoding) = store.encoding.get_mut(&item).filter(|encoding| encoding.by == by)
-        else {
-            return;
-        };
-        encoding.requests -= 1;
-        if encoding.requests == 0 {
+    /// Records that a request no longer waits for a worker to encode an item.
+    pub(crate) fn end_encoding(&mut self, machine: u64, item: MmHash, worker: WorkerHandle) {
+        let Some(store) = self.by_machine.get_mut(&machine) else { return };
+        let pending = store.encoding.get_mut(&item);
+        let Some(pending) = pending.filter(|pending| pending.worker == worker) else { return };
+        pending.requests -= 1;
+        if pending.requests == 0 {
             store.encoding.remove(&item);
         }
     }
 
-    /// The embeddings of an item were not there where they were taken to be.
+    /// Removes an item whose embeddings were not found in the store.
     pub(crate) fn forget(&mut self, machine: u64, item: MmHash) {
-        let Some(store) = self.stores.get_mut(&machine) else { return };
-        store.used -= store.kept.pop(&item).unwrap_or(0);
+        let Some(store) = self.by_machine.get_mut(&machine) else { return };
+        store.used -= store.items.pop(&item).unwrap_or(0);
     }
 
-    /// The embeddings of an item were left and take so many bytes.
-    pub(crate) fn kept(&mut self, machine: u64, item: MmHash, bytes: u64) {
-        let Some(store) = self.stores.get_mut(&machine) else { return };
-        let counts = bytes.max(store.capacity / SMALLEST_PART);
-        store.used += counts;
-        store.used -= store.kept.put(item, counts).unwrap_or(0);
+    /// Adds an item whose embeddings were stored, evicting the least recently used items if needed.
+    pub(crate) fn insert(&mut self, machine: u64, item: MmHash, bytes: u64) {
+        let Some(store) = self.by_machine.get_mut(&machine) else { return };
+        let size = bytes.max(store.capacity / MAX_ITEMS_PER_STORE);
+        store.used += size;
+        store.used -= store.items.put(item, size).unwrap_or(0);
         while store.used > store.capacity {
-            let Some((_, bytes)) = store.kept.pop_lru() else { break };
-            store.used -= bytes;
+            let Some((_, evicted)) = store.items.pop_lru() else { break };
+            store.used -= evicted;
         }
     }
 }
@@ -132,75 +130,73 @@ impl Embeddings {
 mod tests {
     use super::*;
 
-    const SEAT: Seat = Seat { place: 0, life: 1 };
-    const OTHER: Seat = Seat { place: 1, life: 2 };
+    const WORKER: WorkerHandle = WorkerHandle { index: 0, generation: 1 };
+    const OTHER: WorkerHandle = WorkerHandle { index: 1, generation: 2 };
 
     fn item(number: u8) -> MmHash {
         MmHash::new([number; 32])
     }
 
     #[test]
-    fn what_was_used_longest_ago_makes_room() {
-        let mut embeddings = Embeddings::default();
-        embeddings.joined(0, 1000);
+    fn least_recently_used_item_is_evicted() {
+        let mut stores = EmbeddingStores::default();
+        stores.add_worker(0, 1000);
         for number in 0..3 {
-            embeddings.kept(0, item(number), 300);
+            stores.insert(0, item(number), 300);
         }
-        assert!(embeddings.used(0, item(0)));
-        embeddings.kept(0, item(3), 300);
-        let has = |number| embeddings.has(0, item(number));
-        assert_eq!([has(0), has(1), has(2), has(3)], [true, false, true, true]);
-        assert!(!embeddings.has(1, item(0)), "another machine");
-        embeddings.forget(0, item(0));
-        embeddings.forget(0, item(1));
-        embeddings.kept(0, item(4), 400);
-        assert_eq!(
-            [0, 2, 3, 4].map(|number| embeddings.has(0, item(number))),
-            [false, true, true, true]
-        );
+        assert!(stores.touch(0, item(0)));
+        stores.insert(0, item(3), 300);
+        let contains = |number| stores.contains(0, item(number));
+        assert_eq!([0, 1, 2, 3].map(contains), [true, false, true, true]);
+        assert!(!stores.contains(1, item(0)), "another machine");
+        stores.forget(0, item(0));
+        stores.forget(0, item(1));
+        stores.insert(0, item(4), 400);
+        let contains = |number| stores.contains(0, item(number));
+        assert_eq!([0, 2, 3, 4].map(contains), [false, true, true, true]);
     }
 
     #[test]
-    fn what_is_left_twice_counts_once_and_what_is_small_counts_something() {
-        let mut embeddings = Embeddings::default();
-        embeddings.joined(0, 10 * SMALLEST_PART);
+    fn repeated_item_counts_once_with_a_minimum_size() {
+        let mut stores = EmbeddingStores::default();
+        stores.add_worker(0, 10 * MAX_ITEMS_PER_STORE);
         for _ in 0..3 {
-            embeddings.kept(0, item(1), 6 * SMALLEST_PART);
+            stores.insert(0, item(1), 6 * MAX_ITEMS_PER_STORE);
         }
-        assert!(embeddings.has(0, item(1)));
-        embeddings.kept(0, item(2), 20 * SMALLEST_PART);
-        assert!(!embeddings.has(0, item(2)), "it is larger than the store");
-        embeddings.kept(0, item(3), 0);
-        assert_eq!(embeddings.stores[&0].used, 10);
+        assert!(stores.contains(0, item(1)));
+        stores.insert(0, item(2), 20 * MAX_ITEMS_PER_STORE);
+        assert!(!stores.contains(0, item(2)), "it is larger than the store");
+        stores.insert(0, item(3), 0);
+        assert_eq!(stores.by_machine[&0].used, 10);
     }
 
     #[test]
-    fn one_worker_encodes_an_item_for_all_who_wait_for_it() {
-        let mut embeddings = Embeddings::default();
-        embeddings.joined(0, 1000);
-        embeddings.begin(0, item(1), SEAT);
-        embeddings.begin(0, item(1), SEAT);
-        embeddings.end(0, item(1), SEAT);
-        assert_eq!(embeddings.encoded_by(0, item(1)), Some(SEAT));
-        embeddings.begin(0, item(1), OTHER);
-        embeddings.end(0, item(1), SEAT);
-        assert_eq!(embeddings.encoded_by(0, item(1)), Some(OTHER), "the first one is gone");
-        embeddings.end(0, item(1), OTHER);
-        assert_eq!(embeddings.encoded_by(0, item(1)), None);
+    fn pending_encode_is_shared_by_all_waiting_requests() {
+        let mut stores = EmbeddingStores::default();
+        stores.add_worker(0, 1000);
+        stores.begin_encoding(0, item(1), WORKER);
+        stores.begin_encoding(0, item(1), WORKER);
+        stores.end_encoding(0, item(1), WORKER);
+        assert_eq!(stores.encoding_worker(0, item(1)), Some(WORKER));
+        stores.begin_encoding(0, item(1), OTHER);
+        stores.end_encoding(0, item(1), WORKER);
+        assert_eq!(stores.encoding_worker(0, item(1)), Some(OTHER), "the first worker is gone");
+        stores.end_encoding(0, item(1), OTHER);
+        assert_eq!(stores.encoding_worker(0, item(1)), None);
     }
 
     #[test]
-    fn a_store_goes_with_its_last_worker() {
-        let mut embeddings = Embeddings::default();
-        embeddings.joined(0, 0);
-        assert!(embeddings.is_empty(), "it uses none");
-        embeddings.joined(0, 1000);
-        embeddings.joined(0, 1000);
-        embeddings.kept(0, item(1), 300);
-        embeddings.left(0, 1000);
-        assert!(embeddings.has(0, item(1)));
-        embeddings.left(0, 1000);
-        embeddings.joined(0, 1000);
-        assert!(!embeddings.has(0, item(1)));
+    fn store_is_removed_with_its_last_worker() {
+        let mut stores = EmbeddingStores::default();
+        stores.add_worker(0, 0);
+        assert!(stores.is_empty(), "the worker uses no store");
+        stores.add_worker(0, 1000);
+        stores.add_worker(0, 1000);
+        stores.insert(0, item(1), 300);
+        stores.remove_worker(0, 1000);
+        assert!(stores.contains(0, item(1)));
+        stores.remove_worker(0, 1000);
+        stores.add_worker(0, 1000);
+        assert!(!stores.contains(0, item(1)));
     }
 }

@@ -1,6 +1,6 @@
-//! What can go wrong while a worker is picked.
+//! The errors of picking a worker.
 
-/// Errors of this crate.
+/// An error of this crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RouteError {
@@ -8,8 +8,8 @@ pub enum RouteError {
     #[error("no worker is available; wait for an engine to become ready")]
     NoWorker,
     /// Every worker that could take the request is suspect. Each may answer again at any time.
-    #[error("all {0} workers that could take the request say nothing")]
-    Silent(usize),
+    #[error("all {0} workers that could take the request are unresponsive")]
+    Suspect(usize),
     /// Every worker that could take the request is busier than
     /// [`BusyThresholds`](crate::BusyThresholds) allow. Retryable once requests have ended.
     #[error("all {0} workers are busy; try again later")]

@@ -1,9 +1,9 @@
-//! Which worker gets a request.
+//! Selection of the worker that gets a request.
 //!
-//! A [`Router`] knows the workers, what their caches hold (from KV events) and what was given to
-//! them. For each request it picks one by its [`Policy`] and hands out a [`Reservation`]: while it
-//! lives, the request counts as load of the worker, and the blocks that the worker will compute for
-//! it are promised to those who come after.
+//! A [`Router`] tracks the workers, the contents of their caches (from KV events) and the requests
+//! it gave to them. For each request it picks a worker by its [`Policy`] and returns a
+//! [`Reservation`]. While the reservation lives, the request counts as load of the worker, and the
+//! blocks that the worker will compute for it are promised to later requests.
 //!
 //! ```
 //! use chiasm_router::{RouteRequest, Router, RouterConfig, WorkerInfo};
@@ -21,7 +21,7 @@
 //!     role: Role::Aggregated,
 //!     embedding_store_bytes: 0,
 //!     machine: 0,
-//!     hands_over_in: 0,
+//!     handover_domain: 0,
 //!     max_prompt_tokens: 32_767,
 //!     max_encoder_tokens: 8192,
 //! };
@@ -34,59 +34,61 @@
 //! # Ok::<(), chiasm_router::RouteError>(())
 //! ```
 //!
-//! | module | is about |
+//! | module | contents |
 //! |---|---|
 //! | `config` | policies, weights, limits |
-//! | `router` | the public face: workers, events, selection |
+//! | `router` | the public interface: workers, events, selection |
 //! | `shared` | the state behind all clones of a router, and its locks |
-//! | `request` | a request as the choice of a worker sees it |
-//! | `worker` | what is known of one worker |
-//! | `seat` | handles of workers that go stale with them |
-//! | `roster` | the workers' state and its bookkeeping |
-//! | `select` | the choice itself, by cost, of one worker or of one for each stage |
+//! | `request` | a request as the selection of a worker sees it |
+//! | `worker` | the state of one worker |
+//! | `worker_handle` | handles of workers that go stale with the worker |
+//! | `worker_table` | the state of all workers and its bookkeeping |
+//! | `select` | the selection itself, by cost, of one worker or of one for each stage |
 //! | `cost` | the formula that workers are compared by |
-//! | `route` | where a request goes, stage by stage |
-//! | `explain` | what was compared, for people |
-//! | `lately` | how much work workers did lately |
+//! | `route` | the workers of a request, stage by stage |
+//! | `explain` | the comparison behind a choice, for people |
+//! | `recent_work` | the decayed sum of the work that each worker has done |
 //! | `promises` | blocks that requests in flight will leave behind |
-//! | `believed` | what workers without events are taken to hold |
-//! | `media_holders` | who could reuse an image without its KV blocks |
-//! | `sessions` | where a session's last request went |
-//! | `reservation` | what a request holds while it runs |
-//! | `clock` | what time it is, also in simulations |
+//! | `approximate_cache` | the expected cache contents of workers without events |
+//! | `media_holders` | workers that could reuse an image without its KV blocks |
+//! | `embeddings` | the stores of embeddings that the workers of a machine share |
+//! | `sessions` | the worker of each session's last request |
+//! | `reservation` | the load and promises of a request while it runs |
+//! | `clock` | the current time, also in simulations |
+//! | `error` | the errors of picking a worker |
 #![forbid(unsafe_code)]
 
-mod believed;
+mod approximate_cache;
 mod clock;
 mod config;
 mod cost;
 mod embeddings;
 mod error;
 mod explain;
-mod lately;
 mod media_holders;
 mod promises;
+mod recent_work;
 mod request;
 mod reservation;
-mod roster;
 mod route;
 mod router;
-mod seat;
 mod select;
 mod sessions;
 mod shared;
 mod worker;
+mod worker_handle;
+mod worker_table;
 
 pub use chiasm_kv::Chore;
 pub use clock::{Clock, VirtualClock};
 pub use config::{
     BusyThresholds, Decoding, Policy, RouterConfig, StageWeights, UnknownPolicy, Weights,
 };
-pub use cost::Terms;
+pub use cost::CostTerms;
 pub use error::RouteError;
-pub use explain::{Considered, Decision, Explanation};
+pub use explain::{CandidateExplanation, Decision, Explanation};
 pub use request::{RouteItem, RouteRequest, Splitting};
 pub use reservation::Reservation;
-pub use route::{Encodes, Route};
+pub use route::{EncodeStage, Route};
 pub use router::Router;
 pub use worker::{Admission, EngineStats, Knowledge, WorkerInfo, WorkerSnapshot};

@@ -1,146 +1,158 @@
-//! Which workers could reuse a media item without its KV blocks: its tensors in the receiver cache,
+//! Workers that could reuse a media item without its KV blocks: its tensors in the receiver cache,
 //! its embeddings in the encoder cache.
 //!
-//! An estimate from the router's own decisions; nothing but the choice of a worker depends on it.
-//! Both caches evict by last use, so an item is taken to be there as long as what came into the
-//! cache after its last use fits beside it. For that a worker has an odometer per cache: what has
-//! come in altogether. An item bears the reading at its last use.
+//! This is an estimate from the router's own decisions, and only the choice of a worker depends on
+//! it. Both caches evict by last use. An item is taken to be cached while everything inserted since
+//! its last use fits beside it. For this, each cache of each worker counts the total size inserted
+//! so far, and each item stores the count at its last use.
 //!
-//! vLLM's encoder cache drops entries in the order in which they were last let go
+//! vLLM's encoder cache drops entries in the order in which they were last released
 //! (`EncoderCacheManager`), its receiver cache in the order of last use.
 
 use std::collections::HashMap;
 
 use chiasm_types::MmHash;
 
-use crate::seat::Seat;
+use crate::worker_handle::WorkerHandle;
 
-/// An item counts as at least this part of its cache, however small it is: a bound on memory, 4,096
-/// items per worker.
-const SMALLEST_PART: u64 = 4096;
+/// The maximum number of items per cache, a bound on memory: an item counts as at least one 4,096th
+/// of its cache, however small it is.
+const MAX_ITEMS_PER_CACHE: u64 = 4096;
 
-/// Items swept at once at the least.
-const SWEEP: usize = 4096;
+/// The minimum number of entries for a sweep.
+const MIN_ENTRIES_TO_SWEEP: usize = 4096;
 
 #[derive(Default)]
 pub(crate) struct MediaHolders {
     holders: HashMap<MmHash, Vec<Holder>>,
     entries: usize,
+    /// The number of entries at which the next sweep is due.
     sweep_at: usize,
 }
 
+/// A worker that has used an item.
 struct Holder {
-    seat: Seat,
-    tensors: Option<Reading>,
-    embeddings: Option<Reading>,
+    worker: WorkerHandle,
+    tensors: Option<InsertedTotal>,
+    embeddings: Option<InsertedTotal>,
 }
 
-/// What came into a cache since the worker was added, in the cache's unit.
-type Reading = u64;
+/// The total size inserted into a cache since the worker was added, in the cache's unit.
+type InsertedTotal = u64;
 
-/// One cache of one worker, in its unit.
+/// The estimated state of one cache of one worker, in the cache's unit.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Odometer {
+pub(crate) struct CacheEstimate {
     /// 0 when there is no cache.
     capacity: u64,
-    driven: Reading,
+    inserted: InsertedTotal,
 }
 
 /// The two caches of one worker.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Odometers {
-    pub(crate) tensors: Odometer,
-    pub(crate) embeddings: Odometer,
+pub(crate) struct MediaCaches {
+    pub(crate) tensors: CacheEstimate,
+    pub(crate) embeddings: CacheEstimate,
 }
 
-/// What a worker has of an item.
+/// The parts of an item that a worker could reuse.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Reusable {
+pub(crate) struct ReusableMedia {
     pub(crate) tensors: bool,
     pub(crate) embeddings: bool,
 }
 
-/// What a request does with an item on its worker.
+/// The use of an item by a request on its worker.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ItemUse {
     pub(crate) hash: MmHash,
-    /// Bytes of its tensors.
+    /// Elements of the item's tensors.
     pub(crate) elements: u64,
-    /// Number of its embeddings, in tokens; `None` when its KV blocks spare the encoder.
+    /// Number of the item's embeddings, in tokens; `None` when the encoder is not run because the
+    /// item's KV blocks are held.
     pub(crate) embeds: Option<usize>,
 }
 
-impl Odometer {
+impl CacheEstimate {
     pub(crate) fn new(capacity: u64) -> Self {
-        Self { capacity, driven: 0 }
+        Self { capacity, inserted: 0 }
     }
 
-    fn counts(&self, size: u64) -> u64 {
-        size.max(self.capacity / SMALLEST_PART)
+    /// Returns the size that an item is counted with.
+    fn weight(&self, size: u64) -> u64 {
+        size.max(self.capacity / MAX_ITEMS_PER_CACHE)
     }
 
-    fn holds(&self, last: Option<Reading>, size: u64) -> bool {
+    /// Returns `true` if an item of this size that was last used at `last_use` is still cached.
+    fn holds(&self, last_use: Option<InsertedTotal>, size: u64) -> bool {
         self.capacity > 0
-            && last.is_some_and(|last| self.driven - last + self.counts(size) <= self.capacity)
+            && last_use.is_some_and(|last_use| {
+                self.inserted - last_use + self.weight(size) <= self.capacity
+            })
     }
 
-    /// The reading for an item that is used now.
-    fn note(&mut self, last: Option<Reading>, size: u64) -> Option<Reading> {
+    /// Records the use of an item and returns its new last use; `None` if the cache can't hold it.
+    fn record_use(&mut self, last_use: Option<InsertedTotal>, size: u64) -> Option<InsertedTotal> {
         if self.capacity == 0 || size > self.capacity {
             return None;
         }
-        if !self.holds(last, size) {
-            self.driven += self.counts(size);
+        if !self.holds(last_use, size) {
+            self.inserted += self.weight(size);
         }
-        Some(self.driven)
+        Some(self.inserted)
     }
 }
 
 impl MediaHolders {
-    /// The workers that may have something of an item, with what it is.
-    pub(crate) fn of<'a>(
+    /// Returns the workers that have used an item, with what each could still reuse.
+    pub(crate) fn holders<'a>(
         &'a self,
         hash: MmHash,
         elements: u64,
         embeds: usize,
-        odometers: impl Fn(Seat) -> Option<Odometers> + 'a,
-    ) -> impl Iterator<Item = (Seat, Reusable)> + 'a {
+        caches: impl Fn(WorkerHandle) -> Option<MediaCaches> + 'a,
+    ) -> impl Iterator<Item = (WorkerHandle, ReusableMedia)> + 'a {
         self.holders.get(&hash).into_iter().flatten().filter_map(move |holder| {
-            let Odometers { tensors, embeddings } = odometers(holder.seat)?;
-            let reusable = Reusable {
+            let MediaCaches { tensors, embeddings } = caches(holder.worker)?;
+            let reusable = ReusableMedia {
                 tensors: tensors.holds(holder.tensors, elements),
                 embeddings: embeddings.holds(holder.embeddings, embeds as u64),
             };
-            Some((holder.seat, reusable))
+            Some((holder.worker, reusable))
         })
     }
 
-    /// A request that uses an item was given to a worker.
-    pub(crate) fn note(&mut self, seat: Seat, odometers: &mut Odometers, item: ItemUse) {
+    /// Records that a request that uses an item was given to a worker.
+    pub(crate) fn record_use(
+        &mut self,
+        worker: WorkerHandle,
+        caches: &mut MediaCaches,
+        item: ItemUse,
+    ) {
         let holders = self.holders.entry(item.hash).or_default();
-        let at = holders.iter().position(|holder| holder.seat == seat).unwrap_or_else(|| {
-            holders.push(Holder { seat, tensors: None, embeddings: None });
+        let at = holders.iter().position(|holder| holder.worker == worker).unwrap_or_else(|| {
+            holders.push(Holder { worker, tensors: None, embeddings: None });
             self.entries += 1;
             holders.len() - 1
         });
         let holder = &mut holders[at];
-        holder.tensors = odometers.tensors.note(holder.tensors, item.elements);
+        holder.tensors = caches.tensors.record_use(holder.tensors, item.elements);
         if let Some(embeds) = item.embeds {
-            holder.embeddings = odometers.embeddings.note(holder.embeddings, embeds as u64);
+            holder.embeddings = caches.embeddings.record_use(holder.embeddings, embeds as u64);
         }
     }
 
-    /// Forgets what no worker has any more, when enough has come together to be worth the while: on
-    /// average constant time per noted item.
-    pub(crate) fn sweep_if_due(&mut self, odometers: impl Fn(Seat) -> Option<Odometers>) {
-        if self.entries < self.sweep_at.max(SWEEP) {
+    /// Removes items that no worker has any more, once the number of entries has doubled since the
+    /// last sweep. Takes constant time per recorded use on average.
+    pub(crate) fn sweep_if_due(&mut self, caches: impl Fn(WorkerHandle) -> Option<MediaCaches>) {
+        if self.entries < self.sweep_at.max(MIN_ENTRIES_TO_SWEEP) {
             return;
         }
         self.entries = 0;
         self.holders.retain(|_, holders| {
             holders.retain(|holder| {
-                odometers(holder.seat).is_some_and(|Odometers { tensors, embeddings }| {
-                    // The smallest size: whatever may still be there stays.
+                caches(holder.worker).is_some_and(|MediaCaches { tensors, embeddings }| {
+                    // Size 0, because the size is unknown here: keeps all items that may be cached.
                     tensors.holds(holder.tensors, 0) || embeddings.holds(holder.embeddings, 0)
                 })
             });
@@ -164,10 +176,13 @@ mod tests {
 
     use super::*;
 
-    const SEAT: Seat = Seat { place: 0, life: 1 };
+    const WORKER: WorkerHandle = WorkerHandle { index: 0, generation: 1 };
 
-    fn odometers(elements: u64, tokens: u64) -> Odometers {
-        Odometers { tensors: Odometer::new(elements), embeddings: Odometer::new(tokens) }
+    fn caches(elements: u64, tokens: u64) -> MediaCaches {
+        MediaCaches {
+            tensors: CacheEstimate::new(elements),
+            embeddings: CacheEstimate::new(tokens),
+        }
     }
 
     fn hash(number: u8) -> MmHash {
@@ -176,42 +191,47 @@ mod tests {
 
     fn reusable(
         holders: &MediaHolders,
-        of: Odometers,
+        caches: MediaCaches,
         item: u8,
         elements: u64,
         embeds: usize,
-    ) -> Reusable {
+    ) -> ReusableMedia {
         holders
-            .of(hash(item), elements, embeds, |_| Some(of))
+            .holders(hash(item), elements, embeds, |_| Some(caches))
             .next()
-            .map_or(Reusable::default(), |(_, reusable)| reusable)
+            .map_or(ReusableMedia::default(), |(_, reusable)| reusable)
     }
 
     proptest! {
-        /// With items of one size, and none used again after others came in, the estimate is the
-        /// LRU cache itself.
+        /// With items of one size, each used once, the estimate equals the LRU cache.
         #[test]
-        fn first_uses_fill_the_cache_in_order(capacity in 1..20_u64, count in 0..40_u8) {
-            let (mut holders, mut of) = (MediaHolders::default(), odometers(100 * capacity, capacity));
+        fn single_uses_match_an_lru_cache(capacity in 1..20_u64, count in 0..40_u8) {
+            let mut holders = MediaHolders::default();
+            let mut caches = caches(100 * capacity, capacity);
             for item in 0..count {
-                holders.note(SEAT, &mut of, ItemUse { hash: hash(item), elements: 100, embeds: Some(1) });
+                let item = ItemUse { hash: hash(item), elements: 100, embeds: Some(1) };
+                holders.record_use(WORKER, &mut caches, item);
             }
             for item in 0..count {
                 let expected = u64::from(count - item) <= capacity;
-                let reusable = reusable(&holders, of, item, 100, 1);
-                prop_assert_eq!((reusable.tensors, reusable.embeddings), (expected, expected), "item {}", item);
+                let reusable = reusable(&holders, caches, item, 100, 1);
+                let found = (reusable.tensors, reusable.embeddings);
+                prop_assert_eq!(found, (expected, expected), "item {}", item);
             }
         }
 
-        /// Whatever is used, what was used last is there, and no more than fits beside it in the
-        /// end.
+        /// The item used last is always cached.
         #[test]
-        fn what_was_used_last_is_there(uses in proptest::collection::vec((0..12_u8, any::<bool>()), 1..60)) {
-            let (mut holders, mut of) = (MediaHolders::default(), odometers(400, 4));
+        fn last_used_item_is_cached(
+            uses in proptest::collection::vec((0..12_u8, any::<bool>()), 1..60),
+        ) {
+            let mut holders = MediaHolders::default();
+            let mut caches = caches(400, 4);
             for (item, encodes) in uses {
                 let embeds = encodes.then_some(1);
-                holders.note(SEAT, &mut of, ItemUse { hash: hash(item), elements: 100, embeds });
-                let reusable = reusable(&holders, of, item, 100, 1);
+                let used = ItemUse { hash: hash(item), elements: 100, embeds };
+                holders.record_use(WORKER, &mut caches, used);
+                let reusable = reusable(&holders, caches, item, 100, 1);
                 prop_assert!(reusable.tensors);
                 prop_assert!(reusable.embeddings || !encodes);
             }
@@ -219,24 +239,24 @@ mod tests {
     }
 
     #[test]
-    fn an_item_larger_than_the_cache_is_never_there() {
-        let (mut holders, mut of) = (MediaHolders::default(), odometers(0, 10));
-        holders.note(SEAT, &mut of, ItemUse { hash: hash(1), elements: 5, embeds: Some(11) });
-        assert_eq!(reusable(&holders, of, 1, 5, 11), Reusable::default());
+    fn item_larger_than_the_cache_is_never_cached() {
+        let mut holders = MediaHolders::default();
+        let mut caches = caches(0, 10);
+        let item = ItemUse { hash: hash(1), elements: 5, embeds: Some(11) };
+        holders.record_use(WORKER, &mut caches, item);
+        assert_eq!(reusable(&holders, caches, 1, 5, 11), ReusableMedia::default());
     }
 
     #[test]
-    fn memory_is_bounded_by_what_the_caches_can_hold() {
-        let (mut holders, mut of) = (MediaHolders::default(), odometers(1 << 30, 1 << 30));
+    fn memory_is_bounded_by_the_cache_capacities() {
+        let mut holders = MediaHolders::default();
+        let mut caches = caches(1 << 30, 1 << 30);
         for item in 0..50_000_u32 {
             let mut bytes = [0; 32];
             bytes[..4].copy_from_slice(&item.to_le_bytes());
-            holders.note(
-                SEAT,
-                &mut of,
-                ItemUse { hash: MmHash::new(bytes), elements: 1, embeds: Some(1) },
-            );
-            holders.sweep_if_due(|_| Some(of));
+            let item = ItemUse { hash: MmHash::new(bytes), elements: 1, embeds: Some(1) };
+            holders.record_use(WORKER, &mut caches, item);
+            holders.sweep_if_due(|_| Some(caches));
             assert!(holders.len() <= 2 * 4096, "{}", holders.len());
         }
         holders.sweep_at = 0;

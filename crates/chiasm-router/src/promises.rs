@@ -6,20 +6,21 @@ use std::time::Duration;
 
 use chiasm_kv::{BlockKey, BuildBlockKeyHasher};
 
-use crate::seat::Seat;
+use crate::worker_handle::WorkerHandle;
 
-/// Promised blocks of ended requests that are kept at most: a bound on memory (100 MB), not a tuned
-/// number. At 16 tokens per block these are 16 million prompt tokens ended within the grace time.
-const MAX_LINGERING: usize = 1 << 20;
+/// The maximum number of promised blocks kept for ended requests. A bound on memory (100 MB), not a
+/// tuned number: at 16 tokens per block, 16 million prompt tokens that ended within the grace time.
+const MAX_LINGERING_BLOCKS: usize = 1 << 20;
 
-/// Shards of the table: each grows by itself, so that no selection waits for all of it to be moved.
+/// The number of shards of the table. Each grows by itself, so that no selection waits for a rehash
+/// of the whole table.
 const SHARDS: usize = 64;
 
 /// The promises of all workers.
 ///
-/// A promise ends when events confirm the block, for all who made it, or with the last request that
-/// made it. A request that ended well can leave its promises behind for a while, until the events
-/// arrive.
+/// A promise ends when events confirm the block, for all requests that made it, or with the last
+/// request that made it. A request that ended well can leave its promises behind for a while, until
+/// the events arrive.
 pub(crate) struct Promises {
     by_block: Box<[Shard]>,
     blocks: usize,
@@ -27,31 +28,32 @@ pub(crate) struct Promises {
     lingering_blocks: usize,
 }
 
-type Shard = HashMap<BlockKey, Promisers, BuildBlockKeyHasher>;
+type Shard = HashMap<BlockKey, BlockPromises, BuildBlockKeyHasher>;
 
-/// The workers that promise one block: nearly always one.
-struct Promisers {
+/// The promises of one block, one per worker. Nearly always there is a single one.
+struct BlockPromises {
     first: Promise,
     more: Vec<Promise>,
 }
 
 #[derive(Clone, Copy)]
 struct Promise {
-    seat: Seat,
+    worker: WorkerHandle,
     requests: u32,
-    /// The request that made it first. Earlier requests, whose promise of the same block was
-    /// confirmed before this one was made, have no part in it.
+    /// The request that made the promise first. Earlier requests have no part in it: their promise
+    /// of the same block was confirmed before this one was made.
     since: RequestNumber,
 }
 
+/// The promises of a request that has ended.
 struct Lingering {
     until: Duration,
-    seat: Seat,
+    worker: WorkerHandle,
     request: RequestNumber,
     blocks: Vec<BlockKey>,
 }
 
-/// Counts requests in the order in which they were routed.
+/// The number of a request, in the order in which requests were routed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RequestNumber(pub(crate) u64);
 
@@ -63,85 +65,99 @@ impl Default for Promises {
 }
 
 impl Promises {
+    /// Returns `true` if no block is promised.
     pub(crate) fn is_empty(&self) -> bool {
         self.blocks == 0
     }
 
-    /// The workers that promise a block, in no order.
-    pub(crate) fn of(&self, block: BlockKey) -> impl Iterator<Item = Seat> {
-        self.by_block[shard_of(block)]
+    /// Returns the workers that promise a block, in no order.
+    pub(crate) fn workers(&self, block: BlockKey) -> impl Iterator<Item = WorkerHandle> {
+        self.by_block[shard_index(block)]
             .get(&block)
             .into_iter()
-            .flat_map(Promisers::iter)
-            .map(|promise| promise.seat)
+            .flat_map(BlockPromises::iter)
+            .map(|promise| promise.worker)
     }
 
-    pub(crate) fn contains(&self, seat: Seat, block: BlockKey) -> bool {
-        self.of(block).any(|other| other == seat)
+    /// Returns `true` if a worker promises a block.
+    pub(crate) fn contains(&self, worker: WorkerHandle, block: BlockKey) -> bool {
+        self.workers(block).any(|other| other == worker)
     }
 
-    /// The end of the run of `keys` that a worker promises from number `from` on, which it does
-    /// promise. Promises are made and confirmed in the order of the prompt, so the run has no
-    /// holes, and its end is found by galloping and halving.
-    pub(crate) fn run_end(&self, seat: Seat, keys: &[BlockKey], from: usize) -> usize {
+    /// Returns the end of the run of `keys` that a worker promises, starting at index `from`. The
+    /// worker must promise `keys[from]`.
+    ///
+    /// Promises are made and confirmed in prompt order, so the run has no holes, and a galloping
+    /// search followed by a binary search finds its end.
+    pub(crate) fn run_end(&self, worker: WorkerHandle, keys: &[BlockKey], from: usize) -> usize {
         let mut step = 1;
-        while from + step < keys.len() && self.contains(seat, keys[from + step]) {
+        while from + step < keys.len() && self.contains(worker, keys[from + step]) {
             step *= 2;
         }
-        // At `step / 2` it does, at `step` it does not or the prompt has ended.
-        let (first, last) = (from + step / 2 + 1, (from + step).min(keys.len()));
-        first + keys[first.min(last)..last].partition_point(|key| self.contains(seat, *key))
+        // The key at `step / 2` is promised. The one at `step` is not, or the prompt has ended.
+        let first = from + step / 2 + 1;
+        let last = (from + step).min(keys.len());
+        first + keys[first.min(last)..last].partition_point(|key| self.contains(worker, *key))
     }
 
-    /// Per worker, for reports: takes time proportional to all promises.
-    pub(crate) fn counts(&self) -> HashMap<Seat, usize> {
+    /// Returns the number of promised blocks per worker, for reports. Takes time proportional to
+    /// all promises.
+    pub(crate) fn counts(&self) -> HashMap<WorkerHandle, usize> {
         let mut counts = HashMap::new();
-        let all = self.by_block.iter().flat_map(Shard::values).flat_map(Promisers::iter);
-        all.for_each(|promise| *counts.entry(promise.seat).or_default() += 1);
+        let all = self.by_block.iter().flat_map(Shard::values).flat_map(BlockPromises::iter);
+        all.for_each(|promise| *counts.entry(promise.worker).or_default() += 1);
         counts
     }
 
-    /// `request` will make the worker hold `blocks`. A request promises once, each block once.
-    pub(crate) fn make(&mut self, seat: Seat, request: RequestNumber, blocks: &[BlockKey]) {
+    /// Adds the promise that `request` will make a worker hold `blocks`. Called once per request,
+    /// with each block once.
+    pub(crate) fn add(
+        &mut self,
+        worker: WorkerHandle,
+        request: RequestNumber,
+        blocks: &[BlockKey],
+    ) {
         for block in blocks {
-            let new = Promise { seat, requests: 0, since: request };
-            let promisers = self.by_block[shard_of(*block)].entry(*block).or_insert_with(|| {
+            let new = Promise { worker, requests: 0, since: request };
+            let promises = self.by_block[shard_index(*block)].entry(*block).or_insert_with(|| {
                 self.blocks += 1;
-                Promisers { first: new, more: Vec::new() }
+                BlockPromises { first: new, more: Vec::new() }
             });
-            promisers.get_or_insert(new).requests += 1;
+            promises.get_or_insert(new).requests += 1;
         }
     }
 
-    /// The worker holds the block: from here on its events say for how long.
-    pub(crate) fn confirm(&mut self, seat: Seat, block: BlockKey) {
-        self.remove(seat, block);
+    /// Ends the promises of a block that the worker holds now. From here on the worker's events
+    /// tell how long the block stays.
+    pub(crate) fn confirm(&mut self, worker: WorkerHandle, block: BlockKey) {
+        self.remove(worker, block);
     }
 
-    /// `request` has ended. Its unconfirmed promises end `until` then, or now.
+    /// Ends the unconfirmed promises of a request that has ended: at `until`, or at once if it is
+    /// `None`.
     pub(crate) fn end(
         &mut self,
-        seat: Seat,
+        worker: WorkerHandle,
         request: RequestNumber,
         mut blocks: Vec<BlockKey>,
         until: Option<Duration>,
     ) {
         let Some(until) = until else {
-            self.release(seat, request, &blocks);
+            self.release(worker, request, &blocks);
             return;
         };
-        blocks.retain(|block| self.part_of(seat, request, *block).is_some());
+        blocks.retain(|block| self.promise_mut(worker, request, *block).is_some());
         if blocks.is_empty() {
             return;
         }
         self.lingering_blocks += blocks.len();
-        self.lingering.push_back(Lingering { until, seat, request, blocks });
-        while self.lingering_blocks > MAX_LINGERING {
+        self.lingering.push_back(Lingering { until, worker, request, blocks });
+        while self.lingering_blocks > MAX_LINGERING_BLOCKS {
             self.release_oldest();
         }
     }
 
-    /// Ends the promises whose time is over.
+    /// Ends the lingering promises whose time is over.
     pub(crate) fn expire(&mut self, now: Duration) {
         while self.lingering.front().is_some_and(|oldest| oldest.until <= now) {
             self.release_oldest();
@@ -151,44 +167,45 @@ impl Promises {
     fn release_oldest(&mut self) {
         if let Some(oldest) = self.lingering.pop_front() {
             self.lingering_blocks -= oldest.blocks.len();
-            self.release(oldest.seat, oldest.request, &oldest.blocks);
+            self.release(oldest.worker, oldest.request, &oldest.blocks);
         }
     }
 
-    fn release(&mut self, seat: Seat, request: RequestNumber, blocks: &[BlockKey]) {
+    fn release(&mut self, worker: WorkerHandle, request: RequestNumber, blocks: &[BlockKey]) {
         for block in blocks {
-            if let Some(promise) = self.part_of(seat, request, *block) {
+            if let Some(promise) = self.promise_mut(worker, request, *block) {
                 promise.requests -= 1;
                 if promise.requests == 0 {
-                    self.remove(seat, *block);
+                    self.remove(worker, *block);
                 }
             }
         }
     }
 
-    fn part_of(
+    /// Returns the promise of a block by a worker, if `request` has a part in it.
+    fn promise_mut(
         &mut self,
-        seat: Seat,
+        worker: WorkerHandle,
         request: RequestNumber,
         block: BlockKey,
     ) -> Option<&mut Promise> {
-        self.by_block[shard_of(block)]
+        self.by_block[shard_index(block)]
             .get_mut(&block)?
-            .get_mut(seat)
+            .get_mut(worker)
             .filter(|promise| promise.since <= request)
     }
 
-    fn remove(&mut self, seat: Seat, block: BlockKey) {
-        let shard = &mut self.by_block[shard_of(block)];
-        let Some(promisers) = shard.get_mut(&block) else { return };
-        if promisers.first.seat != seat {
-            promisers.more.retain(|promise| promise.seat != seat);
-        } else if let Some(next) = promisers.more.pop() {
-            promisers.first = next;
+    fn remove(&mut self, worker: WorkerHandle, block: BlockKey) {
+        let shard = &mut self.by_block[shard_index(block)];
+        let Some(promises) = shard.get_mut(&block) else { return };
+        if promises.first.worker != worker {
+            promises.more.retain(|promise| promise.worker != worker);
+        } else if let Some(next) = promises.more.pop() {
+            promises.first = next;
         } else {
             shard.remove(&block);
             self.blocks -= 1;
-            // Bursts must not keep their memory.
+            // Gives memory back after a burst.
             if shard.capacity() > 64 && shard.len() < shard.capacity() / 8 {
                 shard.shrink_to(2 * shard.len());
             }
@@ -196,33 +213,33 @@ impl Promises {
     }
 }
 
-/// Bits that the tables themselves don't go by.
-fn shard_of(block: BlockKey) -> usize {
+/// Returns the shard of a block, by bits of the key that the hash tables don't use.
+fn shard_index(block: BlockKey) -> usize {
     (block.get() >> 100) as usize % SHARDS
 }
 
-impl Promisers {
+impl BlockPromises {
     fn iter(&self) -> impl Iterator<Item = &Promise> {
         std::iter::once(&self.first).chain(&self.more)
     }
 
-    fn get_mut(&mut self, seat: Seat) -> Option<&mut Promise> {
-        if self.first.seat == seat {
+    fn get_mut(&mut self, worker: WorkerHandle) -> Option<&mut Promise> {
+        if self.first.worker == worker {
             return Some(&mut self.first);
         }
-        self.more.iter_mut().find(|promise| promise.seat == seat)
+        self.more.iter_mut().find(|promise| promise.worker == worker)
     }
 
-    /// The promise of `new`'s worker.
+    /// Returns the promise of `new`'s worker, inserting `new` if there is none.
     fn get_or_insert(&mut self, new: Promise) -> &mut Promise {
-        if self.first.seat == new.seat {
+        if self.first.worker == new.worker {
             return &mut self.first;
         }
-        let at =
-            self.more.iter().position(|promise| promise.seat == new.seat).unwrap_or_else(|| {
-                self.more.push(new);
-                self.more.len() - 1
-            });
+        let existing = self.more.iter().position(|promise| promise.worker == new.worker);
+        let at = existing.unwrap_or_else(|| {
+            self.more.push(new);
+            self.more.len() - 1
+        });
         &mut self.more[at]
     }
 }

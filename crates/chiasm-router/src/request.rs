@@ -1,9 +1,9 @@
-//! A request as the choice of a worker sees it.
+//! A request as the selection of a worker sees it.
 
 use chiasm_kv::BlockKey;
 use chiasm_types::{MmHash, PlanClassId, WorkerId};
 
-/// What decides where a request goes.
+/// The properties of a request that decide where it goes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RouteRequest<'a> {
     /// Keys of the prompt's full blocks, in prompt order.
@@ -12,14 +12,15 @@ pub struct RouteRequest<'a> {
     pub prompt_tokens: usize,
     /// The media items, in any order.
     pub media: &'a [RouteItem],
-    /// The class of the workers that these keys, tokens and items are for.
+    /// The plan class of the workers that these keys, tokens and items are for.
     pub class: PlanClassId,
-    /// Embeddings, in tokens, that a worker must be able to encode at once: those of an item that
-    /// is larger than the model's own settings make any; else 0.
+    /// Embeddings, in tokens, that a worker must be able to encode at once. Set for an item that is
+    /// larger than any that the model's own settings produce; otherwise 0.
     pub encoder_tokens: usize,
-    /// Requests with the same number go to the same worker as long as it is there and not busy.
+    /// The session of the request. Requests of one session go to the same worker as long as it is
+    /// there and not busy.
     pub session: Option<u64>,
-    /// Workers that must not get it, such as those that have failed it.
+    /// Workers that must not get the request, such as those that have failed it.
     pub exclude: &'a [WorkerId],
 }
 
@@ -28,19 +29,19 @@ pub struct RouteRequest<'a> {
 pub struct RouteItem {
     /// The item's identity.
     pub hash: MmHash,
-    /// Index of the prompt token after its placeholder.
+    /// Index of the first prompt token after the item's placeholder.
     pub end: usize,
-    /// Embeddings that the encoder makes of it, in tokens.
+    /// Embeddings that the encoder makes of the item, in tokens.
     pub embeds: usize,
-    /// Elements of its tensors.
+    /// Elements of the item's tensors.
     pub elements: u64,
 }
 
-/// Whether the prompt of a request may be computed elsewhere than its answer.
+/// The permission to compute a prompt on another worker than its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Splitting {
-    /// Where workers have roles, and where it is cheaper.
+    /// The request is split where workers have roles and splitting is cheaper.
     Allowed,
-    /// One worker does both.
+    /// One worker computes both.
     Forbidden,
 }

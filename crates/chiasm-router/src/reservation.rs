@@ -1,74 +1,78 @@
-//! What a request holds of a worker while it runs.
+//! A request's reservation on a worker, held while the request runs.
 
 use std::fmt;
 use std::sync::Arc;
 
 use chiasm_types::{BlockSize, MmHash, WorkerId};
 
-use crate::roster::Hold;
 use crate::select::Assignment;
 use crate::shared::Shared;
 use crate::worker::Knowledge;
+use crate::worker_table::Allocation;
 
-/// A request's place on a worker: load and promised blocks. Dropping it gives both back.
+/// A request's load and promised blocks on a worker. Dropping it gives both back.
 ///
-/// The promised blocks stay for a grace time when [`first_token`](Self::first_token) was called,
-/// see [`RouterConfig::promise_grace`](crate::RouterConfig::promise_grace). Otherwise nobody
-/// computed them and they go at once, so that a retry on another worker finds no trace of the
-/// failed try.
+/// If [`first_token`](Self::first_token) was called, the promised blocks stay for a grace time, see
+/// [`RouterConfig::promise_grace`](crate::RouterConfig::promise_grace). Otherwise the blocks were
+/// never computed and the promises end at once, so that a failed attempt does not influence a retry
+/// on another worker.
 #[must_use = "the request counts as load of the worker only while its reservation lives"]
 pub struct Reservation {
     /// The worker that gets the request.
     pub worker: WorkerId,
     /// Leading blocks of the prompt that the worker holds, as confirmed by its events. Promised
-    /// ones don't count here.
+    /// blocks don't count.
     pub overlap_blocks: usize,
-    /// Blocks of the prompt, the last one possibly part full.
+    /// Blocks of the prompt, including a partial last one.
     pub total_blocks: usize,
-    /// Tokens per block there.
+    /// Tokens per block on the worker.
     pub block_size: BlockSize,
-    /// How far `overlap_blocks` could be trusted.
+    /// The reliability of `overlap_blocks`.
     pub knowledge: Knowledge,
-    hold: Option<Hold>,
+    allocation: Option<Allocation>,
     computed: bool,
     shared: Arc<Shared>,
 }
 
 impl Reservation {
-    pub(crate) fn new(shared: Arc<Shared>, assignment: &Assignment, hold: Hold) -> Self {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        assignment: &Assignment,
+        allocation: Allocation,
+    ) -> Self {
         Self {
             worker: assignment.id,
             overlap_blocks: assignment.overlap,
             total_blocks: assignment.blocks as usize,
             block_size: assignment.block_size,
             knowledge: assignment.knowledge,
-            hold: Some(hold),
+            allocation: Some(allocation),
             computed: false,
             shared,
         }
     }
 
-    /// The worker has left the embeddings of a media item that it was to encode, which take so many
-    /// bytes: from now on workers of its machine are taken to find them.
+    /// Records that the worker has encoded a media item and stored its embeddings, which take
+    /// `bytes` bytes. From now on the workers of its machine are expected to find them.
     pub fn encoded(&self, item: MmHash, bytes: u64) {
-        if let Some(hold) = &self.hold {
-            self.shared.encoded(hold, item, bytes);
+        if let Some(allocation) = &self.allocation {
+            self.shared.encoded(allocation, item, bytes);
         }
     }
 
-    /// The engine has answered with a token: the whole prompt is computed.
+    /// Records the first token of the answer: the engine has computed the whole prompt.
     pub fn first_token(&mut self) {
-        if let Some(hold) = self.hold.as_mut().filter(|_| !self.computed) {
+        if let Some(allocation) = self.allocation.as_mut().filter(|_| !self.computed) {
             self.computed = true;
-            self.shared.computed(self.worker, hold);
+            self.shared.prompt_computed(self.worker, allocation);
         }
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        if let Some(hold) = self.hold.take() {
-            self.shared.release(hold, self.computed);
+        if let Some(allocation) = self.allocation.take() {
+            self.shared.release(allocation, self.computed);
         }
     }
 }

@@ -1,28 +1,30 @@
+//! The workers that a request goes to, stage by stage.
+
 use chiasm_types::MmHash;
 
 use crate::reservation::Reservation;
 
-/// Where a request goes.
+/// The workers of a request.
 #[derive(Debug)]
 pub struct Route {
-    /// Workers that encode media items before the prompt is computed, in no order: each may begin
-    /// at once.
-    pub encodes: Vec<Encodes>,
-    /// Media items that whoever computes the prompt needs the embeddings of and finds them, as they
-    /// were encoded before.
+    /// The workers that encode media items before the prompt is computed, in no order. Each may
+    /// begin at once.
+    pub encode_stages: Vec<EncodeStage>,
+    /// The media items whose embeddings were encoded before. The worker that computes the prompt
+    /// reads them from its machine's store.
     pub embedded: Vec<MmHash>,
     /// The worker that answers.
-    pub answers: Reservation,
-    /// The worker that computes the prompt before, if that is another one: the one that answers
-    /// gets its keys and values from there.
-    pub prefills: Option<Reservation>,
+    pub answer: Reservation,
+    /// The worker that computes the prompt first, if it is another one. The answering worker gets
+    /// the keys and values from it.
+    pub prefill: Option<Reservation>,
 }
 
-/// A worker that encodes media items for others of its machine.
+/// A worker that encodes media items for other workers of its machine.
 #[derive(Debug)]
-pub struct Encodes {
-    /// Its place there, which is to be told what came of it.
+pub struct EncodeStage {
+    /// The reservation on the worker, which is to be notified of each item that was encoded.
     pub reservation: Reservation,
-    /// What it encodes, each item once.
+    /// The items to encode, each once.
     pub items: Vec<MmHash>,
 }

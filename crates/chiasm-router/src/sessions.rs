@@ -1,31 +1,34 @@
-//! Which worker a session's last request went to.
+//! The worker that each session's last request went to.
 
 use std::num::NonZeroUsize;
 
 use lru::LruCache;
 
-use crate::seat::Seat;
+use crate::worker_handle::WorkerHandle;
 
-/// The least recently used are forgotten.
-pub(crate) struct Sessions(Option<LruCache<u64, Seat>>);
+/// A bounded map from sessions to workers; the least recently used sessions are evicted.
+pub(crate) struct Sessions(Option<LruCache<u64, WorkerHandle>>);
 
 impl Sessions {
-    pub(crate) fn new(most: usize) -> Self {
-        // Not LruCache::new: that takes the memory for all of them at once.
-        Self(NonZeroUsize::new(most).map(|most| {
+    /// Creates a map for at most `capacity` sessions; with 0 it stays empty.
+    pub(crate) fn new(capacity: usize) -> Self {
+        // Not LruCache::new, which allocates the whole capacity at once.
+        Self(NonZeroUsize::new(capacity).map(|capacity| {
             let mut sessions = LruCache::unbounded();
-            sessions.resize(most);
+            sessions.resize(capacity);
             sessions
         }))
     }
 
-    pub(crate) fn worker(&mut self, session: u64) -> Option<Seat> {
+    /// Returns the worker of a session and marks the session as used.
+    pub(crate) fn worker(&mut self, session: u64) -> Option<WorkerHandle> {
         self.0.as_mut()?.get(&session).copied()
     }
 
-    pub(crate) fn went_to(&mut self, session: u64, seat: Seat) {
+    /// Records that a request of a session went to a worker.
+    pub(crate) fn set_worker(&mut self, session: u64, worker: WorkerHandle) {
         if let Some(sessions) = &mut self.0 {
-            sessions.put(session, seat);
+            sessions.put(session, worker);
         }
     }
 }

@@ -1,65 +1,66 @@
-//! What is known of one worker.
+//! The router's state of one worker.
 
 use chiasm_kv::WorkerIndexStats;
 use chiasm_types::{BlockSize, PlanClassId, Role, WorkerId};
 
-use crate::believed::Believed;
-use crate::media_holders::Odometers;
-use crate::seat::Seat;
+use crate::approximate_cache::ApproximateCache;
+use crate::media_holders::MediaCaches;
+use crate::worker_handle::WorkerHandle;
 
-/// What is fixed about a worker while its engine runs.
+/// The properties of a worker that don't change while its engine runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkerInfo {
     /// Blocks of the engine's KV cache.
     pub total_blocks: u64,
     /// Tokens per block, as in the engine's events.
     pub block_size: BlockSize,
-    /// Whether the engine tells what happens to its cache. If not, the router goes by its own
+    /// `true` if the engine publishes the changes of its cache. If not, the router goes by its own
     /// decisions, see [`Knowledge::Approximate`].
     pub publishes_events: bool,
-    /// Embeddings that the engine's encoder cache holds, in tokens; 0 when it keeps none between
-    /// requests.
+    /// The capacity of the engine's encoder cache, in tokens of embeddings; 0 if the engine keeps
+    /// none between requests.
     pub encoder_cache_tokens: u64,
-    /// Elements of media items' tensors that the engine's receiver cache holds, in the form that
-    /// the engine is sent; 0 for none.
+    /// The capacity of the engine's receiver cache, in elements of media items' tensors in the form
+    /// that the engine is sent; 0 for none.
     pub receiver_cache_elements: u64,
-    /// The class whose plan of a request counts for the worker.
+    /// The plan class of the worker: requests are judged by the plan of this class.
     pub class: PlanClassId,
-    /// Which stages of requests it computes.
+    /// The stages of requests that the worker computes.
     pub role: Role,
-    /// The machine that it runs on, as a number: workers of one machine find each other's
-    /// embeddings.
+    /// The number of the worker's machine. Workers of one machine find each other's embeddings.
     pub machine: u64,
-    /// Bytes of embeddings that workers of its machine have encoded and all of them find there; 0
-    /// where they leave none for each other.
+    /// The size of the store in which workers of the machine share encoded embeddings, in bytes; 0
+    /// if there is none.
     pub embedding_store_bytes: u64,
-    /// Where prompts are handed over, as a number: workers that have the same hand prompts to each
-    /// other. That of the machine, or that of a network, which is none of a machine's.
-    pub hands_over_in: u64,
-    /// Longest prompt that leaves room for an answer, in tokens.
+    /// The number of the domain in which the worker hands over prompts: workers of one domain hand
+    /// prompts to each other. Either the number of the machine, or that of a network, which differs
+    /// from all machines' numbers.
+    pub handover_domain: u64,
+    /// The maximum prompt length that leaves room for an answer, in tokens.
     pub max_prompt_tokens: usize,
-    /// Embeddings of one item that the engine can always encode at once, in tokens.
+    /// The maximum number of embeddings of one item that the engine can always encode at once, in
+    /// tokens.
     pub max_encoder_tokens: usize,
 }
 
-/// How far the router's knowledge of a worker's KV cache can be trusted.
+/// The reliability of the router's knowledge of a worker's KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Knowledge {
-    /// Every event since the engine's cache was empty has been applied, but for those on their way.
-    /// What the router says the engine holds, it holds.
+    /// Every event since the engine's cache was empty has been applied, except for those in flight.
+    /// The engine holds exactly what the router reports.
     Exact,
-    /// Events are being fetched: at the start, or after some were lost. What the router says may be
+    /// Events are being fetched: at the start, or after some were lost. The router's view may be
     /// out of date.
     CatchingUp,
-    /// The engine publishes no events, or some are lost for good. The router believes that the
-    /// engine keeps what it was given, for
-    /// [`RouterConfig::believed_for`](crate::RouterConfig::believed_for) and as much as its cache
-    /// has room for, beside what events tell.
+    /// The engine publishes no events, or some are lost for good. In addition to the known events,
+    /// the router assumes that the engine keeps the prompts it was given, for
+    /// [`RouterConfig::approximate_ttl`](crate::RouterConfig::approximate_ttl) and as far as they
+    /// fit into its cache.
     Approximate,
 }
 
 impl Knowledge {
-    /// The name in metrics and reports.
+    /// Returns the name in metrics and reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Exact => "exact",
@@ -72,107 +73,114 @@ impl Knowledge {
 /// The requests that a worker may get.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Admission {
-    /// All.
+    /// All requests.
     #[default]
     All,
-    /// The next one that it is picked for, and none after that.
+    /// The next request that the worker is picked for, and none after that.
     One,
-    /// None, as if it were not there.
+    /// No requests, as if the worker were not there.
     None,
 }
 
-/// What an engine last said about itself.
+/// The last statistics that an engine reported.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EngineStats {
-    /// Requests in its running batch.
+    /// Requests in the running batch.
     pub running: u64,
-    /// Requests in its queue.
+    /// Requests in the queue.
     pub waiting: u64,
-    /// Part of its KV cache in use, 0 to 1.
+    /// The fraction of the KV cache in use, 0 to 1.
     pub kv_usage: f64,
     /// Prompt tokens that the engine has to compute for requests of other frontends before their
     /// first tokens.
     pub pending_tokens_of_others: u64,
-    /// The engine finishes what it has, and is given nothing new.
+    /// The engine finishes its requests and accepts no new ones.
     pub draining: bool,
 }
 
-/// One worker as the router sees it at a moment.
+/// The router's view of one worker at a moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WorkerSnapshot {
     /// The worker's id.
     pub id: WorkerId,
-    /// What was said when it was added.
+    /// The properties that the worker was added with.
     pub info: WorkerInfo,
-    /// How far `index` can be trusted.
+    /// The reliability of `index`.
     pub knowledge: Knowledge,
     /// Live reservations.
     pub requests: usize,
-    /// Prompt blocks of the live reservations. Those that share blocks count each.
+    /// Prompt blocks of the live reservations. Blocks shared by several reservations count once
+    /// for each.
     pub blocks_in_use: u64,
     /// Prompt tokens that the worker has to compute before its requests in flight have their first
     /// tokens.
     pub pending_tokens: u64,
     /// Blocks that requests in flight will leave behind and events have not confirmed.
     pub promised_blocks: usize,
-    /// What the prefix index knows.
+    /// The worker's statistics in the prefix index.
     pub index: WorkerIndexStats,
-    /// What the engine says; `None` before it said anything.
+    /// The engine's last statistics; `None` before the first report.
     pub engine: Option<EngineStats>,
 }
 
-/// The router's own state of one worker; the lock of the roster guards it.
+/// The router's own state of one worker; the lock of the worker table guards it.
 pub(crate) struct Worker {
     pub(crate) id: WorkerId,
     pub(crate) info: WorkerInfo,
-    /// The worker's place, in this life.
-    pub(crate) seat: Seat,
+    pub(crate) handle: WorkerHandle,
     pub(crate) requests: usize,
     pub(crate) blocks_in_use: u64,
-    /// What its requests without a token wait for.
-    pub(crate) pending: Pending,
-    /// Work that it did lately, in the unit of costs; see [`Lately`](crate::lately::Lately).
-    pub(crate) lately: f64,
-    pub(crate) odometers: Odometers,
+    /// The work of the requests without a token.
+    pub(crate) pending: PendingWork,
+    /// The decayed sum of the worker's past work, in the unit of costs; see
+    /// [`RecentWork`](crate::recent_work::RecentWork).
+    pub(crate) recent_work: f64,
+    pub(crate) media_caches: MediaCaches,
     pub(crate) engine: Option<EngineStats>,
-    /// Requests that waited in the engine when it last told, and were not this router's: such as
-    /// another frontend's.
+    /// Requests that waited in the engine at its last report and were not this router's, such as
+    /// those of another frontend.
     pub(crate) waiting_of_others: u64,
-    /// It does not answer.
+    /// The worker does not answer.
     pub(crate) suspect: bool,
-    /// The requests that it may get.
+    /// The requests that the worker may get.
     pub(crate) admission: Admission,
-    /// Whether no event is missing that could be had. Means nothing for a worker without events.
+    /// `true` if no recoverable event is missing. Meaningless for a worker without events.
     pub(crate) caught_up: bool,
-    /// What it is believed to hold, if its events don't tell all.
-    pub(crate) believed: Option<Believed>,
-    /// The count of batches of events when its last one was applied.
-    pub(crate) events_at: u64,
+    /// The expected cache contents, if the worker's events don't tell everything.
+    pub(crate) approximate_cache: Option<ApproximateCache>,
+    /// The number of the worker's last event batch, among all batches applied by the router.
+    pub(crate) last_event_batch: u64,
 }
 
-/// What requests make engines do before their first tokens.
+/// The work that requests cause before their first tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Pending {
+pub(crate) struct PendingWork {
     /// Prompt tokens to compute.
     pub(crate) tokens: u64,
-    /// Cost of the work, in the unit of costs.
+    /// The cost of the work, in the unit of costs.
     pub(crate) work: f64,
 }
 
 impl Worker {
-    /// Takes note of what the engine says about itself. Which of its requests are others' shows
-    /// only now: it may say nothing more for a second, in which this router's own come and go.
-    pub(crate) fn tell(&mut self, stats: EngineStats) {
-        let of_others = (stats.running + stats.waiting).saturating_sub(self.requests as u64);
-        self.waiting_of_others = stats.waiting.min(of_others);
+    /// Records the engine's statistics, and the number of its waiting requests that belong to
+    /// other frontends.
+    ///
+    /// That number can only be computed now: the next report may be a second away, and this
+    /// router's own requests come and go in between.
+    pub(crate) fn set_stats(&mut self, stats: EngineStats) {
+        let others = (stats.running + stats.waiting).saturating_sub(self.requests as u64);
+        self.waiting_of_others = stats.waiting.min(others);
         self.engine = Some(stats);
     }
 
+    /// Returns the reliability of the router's knowledge of the worker's cache.
     pub(crate) fn knowledge(&self) -> Knowledge {
-        match (self.info.publishes_events && !self.caught_up, &self.believed) {
-            (true, _) => Knowledge::CatchingUp,
-            (false, Some(_)) => Knowledge::Approximate,
-            (false, None) => Knowledge::Exact,
+        if self.info.publishes_events && !self.caught_up {
+            Knowledge::CatchingUp
+        } else if self.approximate_cache.is_some() {
+            Knowledge::Approximate
+        } else {
+            Knowledge::Exact
         }
     }
 }

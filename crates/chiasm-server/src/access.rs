@@ -1,4 +1,4 @@
-//! The keys of clients, and the check that a request has one of them.
+//! API keys of clients, and the check that a request has one of them.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -9,23 +9,23 @@ use axum::response::{IntoResponse, Response};
 use crate::error::HttpError;
 use crate::paths;
 
-/// The paths that need no key: they tell the state of this process and none of its data.
-const OPEN: [&str; 3] = ["/health", "/ready", "/ping"];
-const METRICS: &str = "/metrics";
+/// The paths that need no key: they reveal the state of this process and none of its data.
+const OPEN_PATHS: [&str; 3] = ["/health", "/ready", "/ping"];
+const METRICS_PATH: &str = "/metrics";
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
-/// The keys of clients. Without any, everybody may ask.
+/// The API keys of clients. Without any keys, every request is let through.
 #[derive(Clone, Debug, Default)]
 pub struct ApiKeys {
     /// The keys' digests. Digests are compared, so timing reveals nothing about the keys, and no
     /// key stays in this process's memory.
     digests: Vec<blake3::Hash>,
-    /// Metrics need a key, too.
+    /// `true` if `/metrics` needs a key, too.
     protects_metrics: bool,
 }
 
 impl ApiKeys {
-    /// A request needs one of these keys, unless there are none; one for metrics only if
+    /// Creates a set of keys. Without any, no request needs a key; `/metrics` needs one only if
     /// `protects_metrics`.
     pub fn new(keys: impl IntoIterator<Item = impl AsRef<[u8]>>, protects_metrics: bool) -> Self {
         Self {
@@ -34,16 +34,16 @@ impl ApiKeys {
         }
     }
 
-    /// The answer, a 401, to a request that is not let through.
+    /// Returns a 401 response if the request is refused, `None` if it is let through.
     pub(crate) fn refusal(&self, request: &Request) -> Option<Response> {
         let path = request.uri().path();
-        let is_open = OPEN.contains(&path)
-            || (path == METRICS && !self.protects_metrics)
-            || asks_itself(path);
+        let is_open = OPEN_PATHS.contains(&path)
+            || (path == METRICS_PATH && !self.protects_metrics)
+            || is_page_path(path);
         if self.digests.is_empty() || is_open {
             return None;
         }
-        let message = match key(request.headers()) {
+        let message = match client_key(request.headers()) {
             Some(key) if self.is_key(key) => return None,
             Some(_) => "the API key is not one of this server's",
             None => "an API key is needed: 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
@@ -53,34 +53,34 @@ impl ApiKeys {
         Some(refused)
     }
 
-    /// Returns `true` if a request with these headers has a key, or needs none.
+    /// Returns `true` if a request with these headers has a valid key, or if there are no keys.
     pub(crate) fn admits(&self, headers: &HeaderMap) -> bool {
-        self.digests.is_empty() || key(headers).is_some_and(|key| self.is_key(key))
+        self.digests.is_empty() || client_key(headers).is_some_and(|key| self.is_key(key))
     }
 
-    /// Returns `true` if there are any keys.
-    pub fn are_asked_for(&self) -> bool {
+    /// Returns `true` if clients need a key, which is so if there are any keys.
+    pub fn are_required(&self) -> bool {
         !self.digests.is_empty()
     }
 
-    /// Returns `true` if this is one of the keys.
+    /// Returns `true` if `key` is one of the keys.
     fn is_key(&self, key: &[u8]) -> bool {
         self.has_digest(&blake3::hash(key))
     }
 
-    /// Returns the digest of a key if it is one of these.
+    /// Returns the digest of `key` if it is one of the keys.
     pub(crate) fn digest(&self, key: &[u8]) -> Option<blake3::Hash> {
         Some(blake3::hash(key)).filter(|digest| self.has_digest(digest))
     }
 
     /// Returns `true` if one of the keys has this digest.
     pub(crate) fn has_digest(&self, digest: &blake3::Hash) -> bool {
-        // All are compared, so timing does not reveal which key it is either.
+        // All digests are compared, so timing does not reveal which key matched either.
         self.digests.iter().fold(false, |found, known| found | (digest == known))
     }
 }
 
-/// The current keys, which may be replaced while requests are answered.
+/// The current keys, which may be replaced while requests are in flight.
 #[derive(Debug, Default)]
 pub struct CurrentKeys(RwLock<Arc<ApiKeys>>);
 
@@ -94,34 +94,35 @@ impl CurrentKeys {
         self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Replaces the keys. Later requests need one of the new ones.
+    /// Replaces the keys. Later requests need one of the new keys.
     pub fn replace(&self, keys: ApiKeys) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
     }
 }
 
-/// The live page's paths: browsers can't send a key along with them, so they look for a session
-/// themselves.
-fn asks_itself(path: &str) -> bool {
+/// Returns `true` for the live page's paths. Browsers can't send a key with them, so the page's own
+/// routes check for a session.
+fn is_page_path(path: &str) -> bool {
     path.strip_prefix(paths::PAGE).is_some_and(|below| below.is_empty() || below.starts_with('/'))
 }
 
-/// The key of a request. It is in the header with its [`credentials`], which is there once.
-fn key(headers: &HeaderMap) -> Option<&[u8]> {
-    let only = |name: &HeaderName| {
+/// Returns the key of a request, from the same header as [`credentials`]. A header that is repeated
+/// counts as missing.
+fn client_key(headers: &HeaderMap) -> Option<&[u8]> {
+    let only_value = |name: &HeaderName| {
         let mut values = headers.get_all(name).iter();
         values.next().filter(|_| values.next().is_none())
     };
     if !headers.contains_key(header::AUTHORIZATION) {
-        return only(&X_API_KEY).map(|key| key.as_bytes().trim_ascii());
+        return only_value(&X_API_KEY).map(|key| key.as_bytes().trim_ascii());
     }
     let (scheme, key) =
-        only(&header::AUTHORIZATION)?.as_bytes().split_at_checked("Bearer ".len())?;
+        only_value(&header::AUTHORIZATION)?.as_bytes().split_at_checked("Bearer ".len())?;
     scheme.eq_ignore_ascii_case(b"Bearer ").then(|| key.trim_ascii())
 }
 
-/// Returns a client's credentials: `Authorization`, or else the header that Anthropic's clients
-/// have instead.
+/// Returns a client's credentials: `Authorization`, or else `x-api-key`, which Anthropic's clients
+/// use.
 pub(crate) fn credentials(headers: &HeaderMap) -> Option<&HeaderValue> {
     headers.get(header::AUTHORIZATION).or_else(|| headers.get(X_API_KEY))
 }
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_the_keys_opens_all_and_none_only_what_is_open() {
+    fn valid_key_opens_every_path() {
         let keys = ApiKeys::new(["one", "two"], false);
         for path in ["/v1/chat/completions", "/v1/models", "/workers", "/nothing"] {
             for fine in ["Bearer one", "bearer two", "Bearer  two "] {
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn the_header_of_anthropics_clients_counts_where_the_usual_one_is_not_there() {
+    fn x_api_key_counts_without_authorization() {
         let keys = ApiKeys::new(["one", "two"], false);
         let status = |headers: &[(&str, &str)]| {
             let builder = Request::builder().uri("/v1/messages");
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_may_need_a_key_too_and_without_keys_nothing_does() {
+    fn metrics_need_a_key_only_if_protected() {
         assert_eq!(status(&ApiKeys::new(["one"], true), "/metrics", &[]), 401);
         assert_eq!(status(&ApiKeys::new(["one"], true), "/metrics", &["Bearer one"]), 200);
         assert_eq!(status(&ApiKeys::default(), "/v1/models", &[]), 200);

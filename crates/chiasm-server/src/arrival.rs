@@ -1,4 +1,4 @@
-//! A request's body on its way in: what it may be, how large, and how slow.
+//! Receiving request bodies: media type, size limit and minimum rate.
 
 use std::time::Duration;
 
@@ -11,51 +11,55 @@ use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
 
 use crate::connection::Connection;
-use crate::connections::LARGE;
+use crate::connections::LARGE_BODY_BYTES;
 use crate::error::HttpError;
 use crate::http_rules;
 use crate::settings::HttpLimits;
 
-/// The time within which [`HttpLimits::min_body_rate`] times as many bytes have to come.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// A timeout that is longer than this makes no difference, but there may be no such time.
-const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
+/// The window over which [`HttpLimits::min_body_rate`] is measured.
+const RATE_WINDOW: Duration = Duration::from_secs(10);
+/// An upper bound on body timeouts: adding a longer one to an [`Instant`] could overflow.
+const MAX_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// A body that has arrived.
+/// A complete request body.
 #[derive(Clone, Debug)]
-pub(crate) struct Arrived {
+pub(crate) struct ReceivedBody {
     pub(crate) bytes: Bytes,
-    /// An upper bound on how many JSON values there are beside the first.
+    /// An upper bound on the number of JSON values in the body beside the first.
     pub(crate) values: u64,
 }
 
-/// Reads the JSON body of a request with this head. One that is `refused` already, is no JSON or is
-/// too large gets its answer when a part of it has been read and thrown away: a client that is
-/// still sending when its connection is closed sees a broken connection instead. A client that
-/// asked before it sends is told at once.
-pub(crate) async fn arrive(
+/// Receives the JSON body of a request with this head.
+///
+/// If the request is already refused (`refusal`), is not JSON or is too large, part of the body is
+/// read and discarded before the error is returned. Otherwise a client that is still sending when
+/// its connection is closed would see a broken connection instead of the error. A client that sent
+/// `Expect: 100-continue` gets the error at once.
+pub(crate) async fn receive(
     head: &Parts,
     body: Body,
-    refused: Option<HttpError>,
+    refusal: Option<HttpError>,
     limits: &HttpLimits,
     budget: &ByteBudget,
     connection: &Connection,
-) -> Result<Arrived, HttpError> {
-    let too_large = || (body.size_hint().lower() > limits.body_bytes as u64).then(|| large(limits));
-    let refused = refused.or_else(|| no_json(&head.headers)).or_else(too_large);
-    match refused {
-        Some(refused) if http_rules::expects_continue(head.version, &head.headers) => Err(refused),
-        refused => read(body, refused, limits, budget, connection).await,
+) -> Result<ReceivedBody, HttpError> {
+    let size_refusal =
+        || (body.size_hint().lower() > limits.body_bytes as u64).then(|| too_large(limits));
+    let refusal = refusal.or_else(|| type_refusal(&head.headers)).or_else(size_refusal);
+    match refusal {
+        Some(error) if http_rules::expects_continue(head.version, &head.headers) => Err(error),
+        refusal => read(body, refusal, limits, budget, connection).await,
     }
 }
 
-/// The refusal of a body that is not plain JSON by these headers, if it is not. Whoever does not
-/// say what it sends is refused too: a web page may post to any address, this machine's included,
-/// as long as it does not call that JSON.
-fn no_json(headers: &HeaderMap) -> Option<HttpError> {
-    let encoded =
+/// Returns an error if these headers do not announce a body of plain JSON.
+///
+/// A missing content type is refused, too. A web page may post to any address, this machine's
+/// included, as long as it does not declare the body as JSON.
+fn type_refusal(headers: &HeaderMap) -> Option<HttpError> {
+    let is_encoded =
         |coding: &HeaderValue| !coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity");
-    if headers.get_all(header::CONTENT_ENCODING).iter().any(encoded) {
+    if headers.get_all(header::CONTENT_ENCODING).iter().any(is_encoded) {
         let message = "compressed bodies are not read; send the JSON as it is";
         return Some(HttpError::unsupported_body("content-encoding", message));
     }
@@ -64,48 +68,51 @@ fn no_json(headers: &HeaderMap) -> Option<HttpError> {
         essence.trim_ascii().eq_ignore_ascii_case(b"application/json")
     };
     if !headers.get(header::CONTENT_TYPE).is_some_and(is_json) {
-        let message = "the body must be JSON and be sent as such, with the header 'content-type: application/json'";
+        let message = "the body must be JSON and be sent as such, \
+                       with the header 'content-type: application/json'";
         return Some(HttpError::unsupported_body("content-type", message));
     }
     None
 }
 
-fn large(limits: &HttpLimits) -> HttpError {
+fn too_large(limits: &HttpLimits) -> HttpError {
     HttpError::large_body(format!(
         "the body has more than {} bytes (--max-body-bytes)",
         limits.body_bytes
     ))
 }
 
-/// Reads a body. Of one that is refused as much as the limit allows is thrown away.
+/// Reads a body. A refused body is discarded, up to the size limit.
 async fn read(
     mut body: Body,
-    mut refused: Option<HttpError>,
+    mut refusal: Option<HttpError>,
     limits: &HttpLimits,
     budget: &ByteBudget,
     connection: &Connection,
-) -> Result<Arrived, HttpError> {
-    let expected = if refused.is_some() { 0 } else { body.size_hint().lower() as usize };
-    let mut bytes = budget.buffer_expecting(expected);
+) -> Result<ReceivedBody, HttpError> {
+    let expected = if refusal.is_some() { 0 } else { body.size_hint().lower() as usize };
+    let mut bytes = budget.buffer_with_capacity(expected);
     let mut pace = Pace::new(limits);
-    let mut moved = (expected >= LARGE).then(|| connection.receive_large_body());
-    let (mut values, mut discarded, mut arrived) = (0, 0, 0);
+    let mut large_body = (expected >= LARGE_BODY_BYTES).then(|| connection.receive_large_body());
+    let mut values = 0;
+    let mut discarded = 0;
+    let mut received = 0;
     while let Some(frame) = pace.next(&mut body).await? {
         let Some(data) = frame else { continue };
-        arrived += data.len();
-        if arrived >= LARGE {
-            moved.get_or_insert_with(|| connection.receive_large_body());
+        received += data.len();
+        if received >= LARGE_BODY_BYTES {
+            large_body.get_or_insert_with(|| connection.receive_large_body());
         }
-        if refused.is_none() && bytes.as_slice().len() + data.len() > limits.body_bytes {
-            refused = Some(large(limits));
+        if refusal.is_none() && bytes.as_slice().len() + data.len() > limits.body_bytes {
+            refusal = Some(too_large(limits));
         }
-        if refused.is_none() {
+        if refusal.is_none() {
             match bytes.extend(&data) {
                 Ok(()) => {
-                    values += followers(&data);
+                    values += count_values(&data);
                     continue;
                 }
-                Err(error) => refused = Some(error.into()),
+                Err(error) => refusal = Some(error.into()),
             }
         }
         bytes = budget.buffer();
@@ -114,47 +121,56 @@ async fn read(
             break;
         }
     }
-    match refused {
-        Some(refused) => Err(refused),
-        None => Ok(Arrived { bytes: bytes.freeze(), values }),
+    match refusal {
+        Some(error) => Err(error),
+        None => Ok(ReceivedBody { bytes: bytes.freeze(), values }),
     }
 }
 
-/// How many JSON values may follow the commas and opening brackets of a part of a body.
-fn followers(json: &[u8]) -> u64 {
-    // Both opening brackets become one.
+/// Counts the commas and opening brackets of a part of a body: each may precede a JSON value.
+fn count_values(json: &[u8]) -> u64 {
+    // `| 0x20` maps `[` to `{`, so one comparison finds both brackets.
     let precedes_value = |&byte: &u8| u8::from(byte == b',') + u8::from(byte | 0x20 == b'{');
-    // The counts of these pieces fit a byte, so that compilers can count many at once.
+    // The count of a chunk fits a byte, which lets the compiler vectorize the loop.
     json.chunks(192).map(|piece| u64::from(piece.iter().map(precedes_value).sum::<u8>())).sum()
 }
 
-/// The pace of a body: reads it, and gives up when it comes too slowly.
+/// Reads a body and enforces its deadline and minimum rate.
 struct Pace<'a> {
     limits: &'a HttpLimits,
     deadline: Instant,
-    /// The beginning of the current [`PATIENCE`].
-    since: Instant,
-    /// The bytes that have come since then.
-    bytes: f64,
+    /// The start of the current [`RATE_WINDOW`].
+    window_start: Instant,
+    /// The bytes received in this window.
+    window_bytes: f64,
 }
 
 impl<'a> Pace<'a> {
     fn new(limits: &'a HttpLimits) -> Self {
-        let since = Instant::now();
-        Self { limits, deadline: since + limits.body_timeout.min(FOREVER), since, bytes: 0.0 }
+        let now = Instant::now();
+        Self {
+            limits,
+            deadline: now + limits.body_timeout.min(MAX_TIMEOUT),
+            window_start: now,
+            window_bytes: 0.0,
+        }
     }
 
-    /// The body's next data, or `Some(None)` for a frame without; `None` at its end.
+    /// Returns the body's next data, `Some(None)` for a frame without data, or `None` at the end.
     async fn next(&mut self, body: &mut Body) -> Result<Option<Option<Bytes>>, HttpError> {
-        let least = self.limits.min_body_rate as f64 * PATIENCE.as_secs_f64();
-        let until =
-            if least > 0.0 { self.deadline.min(self.since + PATIENCE) } else { self.deadline };
+        let min_bytes = self.limits.min_body_rate as f64 * RATE_WINDOW.as_secs_f64();
+        let until = if min_bytes > 0.0 {
+            self.deadline.min(self.window_start + RATE_WINDOW)
+        } else {
+            self.deadline
+        };
         let frame = timeout_at(until, body.frame()).await.map_err(|_| self.too_slow(until))?;
         let Some(frame) = frame else { return Ok(None) };
         let data = frame.map_err(|_| HttpError::unreadable_body())?.into_data().ok();
-        self.bytes += data.as_ref().map_or(0, Bytes::len) as f64;
-        if self.bytes >= least {
-            (self.since, self.bytes) = (Instant::now(), 0.0);
+        self.window_bytes += data.as_ref().map_or(0, Bytes::len) as f64;
+        if self.window_bytes >= min_bytes {
+            self.window_start = Instant::now();
+            self.window_bytes = 0.0;
         }
         Ok(Some(data))
     }
@@ -169,7 +185,7 @@ impl<'a> Pace<'a> {
         } else {
             format!(
                 "less than {min_body_rate} bytes/s of the body came for {} s (--min-body-rate)",
-                PATIENCE.as_secs()
+                RATE_WINDOW.as_secs()
             )
         })
     }

@@ -1,39 +1,41 @@
-//! Request bodies that have arrived, understood as JSON.
+//! Parsing of complete request bodies as JSON.
 
 use chiasm_api::openai::{Intake, RequestBody};
 use chiasm_media::Charge;
 use chiasm_pipeline::RequestError;
 use chiasm_pipeline::cpu::{CpuBudget, price};
 
-use crate::arrival::Arrived;
+use crate::arrival::ReceivedBody;
 use crate::endpoint_state::EndpointState;
 use crate::error::HttpError;
 
-/// Bodies up to this size are parsed at once, in less than 200 µs. Bigger ones are parsed off the
-/// async threads.
-const SMALL: usize = 512 << 10;
-/// And those with many values, each of which takes as long as a hundred bytes.
-const FEW_VALUES: u64 = 4096;
+/// The largest body, in bytes, that is parsed on an async thread, in less than 200 µs. Larger
+/// bodies are parsed on CPU threads.
+const MAX_INLINE_BYTES: usize = 512 << 10;
+/// The largest number of JSON values in a body that is parsed on an async thread. Each value takes
+/// as long as a hundred bytes.
+const MAX_INLINE_VALUES: u64 = 4096;
 
-/// A body that has been understood.
+/// A parsed request body.
 pub(crate) struct JsonBody<T> {
     pub(crate) request: T,
-    /// The request's memory, counted until this is dropped.
+    /// The charge for the request's memory, until this is dropped.
     pub(crate) charge: Charge,
 }
 
-/// Understands a body that has arrived.
+/// Parses a body.
 pub(crate) async fn parse<T: RequestBody>(
     state: &EndpointState,
     cpu: &CpuBudget,
-    body: Arrived,
+    body: ReceivedBody,
 ) -> Result<JsonBody<T>, HttpError> {
-    let Arrived { bytes, values } = body;
-    let small = bytes.len() <= SMALL && values <= FEW_VALUES;
+    let ReceivedBody { bytes, values } = body;
+    let is_small = bytes.len() <= MAX_INLINE_BYTES && values <= MAX_INLINE_VALUES;
     let cost = price::json(bytes.len(), values);
     let mut intake = Intake::new(bytes, &state.body_limits, state.pipeline.media.budget());
     intake.template = state.pipeline.model.template.clone();
-    let parsed = state.pipeline.cpu.run_or_here(small, cpu, cost, move || T::parse(intake)).await;
+    let parsed =
+        state.pipeline.cpu.run_inline_if(is_small, cpu, cost, move || T::parse(intake)).await;
     let (request, charge) = parsed.map_err(|error| RequestError::from(error).at("body"))??;
     Ok(JsonBody { request, charge })
 }

@@ -1,4 +1,4 @@
-//! One connection of a client, as those know it who serve it and those who need its place.
+//! The state of a client connection, shared by its task, its requests and the connection table.
 
 use std::net::IpAddr;
 use std::sync::OnceLock;
@@ -9,112 +9,115 @@ use chiasm_limit::Owner;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-/// The value of `waits_since` while the client is not waited for.
+/// The value of `waiting_since` while the connection is engaged.
 const ENGAGED: u64 = u64::MAX;
 
-/// An open connection. It is *engaged* while a request that has arrived is answered, and else waits
-/// for its client: for a head, for the rest of a body, or for an answer to be read.
+/// An open connection. It is *engaged* while it answers a complete request. Otherwise it waits for
+/// its client: for a request head, for the rest of a body, or to read an answer.
 #[derive(Debug)]
 pub(crate) struct Connection {
     peer: IpAddr,
     owner: Owner,
     opened: Instant,
-    /// Milliseconds from `opened` until the client began to be waited for, or [`ENGAGED`].
-    waits_since: AtomicU64,
-    ends_with_client: AtomicBool,
+    /// Milliseconds from `opened` until the connection began to wait for its client, or
+    /// [`ENGAGED`].
+    waiting_since: AtomicU64,
+    cancels_on_disconnect: AtomicBool,
     has_large_body: AtomicBool,
     is_bulk: AtomicBool,
     task: OnceLock<AbortHandle>,
 }
 
 impl Connection {
-    /// A connection from this address, which has just been opened.
+    /// Creates the state of a connection from this address that has just been opened.
     pub(crate) fn from_peer(peer: IpAddr) -> Self {
         Self {
             peer,
-            owner: Owner::at(peer),
+            owner: Owner::from_address(peer),
             opened: Instant::now(),
-            waits_since: AtomicU64::new(0),
-            ends_with_client: AtomicBool::new(false),
+            waiting_since: AtomicU64::new(0),
+            cancels_on_disconnect: AtomicBool::new(false),
             has_large_body: AtomicBool::new(false),
             is_bulk: AtomicBool::new(false),
             task: OnceLock::new(),
         }
     }
 
-    /// The address at the other end, which may be a proxy's.
+    /// Returns the address at the other end, which may be a proxy's.
     pub(crate) fn peer(&self) -> IpAddr {
         self.peer
     }
 
-    /// The owner in whose share the connection is.
+    /// Returns the owner whose share the connection counts towards.
     pub(crate) fn owner(&self) -> Owner {
         self.owner
     }
 
-    /// A request has arrived whole: the connection is kept until it is answered.
+    /// Marks the connection as engaged, because a complete request has arrived.
     pub(crate) fn engage(&self) {
-        self.waits_since.store(ENGAGED, Ordering::Relaxed);
+        self.waiting_since.store(ENGAGED, Ordering::Relaxed);
     }
 
-    /// The client is waited for from now on.
-    pub(crate) fn wait(&self) {
-        // Nobody waits for 2^64 milliseconds.
-        self.waits_since.store(self.opened.elapsed().as_millis() as u64, Ordering::Relaxed);
+    /// Marks the connection as waiting for its client.
+    pub(crate) fn start_waiting(&self) {
+        // No connection lasts 2^64 milliseconds.
+        self.waiting_since.store(self.opened.elapsed().as_millis() as u64, Ordering::Relaxed);
     }
 
-    /// How long the client has been waited for; `None` while the connection is engaged.
-    pub(crate) fn waits(&self, now: Instant) -> Option<Duration> {
-        let since = self.waits_since.load(Ordering::Relaxed);
+    /// Returns the time for which the connection has waited for its client; `None` while it is
+    /// engaged.
+    pub(crate) fn waiting_time(&self, now: Instant) -> Option<Duration> {
+        let since = self.waiting_since.load(Ordering::Relaxed);
         (since != ENGAGED).then(|| {
             now.saturating_duration_since(self.opened).saturating_sub(Duration::from_millis(since))
         })
     }
 
-    /// A large body arrives until this is dropped.
-    pub(crate) fn receive_large_body(&self) -> LargeBody<'_> {
+    /// Marks the connection as receiving a large body until the guard is dropped.
+    pub(crate) fn receive_large_body(&self) -> LargeBodyGuard<'_> {
         self.has_large_body.store(true, Ordering::Relaxed);
-        LargeBody { connection: self }
+        LargeBodyGuard { connection: self }
     }
 
-    /// Whether a large body arrives.
+    /// Returns `true` while a large body arrives.
     pub(crate) fn has_large_body(&self) -> bool {
         self.has_large_body.load(Ordering::Relaxed)
     }
 
-    /// Tells whether the bulk threads serve the connection.
+    /// Sets whether the bulk threads serve the connection.
     pub(crate) fn set_bulk(&self, is_bulk: bool) {
         self.is_bulk.store(is_bulk, Ordering::Relaxed);
     }
 
-    /// Whether the bulk threads serve the connection.
+    /// Returns `true` if the bulk threads serve the connection.
     pub(crate) fn is_bulk(&self) -> bool {
         self.is_bulk.load(Ordering::Relaxed)
     }
 
-    /// The request under way ends when the client closes its side of the connection.
-    pub(crate) fn ends_with_client(&self) {
-        self.ends_with_client.store(true, Ordering::Relaxed);
+    /// Cancels the current request when the client closes its side of the connection.
+    pub(crate) fn cancel_on_disconnect(&self) {
+        self.cancels_on_disconnect.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the request under way ends with its client, because an engine works for it.
-    pub(crate) fn is_ended_by_client(&self) -> bool {
-        self.ends_with_client.load(Ordering::Relaxed)
+    /// Returns `true` if a disconnect of the client cancels the current request, because an engine
+    /// works for it.
+    pub(crate) fn cancels_on_disconnect(&self) -> bool {
+        self.cancels_on_disconnect.load(Ordering::Relaxed)
     }
 
-    /// The request under way has its answer.
-    pub(crate) fn answered(&self) {
-        self.ends_with_client.store(false, Ordering::Relaxed);
-        self.wait();
+    /// Marks the current request as answered.
+    pub(crate) fn finish_request(&self) {
+        self.cancels_on_disconnect.store(false, Ordering::Relaxed);
+        self.start_waiting();
     }
 
-    /// Tells by which task the connection is served.
-    pub(crate) fn served_by(&self, task: AbortHandle) {
-        // Told once.
+    /// Sets the task that serves the connection.
+    pub(crate) fn set_task(&self, task: AbortHandle) {
+        // Set only once.
         let _ = self.task.set(task);
     }
 
-    /// Closes the connection, whatever is under way.
+    /// Closes the connection, even in the middle of a request.
     pub(crate) fn close(&self) {
         if let Some(task) = self.task.get() {
             task.abort();
@@ -122,13 +125,13 @@ impl Connection {
     }
 }
 
-/// A large body that arrives.
+/// Marks a connection as receiving a large body.
 #[derive(Debug)]
-pub(crate) struct LargeBody<'a> {
+pub(crate) struct LargeBodyGuard<'a> {
     connection: &'a Connection,
 }
 
-impl Drop for LargeBody<'_> {
+impl Drop for LargeBodyGuard<'_> {
     fn drop(&mut self) {
         self.connection.has_large_body.store(false, Ordering::Relaxed);
     }

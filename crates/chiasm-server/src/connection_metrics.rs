@@ -1,4 +1,4 @@
-//! Counts of connections.
+//! Metrics of client connections.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -11,7 +11,8 @@ struct CauseLabel {
     cause: &'static str,
 }
 
-/// How many connections are open, and why some were closed. Clones are the same counts.
+/// Counts of open connections, and of those that the server closed, by cause. Clones share the
+/// counts.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ConnectionMetrics {
     open: Gauge,
@@ -23,34 +24,35 @@ impl ConnectionMetrics {
         r.register("connections", "Open connections of clients", self.open.clone());
         r.register(
             "closed_connections",
-            "Connections closed by the server: their place was needed while their client was waited for (room), nothing of an \
-             answer was read for too long (unread), or the client did not agree on TLS in time (handshake)",
+            "Connections closed by the server: their place was needed while their client was \
+             waited for (room), nothing of an answer was read for too long (unread), or the client \
+             did not agree on TLS in time (handshake)",
             self.closed.clone(),
         );
-        // All exist from the start.
+        // All series exist from the start.
         for cause in [ROOM, UNREAD, HANDSHAKE] {
             drop(self.closed.get_or_create(&cause));
         }
     }
 
     /// Counts a connection as open until the guard is dropped.
-    pub(crate) fn opened(&self) -> Open {
+    pub(crate) fn track_open(&self) -> OpenGuard {
         self.open.inc();
-        Open(self.open.clone())
+        OpenGuard(self.open.clone())
     }
 
-    /// A connection was closed because its place was needed.
-    pub(crate) fn closed_for_others(&self) {
+    /// Counts a connection that was closed because its slot was needed.
+    pub(crate) fn count_closed_for_room(&self) {
         self.closed.get_or_create(&ROOM).inc();
     }
 
-    /// A connection was closed because its client did not read.
-    pub(crate) fn closed_unread(&self) {
+    /// Counts a connection that was closed because its client did not read.
+    pub(crate) fn count_closed_unread(&self) {
         self.closed.get_or_create(&UNREAD).inc();
     }
 
-    /// A connection was closed because its client did not agree on TLS.
-    pub(crate) fn closed_unencrypted(&self) {
+    /// Counts a connection that was closed because the TLS handshake failed.
+    pub(crate) fn count_failed_handshake(&self) {
         self.closed.get_or_create(&HANDSHAKE).inc();
     }
 }
@@ -59,10 +61,10 @@ const ROOM: CauseLabel = CauseLabel { cause: "room" };
 const UNREAD: CauseLabel = CauseLabel { cause: "unread" };
 const HANDSHAKE: CauseLabel = CauseLabel { cause: "handshake" };
 
-/// One open connection.
-pub(crate) struct Open(Gauge);
+/// Counts a connection as open until this is dropped.
+pub(crate) struct OpenGuard(Gauge);
 
-impl Drop for Open {
+impl Drop for OpenGuard {
     fn drop(&mut self) {
         self.0.dec();
     }

@@ -1,10 +1,10 @@
-//! Connections of clients: HTTP/1.1, within TLS or not, as many as allowed, none that keeps others
-//! out by saying nothing or reading nothing.
+//! Client connections: HTTP/1.1, with or without TLS. Their number is limited, and connections that
+//! send or read nothing can't keep others out.
 
 mod answer_body;
 mod bulk;
 mod channel;
-mod lobby;
+mod pending;
 mod socket;
 mod table;
 
@@ -28,11 +28,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 use self::answer_body::AnswerBody;
-pub(crate) use self::bulk::{BulkThreads, LARGE};
+pub(crate) use self::bulk::{BulkThreads, LARGE_BODY_BYTES};
 use self::channel::{Channel, Handshake};
-use self::lobby::Lobby;
+use self::pending::PendingConnections;
 use self::socket::Socket;
-use self::table::Table;
+use self::table::ConnectionTable;
 use crate::connection::Connection;
 use crate::connection_metrics::ConnectionMetrics;
 use crate::layers::{self, RequestLayers};
@@ -40,28 +40,27 @@ use crate::poll_epoch::with_epochs;
 use crate::settings::HttpLimits;
 use crate::tls::Certificate;
 
-/// What a connection reads into, and may keep while it is idle: hyper's own 400 kB would be
-/// gigabytes for all connections. A head that does not end within what is read into it once is
-/// refused.
-const BUFFER: usize = 64 << 10;
+/// The size of a connection's read buffer, which it may keep while it is idle. hyper's own 400 kB
+/// would be gigabytes for all connections. A request head that does not fit is refused.
+const READ_BUFFER_BYTES: usize = 64 << 10;
 
-/// After no connection could be accepted, mostly because the process has no file descriptors left.
-const PAUSE: Duration = Duration::from_millis(100);
+/// The pause after a failed accept, which is usually caused by a lack of file descriptors.
+const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// Everything that connections need of the server.
+/// The parts of the server that connections use.
 pub(crate) struct ConnectionSettings {
     pub(crate) limits: HttpLimits,
     pub(crate) metrics: ConnectionMetrics,
     /// The threads on which handshakes are computed.
     pub(crate) cpu: CpuPool,
     pub(crate) bulk: Arc<BulkThreads>,
-    /// The answers to requests.
+    /// The routes that answer requests.
     pub(crate) app: Router,
     pub(crate) layers: Arc<RequestLayers>,
 }
 
-/// Serves until `stop`, then lets requests in flight finish, as
-/// [`Server::serve`](crate::Server::serve) says.
+/// Serves until `stop`, then lets requests in flight finish. See
+/// [`Server::serve`](crate::Server::serve).
 pub(crate) async fn serve(
     listener: TcpListener,
     certificate: Option<Arc<Certificate>>,
@@ -69,23 +68,26 @@ pub(crate) async fn serve(
     stop: impl Future<Output = ()>,
 ) {
     let ConnectionSettings { limits, metrics, cpu, bulk, app, layers } = settings;
-    let mut lobby = Lobby::before(Table::new(limits.connections, metrics.clone()));
+    let table = ConnectionTable::new(limits.connections, metrics.clone());
+    let mut pending = PendingConnections::new(table);
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
         .header_read_timeout(limits.head_timeout)
         .half_close(true)
-        .max_buf_size(BUFFER);
+        .max_buf_size(READ_BUFFER_BYTES);
     let graceful = GracefulShutdown::new();
     let (serving, _) = watch::channel(());
     let mut stop = std::pin::pin!(stop);
     loop {
         let entered = tokio::select! {
-            (stream, peer) = accept(&listener) => lobby.arrive(stream, Arc::new(Connection::from_peer(peer))),
-            entered = lobby.next() => Some(entered),
+            (stream, peer) = accept(&listener) => {
+                pending.enter_or_wait(stream, Arc::new(Connection::from_peer(peer)))
+            }
+            entered = pending.next() => Some(entered),
             () = &mut stop => break,
         };
-        let Some((stream, place)) = entered else { continue };
-        let connection = place.connection().clone();
+        let Some((stream, slot)) = entered else { continue };
+        let connection = slot.connection().clone();
         let socket = Socket::new(stream, connection.clone(), limits.write_timeout, metrics.clone());
         let service = service(app.clone(), layers.clone(), connection.clone());
         let handshake = certificate.as_ref().map(|certificate| Handshake {
@@ -95,13 +97,14 @@ pub(crate) async fn serve(
             serving: serving.subscribe(),
             metrics: metrics.clone(),
         });
-        let (http, watcher) = (http.clone(), graceful.watcher());
-        let served = async move {
+        let http = http.clone();
+        let watcher = graceful.watcher();
+        let serve = async move {
             let channel = match handshake {
                 None => Channel::Plain(socket),
-                // Boxed, as connections that are not encrypted need not have its size.
+                // Boxed, so that connections without TLS don't pay for its size.
                 Some(handshake) => {
-                    match Box::pin(handshake.shake(socket, place.connection())).await {
+                    match Box::pin(handshake.perform(socket, slot.connection())).await {
                         Some(channel) => channel,
                         None => return,
                     }
@@ -114,24 +117,26 @@ pub(crate) async fn serve(
             }
         };
         let bulk = bulk.clone();
-        let its = connection.clone();
-        let task = tokio::spawn(async move { bulk.serve(its, with_epochs(served)).await });
-        // Before another one arrives, for which it may have to be closed.
-        connection.served_by(task.abort_handle());
+        let served = connection.clone();
+        let task = tokio::spawn(async move { bulk.serve(served, with_epochs(serve)).await });
+        // Set before the next connection arrives, which may have this one closed.
+        connection.set_task(task.abort_handle());
     }
     drop((listener, serving));
     graceful.shutdown().await;
 }
 
-/// What answers the requests of a connection.
+/// The response to a request.
+type Answer = Response<AnswerBody>;
+
+/// Returns the service that answers the requests of a connection.
 fn service(
     app: Router,
     layers: Arc<RequestLayers>,
     connection: Arc<Connection>,
-) -> impl Service<Request<Incoming>, Response = Response<AnswerBody>, Error = Infallible, Future: Send>
-+ Send {
+) -> impl Service<Request<Incoming>, Response = Answer, Error = Infallible, Future: Send> + Send {
     service_fn(move |request: Request<Incoming>| {
-        // One with a body is not there before all of it is.
+        // A request with a body is only complete once its body has been read.
         if request.body().is_end_stream() {
             connection.engage();
         }
@@ -146,21 +151,22 @@ async fn accept(listener: &TcpListener) -> (TcpStream, IpAddr) {
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => {
-                // An answer is written in one piece, and so is each event of a stream.
+                // An answer is written in one piece, and so is each event of a stream, so Nagle's
+                // algorithm would only delay them.
                 let _ = stream.set_nodelay(true);
                 return (stream, peer.ip());
             }
-            Err(error) if is_of_one_connection(&error) => {}
+            Err(error) if affects_one_connection(&error) => {}
             Err(error) => {
                 tracing::warn!(%error, "no connection can be accepted");
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(ACCEPT_RETRY_PAUSE).await;
             }
         }
     }
 }
 
-/// Whether only the connection that was to be accepted has failed.
-fn is_of_one_connection(error: &io::Error) -> bool {
+/// Returns `true` if the error concerns only the connection that was to be accepted.
+fn affects_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }

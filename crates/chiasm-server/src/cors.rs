@@ -1,8 +1,8 @@
-//! Pages of which web sites may ask, as their visitors' browsers want to know (CORS,
-//! <https://fetch.spec.whatwg.org/#http-cors-protocol>).
+//! CORS (<https://fetch.spec.whatwg.org/#http-cors-protocol>): which web sites' pages may send
+//! requests.
 //!
-//! What is answered is what vLLM answers, which leaves it to Starlette's `CORSMiddleware`; but
-//! errors have the headers too, also those about keys.
+//! Answers are those of vLLM, which uses Starlette's `CORSMiddleware`; but here error responses
+//! have the headers too, including those about keys.
 
 use axum::extract::Request;
 use axum::http::header::{
@@ -15,78 +15,81 @@ use axum::response::{IntoResponse, Response};
 
 use crate::error::HttpError;
 
-/// Seconds for which a browser may remember the answer to a question, as Starlette says.
-const MAX_AGE: &str = "600";
-/// What a browser is told of all methods. It takes no `*` where credentials are allowed.
-const METHODS: [&str; 7] = ["DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"];
-/// What each page may send anyway.
-const HEADERS: [&str; 4] = ["accept", "accept-language", "content-language", "content-type"];
+/// The seconds for which a browser may cache a preflight response, as in Starlette.
+const MAX_AGE_SECONDS: &str = "600";
+/// The methods announced where all are allowed: browsers accept no `*` with credentials.
+const ALL_METHODS: [&str; 7] = ["DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"];
+/// The headers that every page may send anyway.
+const SAFE_HEADERS: [&str; 4] = ["accept", "accept-language", "content-language", "content-type"];
 
-/// Names of which some are allowed, or all.
+/// A list of allowed names, or all names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Allowed {
-    /// All of them.
+pub enum AllowList {
+    /// All names.
     All,
-    /// These.
-    These(Vec<String>),
+    /// Only these names.
+    Only(Vec<String>),
 }
 
-impl Allowed {
-    /// These names, or all if `*` is among them.
+impl AllowList {
+    /// Creates a list of these names, or of all names if `*` is among them.
     pub fn new(names: Vec<String>) -> Self {
-        if names.iter().any(|name| name == "*") { Self::All } else { Self::These(names) }
+        if names.iter().any(|name| name == "*") { Self::All } else { Self::Only(names) }
     }
 
-    fn has(&self, name: &[u8]) -> bool {
+    fn contains(&self, name: &[u8]) -> bool {
         match self {
             Self::All => true,
-            Self::These(names) => names.iter().any(|known| known.as_bytes() == name),
+            Self::Only(names) => names.iter().any(|known| known.as_bytes() == name),
         }
     }
 }
 
-/// A name that can't be among those that are allowed.
+/// An invalid name in an [`AllowList`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CorsError {
-    /// An origin that no browser names like that.
+    /// Not an origin as browsers write it.
     #[error(
-        "'{0}' is no origin: a scheme, a host and a port if it is not the scheme's own, such as https://example.com:8443"
+        "'{0}' is no origin: a scheme, a host and a port if it is not the scheme's own, \
+         such as https://example.com:8443"
     )]
     Origin(String),
-    /// A method with characters that no method has.
+    /// A method with invalid characters.
     #[error("'{0}' is no method")]
     Method(String),
-    /// A header with characters that no header has.
+    /// A header name with invalid characters.
     #[error("'{0}' is no header")]
     Header(String),
 }
 
-/// Which pages may ask, and what.
+/// The policy: which web sites' pages may send which requests.
 #[derive(Clone, Debug)]
 pub struct Cors {
-    origins: Allowed,
-    methods: Allowed,
-    headers: Allowed,
+    origins: AllowList,
+    methods: AllowList,
+    headers: AllowList,
     allows_credentials: bool,
-    /// What browsers are told of `methods`.
-    told_methods: HeaderValue,
-    /// What browsers are told of `headers` where not all are allowed.
-    told_headers: HeaderValue,
+    /// The value of `Access-Control-Allow-Methods`.
+    allow_methods: HeaderValue,
+    /// The value of `Access-Control-Allow-Headers` where not all headers are allowed.
+    allow_headers: HeaderValue,
 }
 
 impl Cors {
-    /// Pages of these origins may send these methods and headers, and those that each page may send
-    /// anyway. With `allows_credentials` browsers send along what they have for this server:
-    /// cookies, certificates, passwords of HTTP.
+    /// Creates a policy: pages of these origins may send these methods and headers, and the headers
+    /// that every page may send anyway.
+    ///
+    /// With `allows_credentials`, browsers include their credentials for this server: cookies,
+    /// certificates, HTTP passwords.
     ///
     /// # Errors
-    /// [`CorsError`] for a name that is none. Origins are lower case, have no path and no port that
-    /// is their scheme's own: another one would be the origin of no page. `null` is that of pages
+    /// [`CorsError`] for an invalid name. Origins are lower case and have neither a path nor their
+    /// scheme's default port: no browser would send another form. `null` is the origin of pages
     /// without one.
     pub fn new(
-        origins: Allowed,
-        methods: Allowed,
-        headers: Allowed,
+        origins: AllowList,
+        methods: AllowList,
+        headers: AllowList,
         allows_credentials: bool,
     ) -> Result<Self, CorsError> {
         if let Some(origin) = names(&origins).find(|origin| !is_origin(origin)) {
@@ -103,101 +106,106 @@ impl Cors {
             return Err(CorsError::Header(header.to_owned()));
         }
         let headers = match headers {
-            Allowed::All => Allowed::All,
-            Allowed::These(names) => {
+            AllowList::All => AllowList::All,
+            AllowList::Only(names) => {
                 let names = names.into_iter().map(|name| name.to_ascii_lowercase());
-                Allowed::These(names.chain(HEADERS.map(str::to_owned)).collect())
+                AllowList::Only(names.chain(SAFE_HEADERS.map(str::to_owned)).collect())
             }
         };
-        let told_methods = match &methods {
-            Allowed::All => METHODS.join(", "),
-            Allowed::These(names) => names.join(", "),
+        let allow_methods = match &methods {
+            AllowList::All => ALL_METHODS.join(", "),
+            AllowList::Only(names) => names.join(", "),
         };
-        let told_methods =
-            HeaderValue::try_from(&told_methods).map_err(|_| CorsError::Method(told_methods))?;
-        let told_headers = names(&headers).collect::<Vec<_>>().join(", ");
-        let told_headers =
-            HeaderValue::try_from(&told_headers).map_err(|_| CorsError::Header(told_headers))?;
-        Ok(Self { origins, methods, headers, allows_credentials, told_methods, told_headers })
+        let allow_methods =
+            HeaderValue::try_from(&allow_methods).map_err(|_| CorsError::Method(allow_methods))?;
+        let allow_headers = names(&headers).collect::<Vec<_>>().join(", ");
+        let allow_headers =
+            HeaderValue::try_from(&allow_headers).map_err(|_| CorsError::Header(allow_headers))?;
+        Ok(Self { origins, methods, headers, allows_credentials, allow_methods, allow_headers })
     }
 
-    /// The answer to a browser that asks what a page may send, without what [`Self::tell`] adds;
-    /// `None` if the request is something else. It needs no key, as browsers send none with it.
+    /// Returns the response to a preflight request, without the headers of [`Self::add_headers`];
+    /// `None` if the request is something else. Needs no API key, as browsers send none with a
+    /// preflight.
     pub(crate) fn preflight(&self, request: &Request) -> Option<Response> {
         let headers = request.headers();
-        let (origin, method) = (headers.get(ORIGIN)?, headers.get(ACCESS_CONTROL_REQUEST_METHOD)?);
+        let origin = headers.get(ORIGIN)?;
+        let method = headers.get(ACCESS_CONTROL_REQUEST_METHOD)?;
         if request.method() != Method::OPTIONS {
             return None;
         }
-        let asked = headers.get(ACCESS_CONTROL_REQUEST_HEADERS);
-        let refused = |what: &HeaderName| {
-            let message = "the server's --allowed-origins, --allowed-methods and --allowed-headers don't let pages do that";
-            Some(HttpError::refused_page(what.as_str(), message).into_response())
+        let requested = headers.get(ACCESS_CONTROL_REQUEST_HEADERS);
+        let refuse = |header: &HeaderName| {
+            let message = "the server's --allowed-origins, --allowed-methods and \
+                           --allowed-headers don't let pages do that";
+            Some(HttpError::refused_page(header.as_str(), message).into_response())
         };
-        if !self.origins.has(origin.as_bytes()) {
-            return refused(&ORIGIN);
+        if !self.origins.contains(origin.as_bytes()) {
+            return refuse(&ORIGIN);
         }
-        if !self.methods.has(method.as_bytes()) {
-            return refused(&ACCESS_CONTROL_REQUEST_METHOD);
+        if !self.methods.contains(method.as_bytes()) {
+            return refuse(&ACCESS_CONTROL_REQUEST_METHOD);
         }
-        if !asked.is_none_or(|asked| self.has_headers(asked)) {
-            return refused(&ACCESS_CONTROL_REQUEST_HEADERS);
+        if !requested.is_none_or(|requested| self.allows_headers(requested)) {
+            return refuse(&ACCESS_CONTROL_REQUEST_HEADERS);
         }
-        let mut answer = ().into_response();
-        let told = answer.headers_mut();
-        told.insert(ACCESS_CONTROL_ALLOW_METHODS, self.told_methods.clone());
-        told.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static(MAX_AGE));
-        match (&self.headers, asked) {
-            // Browsers don't count Authorization among all.
-            (Allowed::All, Some(asked)) => told.insert(ACCESS_CONTROL_ALLOW_HEADERS, asked.clone()),
-            (Allowed::All, None) => None,
-            (Allowed::These(_), _) => {
-                told.insert(ACCESS_CONTROL_ALLOW_HEADERS, self.told_headers.clone())
+        let mut response = ().into_response();
+        let headers = response.headers_mut();
+        headers.insert(ACCESS_CONTROL_ALLOW_METHODS, self.allow_methods.clone());
+        headers.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static(MAX_AGE_SECONDS));
+        match (&self.headers, requested) {
+            // Echoed, as browsers don't count `Authorization` as covered by `*`.
+            (AllowList::All, Some(requested)) => {
+                headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, requested.clone())
+            }
+            (AllowList::All, None) => None,
+            (AllowList::Only(_), _) => {
+                headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, self.allow_headers.clone())
             }
         };
-        let depends = HeaderValue::from_static(
+        let vary = HeaderValue::from_static(
             "access-control-request-method, access-control-request-headers",
         );
-        told.append(VARY, depends);
-        Some(answer)
+        headers.append(VARY, vary);
+        Some(response)
     }
 
-    fn has_headers(&self, asked: &HeaderValue) -> bool {
-        let mut names = asked.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
-        names.all(|name| self.headers.has(&name.to_ascii_lowercase()))
+    fn allows_headers(&self, requested: &HeaderValue) -> bool {
+        let mut names = requested.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
+        names.all(|name| self.headers.contains(&name.to_ascii_lowercase()))
     }
 
-    /// Lets the page that asked read an answer, if its origin may: `origin` is what its browser
-    /// told.
-    pub(crate) fn tell(&self, origin: Option<&HeaderValue>, headers: &mut HeaderMap) {
-        // Also of answers that nobody's page asked for: a cache may have a page's next.
+    /// Adds the headers that let a page of `origin` read the response, if the policy allows the
+    /// origin. `origin` is the request's `Origin` header.
+    pub(crate) fn add_headers(&self, origin: Option<&HeaderValue>, headers: &mut HeaderMap) {
+        // Added even without an origin: a cache may use this response for a page later.
         headers.append(VARY, HeaderValue::from_static("origin"));
-        let Some(origin) = origin.filter(|origin| self.origins.has(origin.as_bytes())) else {
+        let Some(origin) = origin.filter(|origin| self.origins.contains(origin.as_bytes())) else {
             return;
         };
-        // A browser that sends credentials takes no *.
-        let is_any = self.origins == Allowed::All && !self.allows_credentials;
-        let told = if is_any { HeaderValue::from_static("*") } else { origin.clone() };
-        headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, told);
+        // Browsers that send credentials accept no `*`.
+        let is_any = self.origins == AllowList::All && !self.allows_credentials;
+        let allowed = if is_any { HeaderValue::from_static("*") } else { origin.clone() };
+        headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, allowed);
         if self.allows_credentials {
             headers.insert(ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
         }
     }
 }
 
-fn names(allowed: &Allowed) -> impl Iterator<Item = &str> {
+fn names(allowed: &AllowList) -> impl Iterator<Item = &str> {
     let names = match allowed {
-        Allowed::All => &[][..],
-        Allowed::These(names) => names,
+        AllowList::All => &[][..],
+        AllowList::Only(names) => names,
     };
     names.iter().map(String::as_str)
 }
 
-/// Whether browsers name an origin like that
+/// Returns `true` if the text is an origin as browsers write it
 /// (<https://html.spec.whatwg.org/#ascii-serialisation-of-an-origin>).
 fn is_origin(text: &str) -> bool {
     let Some((scheme, host)) = text.split_once("://") else { return text == "null" };
-    let is_own_port = match scheme {
+    let has_default_port = match scheme {
         "http" => host.ends_with(":80"),
         "https" => host.ends_with(":443"),
         _ => false,
@@ -208,7 +216,7 @@ fn is_origin(text: &str) -> bool {
         |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-._:[]".contains(&byte);
     !scheme.is_empty()
         && !host.is_empty()
-        && !is_own_port
+        && !has_default_port
         && scheme.bytes().all(in_scheme)
         && host.bytes().all(in_host)
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Set when the process is about to end: requests are still taken, but none should be sent. Clones
-/// share it.
+/// A flag that is set when the process is about to end: requests are still accepted but should be
+/// sent elsewhere. Clones share the flag.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Draining(Arc<AtomicBool>);
 

@@ -8,7 +8,7 @@ use axum::body::Bytes;
 use axum::http::HeaderMap;
 use chiasm_api::openai::{BodyLimits, ReasoningFields};
 use chiasm_pipeline::cpu::CpuBudget;
-use chiasm_pipeline::{Attempts, Caller, Cause, Entries, Pipeline, RequestError};
+use chiasm_pipeline::{Attempts, Cause, PageEntries, Pipeline, RequestContext, RequestError};
 
 use crate::access;
 use crate::error::HttpError;
@@ -19,7 +19,7 @@ use crate::slots::Slots;
 
 /// The state that the endpoints share.
 pub(crate) struct EndpointState {
-    /// The way of requests to engines.
+    /// The pipeline that answers requests.
     pub(crate) pipeline: Arc<Pipeline>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) slots: Arc<Slots>,
@@ -27,24 +27,24 @@ pub(crate) struct EndpointState {
     pub(crate) body_limits: BodyLimits,
     pub(crate) routing: RoutingOptions,
     pub(crate) reasoning_fields: ReasoningFields,
-    /// Every stream has its usage, in each chunk and at its end.
+    /// Adds usage to every stream, in each chunk and at the end.
     pub(crate) usage_in_all_streams: bool,
-    /// Makes numbers of session names that clients can't foresee.
+    /// The hasher of session names; its random keys make the hashes unpredictable for clients.
     pub(crate) sessions: RandomState,
 }
 
 impl EndpointState {
-    /// Returns the caller of a request.
+    /// Builds the caller of a request.
     pub(crate) fn caller(
         &self,
         identity: Identity,
         cpu: CpuBudget,
         headers: &HeaderMap,
-        entries: Entries,
-    ) -> Caller {
+        entries: PageEntries,
+    ) -> RequestContext {
         let Identity { id, trace, arrived, .. } = identity;
         let session = self.routing.session_header.as_ref().and_then(|name| headers.get(name));
-        Caller {
+        RequestContext {
             id,
             trace,
             arrived,
@@ -52,20 +52,20 @@ impl EndpointState {
             session: session.map(|name| self.sessions.hash_one(name.as_bytes())),
             credentials: access::credentials(headers)
                 .map(|key| Bytes::copy_from_slice(key.as_bytes())),
-            tried: Attempts::default(),
+            attempts: Attempts::default(),
             entries,
         }
     }
 
-    /// Converts the error of a request. If all workers are busy, it is counted and has the status
-    /// of `--busy-status`.
+    /// Converts a request's error. If all workers are busy, counts that and uses the status of
+    /// `--busy-status`.
     pub(crate) fn http_error(&self, error: RequestError) -> HttpError {
         let is_busy = matches!(error.cause, Cause::Busy(_));
         let error = HttpError::from(error);
         if !is_busy {
             return error;
         }
-        self.metrics.all_busy();
+        self.metrics.count_busy();
         error.with_status(self.routing.busy_status)
     }
 }

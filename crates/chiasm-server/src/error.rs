@@ -1,4 +1,5 @@
-//! Errors become HTTP statuses, headers and bodies: nothing below this file knows of them.
+//! Conversion of errors to HTTP statuses, headers and bodies. The layers below know nothing of
+//! HTTP.
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use chiasm_processor::ProcessorError;
 
 use crate::paths::ModelEndpoint;
 
-/// 529, with which Anthropic says that it has more requests than it can take.
+/// The status 529, Anthropic's `overloaded_error`: the server has more requests than it can take.
 const OVERLOADED: u16 = 529;
 
 /// A failed request, ready to be sent to the client.
@@ -23,12 +24,12 @@ const OVERLOADED: u16 = 529;
 pub(crate) struct HttpError {
     /// The HTTP status.
     pub(crate) status: StatusCode,
-    /// The error, in no API's words.
+    /// The error, in no API's format yet.
     pub(crate) error: ApiError,
-    /// The value of `Retry-After`; `None` for a second where the status has one.
+    /// The value of `Retry-After`; `None` for one second if the status has the header.
     pub(crate) retry_after: Option<Duration>,
-    /// The request's attempts, if a server that is given messages may still answer it. The client
-    /// is not sent this error then.
+    /// The request's attempts, if a server that takes whole requests may still answer it. In that
+    /// case the client does not get this error.
     pub(crate) left_to_servers: Option<Box<Attempts>>,
 }
 
@@ -38,50 +39,51 @@ impl HttpError {
         Self { status, error, retry_after: None, left_to_servers: None }
     }
 
-    /// 400: the client can mend the request by changing `param`.
+    /// Returns a 400 error: the client can fix the request by changing `param`.
     pub(crate) fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
         ApiError::invalid(param, message).into()
     }
 
-    /// 413: a field holds more than may be built of it.
+    /// Returns a 413 error: a field asks for more than may be built of it.
     pub(crate) fn too_many(param: &str, message: String) -> Self {
         ApiError::too_many(param, message).into()
     }
 
-    /// 500: the fault is ours or the engine's.
+    /// Returns a 500 error: the fault is ours or the engine's.
     pub(crate) fn internal(message: impl Into<String>) -> Self {
         ApiError::internal(message).into()
     }
 
-    /// 503: the request can't be taken now, for the reason that `code` names; worth trying again.
+    /// Returns a 503 error: the request can't be taken now, for the reason that `code` names. Worth
+    /// a retry.
     pub(crate) fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message)
     }
 
-    /// 404: another model is served here.
-    pub(crate) fn no_such_model(asked: &str, served: &str) -> Self {
-        let message = format!("the model '{asked}' is not served here; '{served}' is");
+    /// Returns a 404 error: another model is served here.
+    pub(crate) fn no_such_model(requested: &str, served: &str) -> Self {
+        let message = format!("the model '{requested}' is not served here; '{served}' is");
         Self::new(StatusCode::NOT_FOUND, "model_not_found", message).at("model")
     }
 
-    /// 404: there is no LoRA adapter of this name, or at this path.
+    /// Returns a 404 error: there is no LoRA adapter of this name or at this path.
     pub(crate) fn no_adapter(param: &str, message: String) -> Self {
         Self::new(StatusCode::NOT_FOUND, "adapter_not_found", message).at(param)
     }
 
-    /// 404: nothing is at this path.
+    /// Returns a 404 error: there is no such path.
     pub(crate) fn no_such_path() -> Self {
         let message = "no such path; docs/serving.md lists those that exist";
         Self::new(StatusCode::NOT_FOUND, "no_such_path", message)
     }
 
-    /// 404: the response was not kept, as none is.
+    /// Returns a 404 error: responses are not kept.
     pub(crate) fn no_such_response(id: &str) -> Self {
         let message = format!("there is no response '{id}': this server keeps none");
         Self::new(StatusCode::NOT_FOUND, "response_not_found", message).at("response_id")
     }
 
-    /// 405: the path takes another method.
+    /// Returns a 405 error: the path takes another method.
     pub(crate) fn method_not_allowed() -> Self {
         Self::new(
             StatusCode::METHOD_NOT_ALLOWED,
@@ -90,67 +92,69 @@ impl HttpError {
         )
     }
 
-    /// 400: the body could not be read to its end.
+    /// Returns a 400 error: the body could not be read to its end.
     pub(crate) fn unreadable_body() -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_body", "the body could not be read").at("body")
     }
 
-    /// 400: a request that names no host, or several.
+    /// Returns a 400 error: the request has no `Host` header, or several.
     pub(crate) fn no_host() -> Self {
         Self::invalid("host", "a request of HTTP/1.1 must have one 'Host' header")
     }
 
-    /// 417: the client expects something else than to be told when to send its body.
+    /// Returns a 417 error: the request has an expectation other than `100-continue`.
     pub(crate) fn expectation_failed() -> Self {
         let message = "'100-continue' is the only expectation that is met";
         Self::new(StatusCode::EXPECTATION_FAILED, "invalid_value", message).at("expect")
     }
 
-    /// 401: a key is missing or wrong.
+    /// Returns a 401 error: the API key is missing or wrong.
     pub(crate) fn unauthorized(message: &str) -> Self {
         Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
     }
 
-    /// 400: a page of another web site may not send the request that its browser asks about;
-    /// `header` of the question says why.
+    /// Returns a 400 error: CORS does not allow the request that a browser announced in a
+    /// preflight. `header` is the preflight's header at fault.
     pub(crate) fn refused_page(header: &str, message: &str) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "cors_refused", message).at(header)
     }
 
-    /// 415: `header` says that the body is not plain JSON.
+    /// Returns a 415 error: according to `header` the body is not plain JSON.
     pub(crate) fn unsupported_body(header: &str, message: &str) -> Self {
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message).at(header)
     }
 
-    /// 429: this client has its share of what there is, and others ask too.
+    /// Returns a 429 error: this client has its share, and other clients are active.
     pub(crate) fn over_share(message: impl Into<String>) -> Self {
         Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
     }
 
-    /// 408: the body came too slowly.
+    /// Returns a 408 error: the body arrived too slowly.
     pub(crate) fn slow_body(message: String) -> Self {
         Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_body", message).at("body")
     }
 
-    /// 413: the body has too many bytes.
+    /// Returns a 413 error: the body has too many bytes.
     pub(crate) fn large_body(message: String) -> Self {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_body", message).at("body")
     }
 
     fn from_processor(error: &ProcessorError, message: String) -> Self {
         let (status, code) = match error {
-            ProcessorError::NoPython { .. } | ProcessorError::NotServed(_) => {
+            ProcessorError::NoPython { .. } | ProcessorError::Unsupported(_) => {
                 (StatusCode::BAD_REQUEST, "media_unsupported")
             }
-            ProcessorError::Gone(_) => (StatusCode::SERVICE_UNAVAILABLE, "processor_unavailable"),
-            ProcessorError::Busy => (StatusCode::SERVICE_UNAVAILABLE, "processor_busy"),
+            ProcessorError::Unavailable(_) => {
+                (StatusCode::SERVICE_UNAVAILABLE, "processor_unavailable")
+            }
+            ProcessorError::QueueFull => (StatusCode::SERVICE_UNAVAILABLE, "processor_busy"),
             ProcessorError::TimedOut { .. } => (StatusCode::GATEWAY_TIMEOUT, "processor_timeout"),
             _ => (StatusCode::UNPROCESSABLE_ENTITY, "media_refused"),
         };
         Self::new(status, code, message)
     }
 
-    /// Names the field if the error does not name one yet.
+    /// Sets the field at fault if the error does not name one yet.
     #[must_use]
     pub(crate) fn at(self, param: &str) -> Self {
         Self { error: self.error.at(param), ..self }
@@ -169,7 +173,7 @@ impl HttpError {
     }
 }
 
-/// Returns the kind of errors with a status.
+/// Returns the error kind of a status.
 fn kind_of(status: StatusCode) -> ErrorKind {
     match status.as_u16() {
         401 => ErrorKind::Unauthenticated,
@@ -188,7 +192,7 @@ fn kind_of(status: StatusCode) -> ErrorKind {
     }
 }
 
-/// Returns the status of errors of a kind.
+/// Returns the status of an error kind.
 fn status_of(kind: ErrorKind) -> StatusCode {
     match kind {
         ErrorKind::Invalid => StatusCode::BAD_REQUEST,
@@ -202,7 +206,7 @@ fn status_of(kind: ErrorKind) -> StatusCode {
         ErrorKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         ErrorKind::BadGateway => StatusCode::BAD_GATEWAY,
         ErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
-        // It is a valid status.
+        // 529 is a valid status, so the default is never used.
         ErrorKind::Overloaded => {
             StatusCode::from_u16(OVERLOADED).unwrap_or(StatusCode::SERVICE_UNAVAILABLE)
         }
@@ -227,8 +231,9 @@ impl IntoResponse for HttpError {
     }
 }
 
-/// Puts a refusal into the words of the API at `path`, whichever part of the server refused.
-pub(crate) fn in_words_of(path: &str, mut response: Response) -> Response {
+/// Converts a refusal to the error format of the API at `path`, whichever part of the server
+/// refused the request.
+pub(crate) fn to_api_format(path: &str, mut response: Response) -> Response {
     let Some(Refusal(error)) = response.extensions().get() else { return response };
     if !ModelEndpoint::at(path).is_some_and(ModelEndpoint::has_anthropic_errors) {
         return response;
@@ -255,7 +260,7 @@ impl From<RequestError> for HttpError {
     fn from(error: RequestError) -> Self {
         let RequestError { cause, field } = error;
         let message = cause.to_string();
-        let told = match &cause {
+        let http_error = match &cause {
             Cause::Invalid(_) => Self::new(StatusCode::BAD_REQUEST, "invalid_value", message),
             Cause::TooManyItems(_) => {
                 Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_value", message)
@@ -268,10 +273,10 @@ impl From<RequestError> for HttpError {
             }
             Cause::Media(error) => ApiError::from(error).into(),
             Cause::Prompt(error) if error.is_request_fault() => {
-                let told = Self::new(StatusCode::BAD_REQUEST, "invalid_prompt", message);
+                let http_error = Self::new(StatusCode::BAD_REQUEST, "invalid_prompt", message);
                 match error.parameter() {
-                    Some(parameter) => told.at(parameter),
-                    None => told,
+                    Some(parameter) => http_error.at(parameter),
+                    None => http_error,
                 }
             }
             Cause::Image(_) if cause.is_image_fault_of_request() => {
@@ -283,9 +288,9 @@ impl From<RequestError> for HttpError {
             }
             Cause::NoAdapter(_) => Self::unavailable("no_adapter", message).at("model"),
             Cause::Busy(_) => Self::unavailable("engines_busy", message),
-            Cause::LeftToServers { why, tried } => Self {
-                left_to_servers: Some(Box::new(tried.clone())),
-                ..Self::from(RequestError::from((**why).clone()))
+            Cause::LeftToServers { cause, attempts } => Self {
+                left_to_servers: Some(Box::new(attempts.clone())),
+                ..Self::from(RequestError::from((**cause).clone()))
             },
             Cause::EngineGone(_) => Self::new(StatusCode::BAD_GATEWAY, "engine_failed", message),
             Cause::ServerFailed { status: 504, .. } => {
@@ -314,8 +319,8 @@ impl From<RequestError> for HttpError {
             _ => Self::internal(message),
         };
         match field {
-            Some(field) => told.at(&field),
-            None => told,
+            Some(field) => http_error.at(&field),
+            None => http_error,
         }
     }
 }
@@ -329,7 +334,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn server_faults_have_the_statuses_of_a_gateway() {
+    fn upstream_faults_get_gateway_statuses() {
         let message = || "words".to_owned();
         for (cause, status, retry_after) in [
             (Cause::ServerFailed { status: 500, message: message() }, 502, None),
@@ -342,9 +347,9 @@ mod tests {
             (overloaded(503, 0.0), 503, Some("1")),
         ] {
             let response = HttpError::from(RequestError::from(cause)).into_response();
-            let told =
+            let header =
                 response.headers().get(header::RETRY_AFTER).map(|value| value.to_str().unwrap());
-            assert_eq!((response.status().as_u16(), told), (status, retry_after));
+            assert_eq!((response.status().as_u16(), header), (status, retry_after));
         }
     }
 
@@ -364,24 +369,25 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn refusals_are_anthropics_at_its_paths_alone() {
+    async fn only_anthropic_paths_get_anthropic_errors() {
         let text = async |path: &str| {
             let response =
-                in_words_of(path, HttpError::invalid("top_k", "too much").into_response());
+                to_api_format(path, HttpError::invalid("top_k", "too much").into_response());
             assert_eq!(
                 (response.status().as_u16(), response.headers()["content-type"].as_bytes()),
                 (400, &b"application/json"[..])
             );
             String::from_utf8(to_bytes(response.into_body(), 1000).await.unwrap().to_vec()).unwrap()
         };
-        let expected = r#"{"type":"error","error":{"type":"invalid_request_error","message":"top_k: too much"}}"#;
+        let expected = "{\"type\":\"error\",\"error\":{\"type\":\"invalid_request_error\",\
+                        \"message\":\"top_k: too much\"}}";
         assert_eq!(text(ModelEndpoint::Messages.path()).await, expected);
         assert_eq!(text(ModelEndpoint::CountTokens.path()).await, expected);
         assert!(text("/v1/messages/").await.starts_with(r#"{"error""#));
     }
 
     #[test]
-    fn every_status_of_a_kind_is_read_back_as_that_kind() {
+    fn error_kind_survives_conversion_to_status() {
         for kind in [
             ErrorKind::Invalid,
             ErrorKind::Unauthenticated,

@@ -1,5 +1,5 @@
-//! The layers around every answer: the request's identity, and for completions its record and its
-//! count.
+//! The layers around every answer: the request's identity, and the record and metrics of model
+//! requests.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -21,24 +21,26 @@ use crate::identity::Identity;
 use crate::paths::ModelEndpoint;
 use crate::record::{Record, Recorder};
 use crate::root_path::RootPath;
-use crate::traces::Traced;
+use crate::traces::ActiveTrace;
 use crate::{error, http_rules, paths};
 
-/// The header of a request's identity, in both directions.
+/// The header of a request's identity, in requests and responses.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Everything that surrounds the answer to a request.
+/// The settings and state of the layers around an answer.
 pub(crate) struct RequestLayers {
     pub(crate) cors: Option<Cors>,
     pub(crate) keys: Arc<CurrentKeys>,
     pub(crate) root_path: Option<RootPath>,
-    /// The paths of adapters exist, and their requests are counted.
+    /// Set if the paths of adapters exist; their requests are counted then.
     pub(crate) adapters_may_change: bool,
     pub(crate) recorder: Arc<Recorder>,
 }
 
-/// Answers a request by the paths of `app`, within all that surrounds an answer. This is no layer
-/// of `app`: one costs a request two allocations and a copy of the layers within it.
+/// Answers a request with the routes of `app`, within all layers.
+///
+/// This is not a tower layer of `app`, which would cost each request two allocations and a copy of
+/// the layers within it.
 pub(crate) async fn answer(
     app: Router,
     layers: Arc<RequestLayers>,
@@ -50,44 +52,43 @@ pub(crate) async fn answer(
     if let Some(trace) = &identity.trace {
         span.record("trace_id", trace.trace_id());
     }
-    let echoed = HeaderValue::from_str(identity.id.as_str());
+    let id = HeaderValue::from_str(identity.id.as_str());
     request.extensions_mut().insert(identity);
     if let Some(target) = layers.root_path.as_ref().and_then(|root| root.strip(request.uri())) {
         *request.uri_mut() = target;
     }
-    let page = layers.cors.as_ref().map(|_| request.headers().get(header::ORIGIN).cloned());
+    let origin = layers.cors.as_ref().map(|_| request.headers().get(header::ORIGIN).cloned());
     let path = request.uri().clone();
     let response = recorded(app, &layers, request).instrument(span).await;
-    let mut response = error::in_words_of(path.path(), response);
-    if let Ok(id) = echoed {
+    let mut response = error::to_api_format(path.path(), response);
+    if let Ok(id) = id {
         response.headers_mut().insert(REQUEST_ID, id);
     }
-    if let (Some(cors), Some(page)) = (&layers.cors, page) {
-        cors.tell(page.as_ref(), response.headers_mut());
+    if let (Some(cors), Some(origin)) = (&layers.cors, origin) {
+        cors.add_headers(origin.as_ref(), response.headers_mut());
     }
     response
 }
 
-/// Counts an answered completion and keeps its record.
+/// Answers a request and records its outcome, if its endpoint is counted.
 async fn recorded(mut app: Router, layers: &Arc<RequestLayers>, mut request: Request) -> Response {
     let Some(endpoint) = counted_endpoint(&request, layers.adapters_may_change) else {
         return call(&mut app, layers, request).await;
     };
-    let traced = begin_trace(layers, &mut request);
-    let record = Record::new(endpoint, Span::current(), traced, layers.recorder.clone());
+    let trace = begin_trace(layers, &mut request);
+    let record = Record::new(endpoint, Span::current(), trace, layers.recorder.clone());
     request.extensions_mut().insert(record.clone());
     let response = call(&mut app, layers, request).await;
     let status = response.status().as_u16();
     let refusal = response.extensions().get::<Refusal>();
     if let Some(Refusal(error)) = refusal {
-        layers.recorder.metrics.refused(status, error.code);
+        layers.recorder.metrics.count_refusal(status, error.code);
     }
-    record.answered(status, refusal);
+    record.set_response(status, refusal);
     response
 }
 
-/// Returns the name of the endpoint whose requests are counted and logged. `None` for any other
-/// request.
+/// Returns the endpoint's name in metrics and the log; `None` if requests to it are not recorded.
 fn counted_endpoint(request: &Request, adapters_may_change: bool) -> Option<&'static str> {
     if request.method() != Method::POST {
         return None;
@@ -105,28 +106,29 @@ fn counted_endpoint(request: &Request, adapters_may_change: bool) -> Option<&'st
     }
 }
 
-/// Begins the request's trace, if it is to be recorded: what is known of its identity from then on
-/// is the context of its own span.
-fn begin_trace(layers: &RequestLayers, request: &mut Request) -> Option<(RequestId, Traced)> {
+/// Begins the request's trace and makes its span the request's trace context. Returns `None` if the
+/// trace is not recorded.
+fn begin_trace(layers: &RequestLayers, request: &mut Request) -> Option<(RequestId, ActiveTrace)> {
     let traces = layers.recorder.traces.as_ref()?;
     let identity = request.extensions_mut().get_mut::<Identity>()?;
-    let (context, traced) = traces.begin(identity.trace.as_ref());
+    let (context, active) = traces.begin(identity.trace.as_ref());
     Span::current().record("trace_id", context.trace_id());
     identity.trace = Some(context);
-    traced.map(|traced| (identity.id.clone(), traced))
+    active.map(|trace| (identity.id.clone(), trace))
 }
 
-/// A panic is told to the client, and not to others on its connection.
+/// Checks a request and answers it with the routes of `app`. A panic becomes an error response and
+/// leaves other requests of the connection alone.
 async fn call(app: &mut Router, layers: &RequestLayers, request: Request) -> Response {
     if let Err(error) = http_rules::check(&request) {
         return error.into_response();
     }
-    if let Some(told) = layers.cors.as_ref().and_then(|cors| cors.preflight(&request)) {
-        return told;
+    if let Some(preflight) = layers.cors.as_ref().and_then(|cors| cors.preflight(&request)) {
+        return preflight;
     }
-    let waits = http_rules::expects_continue(request.version(), request.headers());
+    let expects_continue = http_rules::expects_continue(request.version(), request.headers());
     if let Some(refused) = layers.keys.current().refusal(&request) {
-        return if waits { http_rules::closing(refused) } else { refused };
+        return if expects_continue { http_rules::close_if_refused(refused) } else { refused };
     }
     // A router is always ready, and never fails.
     let response = match AssertUnwindSafe(app.call(request)).catch_unwind().await {
@@ -134,5 +136,5 @@ async fn call(app: &mut Router, layers: &RequestLayers, request: Request) -> Res
         Err(_) => HttpError::internal("the request failed; the log says how").into_response(),
         Ok(Err(never)) => match never {},
     };
-    if waits { http_rules::closing(response) } else { response }
+    if expects_continue { http_rules::close_if_refused(response) } else { response }
 }

@@ -2,24 +2,24 @@
 //!
 //! | module | is |
 //! |---|---|
-//! | `server`, `settings` | the server, put together of its parts |
-//! | `connections`, `connection`, `connection_metrics` | connections of clients, and which of them make room for others |
-//! | `draining` | the end of the server: its last requests |
-//! | `layers` | everything that surrounds an answer: identity, keys, record, count |
+//! | `server`, `settings` | the server, assembled from its parts |
+//! | `connections`, `connection`, `connection_metrics` | client connections, and the choice of connections to close when all slots are taken |
+//! | `draining` | the flag of a server that is shutting down |
+//! | `layers` | the layers around every answer: identity, keys, record, metrics |
 //! | `routes`, `paths` | the routes, and the paths of the endpoints |
-//! | `endpoints`, `endpoint_state` | the endpoints of all APIs, and the state that they share |
-//! | `forward` | requests that are passed on as they came |
+//! | `endpoints`, `endpoint_state` | the endpoints of all APIs, and their shared state |
+//! | `forward` | requests that are forwarded unchanged to other servers |
 //! | `status` | health, readiness, metrics, models and workers |
 //! | `page` | the live page |
 //! | `admission`, `arrival`, `body` | a request body, from its first byte to a parsed request with a slot |
-//! | `slots` | the shares that owners have of the requests in flight |
-//! | `meter`, `sse` | streamed answers, and the count of their tokens |
-//! | `record`, `traces` | the line in the log and the trace of a request that has ended |
-//! | `metrics`, `process_metrics`, `log_counts` | Prometheus |
-//! | `access`, `cors`, `root_path`, `tls`, `proxies`, `http_rules` | keys, web sites, proxies and the rules of HTTP |
-//! | `identity`, `routing_headers` | the identity of a request, and the headers of its answer |
+//! | `slots` | request slots, and their fair shares among owners |
+//! | `meter`, `sse` | streamed answers, and their token counts |
+//! | `record`, `traces` | the log line and the trace of a finished request |
+//! | `metrics`, `process_metrics`, `log_counts` | Prometheus metrics |
+//! | `access`, `cors`, `root_path`, `tls`, `proxies`, `http_rules` | API keys, CORS, TLS, proxies and the rules of HTTP |
+//! | `identity`, `routing_headers` | request identities, and the routing headers of answers |
 //! | `poll_epoch` | epochs of a connection's task, one for each call of its `poll` |
-//! | `error` | errors become HTTP |
+//! | `error` | conversion of errors to HTTP responses |
 //! | `workers` | `GET /workers` |
 
 #![forbid(unsafe_code)]
@@ -64,12 +64,12 @@ mod traces;
 mod workers;
 
 pub use access::{ApiKeys, CurrentKeys};
-pub use cors::{Allowed, Cors, CorsError};
+pub use cors::{AllowList, Cors, CorsError};
 pub use log_counts::LogCounts;
 pub use page::{Page, PageOptions};
 pub use paths::PAGE as PAGE_PATH;
-pub use proxies::{Network, NoNetwork, TrustedProxies};
-pub use root_path::{NoRootPath, RootPath};
+pub use proxies::{Network, ParseNetworkError, TrustedProxies};
+pub use root_path::{ParseRootPathError, RootPath};
 pub use server::Server;
 pub use settings::{HttpLimits, RoutingOptions, ServerSettings};
 pub use tls::{Certificate, CertificateError};

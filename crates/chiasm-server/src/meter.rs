@@ -1,5 +1,5 @@
-//! A streamed answer on its way to the client, and the count of its tokens: for `usage` in its
-//! chunks, and for metrics and log when it ends or is dropped.
+//! Streamed answers and their token counts: for `usage` in chunks, and for metrics and the log when
+//! the stream ends or is dropped.
 
 use std::cell::Cell;
 use std::pin::Pin;
@@ -19,53 +19,53 @@ use crate::endpoint_state::EndpointState;
 use crate::error::HttpError;
 use crate::poll_epoch::PollEpoch;
 
-/// The count of one streamed answer. Holds the request's place among those in flight.
+/// The token counts of one streamed answer. Holds the request's slot.
 pub(crate) struct Meter {
     state: Arc<EndpointState>,
     options: StreamOptions,
     usages: Vec<Usage>,
-    /// The prompts' numbers on the live page.
-    explained: Vec<Option<u64>>,
+    /// The ids of the prompts' entries on the live page.
+    explanation_ids: Vec<Option<u64>>,
     admission: Admission,
 }
 
 impl Meter {
-    /// The count of an answer whose prompts went where `attempted` says, before any new token.
-    /// `reads_reasoning`: whether some of them may be reasoning.
+    /// Creates the counts of an answer before its first token. `routes` has the route of each
+    /// prompt; `reads_reasoning` is `true` if some tokens may be reasoning.
     pub(crate) fn new(
         state: &Arc<EndpointState>,
         options: StreamOptions,
-        attempted: Vec<RouteOutcome>,
+        routes: Vec<RouteOutcome>,
         admission: Admission,
         reads_reasoning: bool,
     ) -> Self {
-        admission.record.streamed();
-        attempted.iter().for_each(|attempted| admission.record.attempted(*attempted));
-        let usage = |attempted| Usage::of_prompt(attempted, reads_reasoning);
+        admission.record.start_stream();
+        routes.iter().for_each(|route| admission.record.set_route(*route));
+        let usage = |route| Usage::for_prompt(route, reads_reasoning);
         let options = if state.usage_in_all_streams { StreamOptions::ALL_USAGE } else { options };
-        let usages = attempted.iter().map(usage).collect();
-        let explained = attempted.iter().map(|attempted| attempted.explained).collect();
-        Self { state: state.clone(), options, usages, explained, admission }
+        let usages = routes.iter().map(usage).collect();
+        let explanation_ids = routes.iter().map(|route| route.explanation_id).collect();
+        Self { state: state.clone(), options, usages, explanation_ids, admission }
     }
 
-    /// Counts a delta. The prompt's usage so far, if the client wants it in every chunk.
+    /// Counts a delta. Returns the prompt's usage so far if the client wants it in every chunk.
     pub(crate) fn count(&mut self, prompt: usize, delta: &ChoiceDelta) -> Option<Usage> {
         let usage = &mut self.usages[prompt];
         usage.completion_tokens += delta.tokens.len();
         if let Some(prefill) = delta.prefill {
-            usage.prefilled(prefill);
+            usage.set_prefill(prefill);
         }
         usage.reasoning_tokens =
             usage.reasoning_tokens.map(|tokens| tokens + delta.reasoning_tokens);
-        self.in_chunks(prompt)
+        self.chunk_usage(prompt)
     }
 
-    /// The prompt's usage so far, if the client wants it in every chunk.
-    pub(crate) fn in_chunks(&self, prompt: usize) -> Option<Usage> {
+    /// Returns the prompt's usage so far if the client wants it in every chunk.
+    pub(crate) fn chunk_usage(&self, prompt: usize) -> Option<Usage> {
         self.options.continuous_usage.then(|| self.usages[prompt])
     }
 
-    /// All that was counted.
+    /// Returns the usage of all prompts together.
     pub(crate) fn total(&self) -> Usage {
         let mut total = Usage::default();
         self.usages.iter().for_each(|&usage| total += usage);
@@ -75,35 +75,35 @@ impl Meter {
 
 impl Drop for Meter {
     fn drop(&mut self) {
-        for (explained, usage) in self.explained.iter().zip(&self.usages) {
-            self.admission.record.used_by(*explained, *usage);
+        for (id, usage) in self.explanation_ids.iter().zip(&self.usages) {
+            self.admission.record.set_prompt_usage(*id, *usage);
         }
-        self.admission.record.used(self.total());
-        self.state.metrics.used(self.total());
+        self.admission.record.set_usage(self.total());
+        self.state.metrics.count_tokens(self.total());
     }
 }
 
-/// Bytes of events after which no more deltas are looked for before these are sent.
-const ENOUGH: usize = 16 << 10;
+/// The size in bytes from which a batch of events is sent without waiting for more deltas.
+const MAX_BATCH_BYTES: usize = 16 << 10;
 
-/// Bytes of memory to write in that a thread keeps.
-const MOST_KEPT: usize = 4 * ENOUGH;
+/// The largest capacity, in bytes, of a write buffer that a thread keeps.
+const MAX_KEPT_BUFFER_BYTES: usize = 4 * MAX_BATCH_BYTES;
 
-/// A streamed answer: its deltas turned into events, of which each item is all that there are at a
-/// time. So whoever reads slowly, or several continuations at once, gets them by fewer writes.
-pub(crate) struct Events<S, W, E> {
-    /// `None` when all has been told.
+/// A streamed answer, with deltas turned into events. Each item batches every event that is ready,
+/// so slow readers and several concurrent continuations need fewer writes.
+pub(crate) struct EventStream<S, W, E> {
+    /// `None` once all events have been written.
     running: Option<Running<S, W, E>>,
-    /// Events before those of the deltas.
+    /// The events before those of the deltas.
     begin: Vec<u8>,
-    /// The epoch in which there was no delta any more.
+    /// The epoch in which the deltas were last pending.
     pending_in: Option<PollEpoch>,
 }
 
 thread_local! {
-    /// The buffer in which events are written before they are copied to memory of their size. No
-    /// stream keeps buffers of its own.
-    static WRITTEN: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+    /// The buffer in which events are written before they are copied to memory of their exact size,
+    /// so that streams keep no buffers of their own.
+    static WRITE_BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
 struct Running<S, W, E> {
@@ -114,16 +114,18 @@ struct Running<S, W, E> {
     span: Span,
 }
 
-/// The events of an answer. It begins with `begin`. `write` appends what there is to tell of a
-/// delta, or of the error that ends the deltas and is the stream's end then; `end` what comes last
-/// if no error came, with the usage of all if it is wanted.
+/// Returns the stream of an answer's events, which begins with `begin`.
+///
+/// `write` appends the events of a delta, or of the error that ends the deltas and with it the
+/// stream. `end` appends the last events if there was no error; it gets the total usage if the
+/// client wants it.
 pub(crate) fn events<D, S, W, E>(
     begin: Vec<u8>,
     deltas: S,
     meter: Meter,
     write: W,
     end: E,
-) -> Events<S, W, E>
+) -> EventStream<S, W, E>
 where
     S: Stream<Item = Result<D, RequestError>> + Unpin,
     W: FnMut(Result<D, ApiError>, &mut Meter, &mut Vec<u8>) + Unpin,
@@ -131,10 +133,10 @@ where
 {
     let span = tracing::debug_span!("stream");
     let running = Running { deltas, meter, write, end, span };
-    Events { running: Some(running), begin, pending_in: None }
+    EventStream { running: Some(running), begin, pending_in: None }
 }
 
-impl<D, S, W, E> Stream for Events<S, W, E>
+impl<D, S, W, E> Stream for EventStream<S, W, E>
 where
     S: Stream<Item = Result<D, RequestError>> + Unpin,
     W: FnMut(Result<D, ApiError>, &mut Meter, &mut Vec<u8>) + Unpin,
@@ -146,13 +148,13 @@ where
         if self.pending_in.is_some() && self.pending_in == PollEpoch::current() {
             return Poll::Pending;
         }
-        let mut events = WRITTEN.take();
+        let mut events = WRITE_BUFFER.take();
         events.extend_from_slice(&std::mem::take(&mut self.begin));
-        let is_over = self.tell(context, &mut events).is_ready();
+        let is_over = self.write_ready(context, &mut events).is_ready();
         let written = (!events.is_empty()).then(|| Bytes::copy_from_slice(&events));
-        if events.capacity() <= MOST_KEPT {
+        if events.capacity() <= MAX_KEPT_BUFFER_BYTES {
             events.clear();
-            WRITTEN.set(events);
+            WRITE_BUFFER.set(events);
         }
         match written {
             Some(written) => Poll::Ready(Some(written)),
@@ -162,33 +164,33 @@ where
     }
 }
 
-impl<D, S, W, E> Events<S, W, E>
+impl<D, S, W, E> EventStream<S, W, E>
 where
     S: Stream<Item = Result<D, RequestError>> + Unpin,
     W: FnMut(Result<D, ApiError>, &mut Meter, &mut Vec<u8>) + Unpin,
     E: FnOnce(Option<Usage>, &mut Vec<u8>) + Unpin,
 {
-    /// Appends the events of the deltas that there are, up to [`ENOUGH`]. Ready when all has been
-    /// told.
-    fn tell(&mut self, context: &mut Context<'_>, events: &mut Vec<u8>) -> Poll<()> {
+    /// Appends the events of the deltas that are ready, up to [`MAX_BATCH_BYTES`]. Ready once all
+    /// events have been written.
+    fn write_ready(&mut self, context: &mut Context<'_>, events: &mut Vec<u8>) -> Poll<()> {
         while let Some(Running { deltas, meter, write, span, .. }) = &mut self.running {
-            if events.len() >= ENOUGH {
+            if events.len() >= MAX_BATCH_BYTES {
                 return Poll::Pending;
             }
-            let _entered = span.enter();
+            let entered = span.enter();
             match deltas.poll_next_unpin(context) {
                 Poll::Ready(Some(Ok(delta))) => write(Ok(delta), meter, events),
                 Poll::Ready(Some(Err(error))) => {
-                    meter.admission.record.stream_failed(error.to_string());
+                    meter.admission.record.fail_stream(error.to_string());
                     write(Err(HttpError::from(error).error), meter, events);
-                    drop(_entered);
-                    // What else runs for the answer is aborted.
+                    drop(entered);
+                    // Dropping the deltas aborts the answer's other jobs.
                     self.running = None;
                 }
                 Poll::Ready(None) => {
-                    drop(_entered);
-                    if let Some(ended) = self.running.take() {
-                        ended.end(events);
+                    drop(entered);
+                    if let Some(running) = self.running.take() {
+                        running.end(events);
                     }
                 }
                 Poll::Pending => {
@@ -204,7 +206,7 @@ where
 impl<S, W, E: FnOnce(Option<Usage>, &mut Vec<u8>)> Running<S, W, E> {
     fn end(self, events: &mut Vec<u8>) {
         let Self { meter, end, .. } = self;
-        meter.admission.record.finished();
+        meter.admission.record.finish_stream();
         end(meter.options.include_usage.then(|| meter.total()), events);
     }
 }

@@ -1,5 +1,4 @@
-//! Metrics of requests and connections for Prometheus, and the page `/metrics` with those of all
-//! parts.
+//! Prometheus metrics of requests and connections, and the page `/metrics` with those of all parts.
 
 mod stream_end;
 mod vllm_names;
@@ -23,9 +22,9 @@ use crate::connection_metrics::ConnectionMetrics;
 use crate::log_counts::LogCounts;
 use crate::process_metrics::ProcessMetrics;
 
-/// The upper bounds, in seconds, of the buckets for times from a request's arrival to the end of
-/// its answer; vLLM has none below 300 ms.
-const WHOLE_REQUEST: [f64; 24] = [
+/// The upper bounds, in seconds, of the buckets for the time from a request's arrival to the end of
+/// its answer. vLLM has none below 300 ms.
+const REQUEST_DURATION_BUCKETS: [f64; 24] = [
     0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0,
     60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
 ];
@@ -62,13 +61,13 @@ struct RefusalLabels {
     code: &'static str,
 }
 
-/// The state that is read when the metrics are.
-pub(crate) struct Scraped<'a> {
+/// The state that is read for each scrape.
+pub(crate) struct ScrapeState<'a> {
     pub(crate) pipeline: &'a Pipeline,
-    /// Requests that may be in flight at once.
+    /// The number of requests that may be in flight at once.
     pub(crate) slots: usize,
     pub(crate) log: LogCounts,
-    /// Counts of the spans of traces, if there are traces.
+    /// The counts of exported spans, if traces are recorded.
     pub(crate) spans: Option<ExportCounts>,
 }
 
@@ -92,7 +91,7 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    /// Creates the metrics of a server before this pipeline.
+    /// Creates the metrics of a server in front of this pipeline.
     pub(crate) fn new(pipeline: &Pipeline) -> Self {
         let mut metrics = Self {
             registry: Registry::with_prefix("chiasm"),
@@ -104,7 +103,9 @@ impl Metrics {
             log_lines_dropped: Family::default(),
             panics: Counter::default(),
             spans: Family::default(),
-            request_duration: Family::new_with_constructor(|| Histogram::new(WHOLE_REQUEST)),
+            request_duration: Family::new_with_constructor(|| {
+                Histogram::new(REQUEST_DURATION_BUCKETS)
+            }),
             stream_ends: Family::default(),
             refusals: Family::default(),
             in_flight: Gauge::default(),
@@ -116,8 +117,8 @@ impl Metrics {
         pipeline.fleet.metrics().register(&mut metrics.registry);
         // Prometheus sees no increase in a series that appears with its first event, so an alert
         // would miss the first failure.
-        for how in StreamEnd::ALL {
-            drop(metrics.stream_ends.get_or_create(&HowLabel { how: how.name() }));
+        for end in StreamEnd::ALL {
+            drop(metrics.stream_ends.get_or_create(&HowLabel { how: end.name() }));
         }
         metrics
     }
@@ -139,8 +140,8 @@ impl Metrics {
         r.register("completion_tokens", "New tokens", self.completion_tokens.clone());
         r.register(
             "log_lines_dropped",
-            "Lines of the log that were not written: too many were waiting, standard error did not take them, or warnings that \
-             repeat themselves",
+            "Lines of the log that were not written: too many were waiting, standard error did not \
+             take them, or warnings that repeat themselves",
             self.log_lines_dropped.clone(),
         );
         r.register(
@@ -150,7 +151,8 @@ impl Metrics {
         );
         r.register(
             "otlp_spans",
-            "Spans of traces: sent, dropped as too many were waiting (full), or not taken by the collector (refused)",
+            "Spans of traces: sent, dropped as too many were waiting (full), \
+             or not taken by the collector (refused)",
             self.spans.clone(),
         );
         r.register_with_unit(
@@ -175,41 +177,41 @@ impl Metrics {
         r.register_collector(Box::new(ProcessMetrics::new()));
     }
 
-    /// A request was refused because all workers are busy.
-    pub(crate) fn all_busy(&self) {
+    /// Counts a request that was refused because all workers are busy.
+    pub(crate) fn count_busy(&self) {
         self.busy.inc();
     }
 
-    /// A request is over, so long after its arrival.
-    pub(crate) fn over(&self, endpoint: &'static str, after: Duration) {
+    /// Records the time from a request's arrival to the end of its answer.
+    pub(crate) fn observe_duration(&self, endpoint: &'static str, duration: Duration) {
         self.request_duration
             .get_or_create(&EndpointLabel { endpoint })
-            .observe(after.as_secs_f64());
+            .observe(duration.as_secs_f64());
     }
 
-    /// A streamed answer has ended.
-    pub(crate) fn stream_ended(&self, how: StreamEnd) {
-        self.stream_ends.get_or_create(&HowLabel { how: how.name() }).inc();
+    /// Counts the end of a streamed answer.
+    pub(crate) fn count_stream_end(&self, end: StreamEnd) {
+        self.stream_ends.get_or_create(&HowLabel { how: end.name() }).inc();
     }
 
-    /// A request was refused with an error of this code.
-    pub(crate) fn refused(&self, status: u16, code: &'static str) {
+    /// Counts a request that was refused with an error of this code.
+    pub(crate) fn count_refusal(&self, status: u16, code: &'static str) {
         self.refusals.get_or_create(&RefusalLabels { status, code }).inc();
     }
 
-    /// A request was answered, or refused with an error.
-    pub(crate) fn answered(&self, endpoint: &'static str, status: u16) {
+    /// Counts a request that was answered or refused.
+    pub(crate) fn count_answer(&self, endpoint: &'static str, status: u16) {
         self.requests.get_or_create(&RequestLabels { endpoint, status }).inc();
     }
 
-    /// Tokens of an answer that ran to its end.
-    pub(crate) fn used(&self, usage: Usage) {
+    /// Counts the tokens of an answer.
+    pub(crate) fn count_tokens(&self, usage: Usage) {
         self.prompt_tokens.inc_by(usage.prompt_tokens as u64);
         self.cached_tokens.inc_by(usage.cached_tokens as u64);
         self.completion_tokens.inc_by(usage.completion_tokens as u64);
     }
 
-    /// Requests that are being answered.
+    /// Returns the number of requests in flight.
     pub(crate) fn requests_in_flight(&self) -> i64 {
         self.in_flight.get()
     }
@@ -220,14 +222,14 @@ impl Metrics {
         InFlight(self.in_flight.clone())
     }
 
-    /// Prometheus' text format, with the workers as they are now.
-    pub(crate) fn render(&self, now: &Scraped<'_>) -> Result<String, std::fmt::Error> {
-        self.slots.set(now.slots as i64);
-        let pipeline = now.pipeline;
+    /// Renders all metrics in Prometheus' text format, with the current state of the workers.
+    pub(crate) fn render(&self, state: &ScrapeState<'_>) -> Result<String, std::fmt::Error> {
+        self.slots.set(state.slots as i64);
+        let pipeline = state.pipeline;
         let workers = pipeline.fleet.router().workers();
         pipeline.fleet.refresh_metrics(&workers);
         pipeline.refresh_metrics(&workers);
-        let LogCounts { full, unwritten, repeated, panics } = now.log;
+        let LogCounts { full, unwritten, repeated, panics } = state.log;
         self.panics.inner().store(panics, Ordering::Relaxed);
         for (cause, lines) in [("full", full), ("unwritten", unwritten), ("repeated", repeated)] {
             self.log_lines_dropped
@@ -235,7 +237,7 @@ impl Metrics {
                 .inner()
                 .store(lines, Ordering::Relaxed);
         }
-        if let Some(ExportCounts { sent, full, refused }) = now.spans {
+        if let Some(ExportCounts { sent, full, refused }) = state.spans {
             for (outcome, spans) in [("sent", sent), ("full", full), ("refused", refused)] {
                 self.spans
                     .get_or_create(&OutcomeLabel { outcome })
@@ -251,7 +253,7 @@ impl Metrics {
     }
 }
 
-/// One request in flight.
+/// Counts a request as in flight until this is dropped.
 pub(crate) struct InFlight(Gauge);
 
 impl Drop for InFlight {

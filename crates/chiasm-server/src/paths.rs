@@ -7,11 +7,11 @@ pub(crate) const DETOKENIZE: &str = "/detokenize";
 pub(crate) const LOAD_LORA: &str = "/v1/load_lora_adapter";
 pub(crate) const UNLOAD_LORA: &str = "/v1/unload_lora_adapter";
 
-/// The path below which all paths of the live page are.
+/// The prefix of all paths of the live page.
 pub const PAGE: &str = "/ui";
 
-/// An endpoint whose requests are answered by a model, here or at a server to which they are passed
-/// on.
+/// An endpoint whose requests are answered by a model, here or at a server to which they are
+/// forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ModelEndpoint {
     /// OpenAI's chat completions.
@@ -58,7 +58,7 @@ impl ModelEndpoint {
         }
     }
 
-    /// Returns the API of streams that answer requests here.
+    /// Returns the API of the endpoint's streams.
     pub(crate) fn stream_api(self) -> StreamApi {
         match self {
             Self::Chat | Self::Completions => StreamApi::Completions,
@@ -67,7 +67,7 @@ impl ModelEndpoint {
         }
     }
 
-    /// Returns `true` if errors have Anthropic's form here, and not OpenAI's.
+    /// Returns `true` if the endpoint's errors have Anthropic's form, not OpenAI's.
     pub(crate) fn has_anthropic_errors(self) -> bool {
         match self {
             Self::Messages | Self::CountTokens => true,
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_endpoint_is_found_at_its_path_alone() {
+    fn endpoint_is_found_only_at_its_path() {
         for endpoint in ModelEndpoint::ALL {
             assert_eq!(ModelEndpoint::at(endpoint.path()), Some(endpoint));
             assert_eq!(ModelEndpoint::at(&format!("{}/", endpoint.path())), None);

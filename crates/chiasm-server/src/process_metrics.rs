@@ -1,5 +1,5 @@
-//! This process's part of the metrics: memory, descriptors and CPU time, by the names that
-//! Prometheus' own clients give them.
+//! Metrics of this process: memory, file descriptors and CPU time, under the names of Prometheus'
+//! own client libraries.
 
 use std::fmt;
 use std::fs;
@@ -10,22 +10,22 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Unit;
 
-/// Reads `/proc` when it is asked. On systems without it, and in containers that hide it, there are
-/// no such metrics.
+/// A collector that reads `/proc` on each scrape. Systems without `/proc`, and containers that hide
+/// it, have no such metrics.
 #[derive(Debug)]
 pub(crate) struct ProcessMetrics {
     ticks_per_second: f64,
     page_bytes: u64,
-    /// Seconds since 1970 at which this machine was started.
-    machine_started: Option<f64>,
+    /// The time at which this machine was started, in seconds since 1970.
+    machine_start: Option<f64>,
 }
 
-/// What `/proc/self/stat` tells (proc_pid_stat(5)).
+/// The fields of `/proc/self/stat` that are used (proc_pid_stat(5)).
 #[derive(Debug, PartialEq)]
 struct Stat {
-    /// Clock ticks of CPU time, in user and in kernel mode.
+    /// The CPU time in clock ticks, in user and in kernel mode.
     cpu: u64,
-    /// Clock ticks after the machine's start.
+    /// The process's start, in clock ticks after the machine's start.
     started: u64,
     virtual_bytes: u64,
     resident_pages: u64,
@@ -34,13 +34,13 @@ struct Stat {
 impl ProcessMetrics {
     pub(crate) fn new() -> Self {
         let machine = fs::read_to_string("/proc/stat").ok();
-        let started = machine
+        let start = machine
             .as_deref()
             .and_then(|stat| stat.lines().find_map(|line| line.strip_prefix("btime ")));
         Self {
             ticks_per_second: rustix::param::clock_ticks_per_second() as f64,
             page_bytes: rustix::param::page_size() as u64,
-            machine_started: started.and_then(|seconds| seconds.trim().parse().ok()),
+            machine_start: start.and_then(|seconds| seconds.trim().parse().ok()),
         }
     }
 }
@@ -75,8 +75,8 @@ impl Collector for ProcessMetrics {
             )?;
             let cpu = ConstCounter::new(seconds(stat.cpu));
             put("process_cpu", "CPU time of this process", Some(Unit::Seconds), &cpu)?;
-            if let Some(machine) = self.machine_started {
-                let started = ConstGauge::new(machine + seconds(stat.started));
+            if let Some(machine_start) = self.machine_start {
+                let started = ConstGauge::new(machine_start + seconds(stat.started));
                 put(
                     "process_start_time",
                     "When this process was started, in seconds since 1970",
@@ -93,21 +93,22 @@ impl Collector for ProcessMetrics {
                 &ConstGauge::new(open),
             )?;
         }
-        if let Some(most) =
-            fs::read_to_string("/proc/self/limits").ok().as_deref().and_then(most_descriptors)
+        if let Some(limit) =
+            fs::read_to_string("/proc/self/limits").ok().as_deref().and_then(descriptor_limit)
         {
             put(
                 "process_max_fds",
                 "File descriptors that may be open",
                 None,
-                &ConstGauge::new(most),
+                &ConstGauge::new(limit),
             )?;
         }
         Ok(())
     }
 }
 
-/// The directory's size is their number since Linux 6.2; before, they are listed.
+/// Returns the number of open file descriptors. Since Linux 6.2 it is the directory's size; before,
+/// the entries are counted.
 fn open_descriptors() -> Option<u64> {
     match fs::metadata("/proc/self/fd").ok()?.len() {
         0 => fs::read_dir("/proc/self/fd").ok().map(|open| open.count() as u64),
@@ -115,8 +116,8 @@ fn open_descriptors() -> Option<u64> {
     }
 }
 
-/// The soft limit in `/proc/self/limits`.
-fn most_descriptors(limits: &str) -> Option<u64> {
+/// Returns the soft limit on open files from the text of `/proc/self/limits`.
+fn descriptor_limit(limits: &str) -> Option<u64> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     line.split_whitespace().next()?.parse().ok()
 }
@@ -141,8 +142,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_counted_from_behind_the_name() {
-        let stat = "7 (a) b 1 2) S 1 7 7 0 -1 4194560 900 0 0 0 25 5 0 0 20 0 3 0 1234 4096000 500 18446744073709551615 1";
+    fn stat_fields_are_counted_after_the_program_name() {
+        let stat = "7 (a) b 1 2) S 1 7 7 0 -1 4194560 900 0 0 0 25 5 0 0 20 0 3 0 1234 4096000 500 \
+                    18446744073709551615 1";
         let expected =
             Stat { cpu: 30, started: 1234, virtual_bytes: 4_096_000, resident_pages: 500 };
         assert_eq!(Stat::parse(stat), Some(expected));
@@ -150,9 +152,10 @@ mod tests {
     }
 
     #[test]
-    fn the_soft_limit_counts_and_may_be_none() {
-        let limits = "Limit   Soft Limit  Hard Limit  Units\nMax open files            1024                 4096                 files\n";
-        assert_eq!(most_descriptors(limits), Some(1024));
-        assert_eq!(most_descriptors(&limits.replace("1024", "unlimited")), None);
+    fn soft_descriptor_limit_is_read() {
+        let limits = "Limit   Soft Limit  Hard Limit  Units\n\
+                      Max open files            1024                 4096                 files\n";
+        assert_eq!(descriptor_limit(limits), Some(1024));
+        assert_eq!(descriptor_limit(&limits.replace("1024", "unlimited")), None);
     }
 }

@@ -1,12 +1,13 @@
-//! One line in the log per finished request: what it was, where it went, and what it took.
+//! Request records: one log line per finished request, and its metrics, trace and entries on the
+//! live page.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use chiasm_api::openai::Usage;
-use chiasm_backend::{Delivered, RequestId};
+use chiasm_backend::{MediaDelivery, RequestId};
 use chiasm_fleet::adapters::ServedAdapter;
-use chiasm_pipeline::Entries;
+use chiasm_pipeline::PageEntries;
 use chiasm_pipeline::model::ServedModel;
 use chiasm_request::RouteOutcome;
 use tokio::time::Instant;
@@ -14,13 +15,13 @@ use tracing::Span;
 
 use crate::error::Refusal;
 use crate::metrics::{Metrics, StreamEnd};
-use crate::page::{Found, Outcome, Page};
-use crate::traces::{Over, Traced, Traces};
+use crate::page::{Outcome, Page, TokenCounts};
+use crate::traces::{ActiveTrace, FinishedRequest, Traces};
 
-/// The status of a request whose client left before it had an answer, as other servers log it.
-const CLIENT_LEFT: u16 = 499;
+/// The status of a request whose client disconnected before it was answered, as nginx logs it.
+const CLIENT_CLOSED_REQUEST: u16 = 499;
 
-/// Everything that notes the end of a request.
+/// The parts of the server that record the end of a request.
 pub(crate) struct Recorder {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) page: Option<Arc<Page>>,
@@ -28,180 +29,179 @@ pub(crate) struct Recorder {
     pub(crate) model: Arc<ServedModel>,
 }
 
-/// The facts about a request that become known while it is answered. Clones are the same record;
-/// the line is written when the last of them is dropped, which for a streamed answer is the end of
-/// its stream.
+/// The facts about a request that become known while it is answered.
+///
+/// Clones share the record. When the last clone is dropped, the log line is written; for a streamed
+/// answer that is the end of the stream.
 #[derive(Clone)]
-pub(crate) struct Record(Arc<Line>);
+pub(crate) struct Record(Arc<RecordState>);
 
-struct Line {
+struct RecordState {
     endpoint: &'static str,
     started: Instant,
     span: Span,
-    /// The request's identity and trace, if that is recorded.
-    traced: Option<(RequestId, Traced)>,
+    /// The request's id and trace, if the trace is recorded.
+    trace: Option<(RequestId, ActiveTrace)>,
     recorder: Arc<Recorder>,
     /// The request's entries on the live page.
-    entries: Entries,
-    known: Mutex<Known>,
+    entries: PageEntries,
+    facts: Mutex<Facts>,
 }
 
 #[derive(Default)]
-struct Known {
+struct Facts {
     status: Option<u16>,
     /// The end of the stream, for a streamed answer.
     stream: Option<StreamEnd>,
-    attempted: Option<RouteOutcome>,
+    route: Option<RouteOutcome>,
     adapter: Option<Arc<ServedAdapter>>,
-    /// The tokens of all prompts and answers; `None` as long as nobody has counted them.
+    /// The tokens of all prompts and answers; `None` until they are counted.
     usage: Option<Usage>,
     error: Option<String>,
-    /// A word for why it failed.
+    /// A word for the cause of the failure.
     cause: Option<&'static str>,
-    /// The prompts that the live page shows.
+    /// The prompts with entries on the live page.
     shown: Vec<ShownPrompt>,
 }
 
-/// A prompt that the live page shows.
+/// A prompt with an entry on the live page.
 struct ShownPrompt {
-    /// The number of its entry.
+    /// The entry's number.
     number: u64,
     first_token: Option<Duration>,
     usage: Option<Usage>,
 }
 
 impl Record {
-    /// A record of the request that this span is of.
+    /// Creates the record of a request. `span` is the request's span.
     pub(crate) fn new(
         endpoint: &'static str,
         span: Span,
-        traced: Option<(RequestId, Traced)>,
+        trace: Option<(RequestId, ActiveTrace)>,
         recorder: Arc<Recorder>,
     ) -> Self {
-        let entries = recorder.page.as_ref().map_or_else(Entries::default, |_| Entries::new());
+        let entries =
+            recorder.page.as_ref().map_or_else(PageEntries::default, |_| PageEntries::new());
         let started = Instant::now();
-        let known = Mutex::default();
-        Self(Arc::new(Line { endpoint, started, span, traced, recorder, entries, known }))
+        let facts = Mutex::default();
+        Self(Arc::new(RecordState { endpoint, started, span, trace, recorder, entries, facts }))
     }
 
-    /// The client was given this status, and this message if it is an error.
-    pub(crate) fn answered(&self, status: u16, refusal: Option<&Refusal>) {
-        self.0.recorder.metrics.answered(self.0.endpoint, status);
-        let mut known = self.known();
-        known.status = Some(status);
-        (known.error, known.cause) =
-            refusal.map(|Refusal(error)| (error.message.clone(), error.code)).unzip();
+    /// Records the status sent to the client, and the error if the request was refused.
+    pub(crate) fn set_response(&self, status: u16, refusal: Option<&Refusal>) {
+        self.0.recorder.metrics.count_answer(self.0.endpoint, status);
+        let mut facts = self.facts();
+        facts.status = Some(status);
+        facts.error = refusal.map(|Refusal(error)| error.message.clone());
+        facts.cause = refusal.map(|Refusal(error)| error.code);
     }
 
-    /// Notes that a streamed answer failed after its status had been sent.
-    pub(crate) fn stream_failed(&self, error: String) {
-        let mut known = self.known();
-        known.stream = Some(StreamEnd::Failed);
-        known.error = Some(error);
+    /// Records that a streamed answer failed after its status had been sent.
+    pub(crate) fn fail_stream(&self, error: String) {
+        let mut facts = self.facts();
+        facts.stream = Some(StreamEnd::Failed);
+        facts.error = Some(error);
     }
 
     /// Returns the request's entries on the live page.
-    pub(crate) fn entries(&self) -> Entries {
+    pub(crate) fn entries(&self) -> PageEntries {
         self.0.entries.clone()
     }
 
-    /// Notes where a prompt went. The log has the first of several prompts.
-    pub(crate) fn attempted(&self, attempted: RouteOutcome) {
-        let mut known = self.known();
-        known.attempted.get_or_insert(attempted);
-        if let Some(number) = attempted.explained {
-            known.shown.push(ShownPrompt {
-                number,
-                first_token: attempted.first_token,
-                usage: None,
-            });
+    /// Records a prompt's route. The log line has the route of the first prompt.
+    pub(crate) fn set_route(&self, route: RouteOutcome) {
+        let mut facts = self.facts();
+        facts.route.get_or_insert(route);
+        if let Some(number) = route.explanation_id {
+            facts.shown.push(ShownPrompt { number, first_token: route.first_token, usage: None });
         }
     }
 
-    /// The adapter that it names, if it names one.
-    pub(crate) fn adapter(&self, adapter: Option<&Arc<ServedAdapter>>) {
+    /// Records the adapter that the request names, if any.
+    pub(crate) fn set_adapter(&self, adapter: Option<&Arc<ServedAdapter>>) {
         if let Some(adapter) = adapter {
-            self.known().adapter = Some(adapter.clone());
+            self.facts().adapter = Some(adapter.clone());
         }
     }
 
-    /// The answer is a stream, which the client has left unless something else is told of its end.
-    pub(crate) fn streamed(&self) {
-        self.known().stream = Some(StreamEnd::Left);
+    /// Records that the answer is a stream. Unless its end is recorded later, the client has left
+    /// it.
+    pub(crate) fn start_stream(&self) {
+        self.facts().stream = Some(StreamEnd::Left);
     }
 
-    /// A streamed answer came to its end.
-    pub(crate) fn finished(&self) {
-        self.known().stream = Some(StreamEnd::Finished);
+    /// Records that a streamed answer was sent completely.
+    pub(crate) fn finish_stream(&self) {
+        self.facts().stream = Some(StreamEnd::Finished);
     }
 
-    /// Notes the time from the arrival of a request that was passed on to its first token.
-    pub(crate) fn first_token(&self, after: Duration) {
-        let mut known = self.known();
-        if let Some(attempted) = &mut known.attempted {
-            attempted.first_token.get_or_insert(after);
+    /// Records the time from a forwarded request's arrival to its first token.
+    pub(crate) fn set_first_token(&self, after: Duration) {
+        let mut facts = self.facts();
+        if let Some(route) = &mut facts.route {
+            route.first_token.get_or_insert(after);
         }
-        if let [only] = known.shown.as_mut_slice() {
-            only.first_token.get_or_insert(after);
-        }
-    }
-
-    /// Notes the tokens of all prompts so far.
-    pub(crate) fn used(&self, usage: Usage) {
-        let mut known = self.known();
-        known.usage = Some(usage);
-        if let [only] = known.shown.as_mut_slice() {
-            only.usage.get_or_insert(usage);
+        if let [prompt] = facts.shown.as_mut_slice() {
+            prompt.first_token.get_or_insert(after);
         }
     }
 
-    /// Notes the tokens so far of the prompt whose entry on the live page has this number.
-    pub(crate) fn used_by(&self, explained: Option<u64>, usage: Usage) {
-        let Some(number) = explained else { return };
-        if let Some(shown) = self.known().shown.iter_mut().find(|shown| shown.number == number) {
+    /// Records the tokens of all prompts so far.
+    pub(crate) fn set_usage(&self, usage: Usage) {
+        let mut facts = self.facts();
+        facts.usage = Some(usage);
+        if let [prompt] = facts.shown.as_mut_slice() {
+            prompt.usage.get_or_insert(usage);
+        }
+    }
+
+    /// Records the tokens so far of the prompt with this entry on the live page.
+    pub(crate) fn set_prompt_usage(&self, explanation_id: Option<u64>, usage: Usage) {
+        let Some(number) = explanation_id else { return };
+        if let Some(shown) = self.facts().shown.iter_mut().find(|shown| shown.number == number) {
             shown.usage = Some(usage);
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.0.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn facts(&self) -> MutexGuard<'_, Facts> {
+        self.0.facts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Line {
+impl Drop for RecordState {
     fn drop(&mut self) {
-        let known = std::mem::take(&mut *self.known.lock().unwrap_or_else(PoisonError::into_inner));
+        let facts = std::mem::take(&mut *self.facts.lock().unwrap_or_else(PoisonError::into_inner));
         let metrics = &self.recorder.metrics;
-        if known.status.is_none() {
-            metrics.answered(self.endpoint, CLIENT_LEFT);
+        if facts.status.is_none() {
+            metrics.count_answer(self.endpoint, CLIENT_CLOSED_REQUEST);
         }
-        if let Some(how) = known.stream {
-            metrics.stream_ended(how);
+        if let Some(end) = facts.stream {
+            metrics.count_stream_end(end);
         }
-        metrics.over(self.endpoint, self.started.elapsed());
-        let cause = known.cause();
+        metrics.observe_duration(self.endpoint, self.started.elapsed());
+        let cause = facts.cause();
         if let Some(page) = &self.recorder.page {
-            self.show(page, &known, cause);
+            self.show(page, &facts, cause);
         }
-        if let (Some(traces), Some((id, traced))) = (&self.recorder.traces, &self.traced) {
+        if let (Some(traces), Some((id, trace))) = (&self.recorder.traces, &self.trace) {
             let model =
-                known.adapter.as_ref().map_or(&self.recorder.model.name, |adapter| &adapter.name);
-            let over = Over {
+                facts.adapter.as_ref().map_or(&self.recorder.model.name, |adapter| &adapter.name);
+            let finished = FinishedRequest {
                 endpoint: self.endpoint,
                 model,
                 id: id.as_str(),
-                status: known.status.unwrap_or(CLIENT_LEFT),
-                failure: cause.map(|cause| (cause, known.error.as_deref())),
-                attempted: known.attempted.as_ref(),
-                usage: known.usage.unwrap_or_default(),
-                took: self.started.elapsed(),
+                status: facts.status.unwrap_or(CLIENT_CLOSED_REQUEST),
+                failure: cause.map(|cause| (cause, facts.error.as_deref())),
+                route: facts.route.as_ref(),
+                usage: facts.usage.unwrap_or_default(),
+                duration: self.started.elapsed(),
             };
-            traces.end(traced, &over);
+            traces.end(trace, &finished);
         }
-        let Known { status, stream, attempted, usage, error, .. } = known;
+        let Facts { status, stream, route, usage, error, .. } = facts;
         let milliseconds = |time: Duration| (time.as_secs_f64() * 1e4).round() / 10.0;
-        // The line that Dynamo's users look for; what they look for it for comes with it.
-        let message = match attempted {
+        // This text is the one that Dynamo's users search for, with the same contents.
+        let message = match route {
             Some(RouteOutcome { worker, overlap_blocks, total_blocks, .. }) => {
                 format!(
                     "[ROUTING] best: {worker} with {overlap_blocks}/{total_blocks} blocks overlap"
@@ -209,30 +209,37 @@ impl Drop for Line {
             }
             None => "not routed".to_owned(),
         };
-        // Servers that are given messages count tokens only for clients that ask for the count.
-        let foreseen = attempted.map(|it| it.prompt_tokens).filter(|&tokens| tokens > 0);
+        // Servers that take whole requests report usage only if the client asks for it, so the
+        // predicted prompt length is the fallback.
+        let predicted = route.map(|route| route.prompt_tokens).filter(|&tokens| tokens > 0);
+        let delivered = route.map(|route| route.delivered);
+        let encoded = route.and_then(|route| route.encoded);
+        let prefilled = route.and_then(|route| route.prefilled);
+        let fetch_time = route
+            .filter(|route| route.delivered != MediaDelivery::default())
+            .map(|route| route.stage_times.fetch);
         tracing::info!(
             parent: &self.span,
             endpoint = self.endpoint,
-            status = status.unwrap_or(CLIENT_LEFT),
+            status = status.unwrap_or(CLIENT_CLOSED_REQUEST),
             streamed = stream.is_some(),
             stream_end = stream.map(StreamEnd::name),
-            prompt_tokens = usage.map(|usage| usage.prompt_tokens).or(foreseen),
+            prompt_tokens = usage.map(|usage| usage.prompt_tokens).or(predicted),
             cached_tokens = usage.map(|usage| usage.cached_tokens),
             completion_tokens = usage.map(|usage| usage.completion_tokens),
-            media_cached = attempted.map(|it| it.delivered.cached).filter(|&items| items > 0),
-            media_shm = attempted.map(|it| it.delivered.shared_memory).filter(|&items| items > 0),
-            media_inline = attempted.map(|it| it.delivered.inline).filter(|&items| items > 0),
-            encode_worker = attempted.and_then(|it| it.encoded).map(|by| tracing::field::display(by.worker)),
-            encode_ms = attempted.and_then(|it| it.encoded).map(|by| milliseconds(by.took)),
-            prefill_worker = attempted.and_then(|it| it.prefilled).map(|by| tracing::field::display(by.worker)),
-            prefill_ms = attempted.and_then(|it| it.prefilled).map(|by| milliseconds(by.took)),
-            moves = attempted.map(|it| it.moves).filter(|&moves| moves > 0),
-            fetch_ms = attempted.filter(|it| it.delivered != Delivered::default()).map(|it| milliseconds(it.took.fetch)),
-            plan_ms = attempted.map(|it| it.took.plan).map(milliseconds),
-            hand_off_ms = attempted.map(|it| it.hand_off).map(milliseconds),
-            queue_ms = attempted.and_then(|it| it.prefill.queued).map(milliseconds),
-            ttft_ms = attempted.and_then(|it| it.first_token).map(milliseconds),
+            media_cached = delivered.map(|by| by.cached).filter(|&items| items > 0),
+            media_shm = delivered.map(|by| by.shared_memory).filter(|&items| items > 0),
+            media_inline = delivered.map(|by| by.inline).filter(|&items| items > 0),
+            encode_worker = encoded.map(|by| tracing::field::display(by.worker)),
+            encode_ms = encoded.map(|by| milliseconds(by.duration)),
+            prefill_worker = prefilled.map(|by| tracing::field::display(by.worker)),
+            prefill_ms = prefilled.map(|by| milliseconds(by.duration)),
+            moves = route.map(|route| route.moves).filter(|&moves| moves > 0),
+            fetch_ms = fetch_time.map(milliseconds),
+            plan_ms = route.map(|route| route.stage_times.plan).map(milliseconds),
+            hand_off_ms = route.map(|route| route.hand_off).map(milliseconds),
+            queue_ms = route.and_then(|route| route.prefill.queued).map(milliseconds),
+            ttft_ms = route.and_then(|route| route.first_token).map(milliseconds),
             total_ms = milliseconds(self.started.elapsed()),
             error,
             "{message}"
@@ -240,8 +247,8 @@ impl Drop for Line {
     }
 }
 
-impl Known {
-    /// Why it ended otherwise than its client had hoped, in a word.
+impl Facts {
+    /// Returns a word for the failure of the request; `None` if it was answered completely.
     fn cause(&self) -> Option<&'static str> {
         match (self.status, self.stream) {
             (None, _) | (_, Some(StreamEnd::Left)) => Some("client_left"),
@@ -251,29 +258,29 @@ impl Known {
     }
 }
 
-impl Line {
+impl RecordState {
     /// Shows the end of the request on the live page, for each of its prompts.
-    fn show(&self, page: &Page, known: &Known, cause: Option<&'static str>) {
+    fn show(&self, page: &Page, facts: &Facts, cause: Option<&'static str>) {
         if let Some(cause) = cause {
-            page.failed(cause);
+            page.count_failure(cause);
         }
         let total = self.started.elapsed().as_secs_f64();
         for number in self.entries.take() {
-            // Not found for a request that was refused after it had been routed.
-            let shown = known.shown.iter().find(|shown| shown.number == number);
+            // A request that was refused after routing has an entry but no prompt.
+            let shown = facts.shown.iter().find(|shown| shown.number == number);
             let usage = shown.and_then(|shown| shown.usage);
             let outcome = Outcome {
                 endpoint: self.endpoint,
-                status: known.status.unwrap_or(CLIENT_LEFT),
-                stream: known.stream.map(StreamEnd::name),
-                found: usage.map(|usage| Found {
+                status: facts.status.unwrap_or(CLIENT_CLOSED_REQUEST),
+                stream: facts.stream.map(StreamEnd::name),
+                found: usage.map(|usage| TokenCounts {
                     cached_tokens: usage.cached_tokens,
                     completion_tokens: usage.completion_tokens,
                 }),
                 ttft: shown.and_then(|shown| shown.first_token).map(|time| time.as_secs_f64()),
                 total,
             };
-            page.requests.ended(number, outcome);
+            page.requests.finish(number, outcome);
         }
     }
 }

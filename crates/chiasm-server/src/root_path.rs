@@ -1,4 +1,4 @@
-//! The prefix of all paths, where a proxy serves this server below a path of its own.
+//! The prefix of all paths, for a server below a path of a proxy.
 
 use std::str::FromStr;
 
@@ -6,35 +6,38 @@ use axum::http::Uri;
 use axum::http::uri::PathAndQuery;
 
 /// A path such as `/models/qwen` below which clients see this server. Requests may have it or not,
-/// as some proxies take it away.
+/// as some proxies strip it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RootPath(String);
 
-/// A text that is no such path.
+/// The error for an invalid root path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "expected a path such as /models/qwen, of ASCII letters, digits, '-', '_', '.' and '~' between single slashes"
+    "expected a path such as /models/qwen, of ASCII letters, digits, '-', '_', '.' and '~' \
+     between single slashes"
 )]
-pub struct NoRootPath;
+pub struct ParseRootPathError;
 
 impl FromStr for RootPath {
-    type Err = NoRootPath;
+    type Err = ParseRootPathError;
 
-    /// A slash at the end makes no difference. What clients may write in several ways is refused.
-    fn from_str(text: &str) -> Result<Self, NoRootPath> {
+    /// Parses a path. A trailing slash is ignored. Paths that clients may write in several ways are
+    /// refused.
+    fn from_str(text: &str) -> Result<Self, ParseRootPathError> {
         let path = text.strip_suffix('/').unwrap_or(text);
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte);
         let is_segment =
             |segment: &str| !matches!(segment, "" | "." | "..") && segment.bytes().all(is_plain);
         let is_path = path.strip_prefix('/').is_some_and(|path| path.split('/').all(is_segment));
-        if is_path { Ok(Self(path.to_owned())) } else { Err(NoRootPath) }
+        if is_path { Ok(Self(path.to_owned())) } else { Err(ParseRootPathError) }
     }
 }
 
 impl RootPath {
-    /// A request's target as the routes know it: without the prefix, if it has that. As Starlette's
-    /// `get_route_path`, to which vLLM leaves this, it is taken away once and only where a segment
-    /// ends.
+    /// Returns a request's target without the prefix; `None` if it does not have it.
+    ///
+    /// Like Starlette's `get_route_path`, which vLLM uses, this strips the prefix once and only at
+    /// the end of a segment.
     pub(crate) fn strip(&self, target: &Uri) -> Option<Uri> {
         let rest = target.path_and_query()?.as_str().strip_prefix(&self.0)?;
         let rest = match rest.as_bytes().first() {
@@ -53,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_target_loses_its_prefix_once_and_whole() {
+    fn prefix_is_stripped_once_at_a_segment_end() {
         let root: RootPath = "/models/qwen/".parse().unwrap();
         for (target, stripped) in [
             ("/models/qwen/v1/models", Some("/v1/models")),
@@ -78,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_prefix_is_refused() {
+    fn invalid_root_paths_are_refused() {
         for fine in ["/a", "/a/", "/A-b_c.d~e/0"] {
             assert_eq!(fine.parse::<RootPath>().unwrap().0, fine.trim_end_matches('/'));
         }
@@ -86,7 +89,7 @@ mod tests {
             "", "/", "a", "//", "/a//b", "/a//", "//a", "/a b", "/a%20b", "/a?b", "/a#b", "/ä",
             "/.", "/a/..",
         ] {
-            assert_eq!(wrong.parse::<RootPath>(), Err(NoRootPath), "{wrong}");
+            assert_eq!(wrong.parse::<RootPath>(), Err(ParseRootPathError), "{wrong}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Paths and their methods. What surrounds the answers of all is in `layers`.
+//! The routes: paths and their methods. The layers around all answers are in `layers`.
 
 use std::sync::Arc;
 
@@ -11,24 +11,29 @@ use crate::error::HttpError;
 use crate::forward;
 use crate::paths::{DETOKENIZE, LOAD_LORA, ModelEndpoint, TOKENIZE, UNLOAD_LORA};
 
-/// The endpoints that exist.
+/// The optional endpoints.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Offered {
-    /// Clients may load and unload LoRA adapters.
+pub(crate) struct EndpointOptions {
+    /// Lets clients load and unload LoRA adapters.
     pub(crate) adapters_may_change: bool,
-    /// Requests are passed on as they come.
+    /// Forwards requests unchanged.
     pub(crate) forwards: bool,
 }
 
-/// Returns the whole HTTP interface. `others` are the routes that have a state of their own.
-pub(crate) fn router(state: Arc<EndpointState>, offered: Offered, others: Vec<Router>) -> Router {
-    let changing = if offered.adapters_may_change {
+/// Returns the router of the whole HTTP interface. `others` are the routes with a state of their
+/// own.
+pub(crate) fn router(
+    state: Arc<EndpointState>,
+    options: EndpointOptions,
+    others: Vec<Router>,
+) -> Router {
+    let adapters = if options.adapters_may_change {
         Router::new().route(LOAD_LORA, post(lora::load)).route(UNLOAD_LORA, post(lora::unload))
     } else {
         Router::new()
     };
-    let endpoints = changing
-        .merge(if offered.forwards { forwarding() } else { answering() })
+    let endpoints = adapters
+        .merge(if options.forwards { forwarding() } else { answering() })
         .route("/v1/responses/{id}", get(responses::not_kept).delete(responses::not_kept))
         .route("/v1/responses/{id}/input_items", get(responses::not_kept))
         .route("/v1/responses/{id}/cancel", post(responses::not_kept))
@@ -42,7 +47,7 @@ pub(crate) fn router(state: Arc<EndpointState>, offered: Offered, others: Vec<Ro
         .method_not_allowed_fallback(async || HttpError::method_not_allowed())
 }
 
-/// Returns the endpoints of models, answered by engines that are given tokens.
+/// Returns the model endpoints, answered by engines that take tokens.
 fn answering() -> Router<Arc<EndpointState>> {
     model_routes(|endpoint| match endpoint {
         ModelEndpoint::Chat => post(completions::chat),
@@ -53,7 +58,7 @@ fn answering() -> Router<Arc<EndpointState>> {
     })
 }
 
-/// Returns the same endpoints, answered by servers that are given requests as they come.
+/// Returns the same endpoints, answered by servers that take whole requests.
 fn forwarding() -> Router<Arc<EndpointState>> {
     model_routes(|endpoint| {
         post(async move |state, request| forward::forward(endpoint, state, request).await)

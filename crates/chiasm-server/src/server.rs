@@ -1,4 +1,4 @@
-//! The server: its parts, put together.
+//! The server, assembled from its parts.
 
 use std::collections::hash_map::RandomState;
 use std::convert::Infallible;
@@ -18,14 +18,14 @@ use crate::layers::RequestLayers;
 use crate::metrics::Metrics;
 use crate::page::{self, PageState};
 use crate::record::Recorder;
-use crate::routes::{self, Offered};
+use crate::routes::{self, EndpointOptions};
 use crate::settings::{HttpLimits, ServerSettings};
 use crate::slots::Slots;
 use crate::status::{self, StatusState};
 use crate::tls::Certificate;
 use crate::traces::Traces;
 
-/// An HTTP server before a pipeline. Each of its parts has what it uses, and nothing else.
+/// An HTTP server in front of a pipeline. Each part of the server holds only what it uses.
 pub struct Server {
     pipeline: Arc<Pipeline>,
     http_limits: HttpLimits,
@@ -39,11 +39,11 @@ pub struct Server {
     /// `None` without a live page.
     page: Option<Arc<PageState>>,
     layers: Arc<RequestLayers>,
-    offered: Offered,
+    endpoint_options: EndpointOptions,
 }
 
 impl Server {
-    /// Creates a server before a pipeline.
+    /// Creates a server in front of a pipeline.
     pub fn new(pipeline: Arc<Pipeline>, settings: ServerSettings) -> Self {
         let ServerSettings {
             http_limits,
@@ -112,7 +112,7 @@ impl Server {
                 recorder: Arc::new(recorder),
             }),
             bulk: Arc::new(BulkThreads::new(pipeline.limits.cpu_threads.div_ceil(2))),
-            offered: Offered { adapters_may_change, forwards },
+            endpoint_options: EndpointOptions { adapters_may_change, forwards },
             pipeline,
             http_limits,
             keys,
@@ -122,12 +122,12 @@ impl Server {
         }
     }
 
-    /// Returns the pipeline that the server is before.
+    /// Returns the server's pipeline.
     pub fn pipeline(&self) -> &Arc<Pipeline> {
         &self.pipeline
     }
 
-    /// Returns the keys of clients, which may be replaced while requests are answered.
+    /// Returns the API keys of clients, which may be replaced while requests are in flight.
     pub fn keys(&self) -> &CurrentKeys {
         &self.keys
     }
@@ -137,34 +137,36 @@ impl Server {
         self.page.is_some()
     }
 
-    /// Says at `/ready` from now on that requests should go elsewhere.
+    /// Makes `/ready` fail from now on, so that requests are sent elsewhere.
     pub fn begin_draining(&self) {
         self.draining.begin();
     }
 
-    /// Sends the traces that wait to be sent, for `patience` at most.
-    pub async fn finish_traces(&self, patience: Duration) {
+    /// Sends the queued traces, for at most `timeout`.
+    pub async fn finish_traces(&self, timeout: Duration) {
         if let Some(traces) = &self.traces {
-            traces.finish(patience).await;
+            traces.finish(timeout).await;
         }
     }
 
     /// Keeps the live page up to date. Does nothing without one.
     pub async fn keep_page(&self) -> Infallible {
         match &self.page {
-            Some(page) => page::keep(page.clone()).await,
+            Some(page) => page::update(page.clone()).await,
             None => std::future::pending().await,
         }
     }
 
-    /// Serves until `stop`, then lets requests in flight finish. With a certificate all connections
-    /// are encrypted, and a connection is closed whose client does not complete the handshake
-    /// within 10 s, or [`HttpLimits::head_timeout`] if that is shorter.
+    /// Serves until `stop`, then lets requests in flight finish.
     ///
-    /// A connection beyond [`HttpLimits::connections`] takes the place of one whose client is
-    /// waited for, or waits until it can. A connection is closed if the head of its next request
-    /// does not arrive within [`HttpLimits::head_timeout`], or if nothing of its answer was read
-    /// for [`HttpLimits::write_timeout`].
+    /// With a certificate all connections use TLS. A connection is closed if its client does not
+    /// complete the handshake within 10 s, or within [`HttpLimits::head_timeout`] if that is
+    /// shorter.
+    ///
+    /// A connection beyond [`HttpLimits::connections`] replaces one that waits for its client, or
+    /// waits until it can. A connection is closed if the head of its next request does not arrive
+    /// within [`HttpLimits::head_timeout`], or if its client reads nothing of an answer for
+    /// [`HttpLimits::write_timeout`].
     pub async fn serve(
         &self,
         listener: TcpListener,
@@ -182,14 +184,14 @@ impl Server {
         connections::serve(listener, certificate, settings, stop).await;
     }
 
-    /// Returns the paths and their answers.
+    /// Returns the routes.
     pub(crate) fn app(&self) -> Router {
         let page = self.page.iter().map(|page| page::router(page.clone()));
         let others = page.chain([status::router(self.status.clone())]).collect();
-        routes::router(self.endpoints.clone(), self.offered, others)
+        routes::router(self.endpoints.clone(), self.endpoint_options, others)
     }
 
-    /// Returns the parts that unit tests look at.
+    /// Returns the parts that unit tests inspect.
     #[cfg(test)]
     pub(crate) fn parts(
         &self,

@@ -14,8 +14,7 @@ use crate::proxies::TrustedProxies;
 use crate::root_path::RootPath;
 use crate::traces::Traces;
 
-/// The settings of a server. The defaults are those of a server without keys and without a live
-/// page.
+/// The settings of a server. By default it has neither API keys nor a live page.
 #[derive(Default)]
 pub struct ServerSettings {
     /// The bounds on connections and requests.
@@ -24,48 +23,50 @@ pub struct ServerSettings {
     pub body_limits: BodyLimits,
     /// The parts of routing that clients see.
     pub routing: RoutingOptions,
-    /// The keys of clients.
+    /// The API keys of clients.
     pub keys: ApiKeys,
-    /// The fields in which clients find reasoning.
+    /// The response fields that hold reasoning.
     pub reasoning_fields: ReasoningFields,
-    /// Every chunk of every stream of chats and completions has its usage so far, and each stream
-    /// ends with that of all of it.
+    /// Adds usage to every stream of chats and completions: the usage so far in each chunk, and
+    /// that of the whole answer at the end.
     pub usage_in_all_streams: bool,
-    /// The web sites whose pages may send requests; `None` for none.
+    /// The CORS policy: web sites whose pages may send requests; `None` for none.
     pub cors: Option<Cors>,
     /// The prefix that paths may have; `None` for none.
     pub root_path: Option<RootPath>,
-    /// Clients may load and unload LoRA adapters.
+    /// Lets clients load and unload LoRA adapters.
     pub adapters_may_change: bool,
-    /// Requests are passed on as they come: all workers take them so.
+    /// Forwards requests unchanged: set if all workers are servers that take whole requests.
     pub forwards: bool,
-    /// The live page at `/ui/`, which has to be the observer of the pipeline, too.
+    /// The live page at `/ui/`; `None` for none. It must also be the pipeline's observer.
     pub page: Option<Arc<Page>>,
-    /// Records traces, if any are.
+    /// The recorder of traces; `None` to record none.
     pub traces: Option<Traces>,
-    /// Returns the counts of the process's log; `None` if nothing counts.
+    /// Returns the counts of the process's log; `None` if the log is not counted.
     pub log_counts: Option<Box<dyn Fn() -> LogCounts + Send + Sync>>,
 }
 
 /// The bounds on connections and requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpLimits {
-    /// Bytes of a request body.
+    /// The maximum size of a request body, in bytes.
     pub body_bytes: usize,
-    /// The time that a request body may take to arrive.
+    /// The timeout for receiving a request body.
     pub body_timeout: Duration,
-    /// The least bytes per second of a request body, over any ten seconds; 0 for any rate.
+    /// The minimum rate of a request body in bytes per second, over any ten seconds; 0 for any
+    /// rate.
     pub min_body_rate: u64,
-    /// Open connections of clients. A connection beyond them takes the place of one whose client is
-    /// waited for; if there is none, it waits, with at most 1024 others.
+    /// The maximum number of open client connections. One more connection replaces one that waits
+    /// for its client. If there is none, it waits, with at most 1024 others.
     pub connections: usize,
-    /// The time that the head of a connection's next request may take to arrive, counted from when
-    /// it could.
+    /// The timeout for the head of a connection's next request, counted from when it could have
+    /// been sent.
     pub head_timeout: Duration,
-    /// The time after which a connection is closed whose client reads nothing of what waits for it.
+    /// The time after which a connection is closed if its client reads nothing of what is to be
+    /// sent.
     pub write_timeout: Duration,
-    /// The proxies that are believed about the address that a request is from, for shares of
-    /// connections and requests.
+    /// The proxies whose headers about client addresses are trusted, for shares of connections and
+    /// requests.
     pub trusted_proxies: TrustedProxies,
 }
 
@@ -86,9 +87,9 @@ impl Default for HttpLimits {
 /// The options for the parts of routing that clients see.
 #[derive(Clone, Debug)]
 pub struct RoutingOptions {
-    /// Requests that bear the same value in this header go to the same worker.
+    /// The session header: requests with the same value in it go to the same worker.
     pub session_header: Option<HeaderName>,
-    /// The status when all workers are busy.
+    /// The HTTP status of a response when all workers are busy.
     pub busy_status: StatusCode,
 }
 

@@ -1,4 +1,4 @@
-//! Request slots: how many requests may be in flight, and how they are shared by those who ask.
+//! Request slots: the limit on requests in flight, and its fair shares among owners.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,16 +7,18 @@ use std::time::Duration;
 use chiasm_limit::Owner;
 use tokio::time::Instant;
 
-/// Whoever asked within this time counts as one who shares.
-const LATELY: Duration = Duration::from_secs(10);
-/// The pause between two times that owners are forgotten who have asked for nothing lately.
-const TIDY: Duration = Duration::from_secs(1);
-/// Most owners without a slot that are remembered.
-const MAX_WAITING: usize = 16_384;
+/// The time for which an owner counts towards the fair share after its last request.
+const ACTIVE_WINDOW: Duration = Duration::from_secs(10);
+/// The interval at which owners without recent requests are forgotten.
+const PRUNE_INTERVAL: Duration = Duration::from_secs(1);
+/// The maximum number of remembered owners without a slot.
+const MAX_IDLE_OWNERS: usize = 16_384;
 
-/// The slots of a frontend. One owner alone may take all of them. While others ask too, the last
-/// eighth is for those who have less than their fair share: the slots divided by the owners that
-/// asked lately.
+/// The request slots of a frontend.
+///
+/// A single owner may take all slots. While there are other active owners, the last eighth is
+/// reserved for those below their fair share: the slots divided by the owners that sent requests
+/// within [`ACTIVE_WINDOW`].
 pub(crate) struct Slots {
     limit: Box<dyn Fn() -> usize + Send + Sync>,
     state: Mutex<State>,
@@ -24,50 +26,51 @@ pub(crate) struct Slots {
 
 struct State {
     taken: usize,
-    owners: HashMap<Owner, Share>,
-    tidied: Instant,
+    owners: HashMap<Owner, OwnerState>,
+    pruned_at: Instant,
 }
 
-struct Share {
+struct OwnerState {
     slots: usize,
-    asked: Instant,
+    last_active: Instant,
 }
 
-/// Why there is no slot.
+/// The reason for which a request gets no slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NoSlot {
-    /// All slots are taken: so many.
-    AllTaken(usize),
-    /// What is left is for others: this owner holds so many.
-    ForOthers(usize),
+pub(crate) enum SlotError {
+    /// All slots are taken; holds their number.
+    Full(usize),
+    /// The rest is reserved for other owners; holds the number of slots that this owner has.
+    OverShare(usize),
 }
 
 impl Slots {
-    /// Makes as many slots as `limit` says whenever it is asked, but at least one.
+    /// Creates slots. `limit` is called for each request and returns their current number, which
+    /// counts as at least one.
     pub(crate) fn new(limit: impl Fn() -> usize + Send + Sync + 'static) -> Arc<Self> {
-        let state = State { taken: 0, owners: HashMap::new(), tidied: Instant::now() };
+        let state = State { taken: 0, owners: HashMap::new(), pruned_at: Instant::now() };
         Arc::new(Self { limit: Box::new(limit), state: Mutex::new(state) })
     }
 
-    /// How many requests may be in flight now.
+    /// Returns the current number of slots.
     pub(crate) fn limit(&self) -> usize {
         (self.limit)().max(1)
     }
 
-    /// Takes a slot until it is dropped.
-    pub(crate) fn take(self: &Arc<Self>, owner: Owner) -> Result<Slot, NoSlot> {
+    /// Takes a slot, which is freed on drop.
+    pub(crate) fn take(self: &Arc<Self>, owner: Owner) -> Result<Slot, SlotError> {
         let limit = self.limit();
         let mut state = self.state();
         state.check(owner, limit)?;
         state.taken += 1;
-        if let Some(share) = state.owners.get_mut(&owner) {
-            share.slots += 1;
+        if let Some(owner) = state.owners.get_mut(&owner) {
+            owner.slots += 1;
         }
         Ok(Slot { slots: self.clone(), owner })
     }
 
-    /// Tells whether [`Slots::take`] would give one now.
-    pub(crate) fn check(&self, owner: Owner) -> Result<(), NoSlot> {
+    /// Fails if [`Slots::take`] would fail now.
+    pub(crate) fn check(&self, owner: Owner) -> Result<(), SlotError> {
         let limit = self.limit();
         self.state().check(owner, limit)
     }
@@ -78,38 +81,39 @@ impl Slots {
 }
 
 impl State {
-    /// Remembers that this owner asked, also where it gets nothing: from now on others leave
-    /// something for it.
-    fn check(&mut self, owner: Owner, limit: usize) -> Result<(), NoSlot> {
+    /// Checks the limits and records the owner as active even if it gets no slot: from now on a
+    /// share is left for it.
+    fn check(&mut self, owner: Owner, limit: usize) -> Result<(), SlotError> {
         let now = Instant::now();
-        self.tidy(now);
-        let share = self.owners.entry(owner).or_insert(Share { slots: 0, asked: now });
-        share.asked = now;
-        let held = share.slots;
+        self.prune(now);
+        let state = self.owners.entry(owner).or_insert(OwnerState { slots: 0, last_active: now });
+        state.last_active = now;
+        let held = state.slots;
         if self.taken >= limit {
-            return Err(NoSlot::AllTaken(limit));
+            return Err(SlotError::Full(limit));
         }
-        let fair = (limit / self.owners.len()).max(1);
-        let for_others = limit.div_ceil(8);
-        if self.owners.len() > 1 && held >= fair && self.taken >= limit - for_others {
-            return Err(NoSlot::ForOthers(held));
+        let fair_share = (limit / self.owners.len()).max(1);
+        let reserved = limit.div_ceil(8);
+        if self.owners.len() > 1 && held >= fair_share && self.taken >= limit - reserved {
+            return Err(SlotError::OverShare(held));
         }
         Ok(())
     }
 
-    fn tidy(&mut self, now: Instant) {
-        // Owners with slots are no more than slots.
-        if self.owners.len() >= self.taken + MAX_WAITING {
-            self.owners.retain(|_, share| share.slots > 0);
-        } else if now.duration_since(self.tidied) >= TIDY {
-            self.tidied = now;
-            self.owners
-                .retain(|_, share| share.slots > 0 || now.duration_since(share.asked) < LATELY);
+    fn prune(&mut self, now: Instant) {
+        // There are at most `taken` owners with slots.
+        if self.owners.len() >= self.taken + MAX_IDLE_OWNERS {
+            self.owners.retain(|_, state| state.slots > 0);
+        } else if now.duration_since(self.pruned_at) >= PRUNE_INTERVAL {
+            self.pruned_at = now;
+            self.owners.retain(|_, state| {
+                state.slots > 0 || now.duration_since(state.last_active) < ACTIVE_WINDOW
+            });
         }
     }
 }
 
-/// One request's place among those in flight.
+/// A request slot, freed on drop.
 pub(crate) struct Slot {
     slots: Arc<Slots>,
     owner: Owner,
@@ -119,9 +123,9 @@ impl Drop for Slot {
     fn drop(&mut self) {
         let mut state = self.slots.state();
         state.taken -= 1;
-        if let Some(share) = state.owners.get_mut(&self.owner) {
-            share.slots -= 1;
-            share.asked = Instant::now();
+        if let Some(owner) = state.owners.get_mut(&self.owner) {
+            owner.slots -= 1;
+            owner.last_active = Instant::now();
         }
     }
 }
@@ -140,80 +144,80 @@ mod tests {
     const A: u32 = 1;
     const B: u32 = 2;
 
-    /// Takes as many slots as there are to be had for an owner.
-    fn all_of(slots: &Arc<Slots>, number: u32) -> Vec<Slot> {
+    /// Takes all slots that an owner can get.
+    fn take_all(slots: &Arc<Slots>, number: u32) -> Vec<Slot> {
         std::iter::from_fn(|| slots.take(owner(number)).ok()).collect()
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_owner_alone_may_take_everything() {
+    async fn single_owner_may_take_all_slots() {
         let slots = Slots::new(|| 16);
-        let held = all_of(&slots, A);
+        let held = take_all(&slots, A);
         assert_eq!(held.len(), 16);
-        assert_eq!(slots.take(owner(A)).err(), Some(NoSlot::AllTaken(16)));
+        assert_eq!(slots.take(owner(A)).err(), Some(SlotError::Full(16)));
         drop(held);
-        assert_eq!(all_of(&slots, A).len(), 16);
+        assert_eq!(take_all(&slots, A).len(), 16);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_comes_later_gets_in() {
+    async fn newcomer_gets_freed_slots() {
         let slots = Slots::new(|| 16);
-        let mut first = all_of(&slots, A);
-        assert_eq!(slots.take(owner(B)).err(), Some(NoSlot::AllTaken(16)));
-        // From now on what becomes free is for the one who has less.
+        let mut first = take_all(&slots, A);
+        assert_eq!(slots.take(owner(B)).err(), Some(SlotError::Full(16)));
+        // From now on freed slots are reserved for the owner with fewer.
         first.truncate(15);
-        assert_eq!(slots.take(owner(A)).err(), Some(NoSlot::ForOthers(15)));
+        assert_eq!(slots.take(owner(A)).err(), Some(SlotError::OverShare(15)));
         let mut second = vec![slots.take(owner(B)).unwrap()];
         while second.len() < 8 {
             first.pop();
             assert!(slots.take(owner(A)).is_err());
             second.push(slots.take(owner(B)).unwrap());
         }
-        // Both have their fair share, and what is left over is for neither but a third.
+        // Both have their fair share, and the rest is reserved for a third owner.
         first.truncate(6);
-        assert_eq!(slots.take(owner(B)).err(), Some(NoSlot::ForOthers(8)));
+        assert_eq!(slots.take(owner(B)).err(), Some(SlotError::OverShare(8)));
         assert!(slots.take(owner(3)).is_ok());
         assert!(slots.take(owner(A)).is_err(), "three share now, and six are more than a third");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_last_eighth_is_free_again_when_the_others_have_left() {
+    async fn reserve_is_free_once_other_owners_are_inactive() {
         let slots = Slots::new(|| 16);
         drop(slots.take(owner(B)));
-        let mut held = all_of(&slots, A);
+        let mut held = take_all(&slots, A);
         assert_eq!(held.len(), 14);
-        tokio::time::advance(LATELY).await;
-        held.extend(all_of(&slots, A));
+        tokio::time::advance(ACTIVE_WINDOW).await;
+        held.extend(take_all(&slots, A));
         assert_eq!(held.len(), 16);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_limit_is_asked_each_time() {
+    async fn changed_limit_takes_effect_at_once() {
         let limit = Arc::new(AtomicUsize::new(2));
         let slots = Slots::new({
             let limit = limit.clone();
             move || limit.load(Ordering::Relaxed)
         });
-        let mut held = all_of(&slots, A);
+        let mut held = take_all(&slots, A);
         assert_eq!(held.len(), 2);
         limit.store(5, Ordering::Relaxed);
-        held.extend(all_of(&slots, A));
+        held.extend(take_all(&slots, A));
         assert_eq!(held.len(), 5);
         limit.store(0, Ordering::Relaxed);
-        assert_eq!(slots.take(owner(A)).err(), Some(NoSlot::AllTaken(1)));
+        assert_eq!(slots.take(owner(A)).err(), Some(SlotError::Full(1)));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn strangers_without_number_are_not_all_remembered() {
+    async fn remembered_owners_are_bounded() {
         let slots = Slots::new(|| 16);
         let held = slots.take(owner(A)).unwrap();
-        for number in 0..3 * MAX_WAITING as u32 {
+        for number in 0..3 * MAX_IDLE_OWNERS as u32 {
             drop(slots.take(owner(10 + number)));
         }
-        assert!(slots.state().owners.len() <= MAX_WAITING + 2);
+        assert!(slots.state().owners.len() <= MAX_IDLE_OWNERS + 2);
         drop(held);
-        tokio::time::advance(LATELY).await;
-        assert_eq!(all_of(&slots, A).len(), 16);
+        tokio::time::advance(ACTIVE_WINDOW).await;
+        assert_eq!(take_all(&slots, A).len(), 16);
         assert_eq!(slots.state().owners.len(), 1);
     }
 }

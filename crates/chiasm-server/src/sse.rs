@@ -8,7 +8,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use futures_util::stream::{Stream, StreamExt};
 
-/// A streamed answer, each item of which is one or more whole events.
+/// Returns the response for a stream of server-sent events. Each item is one or more whole events.
 pub(crate) fn response(events: impl Stream<Item = Bytes> + Send + 'static) -> Response {
     let mut response = Response::new(Body::from_stream(events.map(Ok::<_, Infallible>)));
     let headers = response.headers_mut();

@@ -1,4 +1,4 @@
-//! The paths that tell of the server: health, readiness, metrics, models and workers.
+//! The status paths: health, readiness, metrics, models and workers.
 
 use std::sync::Arc;
 
@@ -16,12 +16,12 @@ use crate::draining::Draining;
 use crate::endpoints::find_model;
 use crate::error::HttpError;
 use crate::log_counts::LogCounts;
-use crate::metrics::{Metrics, Scraped};
+use crate::metrics::{Metrics, ScrapeState};
 use crate::slots::Slots;
 use crate::traces::Traces;
 use crate::workers;
 
-/// The state that these paths share.
+/// The shared state of these paths.
 pub(crate) struct StatusState {
     pub(crate) pipeline: Arc<Pipeline>,
     pub(crate) metrics: Arc<Metrics>,
@@ -33,12 +33,12 @@ pub(crate) struct StatusState {
 }
 
 impl StatusState {
-    /// Writes all metrics in Prometheus' text format.
+    /// Renders all metrics in Prometheus' text format.
     ///
     /// # Errors
-    /// A metric can't be written.
+    /// Fails if a metric can't be written.
     pub(crate) fn render(&self) -> Result<String, std::fmt::Error> {
-        self.metrics.render(&Scraped {
+        self.metrics.render(&ScrapeState {
             pipeline: &self.pipeline,
             slots: self.slots.limit(),
             log: self.log_counts.as_ref().map(|counts| counts()).unwrap_or_default(),
@@ -63,24 +63,22 @@ pub(crate) fn router(state: Arc<StatusState>) -> Router {
 
 async fn models(State(state): State<Arc<StatusState>>) -> Json<Value> {
     let adapters = state.pipeline.fleet.adapters().all();
-    let of_adapters = adapters.iter().map(|adapter| served_adapter(&state, adapter));
-    let all: Vec<Value> = std::iter::once(served_model(&state)).chain(of_adapters).collect();
-    Json(json!({"object": "list", "data": all}))
+    let adapters = adapters.iter().map(|adapter| adapter_card(&state, adapter));
+    let cards: Vec<Value> = std::iter::once(model_card(&state)).chain(adapters).collect();
+    Json(json!({"object": "list", "data": cards}))
 }
 
-/// The model of this name, which may have slashes in it, be it as `/` or as `%2F`.
+/// Returns the model or adapter of this name. The name may have slashes in it, as `/` or as `%2F`.
 async fn model(
     State(state): State<Arc<StatusState>>,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, HttpError> {
     let Path(id) = id.map_err(|_| HttpError::no_such_path())?;
     let adapter = find_model(&state.pipeline, Some(&id))?;
-    Ok(Json(
-        adapter.map_or_else(|| served_model(&state), |adapter| served_adapter(&state, &adapter)),
-    ))
+    Ok(Json(adapter.map_or_else(|| model_card(&state), |adapter| adapter_card(&state, &adapter))))
 }
 
-fn served_model(state: &StatusState) -> Value {
+fn model_card(state: &StatusState) -> Value {
     json!({
         "id": state.pipeline.model.name,
         "object": "model",
@@ -92,26 +90,27 @@ fn served_model(state: &StatusState) -> Value {
     })
 }
 
-/// A LoRA adapter, with where it is and what it belongs to, as vLLM tells it.
-fn served_adapter(state: &StatusState, adapter: &ServedAdapter) -> Value {
-    let mut card = served_model(state);
+/// Returns a LoRA adapter with its path and its base model, in vLLM's format.
+fn adapter_card(state: &StatusState, adapter: &ServedAdapter) -> Value {
+    let mut card = model_card(state);
     card["id"] = adapter.name.as_str().into();
     card["root"] = adapter.root.as_str().into();
     card["parent"] = state.pipeline.model.name.as_str().into();
     card
 }
 
-/// The process lives.
+/// Answers if the process is alive.
 async fn health() -> &'static str {
     "ok\n"
 }
 
-/// What this is, in vLLM's form.
+/// Returns the version, in vLLM's format.
 async fn version() -> Json<Value> {
     Json(json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
-/// At least one worker takes new requests and answers, and the process is not about to end.
+/// Succeeds if at least one worker answers and takes new requests, and the process is not about to
+/// end.
 async fn ready(State(state): State<Arc<StatusState>>) -> Response {
     if state.draining.has_begun() {
         return HttpError::unavailable("going_down", "the server is going down").into_response();
@@ -119,29 +118,30 @@ async fn ready(State(state): State<Arc<StatusState>>) -> Response {
     if !state.pipeline.fleet.can_answer() {
         return HttpError::unavailable("no_engine", "no engine is ready").into_response();
     }
-    let Some(workers) = state.pipeline.fleet.taking_workers() else {
+    let Some(workers) = state.pipeline.fleet.accepting_workers() else {
         let why = "no engine takes new requests: their agents are drained";
         return HttpError::unavailable("engines_drained", why).into_response();
     };
-    if state.pipeline.helpers.as_ref().is_some_and(|helpers| helpers.is_missed()) {
+    if state.pipeline.vllm_processors.as_ref().is_some_and(|processors| processors.is_missing()) {
         return HttpError::unavailable("processor_unavailable", "vLLM's processor is not ready")
             .into_response();
     }
     Json(json!({"workers": workers})).into_response()
 }
 
-/// Every worker that can take requests, and what is known of it.
+/// Returns the state of every worker that can take requests.
 async fn workers(State(state): State<Arc<StatusState>>) -> Json<Value> {
     Json(workers::report(&state.pipeline.fleet))
 }
 
 async fn metrics(State(state): State<Arc<StatusState>>, headers: HeaderMap) -> Response {
-    let accepted =
-        headers.get_all(header::ACCEPT).iter().filter_map(|accepted| accepted.to_str().ok());
-    let is_open =
-        accepted.into_iter().any(|accepted| accepted.contains("application/openmetrics-text"));
+    let accepts_open_metrics = headers
+        .get_all(header::ACCEPT)
+        .iter()
+        .filter_map(|accepted| accepted.to_str().ok())
+        .any(|accepted| accepted.contains("application/openmetrics-text"));
     match state.render() {
-        Ok(text) if is_open => (
+        Ok(text) if accepts_open_metrics => (
             [(header::CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")],
             text,
         )
@@ -155,11 +155,11 @@ async fn metrics(State(state): State<Arc<StatusState>>, headers: HeaderMap) -> R
     }
 }
 
-/// OpenMetrics as Prometheus' older text format, which has a counter's whole name in its
-/// description, and neither units nor an end.
+/// Converts OpenMetrics to Prometheus' older text format, in which a counter's description has its
+/// whole name, and which has neither units nor an end marker.
 fn plain_metrics(open: &str) -> String {
     let mut plain = String::with_capacity(open.len());
-    // The description that waits for its type.
+    // The description whose type has not been read yet.
     let mut help = None;
     for line in open.lines() {
         let words: Vec<&str> = line.splitn(4, ' ').collect();
@@ -167,7 +167,7 @@ fn plain_metrics(open: &str) -> String {
             ["#", "HELP", name, text] => help = Some((name, text)),
             ["#", "TYPE", name, kind] => {
                 let suffix = if kind == "counter" { "_total" } else { "" };
-                if let Some((_, text)) = help.take().filter(|(of, _)| *of == name) {
+                if let Some((_, text)) = help.take().filter(|(described, _)| *described == name) {
                     plain.push_str(&format!("# HELP {name}{suffix} {text}\n"));
                 }
                 plain.push_str(&format!("# TYPE {name}{suffix} {kind}\n"));
@@ -187,11 +187,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_have_their_whole_names_in_the_older_format() {
-        let open = "# HELP a_b Of b.\n# TYPE a_b counter\na_b_total{x=\"1 2\"} 3\n# HELP c_seconds C.\n# TYPE c_seconds gauge\n\
+    fn plain_format_has_full_counter_names() {
+        let open = "# HELP a_b Of b.\n# TYPE a_b counter\na_b_total{x=\"1 2\"} 3\n\
+                    # HELP c_seconds C.\n# TYPE c_seconds gauge\n\
                     # UNIT c_seconds seconds\nc_seconds 1.5\n# EOF\n";
-        let plain = "# HELP a_b_total Of b.\n# TYPE a_b_total counter\na_b_total{x=\"1 2\"} 3\n# HELP c_seconds C.\n\
-                     # TYPE c_seconds gauge\nc_seconds 1.5\n";
+        let plain = "# HELP a_b_total Of b.\n# TYPE a_b_total counter\na_b_total{x=\"1 2\"} 3\n\
+                     # HELP c_seconds C.\n# TYPE c_seconds gauge\nc_seconds 1.5\n";
         assert_eq!(plain_metrics(open), plain);
     }
 }

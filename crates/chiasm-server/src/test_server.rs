@@ -1,4 +1,4 @@
-//! A server before fake backends, for unit tests.
+//! A server in front of fake backends, for unit tests.
 
 use std::sync::Arc;
 
@@ -11,42 +11,42 @@ use crate::page::{Page, PageOptions};
 use crate::record::Recorder;
 use crate::{HttpLimits, Server, ServerSettings};
 
-/// A server before fake backends.
+/// A server in front of fake backends.
 pub(crate) struct TestServer {
     pub(crate) server: Arc<Server>,
     pub(crate) test: TestPipeline,
 }
 
 impl TestServer {
-    /// Creates a server before as many workers.
+    /// Creates a server in front of `workers` workers.
     pub(crate) async fn new(workers: usize) -> Self {
-        Self::before(TestPipeline::new(workers).await, ServerSettings::default())
+        Self::with_pipeline(TestPipeline::new(workers).await, ServerSettings::default())
     }
 
-    /// Creates a server with these limits before one worker.
-    pub(crate) async fn limited(http_limits: HttpLimits, pipeline: PipelineLimits) -> Self {
+    /// Creates a server with these limits in front of one worker.
+    pub(crate) async fn with_limits(http_limits: HttpLimits, pipeline: PipelineLimits) -> Self {
         let settings = ServerSettings { http_limits, ..ServerSettings::default() };
-        Self::before(TestPipeline::limited(pipeline, 1).await, settings)
+        Self::with_pipeline(TestPipeline::limited(pipeline, 1).await, settings)
     }
 
-    /// Creates a server before these backends.
-    pub(crate) async fn with(backends: Vec<FakeBackend>) -> Self {
-        Self::before(TestPipeline::with(backends).await, ServerSettings::default())
+    /// Creates a server in front of these backends.
+    pub(crate) async fn with_backends(backends: Vec<FakeBackend>) -> Self {
+        Self::with_pipeline(TestPipeline::with(backends).await, ServerSettings::default())
     }
 
-    /// Creates a server with these settings before one worker.
-    pub(crate) async fn set(settings: ServerSettings) -> Self {
-        Self::before(TestPipeline::new(1).await, settings)
+    /// Creates a server with these settings in front of one worker.
+    pub(crate) async fn with_settings(settings: ServerSettings) -> Self {
+        Self::with_pipeline(TestPipeline::new(1).await, settings)
     }
 
-    /// Creates a server with a live page before as many workers.
+    /// Creates a server with a live page in front of `workers` workers.
     pub(crate) async fn with_page(workers: usize) -> Self {
         let page = Arc::new(Page::new(PageOptions::default()));
         let test = TestPipeline::observed(workers, page.clone()).await;
-        Self::before(test, ServerSettings { page: Some(page), ..ServerSettings::default() })
+        Self::with_pipeline(test, ServerSettings { page: Some(page), ..ServerSettings::default() })
     }
 
-    fn before(test: TestPipeline, settings: ServerSettings) -> Self {
+    fn with_pipeline(test: TestPipeline, settings: ServerSettings) -> Self {
         Self { server: Arc::new(Server::new(test.pipeline.clone(), settings)), test }
     }
 
@@ -59,7 +59,7 @@ impl TestServer {
         self.server.parts().0
     }
 
-    /// Returns all metrics.
+    /// Returns the text of all metrics.
     pub(crate) fn metrics(&self) -> String {
         self.server.parts().1.render().unwrap()
     }

@@ -1,4 +1,4 @@
-//! TLS: the server's certificate and its key, read again when their files change.
+//! The server's TLS certificate and key, reloaded when their files change.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -12,15 +12,15 @@ use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::time::MissedTickBehavior;
 
-/// The interval at which the files are read to see whether they have changed. Their contents are
-/// compared, as whoever renews certificates may exchange a symbolic link, or keep the files' times.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// Most bytes of one of the files. A chain has some kB.
-const MOST: u64 = 1 << 20;
-/// The one protocol that is spoken within TLS, by its name in ALPN.
+/// The interval at which the files are checked for changes. Their contents are compared, as a
+/// renewal may replace a symbolic link or keep the files' times.
+const RELOAD_INTERVAL: Duration = Duration::from_secs(5);
+/// The maximum size of each file, in bytes. A chain has some kB.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+/// The only protocol offered in TLS, by its ALPN name.
 const PROTOCOL: &[u8] = b"http/1.1";
 
-/// Why a certificate can't be served.
+/// An error with a certificate that can't be served.
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
     /// A file can't be read.
@@ -28,13 +28,13 @@ pub enum CertificateError {
     File {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The error.
         source: io::Error,
     },
-    /// A file has more than 1 MiB, or is none.
+    /// A path is not a regular file, or its file has more than 1 MiB.
     #[error("{0} is no file of at most 1 MiB")]
-    NoSuchPem(PathBuf),
-    /// The certificate's file has none, or a broken one.
+    InvalidFile(PathBuf),
+    /// The certificate's file has no valid chain.
     #[error("{path} has no chain of certificates in PEM form: {source}")]
     Chain {
         /// The file.
@@ -42,7 +42,7 @@ pub enum CertificateError {
         /// The error.
         source: pem::Error,
     },
-    /// The key's file has none that is not encrypted.
+    /// The key's file has no unencrypted key.
     #[error(
         "{path} has no private key in PEM form (PKCS #8, PKCS #1 or SEC 1, not encrypted): {source}"
     )]
@@ -52,7 +52,7 @@ pub enum CertificateError {
         /// The error.
         source: pem::Error,
     },
-    /// They are not of each other, or of a kind that is not known.
+    /// The certificate and the key do not match, or are of an unsupported kind.
     #[error("the certificate {certificate} and the key {key} can't be served: {source}")]
     Pair {
         /// The certificate's file.
@@ -62,79 +62,80 @@ pub enum CertificateError {
         /// The error.
         source: rustls::Error,
     },
-    /// No thread could read the files.
+    /// The blocking task that reads the files failed.
     #[error("the certificate could not be read: {0}")]
-    NoThread(#[from] tokio::task::JoinError),
+    ReadTask(#[from] tokio::task::JoinError),
 }
 
-/// The server's certificate, with the chain that proves it, and its key.
+/// The server's certificate with its chain and key.
 #[derive(Debug)]
 pub struct Certificate {
     files: Files,
-    current: RwLock<Current>,
+    current: RwLock<LoadedCertificate>,
 }
 
 #[derive(Debug)]
-struct Current {
-    /// Of both files.
+struct LoadedCertificate {
+    /// The digest of both files.
     digest: blake3::Hash,
-    /// It holds the sessions that clients may resume, too. So these end with the certificate.
+    /// Also holds the sessions that clients may resume, which so end with the certificate.
     tls: Arc<ServerConfig>,
 }
 
 impl Certificate {
-    /// Reads a certificate and its key from PEM files. The first certificate is the server's; each
-    /// further one proves the one before it.
+    /// Loads a certificate and its key from PEM files. The first certificate is the server's; each
+    /// further one certifies the one before it.
     ///
     /// # Errors
-    /// [`CertificateError`] if a file can't be read or is not what it should be, or if the key is
-    /// not the certificate's.
+    /// [`CertificateError`] if a file can't be read or has invalid content, or if the key does not
+    /// match the certificate.
     pub fn load(certificate: PathBuf, key: PathBuf) -> Result<Self, CertificateError> {
         let files = Files { certificate, key };
-        let current = RwLock::new(files.read()?.current(&files)?);
+        let current = RwLock::new(files.read()?.parse(&files)?);
         Ok(Self { files, current })
     }
 
-    /// Reads the files again for as long as this is waited for. New connections have what was read
-    /// last; those that are open stay as they are. Of what can't be served a warning is logged,
-    /// once.
+    /// Reloads the files periodically; never returns. New connections use the latest valid
+    /// certificate, and open ones keep theirs. Each new error is logged once as a warning.
     pub async fn follow(&self) {
-        let mut look = tokio::time::interval(LOOK_EVERY);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut told = None;
+        let mut interval = tokio::time::interval(RELOAD_INTERVAL);
+        interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut logged = None;
         loop {
-            look.tick().await;
-            match self.reload().await {
-                Ok(_) => told = None,
-                Err(error) => {
-                    let error = error.to_string();
-                    if told.as_ref() != Some(&error) {
-                        tracing::warn!(%error, "the new certificate is not taken, the old one stays");
-                        told = Some(error);
-                    }
-                }
+            interval.tick().await;
+            let Err(error) = self.reload().await else {
+                logged = None;
+                continue;
+            };
+            let error = error.to_string();
+            if logged.as_ref() != Some(&error) {
+                tracing::warn!(%error, "the new certificate is not taken, the old one stays");
+                logged = Some(error);
             }
         }
     }
 
-    /// Reads the files now. Returns whether they have changed.
+    /// Reloads the files now. Returns `true` if they have changed.
     ///
     /// # Errors
-    /// [`CertificateError`] if they can't be served. What was read before stays.
+    /// [`CertificateError`] if they can't be served. The previous certificate stays.
     pub async fn reload(&self) -> Result<bool, CertificateError> {
         let files = self.files.clone();
         let known = self.current.read().unwrap_or_else(PoisonError::into_inner).digest;
         let read = move || {
             let read = files.read()?;
-            if read.digest() == known { Ok(None) } else { read.current(&files).map(Some) }
+            if read.digest() == known { Ok(None) } else { read.parse(&files).map(Some) }
         };
         let Some(new) = tokio::task::spawn_blocking(read).await?? else { return Ok(false) };
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = new;
-        tracing::info!(certificate = %self.files.certificate.display(), "the certificate has been read again");
+        tracing::info!(
+            certificate = %self.files.certificate.display(),
+            "the certificate has been read again"
+        );
         Ok(true)
     }
 
-    /// Returns the configuration for a new connection.
+    /// Returns the TLS configuration for a new connection.
     pub(crate) fn current(&self) -> Arc<ServerConfig> {
         self.current.read().unwrap_or_else(PoisonError::into_inner).tls.clone()
     }
@@ -161,7 +162,7 @@ impl Files {
 impl Pems {
     fn digest(&self) -> blake3::Hash {
         let mut digest = blake3::Hasher::new();
-        // The length, so that no byte can move from one file to the other unseen.
+        // The length is hashed, so that moving bytes from one file to the other changes the digest.
         digest
             .update(&self.certificate.len().to_le_bytes())
             .update(&self.certificate)
@@ -169,7 +170,7 @@ impl Pems {
         digest.finalize()
     }
 
-    fn current(&self, files: &Files) -> Result<Current, CertificateError> {
+    fn parse(&self, files: &Files) -> Result<LoadedCertificate, CertificateError> {
         let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&self.certificate).collect();
         let chain = chain.and_then(|chain| {
             if chain.is_empty() { Err(pem::Error::NoItemsFound) } else { Ok(chain) }
@@ -186,7 +187,7 @@ impl Pems {
             let key = files.key.clone();
             CertificateError::Pair { certificate, key, source }
         })?;
-        Ok(Current { digest: self.digest(), tls: Arc::new(tls) })
+        Ok(LoadedCertificate { digest: self.digest(), tls: Arc::new(tls) })
     }
 }
 
@@ -203,18 +204,18 @@ fn config(
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, CertificateError> {
-    let fault = |source| CertificateError::File { path: path.to_owned(), source };
+    let file_error = |source| CertificateError::File { path: path.to_owned(), source };
     let mut bytes = Vec::new();
-    // Opening a pipe would wait for whoever writes to it.
-    if fs::metadata(path).map_err(fault)?.is_file() {
+    // Opening a pipe would block until something opens it for writing.
+    if fs::metadata(path).map_err(file_error)?.is_file() {
         File::open(path)
-            .and_then(|file| file.take(MOST + 1).read_to_end(&mut bytes))
-            .map_err(fault)?;
-        if bytes.len() as u64 <= MOST {
+            .and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes))
+            .map_err(file_error)?;
+        if bytes.len() as u64 <= MAX_FILE_BYTES {
             return Ok(bytes);
         }
     }
-    Err(CertificateError::NoSuchPem(path.to_owned()))
+    Err(CertificateError::InvalidFile(path.to_owned()))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! `GET /workers`: every worker and what is known of it, as JSON.
+//! `GET /workers`: the state of every worker, as JSON.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,42 +9,53 @@ use chiasm_fleet::{Fleet, KvEventCounts, Worker};
 use chiasm_router::WorkerSnapshot;
 use serde_json::{Value, json};
 
-/// The workers that can take requests, in the order of their ids. `docs/serving.md` names the
+/// Returns the workers that can take requests, ordered by id. `docs/serving.md` documents the
 /// fields.
 pub(crate) fn report(fleet: &Fleet) -> Value {
-    let counts: BTreeMap<_, _> = fleet.kv_events().into_iter().collect();
+    let counts: BTreeMap<_, _> = fleet.kv_event_counts().into_iter().collect();
     let unnamed = fleet.unnamed();
     let workers: Vec<Value> = fleet
         .router()
         .workers()
         .iter()
-        .map(|worker| {
-            let mut report = of_router(worker);
-            report["kv_events"] = of_events(counts.get(&worker.id).copied().unwrap_or_default());
-            report["named"] = (!unnamed.contains(&worker.id)).into();
-            let present = fleet.worker(worker.id);
-            report["runs"] =
-                present.as_ref().map_or(Value::Null, |worker| worker.backend.capabilities().engine.clone().into());
-            let network = present.as_ref().and_then(|worker| worker.backend.capabilities().private_network);
-            report["private_network"] = network.map_or(Value::Null, |network| network.to_string().into());
-            report["condition"] = present.as_ref().map_or(Value::Null, |worker| worker.condition().name().into());
-            report["breaker"] = present.as_ref().map_or(Value::Null, |worker| worker.breaker_report());
-            report["media"] = present.as_ref().and_then(|worker| worker.load().media).map_or(Value::Null, of_media);
-            let adapters = fleet.adapters().all();
-            let of_worker = present.as_deref().map(|worker| of_adapters(worker, &adapters));
-            report["lora_adapters"] = of_worker.unwrap_or_else(|| json!([]));
-            let arena = present.and_then(|worker| worker.backend.memory());
-            report["arena"] = arena.map_or(
-                Value::Null,
-                |usage| json!({"reserved_bytes": usage.reserved, "used_bytes": usage.used, "slots": usage.slots}),
-            );
+        .map(|snapshot| {
+            let mut report = router_report(snapshot);
+            let events = counts.get(&snapshot.id).copied().unwrap_or_default();
+            report["kv_events"] = events_report(events);
+            report["named"] = (!unnamed.contains(&snapshot.id)).into();
+            add_worker_report(&mut report, fleet, fleet.worker(snapshot.id).as_deref());
             report
         })
         .collect();
     json!({"workers": workers})
 }
 
-fn of_router(worker: &WorkerSnapshot) -> Value {
+/// Adds the fields that only a connected worker has; they are null without one.
+fn add_worker_report(report: &mut Value, fleet: &Fleet, worker: Option<&Worker>) {
+    let capabilities = worker.map(|worker| worker.backend.capabilities());
+    report["runs"] =
+        capabilities.map_or(Value::Null, |capabilities| capabilities.engine.clone().into());
+    report["private_network"] = capabilities
+        .and_then(|capabilities| capabilities.private_network)
+        .map_or(Value::Null, |network| network.to_string().into());
+    report["condition"] = worker.map_or(Value::Null, |worker| worker.condition().name().into());
+    report["breaker"] = worker.map_or(Value::Null, |worker| worker.breaker_report());
+    report["media"] =
+        worker.and_then(|worker| worker.load().media).map_or(Value::Null, media_report);
+    let adapters = fleet.adapters().all();
+    report["lora_adapters"] =
+        worker.map_or_else(|| json!([]), |worker| adapters_report(worker, &adapters));
+    let arena = worker.and_then(|worker| worker.backend.memory());
+    report["arena"] = arena.map_or(Value::Null, |usage| {
+        json!({
+            "reserved_bytes": usage.reserved,
+            "used_bytes": usage.used,
+            "slots": usage.slots,
+        })
+    });
+}
+
+fn router_report(worker: &WorkerSnapshot) -> Value {
     json!({
         "id": worker.id.to_string(),
         "role": worker.info.role.name(),
@@ -73,21 +84,21 @@ fn of_router(worker: &WorkerSnapshot) -> Value {
     })
 }
 
-/// Returns the media work that waits on a worker's machine.
-fn of_media(load: MediaLoad) -> Value {
-    json!({"threads": load.threads, "pending_seconds": load.all().as_secs_f64()})
+/// Returns the media work that is queued on a worker's machine.
+fn media_report(load: MediaLoad) -> Value {
+    json!({"threads": load.threads, "pending_seconds": load.total().as_secs_f64()})
 }
 
-/// Which adapters a worker has, and why it has not the others.
-fn of_adapters(worker: &Worker, adapters: &[Arc<ServedAdapter>]) -> Value {
-    let of = |adapter: &Arc<ServedAdapter>| {
-        let error = worker.lacks_adapter(adapter).map(|error| error.to_string());
+/// Returns which adapters a worker has loaded, and the errors of those it could not load.
+fn adapters_report(worker: &Worker, adapters: &[Arc<ServedAdapter>]) -> Value {
+    let report = |adapter: &Arc<ServedAdapter>| {
+        let error = worker.adapter_error(adapter).map(|error| error.to_string());
         json!({"name": adapter.name, "loaded": worker.has_adapter(adapter), "error": error})
     };
-    adapters.iter().map(of).collect()
+    adapters.iter().map(report).collect()
 }
 
-fn of_events(counts: KvEventCounts) -> Value {
+fn events_report(counts: KvEventCounts) -> Value {
     let KvEventCounts { applied, subscriber, lag } = counts;
     json!({
         "applied": applied,

@@ -1,15 +1,16 @@
-//! The identity of a request's blocks, as vLLM chains it: parent, tokens and extra keys.
+//! The identity of a request's blocks, which vLLM chains: parent, tokens and extra keys.
 
 use chiasm_kv::event::ExtraKey;
 use chiasm_types::TokenId;
 
-/// Identity of one full block. The engine's hashes are its own: nobody outside can or should
+/// The identity of one full block. The hashes are the engine's own; no other process can or should
 /// reproduce them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct BlockHash(u128);
 
 impl BlockHash {
-    /// What KV events carry: the low 64 bits, as vLLM's `maybe_convert_block_hash` does by default.
+    /// Returns the hash for KV events: the low 64 bits, as vLLM's `maybe_convert_block_hash` does
+    /// by default.
     pub(crate) fn external(self) -> u64 {
         self.0 as u64
     }
@@ -19,7 +20,7 @@ impl BlockHash {
     }
 }
 
-/// Where a media item's placeholder lies in the prompt.
+/// The position of a media item's placeholder in the prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MediaRange {
     pub(crate) identifier: String,
@@ -30,9 +31,12 @@ pub(crate) struct MediaRange {
 /// The full blocks of one growing token sequence.
 ///
 /// A block's hash covers its parent's hash, its tokens and its extra keys, in vLLM's order
-/// (`generate_block_hash_extra_keys`): the LoRA name in every block, `(identifier, placeholder
-/// start − block start)` of every item that touches the block, up to one that goes on behind it,
-/// and the cache salt in the first block.
+/// (`generate_block_hash_extra_keys`):
+///
+/// - the LoRA name in every block,
+/// - `(identifier, placeholder start − block start)` of each item that touches the block, up to an
+///   item that extends beyond the block,
+/// - the cache salt in the first block.
 #[derive(Clone, Debug)]
 pub(crate) struct BlockChain {
     block_size: usize,
@@ -44,7 +48,7 @@ pub(crate) struct BlockChain {
 }
 
 impl BlockChain {
-    /// An empty chain; `media` in the order of the prompt.
+    /// Creates an empty chain; `media` is in the order of the prompt.
     pub(crate) fn new(
         block_size: usize,
         media: Vec<MediaRange>,
@@ -71,13 +75,13 @@ impl BlockChain {
         self.lora.as_deref()
     }
 
-    /// Hashes the blocks that became full; `tokens` is the whole sequence, longer than at the last
-    /// call.
+    /// Hashes the blocks that became full. `tokens` is the whole sequence, including the tokens of
+    /// earlier calls.
     pub(crate) fn extend(&mut self, tokens: &[TokenId]) {
         while let Some(block) = tokens
             .get(self.hashes.len() * self.block_size..(self.hashes.len() + 1) * self.block_size)
         {
-            let keys: Vec<Key<'_>> = self.keys_of(self.hashes.len()).collect();
+            let keys: Vec<Key<'_>> = self.block_keys(self.hashes.len()).collect();
             let hash = hash_block(self.hashes.last().copied(), block, &keys);
             let published: Vec<ExtraKey> = keys.iter().map(Key::published).collect();
             self.hashes.push(hash);
@@ -85,15 +89,15 @@ impl BlockChain {
         }
     }
 
-    fn keys_of(&self, block: usize) -> impl Iterator<Item = Key<'_>> {
+    fn block_keys(&self, block: usize) -> impl Iterator<Item = Key<'_>> {
         let start = block * self.block_size;
         let end = start + self.block_size;
         let lora = self.lora.as_deref().map(Key::Lora);
-        let ends = |item: &MediaRange| item.offset + item.length;
-        let ahead = self.media.iter().skip_while(move |item| ends(item) <= start);
-        let mut goes_on = false;
-        let touching = ahead.take_while(move |item| {
-            item.offset < end && !std::mem::replace(&mut goes_on, end < ends(item))
+        let end_of = |item: &MediaRange| item.offset + item.length;
+        let remaining = self.media.iter().skip_while(move |item| end_of(item) <= start);
+        let mut extends_beyond = false;
+        let touching = remaining.take_while(move |item| {
+            item.offset < end && !std::mem::replace(&mut extends_beyond, end < end_of(item))
         });
         let media = touching
             .map(move |item| Key::Media(&item.identifier, item.offset as i64 - start as i64));
@@ -102,8 +106,7 @@ impl BlockChain {
     }
 }
 
-/// What distinguishes a block beyond tokens and parent. Events carry it without saying which kind a
-/// text is.
+/// An extra key of a block. Events do not say which kind a text key is.
 enum Key<'a> {
     Lora(&'a str),
     Media(&'a str, i64),
@@ -168,19 +171,19 @@ mod tests {
     }
 
     #[test]
-    fn extra_keys_are_those_of_the_captured_events() {
-        // As captured from vLLM 0.32 (chiasm-kv/tests/fixtures/kv_events, stored_image_0): an image
-        // at 41, blocks of 32
+    fn extra_keys_equal_captured_events() {
+        // Captured from vLLM 0.32 (chiasm-kv/tests/fixtures/kv_events, stored_image_0): an image at
+        // 41, blocks of 32.
         let media = vec![image("abab", 41, 80)];
         let expected = [None, Some(vec![media_key("abab", 9)]), Some(vec![media_key("abab", -23)])];
         assert_eq!(chain(media, None, None).extra_keys(), expected);
-        // stored_salt_2: only the first block has the salt
+        // stored_salt_2: only the first block has the salt.
         let salted = chain(vec![], None, Some("salty"));
         assert_eq!(salted.extra_keys(), [Some(vec![ExtraKey::Text("salty".into())]), None, None]);
     }
 
     #[test]
-    fn a_block_has_the_keys_of_all_items_that_touch_it() {
+    fn block_has_keys_of_each_touching_item() {
         let media = vec![image("a", 0, 33), image("b", 33, 10), image("c", 64, 1)];
         let both =
             Some(vec![ExtraKey::Text("lora".into()), media_key("a", -32), media_key("b", 1)]);
@@ -188,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_matters_changes_the_first_block_and_all_after_it() {
+    fn every_key_changes_the_chain_from_the_first_block_on() {
         let variants = [
             chain(vec![], None, None),
             chain(vec![], None, Some("x")),
@@ -206,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_items_on_one_range_the_second_is_seen_in_the_last_block() {
+    fn second_item_of_a_range_is_only_in_the_last_block() {
         let chain = chain(vec![image("video", 20, 50), image("audio", 20, 50)], None, None);
         let key =
             |identifier: &str, offset| ExtraKey::Media { identifier: identifier.into(), offset };
@@ -220,7 +223,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn growing_in_steps_gives_the_same_chain(cuts in prop::collection::vec(0usize..100, 0..6)) {
+        fn chain_grown_in_steps_is_equal(cuts in prop::collection::vec(0usize..100, 0..6)) {
             let all = tokens(100);
             let mut cuts = cuts;
             cuts.sort_unstable();

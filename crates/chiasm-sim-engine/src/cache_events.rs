@@ -1,4 +1,4 @@
-//! What happens in the KV cache, in vLLM's events.
+//! Changes of the KV cache as vLLM's events.
 
 use std::ops::Range;
 
@@ -7,16 +7,16 @@ use chiasm_types::TokenId;
 
 use crate::block_chain::{BlockChain, BlockHash};
 
-/// What vLLM calls the memory of the cache, also on CPU.
+/// vLLM's name of the cache's memory, also on CPU.
 const MEDIUM: &str = "GPU";
-/// All layers are of one kind.
+/// The cache group; all layers belong to one.
 const GROUP: u32 = 0;
 
 fn external(hash: BlockHash) -> ExternalHash {
     ExternalHash::U64(hash.external())
 }
 
-/// The events since they were last taken.
+/// The events since the last call of [`take`](Self::take).
 #[derive(Debug)]
 pub(crate) struct CacheEvents {
     block_size: usize,
@@ -28,8 +28,8 @@ impl CacheEvents {
         Self { block_size, events: Vec::new() }
     }
 
-    /// Others can find these blocks of a request. `chain` and `tokens` describe it up to their end
-    /// at least.
+    /// Records that other requests can find these blocks of a request. `chain` and `tokens` extend
+    /// at least to the end of the blocks.
     pub(crate) fn stored(&mut self, chain: &BlockChain, tokens: &[TokenId], blocks: Range<usize>) {
         self.events.push(KvEvent::BlockStored(BlockStored {
             block_hashes: chain.hashes()[blocks.clone()].iter().copied().map(external).collect(),
@@ -49,7 +49,7 @@ impl CacheEvents {
         }));
     }
 
-    /// A block is gone; vLLM has an event for each.
+    /// Records that a block was evicted; vLLM has one event per block.
     pub(crate) fn evicted(&mut self, hash: BlockHash) {
         self.events.push(KvEvent::BlockRemoved(BlockRemoved {
             block_hashes: vec![external(hash)],
@@ -59,7 +59,7 @@ impl CacheEvents {
         }));
     }
 
-    /// All blocks are gone.
+    /// Records that all blocks were removed.
     pub(crate) fn cleared(&mut self) {
         self.events.push(KvEvent::AllBlocksCleared);
     }
@@ -70,8 +70,8 @@ impl CacheEvents {
 }
 
 #[cfg(test)]
-mod tests;
+mod cache_with_events;
 #[cfg(test)]
-mod told_cache;
+mod tests;
 #[cfg(test)]
 mod trace;

@@ -1,4 +1,4 @@
-//! Everything that can be set about a simulated engine.
+//! The configuration of a simulated engine.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
@@ -13,97 +13,98 @@ use crate::error::SimError;
 use crate::faults::Faults;
 use crate::pace::Pace;
 
-/// Turns the text of an answer into tokens, usually the model's tokenizer.
+/// Converts the text of an answer to tokens, usually with the model's tokenizer.
 pub type TextToTokens = Arc<dyn Fn(&str) -> Vec<TokenId> + Send + Sync>;
 
-/// A simulated engine. [`SimConfig::new`] has the defaults; the fields say what each means.
+/// The configuration of a simulated engine. [`SimConfig::new`] sets the defaults.
 #[derive(Clone)]
 pub struct SimConfig {
-    /// Address of the frontend's handshake socket, `tcp://host:port` or `ipc://path`.
+    /// The address of the frontend's handshake socket, `tcp://host:port` or `ipc://path`.
     pub handshake: String,
-    /// Data-parallel rank: the engine's identity on the wire. 0 for an engine on its own.
+    /// The data-parallel rank, which is the engine's identity on the wire. 0 for a single engine.
     pub rank: u16,
-    /// Tokens per block of the KV cache. Default 32.
+    /// The number of tokens per block of the KV cache. Default 32.
     pub block_size: BlockSize,
-    /// Blocks of the KV cache, vLLM's null block included. Default 4096. All but one must hold
-    /// `max_model_len` tokens.
+    /// The number of blocks of the KV cache, including vLLM's null block. Default 4096. All but one
+    /// must hold `max_model_len` tokens.
     pub num_blocks: u32,
-    /// Bytes of the receiver cache (`--mm-processor-cache-gb` · 2³⁰); `None` for no such cache.
-    /// Default 1 GiB.
+    /// The size of the receiver cache in bytes (`--mm-processor-cache-gb` · 2³⁰); `None` for no
+    /// such cache. Default 1 GiB.
     pub receiver_cache_bytes: Option<u64>,
-    /// Image embeddings that the encoder's cache holds. Default 16384.
+    /// The capacity of the encoder cache, in embeddings. Default 16384.
     pub encoder_cache_tokens: usize,
-    /// Tokens of prompt and answer together. Default 8192.
+    /// The maximum number of tokens of prompt and answer together. Default 8192.
     pub max_model_len: usize,
-    /// Requests that run at once. Default 128.
+    /// The maximum number of running requests. Default 128.
     pub max_num_seqs: usize,
-    /// Tokens that one step computes; longer prompts are computed in chunks. Default 8192.
+    /// The maximum number of tokens per step; longer prompts are computed in chunks. Default 8192.
     pub max_num_batched_tokens: usize,
-    /// How fast the simulated model is.
+    /// The speed of the simulated model.
     pub pace: Pace,
-    /// The sockets for KV events; `None` if there are none. Default: two free ports of the loopback
+    /// The sockets for KV events; `None` for no events. Default: two free ports of the loopback
     /// interface.
     pub kv_events: Option<KvEvents>,
-    /// The version of vLLM that the engine says it has. Default 0.32.0.
+    /// The version of vLLM that the engine reports. Default 0.32.0.
     pub vllm_version: String,
     /// The model's element type as the engine reports it. Default `bfloat16`.
     pub dtype: String,
-    /// Text of the answer → tokens. Default: one token per byte, with the byte's value as its id.
+    /// Converts the text of an answer to tokens. Default: one token per byte, with the byte's value
+    /// as its id.
     pub reply: TextToTokens,
-    /// The token that ends an answer; `None`: the request's own EOS token, if it has one. Default
-    /// `None`.
-    pub eos: Option<TokenId>,
-    /// Size of the vocabulary, for log probabilities. Default 151 936, as Qwen2.
-    pub vocab_size: u32,
-    /// Rules that image tensors must keep.
-    pub images: ImageRules,
-    /// Whether it has a KV connector, as engines that prefill for others or decode behind them.
-    /// Default false.
-    pub leaves_prompts: bool,
-    /// Where it leaves embeddings for other engines, or finds them; `None` without an EC connector.
+    /// The token that ends an answer; `None` for the request's own EOS token, if it has one.
     /// Default `None`.
+    pub eos: Option<TokenId>,
+    /// The size of the vocabulary, for log probabilities. Default 151 936, as Qwen2.
+    pub vocab_size: u32,
+    /// The rules that image tensors must follow.
+    pub images: ImageRules,
+    /// `true` for an engine with a KV connector, which prefills for other engines or decodes their
+    /// prompts. Default `false`.
+    pub kv_connector: bool,
+    /// The folder of embeddings that engines share; `None` without an EC connector. Default `None`.
     pub embeddings: Option<EmbeddingFolder>,
-    /// Where other engines find it with what it has left, at a free port. Default: a loopback
-    /// address.
+    /// The address of the side channel for prompts that this engine has computed for others, at a
+    /// free port. Default: a loopback address.
     pub side_channel: IpAddr,
-    /// How long it keeps a prompt that it has left for another engine. Default 30 s, vLLM's
+    /// The time for which a prompt is kept for another engine. Default 30 s, vLLM's
     /// `kv_lease_duration`.
     pub prompt_lease: Duration,
-    /// The LoRA adapters that it takes; `None` if it is started without `--enable-lora`. It says
-    /// then that it takes none, and computes a request that names one by the model alone. Default
-    /// `None`.
+    /// The limits for LoRA adapters; `None` for an engine without `--enable-lora`. Such an engine
+    /// reports that it takes none, and computes requests with an adapter by the model alone.
+    /// Default `None`.
     pub lora: Option<LoraLimits>,
-    /// Whether the engine has Chiasm's plugin, that is, knows the method `chiasm_attach` and takes
-    /// handles of slots. Without it a handle makes the engine deaf, as any vLLM. Default true.
+    /// `true` for an engine with Chiasm's plugin, which has the method `chiasm_attach` and accepts
+    /// handles of slots. Without it, a handle makes the engine stop receiving, as any vLLM. Default
+    /// `true`.
     pub plugin: bool,
-    /// Whether the bytes of lent slots are compared with what they were at first: in each step that
-    /// admits a request with the item or encodes the image, and before a lease is returned. If they
-    /// differ the engine dies. Costs one pass of BLAKE3 over the tensor each time, however many
-    /// requests of the step have the item. Default true.
+    /// `true` to compare the bytes of lent slots with their first contents, in each step that
+    /// admits a request with the item or encodes the image, and before a lease is returned. If the
+    /// bytes differ the engine dies. Each comparison is one pass of BLAKE3 over the tensor, once
+    /// per step. Default `true`.
     pub verify_slots: bool,
-    /// Longest wait for the frontend's INIT. Default 5 minutes, as vLLM.
+    /// The maximum wait for the frontend's INIT. Default 5 minutes, as vLLM.
     pub init_timeout: Duration,
-    /// The file to write the moments to at which outputs are ready to be sent, for measurements:
-    /// nanoseconds since 1970, each as eight bytes, little endian. Default `None`.
+    /// The file for the times at which outputs are ready to be sent, for measurements: nanoseconds
+    /// since 1970, each as eight bytes, little endian. Default `None`.
     pub step_log: Option<PathBuf>,
-    /// The same of the moments at which requests have come, before they are decoded. Default
-    /// `None`.
+    /// The file for the times at which requests arrive, before they are decoded, in the same
+    /// format. Default `None`.
     pub request_log: Option<PathBuf>,
-    /// Failures to produce. Default none.
+    /// The failures to produce. Default none.
     pub faults: Faults,
 }
 
-/// The sockets at which KV events are published and replayed.
+/// The sockets for publishing and replaying KV events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvEvents {
-    /// The PUB socket to bind: `tcp://127.0.0.1:port`, 0 for a free port, or `tcp://*:port` for all
-    /// interfaces.
+    /// The address of the PUB socket: `tcp://127.0.0.1:port`, with 0 for a free port, or
+    /// `tcp://*:port` for all interfaces.
     pub endpoint: String,
-    /// The ROUTER socket that replays, likewise; `None` for no replay.
+    /// The address of the ROUTER socket for replays, in the same form; `None` for no replay.
     pub replay_endpoint: Option<String>,
-    /// First frame of every message. Default empty.
+    /// The first frame of every message. Default empty.
     pub topic: String,
-    /// Batches that can be replayed. Default 10 000, as vLLM.
+    /// The number of batches that can be replayed. Default 10 000, as vLLM.
     pub buffer_steps: usize,
 }
 
@@ -118,14 +119,14 @@ impl Default for KvEvents {
     }
 }
 
-/// The LoRA adapters that an engine takes.
+/// The limits for LoRA adapters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoraLimits {
-    /// Adapters in one step, as the engine reports it. Default 1, as vLLM.
+    /// The maximum number of adapters in one step, as the engine reports it. Default 1, as vLLM.
     pub max_loras: u32,
-    /// Adapters that it keeps. Default 1, as vLLM's default of the above.
+    /// The maximum number of loaded adapters. Default 1, as vLLM's default of `max_loras`.
     pub max_cpu_loras: usize,
-    /// The largest rank. Default 16, as vLLM.
+    /// The maximum rank. Default 16, as vLLM.
     pub max_rank: u64,
 }
 
@@ -135,19 +136,19 @@ impl Default for LoraLimits {
     }
 }
 
-/// How a Qwen-VL image's tensors must look. What does not fit kills the engine, as a wrong shape
+/// The rules for the tensors of a Qwen-VL image. A violation kills the engine, as a wrong shape
 /// kills vLLM's worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageRules {
-    /// Accepted element types of `pixel_values`. Default: uint8 and the three float types.
+    /// The accepted element types of `pixel_values`. Default: uint8 and the three float types.
     pub dtypes: Vec<Dtype>,
-    /// Patches are merged `merge × merge` into one embedding. Default 2.
+    /// The number of patches that are merged into one embedding, per side. Default 2.
     pub merge: u32,
-    /// Frames in one patch: a row has `3 · temporal · patch²` values. Default 2.
+    /// The number of frames per patch: a row has `3 · temporal · patch²` values. Default 2.
     pub temporal: u32,
-    /// Whether a placeholder must have exactly as many embedding tokens as the image has
-    /// embeddings. vLLM takes other lengths and answers nonsense; the simulator dies instead, so
-    /// that tests notice. Default true.
+    /// `true` if a placeholder must have exactly as many embedding tokens as the image has
+    /// embeddings. vLLM accepts other lengths and computes wrong answers; the simulator dies
+    /// instead, so that tests notice. Default `true`.
     pub strict_placeholders: bool,
 }
 
@@ -163,7 +164,7 @@ impl Default for ImageRules {
 }
 
 impl SimConfig {
-    /// Defaults for a frontend at this handshake address.
+    /// Creates the default configuration for a frontend at this handshake address.
     pub fn new(handshake: impl Into<String>) -> Self {
         Self {
             handshake: handshake.into(),
@@ -183,7 +184,7 @@ impl SimConfig {
             eos: None,
             vocab_size: 151_936,
             images: ImageRules::default(),
-            leaves_prompts: false,
+            kv_connector: false,
             embeddings: None,
             side_channel: IpAddr::V4(Ipv4Addr::LOCALHOST),
             prompt_lease: Duration::from_secs(30),
@@ -197,13 +198,17 @@ impl SimConfig {
         }
     }
 
-    /// Refuses what an engine would refuse at its start.
+    /// Checks the configuration as an engine does at its start.
+    ///
+    /// # Errors
+    /// Returns [`SimError::Config`] with the problem.
     pub(crate) fn check(&self) -> Result<(), SimError> {
         let usable =
             (self.num_blocks.saturating_sub(1) as usize).saturating_mul(self.block_size.get());
         let problem = if usable < self.max_model_len {
             format!(
-                "num_blocks: {usable} tokens fit the KV cache, fewer than max_model_len {}; raise one or lower the other",
+                "num_blocks: {usable} tokens fit the KV cache, fewer than max_model_len {}; raise \
+                 one or lower the other",
                 self.max_model_len
             )
         } else if self.max_model_len == 0
@@ -227,7 +232,7 @@ const DEFAULT_BLOCK_SIZE: BlockSize = match BlockSize::new(32) {
 
 impl fmt::Debug for SimConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Everything but the function that makes tokens.
+        // `reply` is a function without a debug form.
         f.debug_struct("SimConfig")
             .field("handshake", &self.handshake)
             .field("rank", &self.rank)
@@ -253,10 +258,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cache_that_can_not_hold_one_request_is_refused() {
+    fn cache_smaller_than_one_request_is_refused() {
         let mut config = SimConfig::new("tcp://127.0.0.1:1");
         assert!(config.check().is_ok());
-        // 256 blocks of 32 tokens, one of them the null block
+        // 256 blocks of 32 tokens, one of them the null block.
         config.num_blocks = 256;
         assert!(matches!(config.check(), Err(SimError::Config(_))));
         config.max_model_len = 255 * 32;

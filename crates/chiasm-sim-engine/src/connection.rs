@@ -1,13 +1,13 @@
-//! Sockets that connect to a frontend, and go on trying as libzmq does.
+//! Sockets that connect to a frontend, and reconnect as libzmq does.
 //!
-//! What `zeromq` 0.7 does differently from libzmq, and what is done about it here:
-//! - `connect` waits for the peer and gives up after its timeout, with pauses that double up to 30
-//!   s: it is called again and again with a short timeout.
-//! - A connected DEALER or PUSH never reconnects, and `recv` on it never returns again: the monitor
-//!   is watched, and a lost socket is replaced.
-//! - A PUSH does not read, so it notices a lost peer one lost message late: whoever reads from the
-//!   same frontend says so.
-//! - `send` only queues; dropping the socket lets a task in the background write out the rest.
+//! `zeromq` 0.7 differs from libzmq in these points:
+//! - `connect` waits for the peer and gives up after its timeout, with pauses that double up to
+//!   30 s. So it is called repeatedly with a short timeout.
+//! - A connected DEALER or PUSH never reconnects, and `recv` on it never returns again. So the
+//!   monitor is watched, and a lost socket is replaced.
+//! - A PUSH does not read, so it notices a lost peer one lost message late. So the receiver of the
+//!   same frontend reports the loss.
+//! - `send` only queues; after the socket is dropped a background task writes the rest.
 
 use std::time::Duration;
 
@@ -18,23 +18,24 @@ use zeromq::{Endpoint, Socket, SocketEvent, SocketOptions};
 
 use crate::error::SimError;
 
-/// Within it, `zeromq` tries after 0, 50, 150, 350 and 750 ms.
-const ATTEMPT: Duration = Duration::from_secs(1);
-/// libzmq's default `ZMQ_RECONNECT_IVL`.
+/// The deadline for one attempt to connect, in which `zeromq` tries after 0, 50, 150, 350 and
+/// 750 ms.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// The pause between two connections; libzmq's default `ZMQ_RECONNECT_IVL`.
 pub(crate) const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
 
-/// A connected socket and word of its loss.
+/// A connected socket and its monitor.
 pub(crate) struct Connection<S> {
     pub(crate) socket: S,
     events: BoxStream<'static, SocketEvent>,
 }
 
 impl<S: Socket> Connection<S> {
-    /// Connects, however long it takes.
+    /// Connects, and tries until it succeeds.
     pub(crate) async fn open(address: &str, identity: Option<[u8; 2]>) -> Self {
         loop {
             let mut options = SocketOptions::default();
-            options.connect_timeout(ATTEMPT);
+            options.connect_timeout(CONNECT_TIMEOUT);
             if let Some(Ok(identity)) =
                 identity.map(|identity| PeerIdentity::try_from(&identity[..]))
             {
@@ -50,7 +51,7 @@ impl<S: Socket> Connection<S> {
         }
     }
 
-    /// The socket to receive from, and a future that ends when the peer is gone.
+    /// Returns the socket, and a future that completes when the peer is gone.
     pub(crate) fn split(&mut self) -> (&mut S, impl Future<Output = ()>) {
         let events = &mut self.events;
         let lost = async move {
@@ -64,7 +65,7 @@ impl<S: Socket> Connection<S> {
     }
 }
 
-/// Refuses what could never be connected to.
+/// Checks that an address can be parsed.
 pub(crate) fn check_address(address: &str) -> Result<(), SimError> {
     match address.parse::<Endpoint>() {
         Ok(_) => Ok(()),

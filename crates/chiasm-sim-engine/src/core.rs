@@ -1,4 +1,4 @@
-//! The engine's loop, as `EngineCoreProc.run_busy_loop` in `vllm/v1/engine/core.py`.
+//! The engine's loop, modelled on `EngineCoreProc.run_busy_loop` in `vllm/v1/engine/core.py`.
 
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -21,26 +21,27 @@ use crate::pace::StepWork;
 use crate::plugin::Plugin;
 use crate::scheduler::{Fatal, Scheduler};
 use crate::step_outputs::ClientOutputs;
-use crate::utility::Callee;
+use crate::utility::UtilityContext;
 use crate::work::Work;
 
-/// A step that can compute nothing although requests are there. vLLM was measured at 7 500 of them
-/// per second.
+/// The duration of a step that has requests but can compute nothing. vLLM was measured at 7 500
+/// such steps per second.
 const IDLE_STEP: Duration = Duration::from_micros(133);
-/// Shorter waits are saved up: the timer works in milliseconds.
-const SHORTEST_WAIT: Duration = Duration::from_millis(1);
+/// The minimum wait. Shorter waits accumulate, because the timer has a resolution of milliseconds.
+const MIN_WAIT: Duration = Duration::from_millis(1);
 
-/// Why the loop ended.
+/// The reason that the loop ended.
 pub(crate) enum End {
-    /// SIGTERM, and everything is done.
+    /// SIGTERM was received, and all work is done.
     Stopped,
-    /// The frontend was told ENGINE_CORE_DEAD because of this.
+    /// The engine died for this reason, and has sent ENGINE_CORE_DEAD.
     Died(String),
-    /// [`Faults`](crate::Faults) demanded it. Whether the frontend is told is up to them, too.
+    /// [`Faults`](crate::Faults) ended the engine. They also decide whether the frontend is
+    /// notified.
     Fault,
 }
 
-/// Everything that the loop works on.
+/// The state of the loop.
 pub(crate) struct Core {
     pub(crate) config: Arc<SimConfig>,
     pub(crate) scheduler: Scheduler,
@@ -55,7 +56,7 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    /// Runs until the engine ends.
+    /// Runs the loop until the engine ends.
     pub(crate) async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Work>) -> End {
         let mut pending = Vec::new();
         let mut stopping = false;
@@ -86,11 +87,11 @@ impl Core {
                 Ok(work) => work,
                 Err(Fatal(reason)) => return self.died(reason),
             };
-            free_at = free_at.max(Instant::now() - SHORTEST_WAIT) + self.duration(&work);
+            free_at = free_at.max(Instant::now() - MIN_WAIT) + self.duration(&work);
             wait_until(free_at).await;
 
-            // What was aborted meanwhile gets no output of this step. The abort is kept for its
-            // turn as well: it may be for a request that comes right before it.
+            // Requests that were aborted meanwhile get no output of this step. The abort is
+            // processed again later, because it may be for a request that arrives right before it.
             drain(&mut inbox, &mut pending);
             for work in &pending {
                 if let Work::Abort(ids) = work {
@@ -113,8 +114,8 @@ impl Core {
         }
     }
 
-    /// The last look at what the receiver cache holds. No vLLM takes one, but what was written to
-    /// must not pass unnoticed.
+    /// Checks the receiver cache's slots once more at the end. vLLM has no such check, but a slot
+    /// that was overwritten must not pass unnoticed.
     fn stopped(&self) -> End {
         let Some(cache) = &self.receiver_cache else {
             return End::Stopped;
@@ -132,27 +133,31 @@ impl Core {
     }
 
     fn duration(&self, work: &StepWork) -> Duration {
-        match *work == StepWork::default() && self.scheduler.has_unfinished() {
-            true => IDLE_STEP,
-            false => self.config.pace.step(work),
+        if *work == StepWork::default() && self.scheduler.has_unfinished() {
+            IDLE_STEP
+        } else {
+            self.config.pace.step(work)
         }
     }
 
     fn handle(&mut self, work: Work, stopping: &mut bool) -> Result<(), Fatal> {
         match work {
-            Work::Add(sequence) | Work::Await(sequence) if *stopping => {
+            Work::Add(sequence) | Work::WaitForPrompt(sequence) if *stopping => {
                 self.send_aborted(sequence.client, vec![sequence.id])
             }
             Work::Add(sequence) => {
-                // Within the step that begins with it, in vLLM; it dies of what it can't read, too.
+                // vLLM does this in the step that begins with the request, and also dies of an
+                // unreadable adapter.
                 if let (Some(loras), Some(lora)) = (&mut self.loras, &sequence.lora) {
                     loras.touch(lora).map_err(|error| Fatal(error.to_string()))?;
                 }
                 self.scheduler.add(*sequence, self.time.now())?;
             }
-            Work::Await(sequence) => self.scheduler.wait_for_prompt(*sequence, self.time.now())?,
-            Work::Given(id, is_given) => self.scheduler.given(&id, is_given),
-            Work::LetGo(number) => self.scheduler.let_go(number),
+            Work::WaitForPrompt(sequence) => {
+                self.scheduler.wait_for_prompt(*sequence, self.time.now())?;
+            }
+            Work::PromptFetched { id, found } => self.scheduler.prompt_fetched(&id, found),
+            Work::ReleaseRetained(id) => self.scheduler.release_retained(id),
             Work::Abort(ids) => self.scheduler.abort(&ids),
             Work::Call(call) => self.call(&call, *stopping),
             Work::Die(reason) => return Err(Fatal(reason)),
@@ -168,15 +173,18 @@ impl Core {
 
     fn call(&mut self, call: &Utility, stopping: bool) {
         let now = self.time.now();
-        let result = match stopping {
-            true => Err(FailureMessage("Server shutting down".to_owned())),
-            false => {
-                let (receiver_cache, plugin) = (self.receiver_cache.as_ref(), self.plugin.as_ref());
-                let loras = self.loras.as_mut();
-                Callee { scheduler: &mut self.scheduler, loras, receiver_cache, plugin, now }
-                    .call(&call.method, &call.args)
-                    .map_err(|error| FailureMessage(error.to_string()))
+        let result = if stopping {
+            Err(FailureMessage("Server shutting down".to_owned()))
+        } else {
+            UtilityContext {
+                scheduler: &mut self.scheduler,
+                loras: self.loras.as_mut(),
+                receiver_cache: self.receiver_cache.as_ref(),
+                plugin: self.plugin.as_ref(),
+                now,
             }
+            .call(&call.method, &call.args)
+            .map_err(|error| FailureMessage(error.to_string()))
         };
         let utility_output = Some(UtilityOutput { call_id: call.call_id, result });
         let outputs =
@@ -199,14 +207,14 @@ impl Core {
         self.outbox.send(client, outputs);
     }
 
-    /// One batch per step that changed the cache.
+    /// Publishes one batch for a step that changed the cache.
     fn publish_kv_events(&mut self) {
         let events = self.scheduler.take_kv_events();
         if let Some(queue) = self.kv_events.as_ref().filter(|_| !events.is_empty()) {
             let timestamp =
                 SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
             let data_parallel_rank = Some(u32::from(self.config.rank));
-            // The other end is gone only while everything is being torn down.
+            // The publisher is gone only during shutdown.
             let _ = queue.send(KvEventBatch { timestamp, events, data_parallel_rank });
         }
     }
@@ -218,9 +226,9 @@ fn drain(inbox: &mut mpsc::UnboundedReceiver<Work>, pending: &mut Vec<Work>) {
     }
 }
 
-/// Lets the other tasks run in any case.
+/// Waits until `moment`. Always yields to other tasks.
 async fn wait_until(moment: Instant) {
-    if moment.saturating_duration_since(Instant::now()) < SHORTEST_WAIT {
+    if moment.saturating_duration_since(Instant::now()) < MIN_WAIT {
         tokio::task::yield_now().await;
     } else {
         tokio::time::sleep_until(moment).await;

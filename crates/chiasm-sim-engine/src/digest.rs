@@ -1,24 +1,25 @@
-//! A tensor's bytes in short.
+//! A short digest of a tensor's bytes.
 
 use std::fmt;
 
 use tokio::runtime::{Handle, RuntimeFlavor};
 
-/// Shorter work is not worth a handover between threads.
-const LONG: usize = 128 << 10;
+/// The minimum size for blocking work. Shorter work is not worth a handover between threads.
+const MIN_BLOCKING_BYTES: usize = 128 << 10;
 
-/// Equal for equal bytes. Shown as 8 hex digits.
+/// A digest of bytes, displayed as 8 hex digits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Digest(blake3::Hash);
 
 impl Digest {
-    pub(crate) fn of(bytes: &[u8]) -> Self {
+    pub(crate) fn compute(bytes: &[u8]) -> Self {
         let hash = || Self(blake3::hash(bytes));
         let flavor = Handle::try_current().map(|runtime| runtime.runtime_flavor());
-        match bytes.len() >= LONG && matches!(flavor, Ok(RuntimeFlavor::MultiThread)) {
-            // The engine shares its runtime with others, who need not wait.
-            true => tokio::task::block_in_place(hash),
-            false => hash(),
+        if bytes.len() >= MIN_BLOCKING_BYTES && matches!(flavor, Ok(RuntimeFlavor::MultiThread)) {
+            // The engine shares its runtime with other tasks, which need not wait.
+            tokio::task::block_in_place(hash)
+        } else {
+            hash()
         }
     }
 }
@@ -40,20 +41,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_byte_makes_another_digest_of_eight_digits() {
-        let mut bytes = vec![7; 2 * LONG];
-        let before = Digest::of(&bytes);
-        assert_eq!(Digest::of(&bytes), before);
-        bytes[LONG] = 8;
-        assert_ne!(Digest::of(&bytes), before);
+    fn digest_changes_with_one_byte() {
+        let mut bytes = vec![7; 2 * MIN_BLOCKING_BYTES];
+        let before = Digest::compute(&bytes);
+        assert_eq!(Digest::compute(&bytes), before);
+        bytes[MIN_BLOCKING_BYTES] = 8;
+        assert_ne!(Digest::compute(&bytes), before);
         let shown = before.to_string();
         assert!(shown.len() == 8 && u32::from_str_radix(&shown, 16).is_ok(), "{shown}");
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-    async fn it_is_the_same_on_a_worker_thread() {
-        let bytes = vec![7; LONG];
-        let there = tokio::spawn(async { Digest::of(&[7; LONG]) });
-        assert_eq!(there.await.unwrap(), Digest::of(&bytes));
+    async fn digest_is_equal_on_a_worker_thread() {
+        let bytes = vec![7; MIN_BLOCKING_BYTES];
+        let there = tokio::spawn(async { Digest::compute(&[7; MIN_BLOCKING_BYTES]) });
+        assert_eq!(there.await.unwrap(), Digest::compute(&bytes));
     }
 }

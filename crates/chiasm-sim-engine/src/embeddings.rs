@@ -1,6 +1,6 @@
-//! Embeddings that engines of one machine leave for each other, as files by the items' identities:
-//! what the plugin's `EmbeddingStore` does for vLLM. What is in the files says which item they are
-//! of, which is enough to notice that they are another one's.
+//! Embeddings that engines of one machine share, as files by the items' identities. They stand for
+//! the plugin's `EmbeddingStore` in vLLM. A file's content names its item, which is enough to
+//! notice a file of another item.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -9,84 +9,84 @@ use std::path::{Path, PathBuf};
 
 use chiasm_engine::wire::Value;
 
-/// Most items that an engine leaves: for another one the oldest goes.
-const MOST_ITEMS: usize = 4096;
+/// The maximum number of items that an engine stores; beyond it the oldest item is removed.
+const MAX_ITEMS: usize = 4096;
 
-/// Where an engine leaves embeddings, or finds them.
+/// The folder in which engines share embeddings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EmbeddingFolder {
     /// The folder, which all engines of the machine share.
     pub folder: PathBuf,
-    /// Whether the engine only encodes, and leaves what it has encoded.
-    pub leaves: bool,
+    /// `true` for an engine that only encodes, and stores its embeddings in the folder.
+    pub encode_only: bool,
 }
 
-/// The file of this item has embeddings of another one.
+/// The file of an item has embeddings of another item.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("embeddings of item {0} are those of another one")]
-pub(crate) struct OfAnother(String);
+pub(crate) struct WrongItem(String);
 
-/// The engine's view of it.
+/// An engine's access to shared embeddings.
 pub(crate) struct Embeddings {
     folder: PathBuf,
-    leaves: bool,
-    /// What it has left, the oldest first.
-    left: VecDeque<String>,
+    encode_only: bool,
+    /// The items that this engine has stored, the oldest first.
+    stored: VecDeque<String>,
 }
 
 impl Embeddings {
-    pub(crate) fn new(EmbeddingFolder { folder, leaves }: EmbeddingFolder) -> Self {
-        Self { folder, leaves, left: VecDeque::new() }
+    pub(crate) fn new(EmbeddingFolder { folder, encode_only }: EmbeddingFolder) -> Self {
+        Self { folder, encode_only, stored: VecDeque::new() }
     }
 
-    /// Whether the engine only encodes.
-    pub(crate) fn leaves(&self) -> bool {
-        self.leaves
+    /// Returns `true` if the engine only encodes.
+    pub(crate) fn encode_only(&self) -> bool {
+        self.encode_only
     }
 
     fn path(&self, item: &str) -> PathBuf {
         self.folder.join(format!("{item}.safetensors"))
     }
 
-    /// Whether the embeddings of an item are there.
+    /// Returns `true` if the embeddings of an item are stored.
     ///
     /// # Errors
-    /// They are those of something else, which would make wrong answers.
-    pub(crate) fn find(&self, item: &str, embeds: usize) -> Result<bool, OfAnother> {
+    /// Returns [`WrongItem`] if the file has other embeddings, which would make wrong answers.
+    pub(crate) fn find(&self, item: &str, embeds: usize) -> Result<bool, WrongItem> {
         match fs::read_to_string(self.path(item)) {
             Ok(found) if found == content(item, embeds) => Ok(true),
-            Ok(_) => Err(OfAnother(item.to_owned())),
+            Ok(_) => Err(WrongItem(item.to_owned())),
             Err(_) => Ok(false),
         }
     }
 
-    /// Leaves the embeddings of an item. Whoever looks finds all of them, or none.
+    /// Stores the embeddings of an item, if this engine only encodes. The file appears atomically.
     ///
     /// # Errors
-    /// The system's.
-    pub(crate) fn leave(&mut self, item: &str, embeds: usize) -> io::Result<()> {
-        if !self.leaves || self.path(item).exists() {
+    /// Returns the system's error.
+    pub(crate) fn store(&mut self, item: &str, embeds: usize) -> io::Result<()> {
+        if !self.encode_only || self.path(item).exists() {
             return Ok(());
         }
         let unnamed = self.folder.join(format!("{item}.{}", std::process::id()));
         fs::write(&unnamed, content(item, embeds))?;
         fs::rename(unnamed, self.path(item))?;
-        self.left.push_back(item.to_owned());
-        if self.left.len() > MOST_ITEMS
-            && let Some(oldest) = self.left.pop_front()
+        self.stored.push_back(item.to_owned());
+        if self.stored.len() > MAX_ITEMS
+            && let Some(oldest) = self.stored.pop_front()
         {
             remove(&self.path(&oldest));
         }
         Ok(())
     }
 
-    /// What an engine says of these items when it has encoded them.
-    pub(crate) fn said<'a>(&self, items: impl Iterator<Item = &'a str>) -> Value {
-        let of = |item: &str| {
+    /// Returns the `ec_transfer_params` for these items after they were encoded.
+    pub(crate) fn transfer_params<'a>(&self, items: impl Iterator<Item = &'a str>) -> Value {
+        let entry = |item: &str| {
             let bytes = fs::metadata(self.path(item)).ok()?.len();
             Some((item.into(), Value::Map(vec![("bytes".into(), bytes.into())])))
         };
-        Value::Map(items.filter_map(of).collect())
+        Value::Map(items.filter_map(entry).collect())
     }
 }
 
@@ -94,7 +94,7 @@ fn content(item: &str, embeds: usize) -> String {
     format!("{embeds} embeddings of {item}")
 }
 
-/// What is gone already is as good as removed.
+/// Removes a file. A missing file is ignored.
 fn remove(path: &Path) {
     let _ = fs::remove_file(path);
 }
@@ -104,29 +104,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_one_engine_leaves_another_finds() {
+    fn stored_embeddings_are_found_by_another_engine() {
         let folder = tempfile::tempdir().unwrap();
-        let of =
-            |leaves| Embeddings::new(EmbeddingFolder { folder: folder.path().to_owned(), leaves });
-        let (mut encoder, mut other) = (of(true), of(false));
+        let embeddings = |encode_only| {
+            Embeddings::new(EmbeddingFolder { folder: folder.path().to_owned(), encode_only })
+        };
+        let mut encoder = embeddings(true);
+        let mut other = embeddings(false);
         assert_eq!(other.find("a", 3), Ok(false));
-        other.leave("a", 3).unwrap();
-        assert_eq!(other.find("a", 3), Ok(false), "it leaves nothing");
-        encoder.leave("a", 3).unwrap();
+        other.store("a", 3).unwrap();
+        assert_eq!(other.find("a", 3), Ok(false), "only an encoder stores");
+        encoder.store("a", 3).unwrap();
         assert_eq!(other.find("a", 3), Ok(true));
-        assert!(other.find("a", 4).is_err(), "of another size");
-        let said = encoder.said(["a", "b"].into_iter());
-        assert_eq!(said["a"]["bytes"].as_u64(), Some(content("a", 3).len() as u64));
-        assert!(said["b"].is_nil(), "it was not encoded");
+        assert!(other.find("a", 4).is_err(), "another size");
+        let params = encoder.transfer_params(["a", "b"].into_iter());
+        assert_eq!(params["a"]["bytes"].as_u64(), Some(content("a", 3).len() as u64));
+        assert!(params["b"].is_nil(), "the item was not encoded");
     }
 
     #[test]
-    fn the_oldest_goes_for_what_is_new() {
+    fn oldest_embeddings_are_removed() {
         let folder = tempfile::tempdir().unwrap();
-        let mut encoder =
-            Embeddings::new(EmbeddingFolder { folder: folder.path().to_owned(), leaves: true });
-        for item in 0..=MOST_ITEMS {
-            encoder.leave(&item.to_string(), 1).unwrap();
+        let mut encoder = Embeddings::new(EmbeddingFolder {
+            folder: folder.path().to_owned(),
+            encode_only: true,
+        });
+        for item in 0..=MAX_ITEMS {
+            encoder.store(&item.to_string(), 1).unwrap();
         }
         assert_eq!((encoder.find("0", 1), encoder.find("1", 1)), (Ok(false), Ok(true)));
     }

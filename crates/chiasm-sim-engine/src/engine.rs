@@ -15,31 +15,32 @@ use crate::faults::Death;
 use crate::handshake::{self, Handshake};
 use crate::intake::Intake;
 use crate::kv_publisher::KvPublisher;
-use crate::left_prompts::LeftPrompts;
 use crate::lent_slot::Alarm;
 use crate::loras::Loras;
 use crate::moment_log::MomentLog;
 use crate::monotonic_time::MonotonicTime;
 use crate::outbox::Outbox;
 use crate::plugin::Plugin;
+use crate::prompt_store::PromptStore;
 use crate::receiver_cache::ReceiverCache;
 use crate::scheduler::Scheduler;
 use crate::sockets;
 use crate::work::Work;
 
-/// How long the last messages may take to leave; vLLM's output sockets linger as long.
+/// The deadline for sending the last messages; vLLM's output sockets linger as long.
 const LINGER: Duration = Duration::from_secs(4);
-/// `zeromq` writes in the background and does not say when it is done; see [`crate::connection`].
-const FLUSH: Duration = Duration::from_millis(50);
+/// The pause before the sockets close. `zeromq` writes in the background and does not report when
+/// it is done; see [`crate::connection`].
+const FLUSH_PAUSE: Duration = Duration::from_millis(50);
 
-/// How a simulated engine ended.
+/// The way in which a simulated engine ended.
 #[derive(Clone, Debug)]
 pub enum Exit {
-    /// [`SimEngine::kill`] ended it, or its handle was dropped.
+    /// [`SimEngine::kill`] was called, or the handle was dropped.
     Killed,
-    /// [`SimEngine::stop`] ended it.
+    /// [`SimEngine::stop`] was called.
     Stopped,
-    /// It ended by itself, because of this.
+    /// The engine ended by itself, for this reason.
     Failed(Arc<SimError>),
 }
 
@@ -52,9 +53,9 @@ pub struct SimEngine {
 }
 
 impl SimEngine {
-    /// Starts an engine, which connects to the handshake address as a headless vLLM does: the
-    /// frontend may come later, and nothing is reported here. What goes wrong ends the engine: see
-    /// [`SimEngine::done`].
+    /// Starts an engine, which connects to the handshake address as a headless vLLM does. The
+    /// frontend may start later, and errors are not reported here: an error ends the engine, and
+    /// [`SimEngine::done`] returns it.
     ///
     /// Must be called within a tokio runtime with time and network enabled.
     pub fn start(config: SimConfig) -> Self {
@@ -70,24 +71,24 @@ impl SimEngine {
         Self { stop, task: task.abort_handle(), exit }
     }
 
-    /// Like `kill -9`: all connections close, nothing is said.
+    /// Ends the engine like `kill -9`: all connections close without a message.
     pub fn kill(&self) {
         self.task.abort();
     }
 
-    /// Like SIGTERM: requests in flight end as aborted, then the engine ends; at once if it was not
-    /// ready yet.
+    /// Ends the engine like SIGTERM: requests in flight end as aborted, then the engine ends. An
+    /// engine that is not ready ends at once.
     pub async fn stop(&self) -> Exit {
         self.stop.send_replace(true);
         self.done().await
     }
 
-    /// Waits for the end.
+    /// Waits for the engine's end.
     pub async fn done(&self) -> Exit {
         let mut exit = self.exit.clone();
         match exit.wait_for(Option::is_some).await {
             Ok(exit) => exit.clone().unwrap_or(Exit::Killed),
-            // The task is gone and has left no word.
+            // The task was aborted before it sent an exit.
             Err(_) => Exit::Killed,
         }
     }
@@ -99,19 +100,20 @@ impl Drop for SimEngine {
     }
 }
 
-/// The whole life. All tasks live in sets here, so that they end with this future.
+/// Runs the engine to its end. All tasks live in sets here, so that they end with this future.
 async fn run(config: Arc<SimConfig>, stop: watch::Receiver<bool>) -> Result<(), SimError> {
     config.check()?;
     check_address(&config.handshake)?;
-    let (mut tasks, mut senders) = (JoinSet::new(), JoinSet::new());
+    let mut tasks = JoinSet::new();
+    let mut senders = JoinSet::new();
     let (work, inbox) = mpsc::unbounded_channel();
     let core = tokio::select! {
         core = start(&config, work.clone(), &mut tasks, &mut senders) => core?,
-        () = stopped(stop.clone()) => return Ok(()),
+        () = stop_requested(stop.clone()) => return Ok(()),
     };
     tracing::info!(handshake = config.handshake, rank = config.rank, "simulated engine ready");
     tasks.spawn(async move {
-        stopped(stop).await;
+        stop_requested(stop).await;
         let _ = work.send(Work::Stop);
     });
 
@@ -120,14 +122,14 @@ async fn run(config: Arc<SimConfig>, stop: watch::Receiver<bool>) -> Result<(), 
     if matches!(end, End::Fault) && config.faults.death == Death::Announced {
         outbox.send_dead();
     }
-    // A process that ends has its last messages delivered before its connections close, even after
-    // `kill -9`.
+    // The system delivers the last messages of an ended process before its connections close, even
+    // after `kill -9`.
     outbox.close();
     let flushed = async { while senders.join_next().await.is_some() {} };
     if tokio::time::timeout(LINGER, flushed).await.is_err() {
         tracing::warn!("the frontend did not take the last messages");
     }
-    tokio::time::sleep(FLUSH).await;
+    tokio::time::sleep(FLUSH_PAUSE).await;
     tasks.shutdown().await;
     match end {
         End::Stopped => Ok(()),
@@ -136,27 +138,29 @@ async fn run(config: Arc<SimConfig>, stop: watch::Receiver<bool>) -> Result<(), 
     }
 }
 
-/// Ends when somebody says stop.
-async fn stopped(mut stop: watch::Receiver<bool>) {
+/// Waits until a stop is requested.
+async fn stop_requested(mut stop: watch::Receiver<bool>) {
     if stop.wait_for(|stop| *stop).await.is_err() {
         // The handle is gone, which kills the engine.
         std::future::pending().await
     }
 }
 
-/// Everything up to READY. Tasks that read go to `tasks`, those that write to `senders`.
+/// Starts everything up to READY. Reading tasks go to `tasks`, writing ones to `senders`.
 async fn start(
     config: &Arc<SimConfig>,
     work: mpsc::UnboundedSender<Work>,
     tasks: &mut JoinSet<()>,
     senders: &mut JoinSet<()>,
 ) -> Result<Core, SimError> {
-    let (mut kv_events, mut kv_events_config) = (None, None);
-    if let Some(wanted) = &config.kv_events {
-        let (publisher, reported) = KvPublisher::bind(wanted, &config.faults).await?;
+    let mut kv_events = None;
+    let mut kv_events_config = None;
+    if let Some(configured) = &config.kv_events {
+        let (publisher, reported) = KvPublisher::bind(configured, &config.faults).await?;
         let (queue, batches) = mpsc::unbounded_channel();
         tasks.spawn(publisher.run(batches));
-        (kv_events, kv_events_config) = (Some(queue), Some(reported));
+        kv_events = Some(queue);
+        kv_events_config = Some(reported);
     }
     let (handshake, init) = Handshake::start(config).await?;
 
@@ -169,25 +173,24 @@ async fn start(
     for (address, queue) in init.addresses.outputs.into_iter().zip(queues) {
         senders.spawn(sockets::send(address, queue, lost.clone()));
     }
-    let left_prompts = match config.leaves_prompts {
-        true => {
-            let left = LeftPrompts::bind(config.side_channel, config.prompt_lease).await;
-            let (left, listener) = left.map_err(SimError::SideChannel)?;
-            tasks.spawn(left.clone().serve(listener, work.clone()));
-            Some(left)
-        }
-        false => None,
+    let prompt_store = if config.kv_connector {
+        let store = PromptStore::bind(config.side_channel, config.prompt_lease).await;
+        let (store, listener) = store.map_err(SimError::SideChannel)?;
+        tasks.spawn(store.clone().serve(listener, work.clone()));
+        Some(store)
+    } else {
+        None
     };
     let intake = Intake {
         receiver_cache: receiver_cache.clone(),
         plugin: plugin.clone(),
         alarm: config.verify_slots.then(|| Alarm::new(work.clone())),
-        held: Arc::default(),
+        retained: Arc::default(),
         block_size: config.block_size.get(),
         time,
         outbox: outbox.clone(),
         work,
-        left_prompts: left_prompts.clone(),
+        prompt_store: prompt_store.clone(),
         explains_errors: VllmVersion::parse(&config.vllm_version)
             .is_some_and(|version| version >= VllmVersion::minor(0, 33)),
         request_log: config
@@ -219,7 +222,7 @@ async fn start(
     handshake.finish().await?;
 
     let step_log = config.step_log.as_deref().map(MomentLog::create).transpose()?;
-    let scheduler = Scheduler::new(config.clone(), left_prompts);
+    let scheduler = Scheduler::new(config.clone(), prompt_store);
     let loras = config.lora.clone().map(Loras::new);
     Ok(Core {
         config: config.clone(),

@@ -1,15 +1,15 @@
-//! Why a simulated engine ended.
+//! Errors that end a simulated engine.
 
 use std::io;
 use std::path::PathBuf;
 
 use chiasm_engine::wire::WireError;
 
-/// A simulated engine could not start, or failed.
+/// An error of starting or running a simulated engine.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SimError {
-    /// The configuration describes an engine that can not exist.
+    /// The configuration describes an engine that can't exist.
     #[error("bad configuration: {0}")]
     Config(String),
     /// A socket for KV events could not be bound.
@@ -20,15 +20,15 @@ pub enum SimError {
         /// The socket's error.
         source: zeromq::ZmqError,
     },
-    /// The socket for prompts that are left for other engines could not be bound.
+    /// The side channel for prompts could not be bound.
     #[error("could not bind a side channel for prompts: {0}")]
     SideChannel(io::Error),
-    /// A file for moments could not be made.
+    /// A file for times could not be created.
     #[error("could not create {path} for moments, name a file in a folder that is there: {source}")]
     MomentLog {
         /// The configured file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
     /// The frontend did not answer HELLO in time.
@@ -42,14 +42,14 @@ pub enum SimError {
     /// The frontend went away before the handshake was complete.
     #[error("lost the frontend at {0} during the handshake")]
     HandshakeLost(String),
-    /// The frontend's INIT makes no sense.
+    /// The frontend's INIT is malformed.
     #[error("bad INIT from the frontend: {0}")]
     Init(#[from] WireError),
-    /// The frontend sent something that kills an engine, or wrote to a slot that it had lent; it
-    /// was told ENGINE_CORE_DEAD.
+    /// The frontend sent something that kills an engine, or wrote to a slot that it had lent. The
+    /// engine has sent ENGINE_CORE_DEAD.
     #[error("died: {0}")]
     Died(String),
-    /// [`Faults`](crate::Faults) said so.
+    /// [`Faults`](crate::Faults) ended the engine.
     #[error("died on purpose")]
     Fault,
 }

@@ -1,14 +1,14 @@
-//! The map that stands in a request in place of a tensor's bytes; `docs/shared-memory.md` has its
-//! fields.
+//! Parses the map that replaces a tensor's bytes in a request; `docs/shared-memory.md` describes
+//! its fields.
 //!
-//! Read here and not by what `chiasm-engine` has for it: the one checks the other.
+//! The parser is independent of the one in `chiasm-engine`, so that each checks the other.
 
 use chiasm_engine::wire::Value;
-use chiasm_transfer::{BadHandle, Handle};
+use chiasm_transfer::{Handle, HandleError};
 
-/// Why a tensor that is out of band can't be had.
+/// An error of reading an out-of-band tensor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Refused {
+pub(crate) enum HandleProblem {
     #[error("an out-of-band tensor that is no handle, and this engine takes no others")]
     NoHandle,
     #[error("a handle of another version than 1")]
@@ -18,29 +18,31 @@ pub(crate) enum Refused {
     #[error("a handle, and no arena is attached")]
     NotAttached,
     #[error("a handle that can't be resolved: {0}")]
-    Unresolved(#[from] BadHandle),
+    Unresolved(#[from] HandleError),
     #[error("a handle for {dtype} {shape:?}: handles can't have such tensors")]
     Tensor { dtype: String, shape: Vec<usize> },
     #[error("a slot of {length} bytes for {dtype} {shape:?}")]
     Length { dtype: String, shape: Vec<usize>, length: u64 },
 }
 
-/// Reads a handle. Fields that it does not know are passed over.
+/// Parses a handle. Unknown fields are ignored.
 ///
 /// # Errors
-/// The first thing that is not as it should be.
-pub(crate) fn parse(map: &Value) -> Result<Handle, Refused> {
-    let version = field(map, "chiasm").ok_or(Refused::NoHandle)?;
+/// Returns the first problem.
+pub(crate) fn parse(map: &Value) -> Result<Handle, HandleProblem> {
+    let version = field(map, "chiasm").ok_or(HandleProblem::NoHandle)?;
     if version.as_u64() != Some(1) {
-        return Err(Refused::Version);
+        return Err(HandleProblem::Version);
     }
-    let number =
-        |name: &'static str| field(map, name).and_then(Value::as_u64).ok_or(Refused::Field(name));
-    let short = |name: &'static str| u32::try_from(number(name)?).map_err(|_| Refused::Field(name));
+    let number = |name: &'static str| {
+        field(map, name).and_then(Value::as_u64).ok_or(HandleProblem::Field(name))
+    };
+    let short =
+        |name: &'static str| u32::try_from(number(name)?).map_err(|_| HandleProblem::Field(name));
     let arena = field(map, "arena")
         .and_then(Value::as_str)
         .and_then(arena_number)
-        .ok_or(Refused::Field("arena"))?;
+        .ok_or(HandleProblem::Field("arena"))?;
     Ok(Handle {
         arena,
         lease: short("lease")?,
@@ -50,16 +52,16 @@ pub(crate) fn parse(map: &Value) -> Result<Handle, Refused> {
     })
 }
 
-/// The last one counts, as in a Python dict.
+/// Returns the last field with this name, as a Python dict does.
 fn field<'a>(map: &'a Value, name: &str) -> Option<&'a Value> {
     map.as_map()?.iter().rev().find(|(key, _)| key.as_str() == Some(name)).map(|(_, value)| value)
 }
 
-/// 16 hex digits in lower case, as in the arena's name.
+/// Parses the 16 lower-case hex digits of an arena's name.
 fn arena_number(digits: &str) -> Option<u64> {
-    let as_named = digits.len() == 16
+    let is_valid = digits.len() == 16
         && digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
-    as_named.then(|| u64::from_str_radix(digits, 16).ok())?
+    is_valid.then(|| u64::from_str_radix(digits, 16).ok())?
 }
 
 #[cfg(test)]
@@ -81,7 +83,7 @@ pub(crate) mod tests {
     const HANDLE: Handle =
         Handle { arena: 0xab, lease: 3, generation: u32::MAX, offset: 1 << 40, length: 376_320 };
 
-    /// The map with one field set to something else, or without it.
+    /// Returns the map with one field changed or removed.
     fn with(name: &str, value: Option<Value>) -> Value {
         let Value::Map(mut fields) = map(&HANDLE) else { unreachable!() };
         fields.retain(|(key, _)| key.as_str() != Some(name));
@@ -90,17 +92,17 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_handle_is_read_from_its_map() {
+    fn handle_is_parsed_from_its_map() {
         assert_eq!(parse(&map(&HANDLE)), Ok(HANDLE));
         assert_eq!(parse(&with("note", Some(Value::from("new")))), Ok(HANDLE));
     }
 
     #[test]
-    fn what_is_missing_or_of_another_kind_is_named() {
-        assert_eq!(parse(&Value::Nil), Err(Refused::NoHandle));
-        assert_eq!(parse(&with("chiasm", None)), Err(Refused::NoHandle));
-        assert_eq!(parse(&with("chiasm", Some(Value::from(2)))), Err(Refused::Version));
-        assert_eq!(parse(&with("chiasm", Some(Value::from(true)))), Err(Refused::Version));
+    fn invalid_field_is_refused_by_name() {
+        assert_eq!(parse(&Value::Nil), Err(HandleProblem::NoHandle));
+        assert_eq!(parse(&with("chiasm", None)), Err(HandleProblem::NoHandle));
+        assert_eq!(parse(&with("chiasm", Some(Value::from(2)))), Err(HandleProblem::Version));
+        assert_eq!(parse(&with("chiasm", Some(Value::from(true)))), Err(HandleProblem::Version));
         for name in ["arena", "lease", "generation", "offset", "length"] {
             for value in [
                 None,
@@ -111,7 +113,7 @@ pub(crate) mod tests {
             ] {
                 assert_eq!(
                     parse(&with(name, value.clone())),
-                    Err(Refused::Field(name)),
+                    Err(HandleProblem::Field(name)),
                     "{name} {value:?}"
                 );
             }
@@ -119,13 +121,13 @@ pub(crate) mod tests {
         for name in ["lease", "generation"] {
             assert_eq!(
                 parse(&with(name, Some(Value::from(1_u64 << 32)))),
-                Err(Refused::Field(name))
+                Err(HandleProblem::Field(name))
             );
         }
         for arena in ["00000000000000AB", "ab", "+0000000000000ab", "000000000000000ab"] {
             assert_eq!(
                 parse(&with("arena", Some(Value::from(arena)))),
-                Err(Refused::Field("arena")),
+                Err(HandleProblem::Field("arena")),
                 "{arena}"
             );
         }

@@ -1,5 +1,5 @@
-//! How the engine introduces itself, as `startup_handshake` and `_make_ready_response` in
-//! `vllm/v1/engine/core.py`.
+//! The engine's side of the handshake, modelled on `startup_handshake` and `_make_ready_response`
+//! in `vllm/v1/engine/core.py`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -12,10 +12,12 @@ use crate::config::SimConfig;
 use crate::connection::{Connection, check_address};
 use crate::error::SimError;
 
-/// A frontend answers at once, unless it was about to close the socket that took the connection: it
-/// waited for the engine before this one. libzmq's sockets would notice; a connection that `zeromq`
-/// took on its way out can stay open and silent.
-const HELLO_AGAIN: Duration = Duration::from_secs(10);
+/// The time after which HELLO is sent again.
+///
+/// A frontend answers at once, unless it was about to close the socket that accepted the
+/// connection because it waited for the previous engine. libzmq's sockets would notice that; a
+/// connection that `zeromq` accepted while closing can stay open and silent.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The handshake socket between HELLO and READY.
 pub(crate) struct Handshake {
@@ -24,7 +26,7 @@ pub(crate) struct Handshake {
 }
 
 impl Handshake {
-    /// Says HELLO and waits for INIT.
+    /// Sends HELLO and waits for INIT.
     pub(crate) async fn start(config: &SimConfig) -> Result<(Self, InitMessage), SimError> {
         let (handshake, init) =
             match tokio::time::timeout(config.init_timeout, Self::greet(config)).await {
@@ -48,7 +50,7 @@ impl Handshake {
         loop {
             let connection = Connection::open(&config.handshake, Some(identity(config.rank))).await;
             let mut handshake = Self { connection, address: config.handshake.clone() };
-            match tokio::time::timeout(HELLO_AGAIN, handshake.hello()).await {
+            match tokio::time::timeout(HELLO_TIMEOUT, handshake.hello()).await {
                 Ok(init) => return Ok((handshake, init?)),
                 Err(_) => tracing::debug!(
                     address = handshake.address,
@@ -75,14 +77,14 @@ impl Handshake {
         }
     }
 
-    /// Says READY; vLLM closes the socket then, too.
+    /// Sends READY and closes the socket, as vLLM does.
     pub(crate) async fn finish(mut self) -> Result<(), SimError> {
         let sent = self.connection.socket.send(Hello::ready().encode().into()).await;
         sent.map_err(|_| SimError::HandshakeLost(self.address))
     }
 }
 
-/// What the engine became.
+/// Returns the engine's description for its READY response.
 pub(crate) fn ready(config: &SimConfig, kv_events_config: Option<KvEventsConfig>) -> EngineReady {
     let block_size = config.block_size.get() as u32;
     let kv_tokens = u64::from(config.num_blocks) * u64::from(block_size);
@@ -111,7 +113,7 @@ pub(crate) fn ready(config: &SimConfig, kv_events_config: Option<KvEventsConfig>
     }
 }
 
-/// New at each start, also of several engines in one process.
+/// Returns a unique id for each start, also for several engines in one process.
 fn instance_id() -> String {
     static STARTED: AtomicU64 = AtomicU64::new(0);
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

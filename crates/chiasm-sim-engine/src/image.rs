@@ -1,4 +1,4 @@
-//! What the engine sees of a media item: shapes, sizes, and whether they belong together.
+//! The simulated processing of media items: shapes, sizes, and whether they are consistent.
 
 use chiasm_engine::wire::{MmData, MmField, MmItem, WireTensor};
 use chiasm_types::{Dtype, Placeholder};
@@ -6,27 +6,27 @@ use chiasm_types::{Dtype, Placeholder};
 use crate::config::ImageRules;
 use crate::digest::Digest;
 
-/// One item as its tensors describe it.
+/// A media item as an engine observes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SeenItem {
-    /// What is known of its size.
+pub(crate) struct ObservedItem {
+    /// The item's size.
     pub(crate) size: Size,
-    /// Tokens that it takes in the language model.
+    /// The number of tokens that the item takes in the language model.
     pub(crate) embeddings: usize,
-    /// Digest of the bytes of its largest tensor, or of its pixels, however they came.
+    /// The digest of the bytes of its pixels, or of its largest tensor, inline or in a slot.
     pub(crate) digest: Digest,
 }
 
-/// How large an item is.
+/// The size of an item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Size {
-    /// An image of so many pixels.
+    /// An image with this number of pixels.
     Image { width: u64, height: u64 },
-    /// Something else, whose largest tensor has this shape.
+    /// Another item, whose largest tensor has this shape.
     Other(Vec<usize>),
 }
 
-/// An item that a worker fails at.
+/// An error that makes a worker fail at an item.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ItemError {
     #[error("the item has no tensor")]
@@ -49,7 +49,7 @@ pub(crate) enum ItemError {
     Placeholder { tokens: usize, embeddings: usize },
 }
 
-/// Tokens of a placeholder that the model replaces by embeddings.
+/// Returns the number of a placeholder's tokens that the model replaces by embeddings.
 pub(crate) fn embedding_tokens(placeholder: &Placeholder) -> usize {
     match &placeholder.is_embed {
         Some(mask) => mask.iter().filter(|&&embed| embed).count(),
@@ -57,13 +57,13 @@ pub(crate) fn embedding_tokens(placeholder: &Placeholder) -> usize {
     }
 }
 
-/// What there is to know about an item.
+/// The facts about an item that the simulation needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Outline {
     pixels: Option<Pixels>,
-    /// The pixels are not those of an image.
+    /// Set if the item is not an image.
     is_other: bool,
-    /// Values of `image_grid_thw`, if they are integers.
+    /// The values of `image_grid_thw`, if they are integers.
     grid: Option<Vec<i64>>,
 }
 
@@ -75,10 +75,10 @@ struct Pixels {
 }
 
 impl Outline {
-    /// `digest` is that of the pixels' bytes, if there are any. No tensor may be out of band any
-    /// more.
-    pub(crate) fn of(item: &MmItem, digest: Option<Digest>) -> Self {
-        let pixels = looked_at(item).zip(digest);
+    /// Creates the outline of an item without out-of-band tensors. `digest` is the digest of the
+    /// bytes of [`digested_tensor`], if the item has one.
+    pub(crate) fn new(item: &MmItem, digest: Option<Digest>) -> Self {
+        let pixels = digested_tensor(item).zip(digest);
         Self {
             is_other: pixels_of(item).is_none(),
             pixels: pixels.map(|(pixels, digest)| Pixels {
@@ -86,45 +86,47 @@ impl Outline {
                 shape: pixels.shape.clone(),
                 digest,
             }),
-            grid: tensor_of(item, "image_grid_thw").and_then(WireTensor::integers),
+            grid: tensor_named(item, "image_grid_thw").and_then(WireTensor::integers),
         }
     }
 }
 
-/// `pixel_values`, or `pixel_values_flat` as InternVL's chat models have it.
+/// Returns `pixel_values`, or `pixel_values_flat` as in InternVL's chat models.
 pub(crate) fn pixels_of(item: &MmItem) -> Option<&WireTensor> {
-    tensor_of(item, "pixel_values").or_else(|| tensor_of(item, "pixel_values_flat"))
+    tensor_named(item, "pixel_values").or_else(|| tensor_named(item, "pixel_values_flat"))
 }
 
-/// The tensor whose bytes are looked at: the pixels, or the largest one of an item that is no
-/// image.
-pub(crate) fn looked_at(item: &MmItem) -> Option<&WireTensor> {
+/// Returns the tensor whose bytes are digested: the pixels, or the largest tensor of an item that
+/// is not an image.
+pub(crate) fn digested_tensor(item: &MmItem) -> Option<&WireTensor> {
     let largest = || {
         item.0.iter().filter_map(|(_, field)| field.tensor()).max_by_key(|tensor| tensor.nbytes())
     };
     pixels_of(item).or_else(largest)
 }
 
-fn tensor_of<'a>(item: &'a MmItem, name: &str) -> Option<&'a WireTensor> {
+fn tensor_named<'a>(item: &'a MmItem, name: &str) -> Option<&'a WireTensor> {
     item.get(name).and_then(MmField::tensor)
 }
 
-/// Reads a Qwen-VL image: `pixel_values [rows, 3 · temporal · patch²]` and `image_grid_thw` in
-/// patches. Of the other families' items, `[3, height, width]` or `[tiles, 3, height, width]`, only
-/// the shape is looked at: how many embeddings they become is the model's own matter, as is all of
-/// an item without pixels of an image.
+/// Checks an item and returns what an engine observes.
+///
+/// A Qwen-VL image has `pixel_values [rows, 3 · temporal · patch²]` and `image_grid_thw` in
+/// patches. For images of other families, `[3, height, width]` or `[tiles, 3, height, width]`, only
+/// the shape is checked, because the number of embeddings depends on the model. Other items are
+/// not checked.
 ///
 /// # Errors
-/// A worker would fail at it.
+/// Returns [`ItemError`] if a worker would fail at the item.
 pub(crate) fn inspect(
     item: &Outline,
     placeholder: &Placeholder,
     rules: &ImageRules,
-) -> Result<SeenItem, ItemError> {
+) -> Result<ObservedItem, ItemError> {
     let Pixels { dtype, shape, digest } = item.pixels.as_ref().ok_or(ItemError::NoTensor)?;
     let digest = *digest;
     if item.is_other {
-        return Ok(SeenItem {
+        return Ok(ObservedItem {
             size: Size::Other(shape.clone()),
             embeddings: embedding_tokens(placeholder),
             digest,
@@ -138,7 +140,7 @@ pub(crate) fn inspect(
         [3, high, wide] | [_, 3, high, wide] if item.grid.is_none() && !shape.contains(&0) => {
             let embeddings = embedding_tokens(placeholder);
             let size = Size::Image { width: wide as u64, height: high as u64 };
-            return Ok(SeenItem { size, embeddings, digest });
+            return Ok(ObservedItem { size, embeddings, digest });
         }
         _ => return Err(ItemError::Shape(shape.clone())),
     };
@@ -152,30 +154,32 @@ pub(crate) fn inspect(
     if rows as u64 != patches {
         return Err(ItemError::Rows { rows, grid: format!("{frames}x{high}x{wide}"), patches });
     }
-    let patch = side_of(row / (3 * rules.temporal as usize))
+    let patch = exact_sqrt(row / (3 * rules.temporal as usize))
         .filter(|side| side * side * 3 * rules.temporal as usize == row && *side > 0)
         .ok_or(ItemError::Row { row, temporal: rules.temporal })?;
-    let merged = u64::from(rules.merge);
-    if high % merged != 0 || wide % merged != 0 {
-        return Err(ItemError::Merge { grid: format!("{frames}x{high}x{wide}"), merge: merged });
+    let merge = u64::from(rules.merge);
+    if high % merge != 0 || wide % merge != 0 {
+        return Err(ItemError::Merge { grid: format!("{frames}x{high}x{wide}"), merge });
     }
-    let embeddings = (patches / (merged * merged)) as usize;
+    let embeddings = (patches / (merge * merge)) as usize;
     let expected = embedding_tokens(placeholder);
     if rules.strict_placeholders && expected != embeddings {
         return Err(ItemError::Placeholder { tokens: expected, embeddings });
     }
-    let (width, height) = (wide.saturating_mul(patch as u64), high.saturating_mul(patch as u64));
-    Ok(SeenItem { size: Size::Image { width, height }, embeddings, digest })
+    let width = wide.saturating_mul(patch as u64);
+    let height = high.saturating_mul(patch as u64);
+    Ok(ObservedItem { size: Size::Image { width, height }, embeddings, digest })
 }
 
-fn side_of(area: usize) -> Option<usize> {
+fn exact_sqrt(area: usize) -> Option<usize> {
     let side = area.isqrt();
     (side * side == area).then_some(side)
 }
 
-/// Bytes that vLLM counts for an item in its receiver cache (`MultiModalCache.get_item_size`).
+/// Returns the number of bytes that vLLM counts for an item in its receiver cache
+/// (`MultiModalCache.get_item_size`).
 pub(crate) fn cached_bytes(item: &MmItem) -> u64 {
-    // `sys.getsizeof` of a small int, of a float, of None
+    // The results of `sys.getsizeof` for a small int, a float and None.
     const INT: u64 = 28;
     const FLOAT: u64 = 24;
     const NONE: u64 = 16;
@@ -195,7 +199,7 @@ pub(crate) mod tests {
     use super::*;
     use bytes::Bytes;
 
-    /// A Qwen2-VL item of `high × wide` patches of 14 pixels.
+    /// Returns a Qwen2-VL item of `high × wide` patches of 14 pixels.
     pub(crate) fn item(high: i64, wide: i64) -> MmItem {
         item_with(Dtype::U8, (high * wide) as usize, 1176, [1, high, wide])
     }
@@ -220,32 +224,28 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn outline(item: &MmItem) -> Outline {
-        Outline::of(item, pixels_of(item).and_then(WireTensor::bytes).map(Digest::of))
+        Outline::new(item, pixels_of(item).and_then(WireTensor::bytes).map(Digest::compute))
     }
 
-    fn seen(item: &MmItem, length: usize) -> Result<SeenItem, ItemError> {
+    fn observe(item: &MmItem, length: usize) -> Result<ObservedItem, ItemError> {
         inspect(&outline(item), &placeholder(0, length), &ImageRules::default())
     }
 
     #[test]
-    fn an_image_has_the_size_of_its_grid() {
-        let image = seen(&item(16, 20), 80).unwrap();
-        let digest = Digest::of(&[7; 320 * 1176]);
-        assert_eq!(
-            image,
-            SeenItem { size: Size::Image { width: 280, height: 224 }, embeddings: 80, digest }
-        );
+    fn image_size_comes_from_its_grid() {
+        let image = observe(&item(16, 20), 80).unwrap();
+        let digest = Digest::compute(&[7; 320 * 1176]);
+        let size = Size::Image { width: 280, height: 224 };
+        assert_eq!(image, ObservedItem { size, embeddings: 80, digest });
         // Qwen3-VL: patches of 16 pixels
-        let image = seen(&item_with(Dtype::F32, 288, 1536, [1, 16, 18]), 72).unwrap();
-        let digest = Digest::of(&[7; 288 * 1536 * 4]);
-        assert_eq!(
-            image,
-            SeenItem { size: Size::Image { width: 288, height: 256 }, embeddings: 72, digest }
-        );
+        let image = observe(&item_with(Dtype::F32, 288, 1536, [1, 16, 18]), 72).unwrap();
+        let digest = Digest::compute(&[7; 288 * 1536 * 4]);
+        let size = Size::Image { width: 288, height: 256 };
+        assert_eq!(image, ObservedItem { size, embeddings: 72, digest });
     }
 
     #[test]
-    fn what_does_not_belong_together_is_noticed() {
+    fn inconsistent_image_is_refused() {
         for (item, length, complaint) in [
             (item_with(Dtype::U8, 319, 1176, [1, 16, 20]), 80, "319 rows"),
             (item_with(Dtype::U8, 320, 1175, [1, 16, 20]), 80, "1175 values per row"),
@@ -254,13 +254,13 @@ pub(crate) mod tests {
             (item(16, 20), 79, "79 tokens for 80 embeddings"),
             (MmItem::default(), 80, "no tensor"),
         ] {
-            let error = seen(&item, length).unwrap_err().to_string();
+            let error = observe(&item, length).unwrap_err().to_string();
             assert!(error.contains(complaint), "{error}");
         }
     }
 
     #[test]
-    fn images_of_other_families_are_tiles_of_planes() {
+    fn images_of_other_families_are_planes_or_tiles() {
         for (name, shape, complaint) in [
             ("pixel_values", &[3, 28, 42][..], None),
             ("pixel_values", &[5, 3, 28, 42], None),
@@ -269,13 +269,13 @@ pub(crate) mod tests {
             ("pixel_values", &[0, 3, 28, 42], Some("shape")),
         ] {
             let bytes = vec![0; 4 * shape.iter().product::<usize>()];
-            let digest = Digest::of(&bytes);
+            let digest = Digest::compute(&bytes);
             let tensor = WireTensor::new(Dtype::F32, shape.to_vec(), bytes.into()).unwrap();
             let item = MmItem(vec![(name.into(), MmField::batched(tensor, false))]);
-            match (seen(&item, 7), complaint) {
+            match (observe(&item, 7), complaint) {
                 (Ok(image), None) => {
                     let size = Size::Image { width: 42, height: 28 };
-                    assert_eq!(image, SeenItem { size, embeddings: 7, digest });
+                    assert_eq!(image, ObservedItem { size, embeddings: 7, digest });
                 }
                 (Err(error), Some(complaint)) => {
                     assert!(error.to_string().contains(complaint), "{error}")
@@ -286,7 +286,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn of_what_is_no_image_the_largest_tensor_is_seen() {
+    fn largest_tensor_of_other_items_is_observed() {
         let tensor = |dtype: Dtype, shape: &[usize]| {
             let bytes = vec![5; shape.iter().product::<usize>() * dtype.size()];
             MmField::batched(WireTensor::new(dtype, shape.to_vec(), bytes.into()).unwrap(), false)
@@ -294,23 +294,25 @@ pub(crate) mod tests {
         let mask = ("feature_attention_mask".to_owned(), tensor(Dtype::I64, &[9]));
         let item =
             MmItem(vec![mask, ("input_audio_features".to_owned(), tensor(Dtype::F32, &[8, 9]))]);
-        let outline =
-            Outline::of(&item, looked_at(&item).and_then(WireTensor::bytes).map(Digest::of));
-        let seen = inspect(&outline, &placeholder(0, 4), &ImageRules::default()).unwrap();
-        let digest = Digest::of(&[5; 8 * 9 * 4]);
-        assert_eq!(seen, SeenItem { size: Size::Other(vec![8, 9]), embeddings: 4, digest });
+        let digest = digested_tensor(&item).and_then(WireTensor::bytes).map(Digest::compute);
+        let outline = Outline::new(&item, digest);
+        let observed = inspect(&outline, &placeholder(0, 4), &ImageRules::default()).unwrap();
+        let digest = Digest::compute(&[5; 8 * 9 * 4]);
+        let size = Size::Other(vec![8, 9]);
+        assert_eq!(observed, ObservedItem { size, embeddings: 4, digest });
     }
 
     #[test]
     fn only_embedding_tokens_count() {
         let mut mask = vec![true; 82];
-        (mask[0], mask[81]) = (false, false);
+        mask[0] = false;
+        mask[81] = false;
         let position = Placeholder { offset: 40, length: 82, is_embed: Some(mask) };
         assert!(inspect(&outline(&item(16, 20)), &position, &ImageRules::default()).is_ok());
     }
 
     #[test]
-    fn the_receiver_cache_counts_tensor_bytes() {
+    fn receiver_cache_counts_tensor_bytes() {
         assert_eq!(cached_bytes(&item(16, 20)), 320 * 1176 + 3 * 8);
         let small = MmField {
             data: Some(MmData::List(vec![MmData::Int(1), MmData::Float(1.0)])),

@@ -1,4 +1,4 @@
-//! From frames to work: what vLLM's input thread does (`process_input_sockets`).
+//! Converts frames to work, like vLLM's input thread (`process_input_sockets`).
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
@@ -10,163 +10,169 @@ use chiasm_engine::wire::{
 };
 use tokio::sync::mpsc;
 
-use crate::computed::Computed;
-use crate::handle::Refused;
+use crate::handle::HandleProblem;
 use crate::image::cached_bytes;
 use crate::item::Item;
-use crate::left_prompts::{self, BadParams, Handed, LeftPrompts, Origin};
 use crate::lent_slot::{Alarm, LentSlot};
 use crate::moment_log::MomentLog;
 use crate::monotonic_time::MonotonicTime;
 use crate::outbox::Outbox;
 use crate::plugin::Plugin;
+use crate::prompt_digest::PromptDigest;
+use crate::prompt_store::{self, BadParams, KvTransfer, Origin, PromptStore};
 use crate::receiver_cache::{Incoming, ReceiverCache};
 use crate::sampling_rules;
 use crate::sequence::Sequence;
 use crate::work::Work;
 
-/// The cache is filled here and emptied by the engine's loop.
+/// The receiver cache, which the intake fills and the engine's loop clears.
 pub(crate) type SharedReceiverCache = Arc<Mutex<ReceiverCache<Item>>>;
 
-/// Decodes messages. One per input socket; they share everything.
+/// Decodes messages. There is one per input socket; all share their state.
 #[derive(Clone)]
 pub(crate) struct Intake {
     pub(crate) receiver_cache: Option<SharedReceiverCache>,
     pub(crate) plugin: Option<Plugin>,
-    /// Raised for slots that are written to; `None` when nobody looks.
+    /// Raised for slots that were overwritten; `None` if slots are not checked.
     pub(crate) alarm: Option<Alarm>,
-    pub(crate) held: Arc<Mutex<Held>>,
+    pub(crate) retained: Arc<Mutex<RetainedItems>>,
     pub(crate) block_size: usize,
     pub(crate) time: MonotonicTime,
     pub(crate) outbox: Outbox,
     pub(crate) work: mpsc::UnboundedSender<Work>,
     /// `None` without a KV connector.
-    pub(crate) left_prompts: Option<LeftPrompts>,
-    /// Outputs have a field for the reason of an error, as since vLLM 0.33.
+    pub(crate) prompt_store: Option<PromptStore>,
+    /// Set if outputs have a field for the reason of an error, as since vLLM 0.33.
     pub(crate) explains_errors: bool,
-    /// When requests come; `None` when nobody measures.
+    /// The log of the times at which requests arrive, if one is configured.
     pub(crate) request_log: Option<Arc<MomentLog>>,
 }
 
-/// What the input thread's variables still refer to when a message has been dealt with.
+/// The items that the input thread's variables still refer to after a message was processed.
 #[derive(Debug, Default)]
-pub(crate) struct Held {
-    /// Items of the last ADD, vLLM's `req`. They are held until another one is decoded.
+pub(crate) struct RetainedItems {
+    /// The items of the last ADD, vLLM's `req`, until another ADD is decoded.
     decoded: Vec<Item>,
-    /// Items of what last went on to the engine's loop, vLLM's `request`. They are held until
-    /// something else does; there are none if it was no ADD.
+    /// The items of the last message for the engine's loop, vLLM's `request`, until another message
+    /// follows. Empty if the message was no ADD.
     passed_on: Vec<Item>,
 }
 
-/// A prompt that a request waits for.
-struct Getting {
+/// A prompt to fetch for a waiting request.
+struct PromptFetch {
     id: String,
-    /// What it has to be.
-    wanted: Computed,
+    /// The digest that the prompt must have.
+    expected: PromptDigest,
     origin: Origin,
 }
 
-/// A message that ends the input thread.
+/// An error that ends the input thread.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Undecodable {
     #[error(transparent)]
     Wire(#[from] WireError),
     #[error("sampling parameter {0} is out of range")]
     Sampling(&'static str),
-    /// An assertion of vLLM's decoder.
+    /// An assertion of vLLM's decoder failed.
     #[error("received an out-of-band tensor without a plugin that provides it")]
     NoPlugin,
 }
 
-/// Why a request is not passed on.
-enum Turned {
-    /// A tensor can't be had. Only this request fails.
-    Refused(Refused),
+/// A reason that a request is not passed on.
+enum Rejection {
+    /// A tensor can't be read. Only this request fails.
+    Tensor(HandleProblem),
     /// These items have no data and are not in the receiver cache. Only this request fails.
     Missing(Vec<String>),
-    /// It ends the input thread.
+    /// The input thread ends.
     Undecodable(Undecodable),
 }
 
 impl Intake {
-    /// Takes one message.
+    /// Processes one message.
     ///
     /// # Errors
-    /// It can't be decoded. vLLM's input thread ends then, which closes its sockets; the rest of
-    /// the engine lives on and hears nothing more.
+    /// Returns [`Undecodable`] if the message can't be decoded. vLLM's input thread then ends and
+    /// closes its sockets; the rest of the engine continues and receives no more messages.
     pub(crate) fn take(&self, frames: &[Bytes]) -> Result<(), Undecodable> {
-        let came = self.request_log.as_ref().map(|_| SystemTime::now());
+        let arrived_at = self.request_log.as_ref().map(|_| SystemTime::now());
         let message = request::decode(frames)?;
         // vLLM has one thread for all input sockets.
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut getting = None;
+        let mut retained = self.retained.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut fetch = None;
         let work = match message {
             ClientMessage::Add(request) => {
-                if let (Some(log), Some(came)) = (&self.request_log, came) {
-                    log.write(came);
+                if let (Some(log), Some(arrived_at)) = (&self.request_log, arrived_at) {
+                    log.write(arrived_at);
                 }
-                let handed = match self.handed(&request) {
-                    Ok(handed) => handed,
+                let transfer = match self.kv_transfer(&request) {
+                    Ok(transfer) => transfer,
                     Err(error) => {
                         let _ = self.work.send(Work::Die(error.to_string()));
                         return Ok(());
                     }
                 };
-                let Some(sequence) = self.admit(*request, &mut held)? else { return Ok(()) };
-                let (work, get) = self.hand(sequence, handed);
-                getting = get;
+                let Some(sequence) = self.admit(*request, &mut retained)? else { return Ok(()) };
+                let (work, prompt_fetch) = self.with_transfer(sequence, transfer);
+                fetch = prompt_fetch;
                 work
             }
             ClientMessage::Abort(ids) => Work::Abort(ids),
             ClientMessage::Utility(call) => Work::Call(call),
         };
-        held.passed_on = match work {
-            Work::Add(_) | Work::Await(_) => held.decoded.clone(),
+        retained.passed_on = match work {
+            Work::Add(_) | Work::WaitForPrompt(_) => retained.decoded.clone(),
             _ => Vec::new(),
         };
-        // The loop is gone only while everything is being torn down.
+        // The loop is gone only during shutdown.
         let _ = self.work.send(work);
-        getting.into_iter().for_each(|getting| self.get(getting));
+        fetch.into_iter().for_each(|fetch| self.fetch(fetch));
         Ok(())
     }
 
-    /// What a request asks for of its prompt beyond an answer.
-    fn handed(&self, request: &EngineCoreRequest) -> Result<Option<Handed>, BadParams> {
+    /// Parses the transfer of the prompt that a request asks for.
+    fn kv_transfer(&self, request: &EngineCoreRequest) -> Result<Option<KvTransfer>, BadParams> {
         let extra = request.sampling_params.extra_args.as_ref();
-        match (extra.and_then(|extra| extra.kv_transfer_params.as_ref()), &self.left_prompts) {
-            (Some(params), Some(_)) => Handed::read(params),
-            // vLLM warns, and goes on without.
+        match (extra.and_then(|extra| extra.kv_transfer_params.as_ref()), &self.prompt_store) {
+            (Some(params), Some(_)) => KvTransfer::parse(params),
+            // vLLM logs a warning and ignores the parameters.
             (Some(_), None) | (None, _) => Ok(None),
         }
     }
 
-    /// A request that is to leave its prompt, or to get it from elsewhere first: what is to be done
-    /// once it has been passed on.
-    fn hand(&self, mut sequence: Sequence, handed: Option<Handed>) -> (Work, Option<Getting>) {
-        match handed {
+    /// Returns the work for a request with this transfer, and the fetch to start after the work was
+    /// passed on.
+    fn with_transfer(
+        &self,
+        mut sequence: Sequence,
+        transfer: Option<KvTransfer>,
+    ) -> (Work, Option<PromptFetch>) {
+        match transfer {
             None => (Work::Add(Box::new(sequence)), None),
-            Some(Handed::Leave) => {
-                sequence.left_as = self.left_prompts.as_ref().map(LeftPrompts::number);
+            Some(KvTransfer::Keep) => {
+                sequence.retention_id = self.prompt_store.as_ref().map(PromptStore::next_id);
                 (Work::Add(Box::new(sequence)), None)
             }
-            Some(Handed::Get(origin)) => {
-                let (id, wanted) = (sequence.id.clone(), sequence.computed());
-                (Work::Await(Box::new(sequence)), Some(Getting { id, wanted, origin }))
+            Some(KvTransfer::Fetch(origin)) => {
+                let id = sequence.id.clone();
+                let expected = sequence.prompt_digest();
+                let fetch = PromptFetch { id, expected, origin };
+                (Work::WaitForPrompt(Box::new(sequence)), Some(fetch))
             }
         }
     }
 
-    /// Gets a prompt from another engine, for a request that waits for it.
-    fn get(&self, Getting { id, wanted, origin }: Getting) {
+    /// Fetches a prompt from another engine for a waiting request.
+    fn fetch(&self, PromptFetch { id, expected, origin }: PromptFetch) {
         let work = self.work.clone();
         tokio::spawn(async move {
-            let got = left_prompts::get(&origin).await;
-            // vLLM would go on with the keys and values of another prompt, in silence.
-            let _ = work.send(match got {
-                Some(got) if got != wanted => {
+            let fetched = prompt_store::fetch(&origin).await;
+            // vLLM would silently continue with the keys and values of another prompt.
+            let _ = work.send(match fetched {
+                Some(fetched) if fetched != expected => {
                     Work::Die(format!("request {id} got another prompt than its own"))
                 }
-                got => Work::Given(id, got.is_some()),
+                fetched => Work::PromptFetched { id, found: fetched.is_some() },
             });
         });
     }
@@ -174,9 +180,9 @@ impl Intake {
     fn admit(
         &self,
         mut request: EngineCoreRequest,
-        held: &mut Held,
+        retained: &mut RetainedItems,
     ) -> Result<Option<Sequence>, Undecodable> {
-        if let Some(field) = sampling_rules::broken(&request.sampling_params) {
+        if let Some(field) = sampling_rules::invalid_field(&request.sampling_params) {
             return Err(Undecodable::Sampling(field));
         }
         if !sampling_rules::compiles(&request.sampling_params) {
@@ -188,29 +194,29 @@ impl Intake {
             self.refuse(request, Vec::new(), Some(error).filter(|_| self.explains_errors));
             return Ok(None);
         }
-        match self.items(&mut request, held) {
+        match self.items(&mut request, retained) {
             Ok(items) => return Ok(Some(Sequence::new(request, items, self.block_size))),
-            Err(Turned::Refused(reason)) => {
+            Err(Rejection::Tensor(reason)) => {
                 tracing::warn!(request = request.request_id, %reason, "refused a request");
                 self.refuse(request, Vec::new(), None);
             }
-            Err(Turned::Missing(missing)) => {
+            Err(Rejection::Missing(missing)) => {
                 tracing::debug!(request = request.request_id, ?missing, "receiver cache miss");
                 self.refuse(request, missing, None);
             }
-            Err(Turned::Undecodable(problem)) => return Err(problem),
+            Err(Rejection::Undecodable(problem)) => return Err(problem),
         }
         Ok(None)
     }
 
-    /// The items of a request, completed by the receiver cache, if there is one.
+    /// Returns the items of a request, completed from the receiver cache if there is one.
     fn items(
         &self,
         request: &mut EngineCoreRequest,
-        held: &mut Held,
-    ) -> Result<Vec<Option<Item>>, Turned> {
-        // The request of before, whatever becomes of this one.
-        held.decoded.clear();
+        retained: &mut RetainedItems,
+    ) -> Result<Vec<Option<Item>>, Rejection> {
+        // vLLM drops the previous request here, also if this one is refused.
+        retained.decoded.clear();
         let mut received = Vec::with_capacity(request.mm_features.len());
         for feature in &mut request.mm_features {
             let sent = feature.data.take().map(|item| (cached_bytes(&item), item));
@@ -221,31 +227,31 @@ impl Intake {
             .iter()
             .map(|incoming| incoming.data.as_ref().map(|(item, _)| item.clone()))
             .collect();
-        held.decoded.extend(sent.iter().flatten().cloned());
+        retained.decoded.extend(sent.iter().flatten().cloned());
         let Some(cache) = &self.receiver_cache else {
             return Ok(sent);
         };
         let updated = cache.lock().unwrap_or_else(PoisonError::into_inner).update(received);
-        let items = updated.map_err(Turned::Missing)?;
-        held.decoded.clone_from(&items);
+        let items = updated.map_err(Rejection::Missing)?;
+        retained.decoded.clone_from(&items);
         Ok(items.into_iter().map(Some).collect())
     }
 
-    /// An item whose tensors that are out of band have become views of slots.
-    fn receive(&self, item: MmItem) -> Result<Item, Turned> {
-        Item::receive(item, |tensor| self.slot_of(tensor))
+    /// Receives an item and resolves its out-of-band tensors to slots.
+    fn receive(&self, item: MmItem) -> Result<Item, Rejection> {
+        Item::receive(item, |tensor| self.resolve_slot(tensor))
     }
 
-    fn slot_of(&self, tensor: &WireTensor) -> Result<Option<LentSlot>, Turned> {
+    fn resolve_slot(&self, tensor: &WireTensor) -> Result<Option<LentSlot>, Rejection> {
         let TensorData::OutOfBand(map) = &tensor.data else {
             return Ok(None);
         };
-        let plugin = self.plugin.as_ref().ok_or(Turned::Undecodable(Undecodable::NoPlugin))?;
-        plugin.resolve(tensor, map, self.alarm.clone()).map(Some).map_err(Turned::Refused)
+        let plugin = self.plugin.as_ref().ok_or(Rejection::Undecodable(Undecodable::NoPlugin))?;
+        plugin.resolve(tensor, map, self.alarm.clone()).map(Some).map_err(Rejection::Tensor)
     }
 
-    /// Tells the frontend to send a request again with the data of these items; without them, that
-    /// it failed.
+    /// Ends a request with an error. With `missing` items, the frontend sends the request again
+    /// with their data.
     fn refuse(
         &self,
         request: EngineCoreRequest,

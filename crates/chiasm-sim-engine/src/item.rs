@@ -1,14 +1,14 @@
-//! A media item as the engine holds it.
+//! A media item inside the engine.
 
 use bytes::Bytes;
 use chiasm_engine::wire::{MmData, MmItem, TensorData, WireTensor};
 
 use crate::digest::Digest;
-use crate::image::{Outline, looked_at};
+use crate::image::{Outline, digested_tensor};
 use crate::lent_slot::{LentSlot, Overwritten};
 
-/// What there is to know about an item, and the slots that its tensors lie in. Tensors that came
-/// inline are not kept: nobody looks at them, and caches would fill up. Clones hold the same slots.
+/// The outline of an item, and the slots of its tensors. Inline tensors are not kept, because
+/// nothing reads them and they would fill the caches. Clones hold the same slots.
 #[derive(Clone, Debug)]
 pub(crate) struct Item {
     outline: Outline,
@@ -16,10 +16,11 @@ pub(crate) struct Item {
 }
 
 impl Item {
-    /// Takes an item from a request. `resolve` gives the slots of the tensors that are out of band.
+    /// Receives an item of a request. `resolve` returns the slots of out-of-band tensors.
     ///
     /// # Errors
-    /// Those of `resolve`.
+    ///
+    /// Returns the errors of `resolve`.
     pub(crate) fn receive<E>(
         mut item: MmItem,
         mut resolve: impl FnMut(&WireTensor) -> Result<Option<LentSlot>, E>,
@@ -34,15 +35,15 @@ impl Item {
                 Ok(())
             })?;
         }
-        let digest = looked_at(&item).and_then(WireTensor::bytes).map(|pixels| {
-            // A slot's bytes have been looked at already.
+        let digest = digested_tensor(&item).and_then(WireTensor::bytes).map(|pixels| {
+            // The bytes of a slot were digested when it was resolved.
             let known = slots
                 .iter()
                 .find(|slot| slot.as_ref().as_ptr() == pixels.as_ptr())
                 .map(LentSlot::digest);
-            known.unwrap_or_else(|| Digest::of(pixels))
+            known.unwrap_or_else(|| Digest::compute(pixels))
         });
-        Ok(Self { outline: Outline::of(&item, digest), slots })
+        Ok(Self { outline: Outline::new(&item, digest), slots })
     }
 
     pub(crate) fn outline(&self) -> &Outline {
@@ -53,13 +54,13 @@ impl Item {
         &self.slots
     }
 
-    /// Compares the slots with what they were lent with.
+    /// Checks that the slots still have their first contents.
     pub(crate) fn check(&self) -> Result<(), Overwritten> {
         self.slots.iter().try_for_each(LentSlot::check)
     }
 }
 
-/// The wire limits how deep lists go.
+/// Visits all tensors. The wire limits the depth of lists.
 fn for_tensors<E>(
     data: &mut MmData,
     visit: &mut impl FnMut(&mut WireTensor) -> Result<(), E>,
@@ -75,19 +76,19 @@ fn for_tensors<E>(
 pub(crate) mod tests {
     use super::*;
     use crate::image::tests::{item as image, outline};
-    use crate::lent_slot::tests::Lent;
+    use crate::lent_slot::tests::TestSlot;
 
-    /// An item that came inline.
+    /// Receives an item with inline tensors.
     pub(crate) fn inline(item: MmItem) -> Item {
         Item::receive(item, |_| Ok::<_, ()>(None)).unwrap()
     }
 
-    /// An item whose tensors came by slot; the slots in order.
-    pub(crate) fn by_slot(mut item: MmItem) -> (Item, Vec<Lent>) {
+    /// Receives an item with its tensors in slots; also returns the slots in order.
+    pub(crate) fn by_slot(mut item: MmItem) -> (Item, Vec<TestSlot>) {
         let mut lent = Vec::new();
         for data in item.0.iter_mut().filter_map(|(_, field)| field.data.as_mut()) {
             let moved = for_tensors(data, &mut |tensor| {
-                lent.push(Lent::new(tensor.bytes().unwrap()));
+                lent.push(TestSlot::new(tensor.bytes().unwrap()));
                 tensor.data = TensorData::OutOfBand(chiasm_engine::wire::Value::Nil);
                 Ok::<_, ()>(())
             });
@@ -99,7 +100,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_item_is_the_same_inline_and_by_slot() {
+    fn inline_item_equals_item_by_slot() {
         let (item, lent) = by_slot(image(16, 20));
         assert_eq!(item.outline(), inline(image(16, 20)).outline());
         assert_eq!(item.outline(), &outline(&image(16, 20)));
@@ -108,7 +109,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn slots_in_lists_are_found_too() {
+    fn slots_in_lists_are_resolved() {
         let mut nested = image(16, 20);
         let tensors = nested.0.iter_mut().map(|(_, field)| field.data.take().unwrap()).collect();
         nested.0[0].1.data = Some(MmData::List(vec![MmData::Int(1), MmData::List(tensors)]));
@@ -116,7 +117,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_item_is_as_good_as_each_of_its_slots() {
+    fn overwritten_slot_fails_its_items_check() {
         let (item, lent) = by_slot(image(16, 20));
         assert_eq!(item.check(), Ok(()));
         lent[1].overwrite();
@@ -124,7 +125,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn one_tensor_that_can_not_be_had_refuses_the_item() {
+    fn unresolvable_tensor_refuses_the_item() {
         let mut seen = 0;
         let refused = Item::receive(image(16, 20), |_| {
             seen += 1;

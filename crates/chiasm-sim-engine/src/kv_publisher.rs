@@ -1,4 +1,4 @@
-//! Publishes KV events and replays them, as vLLM's `ZmqEventPublisher` does.
+//! Publishes and replays KV events, like vLLM's `ZmqEventPublisher`.
 
 use std::collections::VecDeque;
 
@@ -12,7 +12,7 @@ use crate::config::KvEvents;
 use crate::error::SimError;
 use crate::faults::Faults;
 
-/// Sequence number of the message that ends a replay: −1.
+/// The sequence number of the message that ends a replay: −1.
 const END_OF_REPLAY: [u8; 8] = [0xff; 8];
 
 /// The bound sockets, and the batches that can be replayed.
@@ -20,7 +20,7 @@ pub(crate) struct KvPublisher {
     publisher: PubSocket,
     replay: Option<RouterSocket>,
     topic: Bytes,
-    /// Oldest first.
+    /// The batches that can be replayed, the oldest first.
     buffer: VecDeque<(u64, Bytes)>,
     buffer_steps: usize,
     next: u64,
@@ -28,20 +28,22 @@ pub(crate) struct KvPublisher {
 }
 
 impl KvPublisher {
-    /// Binds the sockets; also returns what the engine reports about them.
+    /// Binds the sockets, and returns the configuration that the engine reports.
     ///
     /// # Errors
-    /// An address can not be bound.
+    ///
+    /// Returns [`SimError::Bind`] if an address can't be bound.
     pub(crate) async fn bind(
         events: &KvEvents,
         faults: &Faults,
     ) -> Result<(Self, KvEventsConfig), SimError> {
         let mut publisher = PubSocket::new();
         let endpoint = bind(&mut publisher, &events.endpoint).await?;
-        let (mut replay, mut replay_endpoint) = (None, None);
-        if let Some(wanted) = &events.replay_endpoint {
+        let mut replay = None;
+        let mut replay_endpoint = None;
+        if let Some(configured) = &events.replay_endpoint {
             let mut socket = RouterSocket::new();
-            replay_endpoint = Some(bind(&mut socket, wanted).await?);
+            replay_endpoint = Some(bind(&mut socket, configured).await?);
             replay = Some(socket);
         }
         let config = KvEventsConfig {
@@ -66,7 +68,7 @@ impl KvPublisher {
         Ok((publisher, config))
     }
 
-    /// Publishes what comes from `batches` until it is closed and empty.
+    /// Publishes batches until `batches` is closed and empty.
     pub(crate) async fn run(mut self, mut batches: mpsc::UnboundedReceiver<KvEventBatch>) {
         loop {
             let request = async {
@@ -89,12 +91,12 @@ impl KvPublisher {
     }
 
     async fn publish(&mut self, batch: &KvEventBatch) {
-        let (sequence, payload) = (self.next, Bytes::from(batch.encode()));
+        let sequence = self.next;
+        let payload = Bytes::from(batch.encode());
         self.next += 1;
         if !self.faults.drop_kv_batches.contains(&sequence) {
             let frames = [self.topic.clone(), sequence_frame(sequence), payload.clone()];
-            // A PUB socket without subscribers drops messages, so there is nothing to do about an
-            // error.
+            // A PUB socket without subscribers drops messages, so an error is only logged.
             if let Err(error) = self.publisher.send(message(frames)).await {
                 tracing::debug!(%error, sequence, "could not publish KV events");
             }
@@ -105,8 +107,8 @@ impl KvPublisher {
         }
     }
 
-    /// `[identity, "", first sequence number]` → `[identity, "", topic, sequence number,
-    /// payload]…`, and an end mark.
+    /// Answers a replay request `[identity, "", first sequence number]` with `[identity, "", topic,
+    /// sequence number, payload]` for each batch, and an end mark.
     async fn replay(&mut self, request: Vec<Bytes>) {
         let [identity, _, first] = &request[..] else {
             tracing::warn!(
@@ -119,15 +121,15 @@ impl KvPublisher {
         let Some(socket) = &mut self.replay else {
             return;
         };
-        let wanted = self.buffer.iter().filter(|(sequence, _)| *sequence >= first);
-        let batches = wanted.map(|(sequence, payload)| {
+        let requested = self.buffer.iter().filter(|(sequence, _)| *sequence >= first);
+        let batches = requested.map(|(sequence, payload)| {
             (self.topic.clone(), sequence_frame(*sequence), payload.clone())
         });
         let end = (Bytes::new(), Bytes::from_static(&END_OF_REPLAY), Bytes::new());
         for (topic, sequence, payload) in batches.chain([end]) {
             let frames = [identity.clone(), Bytes::new(), topic, sequence, payload];
             if let Err(error) = socket.send(message(frames)).await {
-                tracing::debug!(%error, "whoever asked for a replay is gone");
+                tracing::debug!(%error, "the client of a replay is gone");
                 return;
             }
         }
@@ -147,7 +149,7 @@ fn message<const N: usize>(frames: [Bytes; N]) -> ZmqMessage {
     message
 }
 
-/// Binds and returns the address as vLLM reports it: a wildcard host and the real port.
+/// Binds a socket and returns the address as vLLM reports it: a wildcard host and the real port.
 async fn bind(socket: &mut impl Socket, endpoint: &str) -> Result<String, SimError> {
     let address = endpoint.replacen("tcp://*:", "tcp://0.0.0.0:", 1);
     match socket.bind(&address).await {

@@ -1,4 +1,4 @@
-//! The engine's hold on a slot of shared memory, and its watch over what is in it.
+//! The engine's views of slots in shared memory, and the checks of their contents.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -10,33 +10,33 @@ use crate::digest::Digest;
 
 /// A view of a slot that the frontend has lent. The lease is returned with the last clone.
 ///
-/// A slot must not change while it is lent. The digest of what it held at first is compared in each
+/// A slot must not change while it is lent. The digest of its first contents is compared in each
 /// step that uses the slot, and once more before the lease is returned.
 #[derive(Clone)]
-pub(crate) struct LentSlot(Arc<Held>);
+pub(crate) struct LentSlot(Arc<Lease>);
 
-struct Held {
+struct Lease {
     view: SlotView,
     offset: u64,
     digest: Digest,
     alarm: Option<Alarm>,
 }
 
-/// A slot's bytes are not those that it was lent with.
+/// A slot was overwritten while it was lent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("slot {offset} was written to while it was lent")]
 pub(crate) struct Overwritten {
-    /// The slot's beginning in its arena, by which a slot is known.
+    /// The slot's beginning in its arena, which identifies the slot.
     pub(crate) offset: u64,
 }
 
-/// Makes the engine die, from places that have no caller to tell.
+/// Makes the engine die, from code that can't return an error.
 #[derive(Clone)]
 pub(crate) struct Alarm(Arc<dyn AlarmTarget>);
 
-/// An engine as its alarms reach it.
+/// An engine that an alarm can end.
 pub(crate) trait AlarmTarget: Send + Sync {
-    /// Returns `true` if nobody reads alarms any more.
+    /// Returns `true` if the engine no longer receives alarms.
     fn has_ended(&self) -> bool;
 
     /// Ends the engine, for this reason.
@@ -54,36 +54,37 @@ impl Alarm {
 }
 
 impl LentSlot {
-    /// Takes the slot that begins at `offset`. Without an alarm nothing is compared.
+    /// Creates a view of the slot that begins at `offset`. Without an alarm nothing is checked.
     pub(crate) fn new(view: SlotView, offset: u64, alarm: Option<Alarm>) -> Self {
-        let digest = Digest::of(&view);
-        Self(Arc::new(Held { view, offset, digest, alarm }))
+        let digest = Digest::compute(&view);
+        Self(Arc::new(Lease { view, offset, digest, alarm }))
     }
 
-    /// The digest of the bytes that it was lent with.
+    /// Returns the digest of the slot's first contents.
     pub(crate) fn digest(&self) -> Digest {
         self.0.digest
     }
 
-    /// Compares its bytes with those that it was lent with.
+    /// Checks that the slot still has its first contents.
     pub(crate) fn check(&self) -> Result<(), Overwritten> {
         self.0.check()
     }
 }
 
-/// The slots that were compared since the step began. However many requests use a slot in one step,
-/// it is looked at once, and after the last of them has come.
+/// The slots that were checked since the step began. A slot is checked once per step, after all its
+/// requests have arrived, however many requests use it.
 #[derive(Debug, Default)]
 pub(crate) struct CheckedSlots(HashSet<usize>);
 
 impl CheckedSlots {
-    /// Compares those of these slots that were not compared yet.
+    /// Checks the slots that were not checked yet.
     pub(crate) fn check<'a>(
         &mut self,
         slots: impl IntoIterator<Item = &'a LentSlot>,
     ) -> Result<(), Overwritten> {
         for slot in slots {
-            // The address is the slot's as long as a request has it, which is longer than a step.
+            // The address identifies the slot for as long as a request holds it, which is longer
+            // than a step.
             if self.0.insert(Arc::as_ptr(&slot.0).addr()) {
                 slot.check()?;
             }
@@ -92,18 +93,18 @@ impl CheckedSlots {
     }
 }
 
-impl Held {
+impl Lease {
     fn check(&self) -> Result<(), Overwritten> {
-        match self.alarm.is_some() && Digest::of(&self.view) != self.digest {
-            true => Err(Overwritten { offset: self.offset }),
-            false => Ok(()),
+        if self.alarm.is_some() && Digest::compute(&self.view) != self.digest {
+            return Err(Overwritten { offset: self.offset });
         }
+        Ok(())
     }
 }
 
-impl Drop for Held {
+impl Drop for Lease {
     fn drop(&mut self) {
-        // An engine that has ended has nobody to tell.
+        // An engine that has ended receives no alarms.
         let Some(alarm) = self.alarm.as_ref().filter(|alarm| !alarm.0.has_ended()) else { return };
         if let Err(overwritten) = self.check() {
             alarm.raise(&overwritten);
@@ -119,7 +120,7 @@ impl AsRef<[u8]> for LentSlot {
 
 impl fmt::Debug for LentSlot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Held { offset, digest, .. } = &*self.0;
+        let Lease { offset, digest, .. } = &*self.0;
         f.debug_struct("LentSlot")
             .field("offset", offset)
             .field("digest", digest)
@@ -136,14 +137,14 @@ pub(crate) mod tests {
     use chiasm_transfer::{Arena, ArenaReader, SHM_DIR};
     use tokio::sync::mpsc;
 
-    /// Bytes in a slot of an arena of their own, and the end at which its alarm is heard.
-    pub(crate) struct Lent {
+    /// A slot in an arena of its own, and the receiver of its alarms.
+    pub(crate) struct TestSlot {
         pub(crate) arena: Arena,
         pub(crate) slot: LentSlot,
         pub(crate) alarms: mpsc::UnboundedReceiver<Work>,
     }
 
-    impl Lent {
+    impl TestSlot {
         pub(crate) fn new(bytes: &[u8]) -> Self {
             let arena = Arena::create(bytes.len() as u64).unwrap();
             let mut writer = arena.slot(bytes.len()).unwrap();
@@ -155,7 +156,7 @@ pub(crate) mod tests {
             Self { arena, slot, alarms }
         }
 
-        /// Writes to the slot behind everybody's back.
+        /// Overwrites the slot through the file.
         pub(crate) fn overwrite(&self) {
             let path = std::path::Path::new(SHM_DIR).join(self.arena.name());
             let file = std::fs::File::options().write(true).open(path).unwrap();
@@ -171,37 +172,38 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_slot_that_stays_as_it_was_is_returned_in_silence() {
-        let mut lent = Lent::new(&[7; 100]);
+    fn unchanged_slot_is_returned_without_an_alarm() {
+        let mut lent = TestSlot::new(&[7; 100]);
         assert_eq!(lent.slot.check(), Ok(()));
-        assert_eq!(lent.slot.digest(), Digest::of(&[7; 100]));
-        let Lent { slot, .. } = lent;
+        assert_eq!(lent.slot.digest(), Digest::compute(&[7; 100]));
+        let TestSlot { slot, .. } = lent;
         drop(slot);
         assert_eq!(lent.arena.usage().leases, 0);
         assert!(lent.alarms.try_recv().is_err());
     }
 
     #[test]
-    fn a_slot_that_was_written_to_is_noticed_when_it_is_used_and_when_it_is_returned() {
-        let lent = Lent::new(&[7; 100]);
+    fn overwritten_slot_fails_checks_or_its_return() {
+        let lent = TestSlot::new(&[7; 100]);
         lent.overwrite();
         let overwritten = lent.slot.check().unwrap_err();
         let reason = format!("slot {} was written to while it was lent", overwritten.offset);
         assert_eq!(overwritten.to_string(), reason);
-        let Lent { arena, slot, alarms } = lent;
+        let TestSlot { arena, slot, alarms } = lent;
         let clone = slot.clone();
         drop(slot);
-        let mut lent = Lent { arena, slot: clone.clone(), alarms };
-        assert_eq!(lent.alarm(), None, "there is still a clone");
+        let mut lent = TestSlot { arena, slot: clone.clone(), alarms };
+        assert_eq!(lent.alarm(), None, "a clone is left");
         drop(clone);
-        lent.slot = Lent::new(&[1]).slot;
+        lent.slot = TestSlot::new(&[1]).slot;
         assert_eq!(lent.alarm(), Some(reason));
         assert_eq!(lent.arena.usage().leases, 0);
     }
 
     #[test]
-    fn in_one_step_a_slot_is_compared_once_and_in_the_next_again() {
-        let (one, other) = (Lent::new(&[7; 100]), Lent::new(&[7; 100]));
+    fn slot_is_checked_once_per_step() {
+        let one = TestSlot::new(&[7; 100]);
+        let other = TestSlot::new(&[7; 100]);
         let mut step = CheckedSlots::default();
         assert_eq!(step.check([&one.slot, &one.slot.clone()]), Ok(()));
         one.overwrite();
@@ -212,10 +214,10 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn without_an_alarm_nothing_is_compared() {
-        let mut lent = Lent::new(&[7; 100]);
-        let Some(held) = Arc::get_mut(&mut lent.slot.0) else { panic!("it has no clones") };
-        held.alarm = None;
+    fn slot_without_an_alarm_is_not_checked() {
+        let mut lent = TestSlot::new(&[7; 100]);
+        let Some(lease) = Arc::get_mut(&mut lent.slot.0) else { panic!("it has no clones") };
+        lease.alarm = None;
         lent.overwrite();
         assert_eq!(lent.slot.check(), Ok(()));
     }

@@ -1,29 +1,33 @@
-//! Log probabilities that look like a model's and are the same every time.
+//! Log probabilities that resemble a model's and are reproducible.
 
 use chiasm_engine::wire::Logprobs;
 use chiasm_types::TokenId;
 
-/// Probability of the token that stands at a position; the others share the rest, each half of the
-/// one before.
-const CHOSEN: f64 = 0.9;
+/// The probability of the token at a position. The others share the rest, each with half the
+/// probability of the one before.
+const CHOSEN_PROBABILITY: f64 = 0.9;
 
-/// One position per token of `tokens`, each with that token and its `top` most likely ones (which
-/// it leads). `top` −1 means the whole vocabulary, as in vLLM's `SamplingParams.logprobs`.
-pub(crate) fn of(tokens: &[TokenId], top: i32, vocab_size: u32) -> Logprobs {
+/// Returns one position per token, with the token itself and its `top` most likely candidates. The
+/// token is the first candidate. A `top` of −1 means the whole vocabulary, as in vLLM's
+/// `SamplingParams.logprobs`.
+pub(crate) fn generate(tokens: &[TokenId], top: i32, vocab_size: u32) -> Logprobs {
     let top = u32::try_from(top).unwrap_or(vocab_size).min(vocab_size);
     let mut result = Logprobs { width: top as usize + 1, ..Logprobs::default() };
     for &token in tokens {
         result.token_ids.push(token);
-        result.logprobs.push(CHOSEN.ln() as f32);
+        result.logprobs.push(CHOSEN_PROBABILITY.ln() as f32);
         result.ranks.push(1);
         for rank in 0..top {
-            // The wrap-around goes through the whole vocabulary once, so no candidate comes twice.
+            // The wrap-around visits the whole vocabulary once, so no candidate occurs twice.
             let candidate =
                 (u64::from(token.0) + u64::from(rank)) % u64::from(vocab_size.max(token.0 + 1));
             result.token_ids.push(TokenId(candidate as u32));
             result.logprobs.push(match rank {
-                0 => CHOSEN.ln() as f32,
-                _ => ((1.0 - CHOSEN).ln() - f64::from(rank) * std::f64::consts::LN_2) as f32,
+                0 => CHOSEN_PROBABILITY.ln() as f32,
+                _ => {
+                    ((1.0 - CHOSEN_PROBABILITY).ln() - f64::from(rank) * std::f64::consts::LN_2)
+                        as f32
+                }
             });
         }
     }
@@ -36,8 +40,8 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn the_token_leads_its_candidates_and_they_fall() {
-        let logprobs = of(&[TokenId(7), TokenId(9)], 3, 10);
+    fn token_leads_its_falling_candidates() {
+        let logprobs = generate(&[TokenId(7), TokenId(9)], 3, 10);
         assert_eq!((logprobs.len(), logprobs.width), (2, 4));
         let positions: Vec<_> = logprobs.positions().collect();
         let ids =
@@ -51,9 +55,9 @@ mod tests {
     }
 
     #[test]
-    fn none_and_all_candidates_can_be_asked_for() {
-        assert_eq!(of(&[TokenId(7)], 0, 10).token_ids, [TokenId(7)]);
-        let all = of(&[TokenId(7)], -1, 10);
+    fn candidates_range_from_zero_to_the_vocabulary() {
+        assert_eq!(generate(&[TokenId(7)], 0, 10).token_ids, [TokenId(7)]);
+        let all = generate(&[TokenId(7)], -1, 10);
         assert_eq!(all.width, 11);
         assert_eq!(all.token_ids[1..].iter().collect::<HashSet<_>>().len(), 10);
     }

@@ -1,4 +1,4 @@
-//! LoRA adapters, as `LRUCacheWorkerLoRAManager` in `vllm/lora/worker_manager.py` keeps them.
+//! LoRA adapters, kept like in `LRUCacheWorkerLoRAManager` of `vllm/lora/worker_manager.py`.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use chiasm_engine::wire::LoraRequest;
 
 use crate::config::LoraLimits;
 
-/// An adapter can't be read. The texts are vLLM's.
+/// An error of reading an adapter, with vLLM's message.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LoraReadError {
     #[error("Loading lora {name} failed: No adapter found for {path}")]
@@ -20,11 +20,11 @@ pub(crate) enum LoraReadError {
     Rank { rank: u64, max_rank: u64 },
 }
 
-/// The adapters that are loaded.
+/// The loaded adapters.
 #[derive(Debug)]
 pub(crate) struct Loras {
     limits: LoraLimits,
-    /// What was used last is last.
+    /// The adapters, least recently used first.
     loaded: Vec<LoraRequest>,
 }
 
@@ -33,11 +33,11 @@ impl Loras {
         Self { limits, loaded: Vec::new() }
     }
 
-    /// Takes note that an adapter is used, and reads it if it is not there: an id that is known is
-    /// not looked at again.
+    /// Marks an adapter as used, and reads it if it is not loaded. A loaded id is not read again.
     ///
     /// # Errors
-    /// What vLLM says of an adapter that can't be read.
+    ///
+    /// Returns vLLM's error for an adapter that can't be read.
     pub(crate) fn touch(&mut self, lora: &LoraRequest) -> Result<(), LoraReadError> {
         if let Some(index) = self.loaded.iter().position(|loaded| loaded.id == lora.id) {
             let loaded = self.loaded.remove(index);
@@ -52,7 +52,7 @@ impl Loras {
         Ok(())
     }
 
-    /// Whether the adapter was there.
+    /// Removes an adapter. Returns `true` if it was loaded.
     pub(crate) fn remove(&mut self, id: u64) -> bool {
         let before = self.loaded.len();
         self.loaded.retain(|loaded| u64::from(loaded.id) != id);
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_adapter_that_was_not_used_for_longest_goes_first() {
+    fn least_recently_used_adapter_is_evicted() {
         let dir = std::env::temp_dir().join(format!("chiasm-loras-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         fs::write(dir.join("adapter_config.json"), r#"{"r": 8}"#).unwrap();

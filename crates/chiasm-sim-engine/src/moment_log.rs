@@ -1,4 +1,4 @@
-//! The moments at which something happens, for measurements.
+//! Logs of times, for measurements.
 
 use std::fs::File;
 use std::io::Write;
@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use crate::error::SimError;
 
-/// A file that grows by eight bytes per moment.
+/// A file with eight bytes per logged time.
 #[derive(Debug)]
 pub(crate) struct MomentLog(File);
 
@@ -18,14 +18,14 @@ impl MomentLog {
         Ok(Self(file))
     }
 
-    /// It happened at this moment.
+    /// Appends a time.
     pub(crate) fn write(&self, moment: SystemTime) {
         let since = moment
             .duration_since(SystemTime::UNIX_EPOCH)
             .map_or(0, |since| since.as_nanos() as u64);
-        // Whoever reads it will miss a moment.
+        // The reader of the file will miss this time.
         if let Err(error) = (&self.0).write_all(&since.to_le_bytes()) {
-            tracing::warn!(%error, "a moment is missing in the log");
+            tracing::warn!(%error, "a time is missing in the log");
         }
     }
 }

@@ -1,9 +1,9 @@
-//! The time that the engine's messages carry.
+//! The timestamps in the engine's messages.
 
 use std::time::Instant;
 
-/// Seconds since a little before the engine's start, as vLLM's `time.monotonic()`: never 0, which
-/// vLLM takes for unset.
+/// Seconds since shortly before the engine's start, like vLLM's `time.monotonic()`. Never 0, which
+/// vLLM treats as unset.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MonotonicTime(Instant);
 

@@ -1,11 +1,10 @@
-//! Messages on their way to the frontend's output sockets.
+//! Queues of messages for the frontend's output sockets.
 
 use bytes::Bytes;
 use chiasm_engine::wire::{EngineCoreOutputs, output};
 use tokio::sync::mpsc;
 
-/// The queues in front of the output sockets, by `client_index`. An empty message is the end of a
-/// queue.
+/// The queues of the output sockets, by `client_index`. An empty message ends a queue.
 #[derive(Clone)]
 pub(crate) struct Outbox {
     rank: u32,
@@ -13,20 +12,20 @@ pub(crate) struct Outbox {
 }
 
 impl Outbox {
-    /// Makes the queues of so many clients; also returns their receiving ends, by client.
+    /// Creates the queues of `clients` clients; also returns their receivers, by client.
     pub(crate) fn new(
         rank: u16,
         clients: usize,
     ) -> (Self, Vec<mpsc::UnboundedReceiver<Vec<Bytes>>>) {
-        let (queues, ends) = (0..clients).map(|_| mpsc::unbounded_channel()).unzip();
-        (Self { rank: u32::from(rank), queues }, ends)
+        let (queues, receivers) = (0..clients).map(|_| mpsc::unbounded_channel()).unzip();
+        (Self { rank: u32::from(rank), queues }, receivers)
     }
 
     /// Queues a message for one client.
     pub(crate) fn send(&self, client: u32, mut outputs: EngineCoreOutputs) {
         outputs.engine_index = self.rank;
         match self.queues.get(client as usize) {
-            // The other end is gone only while everything is being torn down.
+            // The receiver is gone only during shutdown.
             Some(queue) => drop(queue.send(output::encode(&outputs))),
             None => tracing::warn!(
                 client,
@@ -35,7 +34,7 @@ impl Outbox {
         }
     }
 
-    /// Ends the queues. Messages that come later are lost.
+    /// Ends the queues. Later messages are lost.
     pub(crate) fn close(&self) {
         for queue in &self.queues {
             drop(queue.send(Vec::new()));

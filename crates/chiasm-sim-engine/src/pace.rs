@@ -1,22 +1,23 @@
-//! How long a simulated step takes.
+//! The time model of a simulated step.
 
 use std::time::Duration;
 
-/// Speed of the simulated model.
+/// The speed of the simulated model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pace {
-    /// Prompt tokens computed per second. Tokens found in the prefix cache cost nothing.
+    /// The number of prompt tokens computed per second. Tokens from the prefix cache take no time.
     pub prefill_tokens_per_s: f64,
-    /// Steps per second while tokens are generated: every running request gets one token per step.
+    /// The number of steps per second while tokens are generated: every running request gets one
+    /// token per step.
     pub decode_tokens_per_s: f64,
-    /// Milliseconds to encode one image whose embeddings are not cached.
+    /// The milliseconds to encode one image whose embeddings are not cached.
     pub ms_per_image: f64,
-    /// Everything is this many times faster. `f64::INFINITY` means no waiting at all.
+    /// The factor by which everything is faster. `f64::INFINITY` means no waiting at all.
     pub speedup: f64,
 }
 
 impl Default for Pace {
-    /// About a 7-billion-parameter model on one large GPU.
+    /// The speed of about a 7-billion-parameter model on one large GPU.
     fn default() -> Self {
         Self {
             prefill_tokens_per_s: 20_000.0,
@@ -28,12 +29,12 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// No waiting at all.
+    /// Returns a pace without any waiting.
     pub fn instant() -> Self {
         Self { speedup: f64::INFINITY, ..Self::default() }
     }
 
-    /// Duration of a step that does this work.
+    /// Returns the duration of a step with this work.
     pub(crate) fn step(&self, work: &StepWork) -> Duration {
         let prefill = work.prefill_tokens as f64 / self.prefill_tokens_per_s;
         let decode = if work.decodes > 0 { 1.0 / self.decode_tokens_per_s } else { 0.0 };
@@ -43,14 +44,14 @@ impl Pace {
     }
 }
 
-/// What a step computes.
+/// The work of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StepWork {
-    /// Prompt tokens (and, after a preemption, generated ones) that are computed together.
+    /// The prompt tokens that are computed together, including generated ones after a preemption.
     pub(crate) prefill_tokens: usize,
-    /// Requests that compute the one token they generated last.
+    /// The number of requests that compute the token they generated last.
     pub(crate) decodes: usize,
-    /// Images that go through the encoder.
+    /// The number of images that are encoded.
     pub(crate) images: usize,
 }
 
@@ -61,7 +62,7 @@ mod tests {
     const WORK: StepWork = StepWork { prefill_tokens: 1000, decodes: 7, images: 2 };
 
     #[test]
-    fn the_parts_of_a_step_add_up_and_decodes_share_one_pass() {
+    fn parts_of_a_step_add_up() {
         let pace = Pace {
             prefill_tokens_per_s: 10_000.0,
             decode_tokens_per_s: 100.0,
@@ -73,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn infinite_speed_and_nonsense_do_not_wait() {
+    fn invalid_or_infinite_speed_does_not_wait() {
         assert_eq!(Pace::instant().step(&WORK), Duration::ZERO);
         assert_eq!(
             Pace { prefill_tokens_per_s: 0.0, ..Pace::default() }.step(&WORK),

@@ -1,4 +1,4 @@
-//! What `python/chiasm_vllm` is in a vLLM: attaches the frontend's arena and turns handles into
+//! The counterpart of `python/chiasm_vllm`: attaches the frontend's arena and resolves handles to
 //! views of its slots.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,15 +6,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use chiasm_engine::wire::{Value, WireTensor};
 use chiasm_transfer::{ArenaReader, LAYOUT_VERSION, OpenError};
 
-use crate::handle::{self, Refused};
+use crate::handle::{self, HandleProblem};
 use crate::lent_slot::{Alarm, LentSlot};
 
-/// Element types that a handle's tensor may have, by torch's names.
+/// The element types that a handle's tensor may have, by torch's names.
 const DTYPES: [&str; 10] = [
     "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64",
 ];
 
-/// An arena can't be attached.
+/// An error of attaching an arena.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AttachError {
     #[error("the arena's name must be a text")]
@@ -23,7 +23,7 @@ pub(crate) enum AttachError {
     Open(#[from] OpenError),
 }
 
-/// Clones are the same plugin: the engine's loop attaches, its input thread resolves.
+/// The plugin. Clones share their state: the engine's loop attaches, its input thread resolves.
 #[derive(Clone, Debug)]
 pub(crate) struct Plugin {
     attached: Arc<Mutex<Option<ArenaReader>>>,
@@ -31,15 +31,17 @@ pub(crate) struct Plugin {
 }
 
 impl Plugin {
-    /// In an engine whose encoder cache holds so many embeddings.
+    /// Creates the plugin of an engine whose encoder cache holds this number of embeddings.
     pub(crate) fn new(encoder_cache_tokens: usize) -> Self {
         Self { attached: Arc::default(), encoder_cache_tokens }
     }
 
-    /// Opens an arena, which replaces the one before for new handles, and says who we are.
+    /// Opens an arena, which replaces the previous one for new handles. Returns the plugin's
+    /// description.
     ///
     /// # Errors
-    /// Why it can't be opened; then the one before stays.
+    ///
+    /// Returns [`AttachError`] if the arena can't be opened; the previous one then stays.
     pub(crate) fn attach(&self, name: &Value) -> Result<Value, AttachError> {
         let name = name.as_str().ok_or(AttachError::Name)?;
         let arena = ArenaReader::open(name)?;
@@ -53,30 +55,34 @@ impl Plugin {
         ]))
     }
 
-    /// The slot that holds a tensor's bytes, for which it has `map` in its place.
+    /// Resolves the handle `map` of a tensor to its slot.
     ///
     /// # Errors
-    /// What does not fit. A lease whose slot has not the tensor's length is returned at once.
+    ///
+    /// Returns [`HandleProblem`] if the handle is not valid. If the length of the slot is wrong,
+    /// its lease is returned at once.
     pub(crate) fn resolve(
         &self,
         tensor: &WireTensor,
         map: &Value,
         alarm: Option<Alarm>,
-    ) -> Result<LentSlot, Refused> {
+    ) -> Result<LentSlot, HandleProblem> {
         let handle = handle::parse(map)?;
-        let arena = self.attached().clone().ok_or(Refused::NotAttached)?;
+        let arena = self.attached().clone().ok_or(HandleProblem::NotAttached)?;
         let view = arena.resolve(&handle)?;
-        let (dtype, shape) = (|| tensor.dtype.to_string(), || tensor.shape.clone());
+        let dtype = || tensor.dtype.to_string();
+        let shape = || tensor.shape.clone();
         let Some(nbytes) = tensor.nbytes().filter(|_| DTYPES.contains(&&*tensor.dtype)) else {
-            return Err(Refused::Tensor { dtype: dtype(), shape: shape() });
+            return Err(HandleProblem::Tensor { dtype: dtype(), shape: shape() });
         };
         if nbytes as u64 != handle.length {
-            return Err(Refused::Length { dtype: dtype(), shape: shape(), length: handle.length });
+            let length = handle.length;
+            return Err(HandleProblem::Length { dtype: dtype(), shape: shape(), length });
         }
         Ok(LentSlot::new(view, handle.offset, alarm))
     }
 
-    /// It is never left half-changed, so a panic elsewhere does not make it unusable.
+    /// Locks the arena. A panic never leaves it half-changed, so poisoning is ignored.
     fn attached(&self) -> MutexGuard<'_, Option<ArenaReader>> {
         self.attached.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -87,7 +93,7 @@ mod tests {
     use super::*;
     use crate::handle::tests::map;
     use chiasm_engine::wire::TensorData;
-    use chiasm_transfer::{Arena, BadHandle, Handle};
+    use chiasm_transfer::{Arena, Handle, HandleError};
 
     const BYTES: usize = 3 * 1176;
 
@@ -100,7 +106,8 @@ mod tests {
     }
 
     fn attached() -> (Arena, Plugin) {
-        let (arena, plugin) = (Arena::create(1 << 20).unwrap(), Plugin::new(7));
+        let arena = Arena::create(1 << 20).unwrap();
+        let plugin = Plugin::new(7);
         plugin.attach(&Value::from(arena.name())).unwrap();
         (arena, plugin)
     }
@@ -111,13 +118,13 @@ mod tests {
         writer.publish().lend().unwrap().handle
     }
 
-    fn resolve(plugin: &Plugin, handle: &Handle) -> Result<LentSlot, Refused> {
+    fn resolve(plugin: &Plugin, handle: &Handle) -> Result<LentSlot, HandleProblem> {
         let map = map(handle);
         plugin.resolve(&tensor("uint8", &[3, 1176], &map), &map, None)
     }
 
     #[test]
-    fn a_handle_becomes_a_view_that_returns_its_lease() {
+    fn handle_is_resolved_to_a_leased_view() {
         let (arena, plugin) = attached();
         let slot = resolve(&plugin, &lend(&arena)).unwrap();
         assert_eq!(slot.as_ref(), [7; BYTES]);
@@ -129,10 +136,11 @@ mod tests {
     }
 
     #[test]
-    fn attaching_says_who_we_are_and_replaces_the_arena_before() {
+    fn attaching_replaces_the_arena() {
         let plugin = Plugin::new(7);
-        let (first, second) = (Arena::create(1 << 20).unwrap(), Arena::create(1 << 20).unwrap());
-        assert_eq!(resolve(&plugin, &lend(&first)).unwrap_err(), Refused::NotAttached);
+        let first = Arena::create(1 << 20).unwrap();
+        let second = Arena::create(1 << 20).unwrap();
+        assert_eq!(resolve(&plugin, &lend(&first)).unwrap_err(), HandleProblem::NotAttached);
         let answer = plugin.attach(&Value::from(first.name())).unwrap();
         assert_eq!(
             (answer["layout"].as_u64(), answer["pid"].as_u64()),
@@ -143,15 +151,15 @@ mod tests {
         let view = resolve(&plugin, &lend(&first)).unwrap();
 
         plugin.attach(&Value::from(second.name())).unwrap();
-        let another = Refused::Unresolved(BadHandle::Arena);
+        let another = HandleProblem::Unresolved(HandleError::Arena);
         assert_eq!(resolve(&plugin, &lend(&first)).unwrap_err(), another);
         assert!(resolve(&plugin, &lend(&second)).is_ok());
-        // The view of the first is still one.
+        // The view of the first arena is still valid.
         assert_eq!(view.as_ref(), [7; BYTES]);
     }
 
     #[test]
-    fn what_is_no_arena_is_not_attached_and_the_one_before_stays() {
+    fn failed_attach_keeps_the_arena() {
         let (arena, plugin) = attached();
         let gone = Arena::create(1 << 20).unwrap();
         gone.unlink();
@@ -167,33 +175,39 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_is_good_for_one_tensor() {
+    fn handle_is_resolved_once() {
         let (arena, plugin) = attached();
         let handle = lend(&arena);
         let slot = resolve(&plugin, &handle).unwrap();
-        assert_eq!(resolve(&plugin, &handle).unwrap_err(), Refused::Unresolved(BadHandle::Used));
-        // The first view has not lost its lease by that.
+        assert_eq!(
+            resolve(&plugin, &handle).unwrap_err(),
+            HandleProblem::Unresolved(HandleError::Used)
+        );
+        // The failed attempt does not end the lease of the first view.
         assert_eq!(arena.usage().leases, 1);
         drop(slot);
-        assert_eq!(resolve(&plugin, &handle).unwrap_err(), Refused::Unresolved(BadHandle::Used));
+        assert_eq!(
+            resolve(&plugin, &handle).unwrap_err(),
+            HandleProblem::Unresolved(HandleError::Used)
+        );
         assert_eq!(arena.usage().leases, 0);
-        // Lent again, the same entry has another generation.
+        // A new lease in the same entry has another generation.
         let again = lend(&arena);
         assert_eq!((again.lease, again.generation), (handle.lease, handle.generation + 1));
         assert!(resolve(&plugin, &again).is_ok());
     }
 
     #[test]
-    fn handles_that_do_not_fit_their_lease_are_refused() {
+    fn handle_that_does_not_fit_its_lease_is_refused() {
         let (arena, plugin) = attached();
         let good = lend(&arena);
         for (handle, reason) in [
-            (Handle { arena: good.arena ^ 1, ..good }, BadHandle::Arena),
-            (Handle { lease: u32::MAX, ..good }, BadHandle::Lease),
-            (Handle { lease: good.lease + 1, ..good }, BadHandle::Ended),
-            (Handle { generation: good.generation + 1, ..good }, BadHandle::Ended),
+            (Handle { arena: good.arena ^ 1, ..good }, HandleError::Arena),
+            (Handle { lease: u32::MAX, ..good }, HandleError::Lease),
+            (Handle { lease: good.lease + 1, ..good }, HandleError::Ended),
+            (Handle { generation: good.generation + 1, ..good }, HandleError::Ended),
         ] {
-            assert_eq!(resolve(&plugin, &handle).unwrap_err(), Refused::Unresolved(reason));
+            assert_eq!(resolve(&plugin, &handle).unwrap_err(), HandleProblem::Unresolved(reason));
         }
         let [moved, shorter] = [lend(&arena), lend(&arena)];
         for handle in [
@@ -202,31 +216,31 @@ mod tests {
         ] {
             assert_eq!(
                 resolve(&plugin, &handle).unwrap_err(),
-                Refused::Unresolved(BadHandle::Range)
+                HandleProblem::Unresolved(HandleError::Range)
             );
         }
-        assert_eq!(arena.usage().leases, 1, "nobody else would return those of the last two");
+        assert_eq!(arena.usage().leases, 1, "the leases of the last two are returned");
         assert!(resolve(&plugin, &good).is_ok());
     }
 
     #[test]
-    fn a_slot_must_be_as_long_as_its_tensor() {
+    fn slot_length_must_equal_the_tensors() {
         let (arena, plugin) = attached();
         for (dtype, shape) in
             [("uint8", &[3, 1175][..]), ("float32", &[3, 1176]), ("uint8", &[0]), ("bfloat16", &[])]
         {
             let map = map(&lend(&arena));
             let refused = plugin.resolve(&tensor(dtype, shape, &map), &map, None).unwrap_err();
-            assert!(matches!(refused, Refused::Length { .. }), "{refused}");
+            assert!(matches!(refused, HandleProblem::Length { .. }), "{refused}");
         }
         for (dtype, shape) in
             [("|u1", &[3, 1176][..]), ("float8", &[3, 1176]), ("uint8", &[usize::MAX, 2])]
         {
             let map = map(&lend(&arena));
             let refused = plugin.resolve(&tensor(dtype, shape, &map), &map, None).unwrap_err();
-            assert!(matches!(refused, Refused::Tensor { .. }), "{refused}");
+            assert!(matches!(refused, HandleProblem::Tensor { .. }), "{refused}");
         }
-        assert_eq!(arena.usage().leases, 0, "nobody else would return them");
+        assert_eq!(arena.usage().leases, 0, "all leases are returned");
         let map = map(&lend(&arena));
         assert!(plugin.resolve(&tensor("bfloat16", &[3, 588], &map), &map, None).is_ok());
     }

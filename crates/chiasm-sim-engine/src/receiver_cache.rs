@@ -1,39 +1,40 @@
-//! The engine's own cache of a media item's tensors, which lets a frontend send an item once.
+//! The engine's own cache of media items' tensors, which lets a frontend send an item once.
 
 use chiasm_engine_model::WeightedLru;
 
-/// Least-recently-used cache by bytes, updated request by request.
+/// A least-recently-used cache by bytes, updated request by request.
 ///
-/// vLLM's `LruKeyReplicatedReceiverCache`, whose contents a frontend mirrors by running the same
-/// algorithm over the same requests. Hence what matters is not only what is in it but the order of
-/// every touch.
+/// This is vLLM's `LruKeyReplicatedReceiverCache`. A frontend mirrors its contents by running the
+/// same algorithm over the same requests, so the order of every touch matters.
 #[derive(Debug)]
 pub(crate) struct ReceiverCache<T>(WeightedLru<String, T>);
 
-/// One item of a request: its key, and what the frontend sent for it.
+/// One item of a request: its key, and the data that the frontend sent.
 #[derive(Clone, Debug)]
 pub(crate) struct Incoming<T> {
     pub(crate) key: String,
-    /// The item and its size in bytes; `None` when the frontend believes that the cache holds it.
+    /// The item and its size in bytes; `None` if the frontend expects the item in the cache.
     pub(crate) data: Option<(T, u64)>,
 }
 
 impl<T: Clone> ReceiverCache<T> {
-    /// An empty cache for `capacity` bytes.
+    /// Creates an empty cache for `capacity` bytes.
     pub(crate) fn new(capacity: u64) -> Self {
         Self(WeightedLru::new(capacity))
     }
 
-    /// Takes one request's items in prompt order and returns the item for each.
+    /// Processes one request's items in prompt order and returns the item for each.
     ///
     /// # Errors
-    /// The keys that had no data and were not cached, in prompt order. The items that had data are
-    /// cached all the same.
+    ///
+    /// Returns the keys without data that were not cached, in prompt order. Items with data are
+    /// cached nevertheless.
     pub(crate) fn update(&mut self, items: Vec<Incoming<T>>) -> Result<Vec<T>, Vec<String>> {
         for item in &items {
             self.0.get(&item.key);
         }
-        let (mut values, mut missing) = (Vec::with_capacity(items.len()), Vec::new());
+        let mut values = Vec::with_capacity(items.len());
+        let mut missing = Vec::new();
         for Incoming { key, data } in items {
             match data {
                 Some((value, bytes)) => {
@@ -49,17 +50,17 @@ impl<T: Clone> ReceiverCache<T> {
         if missing.is_empty() { Ok(values) } else { Err(missing) }
     }
 
-    /// What it holds, in no order.
+    /// Returns the cached items, in no order.
     pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
         self.0.iter().map(|(_, _, value)| value)
     }
 
-    /// Forgets everything.
+    /// Removes all items.
     pub(crate) fn clear(&mut self) {
         self.0.clear();
     }
 
-    /// Keys and sizes, least recently used first.
+    /// Returns keys and sizes, least recently used first.
     #[cfg(test)]
     fn contents(&self) -> Vec<(String, u64)> {
         let mut contents: Vec<_> =
@@ -90,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hit_becomes_the_most_recent() {
+    fn hit_becomes_the_most_recent() {
         let mut cache = ReceiverCache::new(30);
         cache.update(vec![sent("a", 10), sent("b", 10)]).unwrap();
         assert_eq!(cache.update(vec![expected("a")]), Ok(vec!["A".to_owned()]));
@@ -99,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_request_uses_is_touched_before_anything_is_inserted() {
+    fn used_items_are_touched_before_insertions() {
         let mut cache = ReceiverCache::new(30);
         cache.update(vec![sent("old", 10), sent("other", 10), sent("third", 10)]).unwrap();
         // Without the first pass, "new" would evict "old" before it is looked up.
@@ -111,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn all_misses_are_named_and_the_other_items_are_kept() {
+    fn misses_are_named_while_other_items_are_kept() {
         let mut cache = ReceiverCache::new(30);
         let misses = cache.update(vec![expected("x"), sent("a", 10), expected("y")]);
         assert_eq!(misses, Err(vec!["x".to_owned(), "y".to_owned()]));
@@ -119,17 +120,17 @@ mod tests {
     }
 
     #[test]
-    fn an_item_that_can_not_fit_is_used_but_not_kept_and_drops_its_predecessor() {
+    fn too_large_item_only_evicts_its_predecessor() {
         let mut cache = ReceiverCache::new(30);
         cache.update(vec![sent("a", 10), sent("b", 10)]).unwrap();
         assert_eq!(cache.update(vec![sent("a", 31)]), Ok(vec!["A".to_owned()]));
         assert_eq!(keys(&cache), ["b"]);
     }
 
-    /// The algorithm once more, on a list.
+    /// The same algorithm on a list.
     struct Naive {
         capacity: u64,
-        /// Oldest first.
+        /// The items, the oldest first.
         items: Vec<(String, u64)>,
     }
 
@@ -173,8 +174,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_the_naive_model(
-            requests in prop::collection::vec(prop::collection::vec((0usize..8, prop::option::of(0u64..40)), 0..5), 0..60)
+        fn cache_agrees_with_the_naive_model(
+            requests in prop::collection::vec(
+                prop::collection::vec((0usize..8, prop::option::of(0u64..40)), 0..5),
+                0..60,
+            ),
         ) {
             let mut cache = ReceiverCache::new(100);
             let mut naive = Naive { capacity: 100, items: Vec::new() };
@@ -190,8 +194,9 @@ mod tests {
                 match cache.update(items.clone()) {
                     Ok(values) => {
                         prop_assert!(missing.is_empty());
-                        let wanted: Vec<String> = items.into_iter().map(|item| item.key).collect();
-                        prop_assert_eq!(values, wanted);
+                        let expected: Vec<String> =
+                            items.into_iter().map(|item| item.key).collect();
+                        prop_assert_eq!(values, expected);
                     }
                     Err(misses) => prop_assert_eq!(misses, missing),
                 }
@@ -200,7 +205,7 @@ mod tests {
         }
     }
 
-    /// An image of so many bytes, under a key of its own.
+    /// Returns an image of `bytes` bytes with its own key.
     fn feature(key: u8, bytes: usize, with_data: bool) -> MmFeature {
         let tensor = WireTensor::new(Dtype::U8, vec![bytes], vec![0; bytes].into()).unwrap();
         let name = format!("{key:064x}");
@@ -215,20 +220,27 @@ mod tests {
     }
 
     proptest! {
-        /// A frontend that follows its mirror never misses, sends nothing that the engine holds,
-        /// and stays in step.
+        /// A frontend with a mirror never misses, sends no item that the engine holds, and stays in
+        /// sync.
         #[test]
-        fn a_frontends_mirror_knows_what_the_engine_holds(
-            requests in prop::collection::vec(prop::collection::vec((0_u8..8, any::<bool>()), 1..5), 1..60)
+        fn frontend_mirror_knows_the_cached_items(
+            requests in prop::collection::vec(
+                prop::collection::vec((0_u8..8, any::<bool>()), 1..5),
+                1..60,
+            ),
         ) {
-            let (mut mirror, mut cache) = (ReceiverMirror::new(100), ReceiverCache::new(100));
+            let mut mirror = ReceiverMirror::new(100);
+            let mut cache = ReceiverCache::new(100);
             for items in requests {
-                // Sizes differ by key, and one fits no cache of 100 bytes.
+                // Sizes differ by key, and one size exceeds the cache of 100 bytes.
                 let size = |key: u8| 10 + 15 * usize::from(key);
-                // A frontend makes data for what the mirror lacks, and sometimes for more.
+                // A frontend makes data for items that the mirror lacks, and sometimes for more.
                 let mut features: Vec<MmFeature> = items
                     .iter()
-                    .map(|&(key, eager)| feature(key, size(key), eager || !mirror.holds(&format!("{key:064x}"))))
+                    .map(|&(key, eager)| {
+                        let has_data = eager || !mirror.holds(&format!("{key:064x}"));
+                        feature(key, size(key), has_data)
+                    })
                     .collect();
                 let needed = mirror.missing(&features);
                 for (feature, (key, _)) in features.iter_mut().zip(&items) {
@@ -246,7 +258,8 @@ mod tests {
                         data: feature.data.as_ref().map(|_| (*key, size(*key) as u64)),
                     })
                     .collect();
-                prop_assert_eq!(cache.update(incoming), Ok(items.iter().map(|&(key, _)| key).collect()));
+                let expected: Vec<u8> = items.iter().map(|&(key, _)| key).collect();
+                prop_assert_eq!(cache.update(incoming), Ok(expected));
                 for key in 0..8 {
                     let name = format!("{key:064x}");
                     let held = cache.contents().iter().any(|(cached, _)| *cached == name);

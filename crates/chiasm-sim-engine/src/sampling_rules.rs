@@ -1,11 +1,11 @@
-//! Which sampling parameters an engine can not decode.
+//! The sampling parameters that an engine can't decode.
 
 use chiasm_backend::Constraint;
 use chiasm_engine::wire::SamplingParams;
 
-/// The rules of `SamplingParams._verify_args` in `vllm/sampling_params.py`, which run while a
-/// request is decoded. Returns the field that breaks one.
-pub(crate) fn broken(params: &SamplingParams) -> Option<&'static str> {
+/// Returns the field that breaks a rule of `SamplingParams._verify_args` in
+/// `vllm/sampling_params.py`, if there is one. vLLM checks the rules while it decodes a request.
+pub(crate) fn invalid_field(params: &SamplingParams) -> Option<&'static str> {
     let within = |value: f64, low: f64, high: f64| (low..=high).contains(&value);
     let rules = [
         ("presence_penalty", within(params.presence_penalty, -2.0, 2.0)),
@@ -23,12 +23,12 @@ pub(crate) fn broken(params: &SamplingParams) -> Option<&'static str> {
         ("logprobs", params.logprobs.is_none_or(|top| top >= -1)),
         ("prompt_logprobs", params.prompt_logprobs.is_none_or(|top| top >= -1)),
     ];
-    rules.into_iter().find(|(_, kept)| !kept).map(|(field, _)| field)
+    rules.into_iter().find(|(_, is_kept)| !is_kept).map(|(field, _)| field)
 }
 
-/// Whether a constraint can be compiled, as far as that can be told without a compiler; the
-/// simulated engine holds no answer to one. vLLM fails a request before its first token if it
-/// can't.
+/// Returns `true` if a request's constraint seems to compile. vLLM fails a request before its first
+/// token if it does not. The check needs no compiler, because the simulated engine does not follow
+/// constraints.
 pub(crate) fn compiles(params: &SamplingParams) -> bool {
     match params.structured_outputs.as_ref().map(|structured| &structured.constraint) {
         Some(Constraint::Grammar(grammar)) => grammar.contains("root"),
@@ -41,9 +41,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn defaults_pass_and_each_rule_names_its_field() {
+    fn each_rule_is_checked_by_field() {
         let fine = SamplingParams::default();
-        assert_eq!(broken(&fine), None);
+        assert_eq!(invalid_field(&fine), None);
         for (expected, params) in [
             ("max_tokens", SamplingParams { max_tokens: 0, ..fine.clone() }),
             ("min_tokens", SamplingParams { min_tokens: 17, ..fine.clone() }),
@@ -52,7 +52,7 @@ mod tests {
             ("top_p", SamplingParams { top_p: 0.0, ..fine.clone() }),
             ("logprobs", SamplingParams { logprobs: Some(-2), ..fine.clone() }),
         ] {
-            assert_eq!(broken(&params), Some(expected));
+            assert_eq!(invalid_field(&params), Some(expected));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What each step of the engine computes, and what it gives out.
+//! Chooses what each step of the engine computes, and collects its outputs.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use chiasm_engine::wire::stats::PrefixCacheStats;
 use chiasm_engine::wire::{EngineCoreOutput, FinishReason, SchedulerStats};
-use chiasm_engine_model::{Batch, BatchEngine, BatchLimits, Encoded, EncoderCache, Scheduled};
+use chiasm_engine_model::{
+    Batch, BatchEngine, BatchLimits, EncoderCache, EncoderLookup, Scheduled,
+};
 use chiasm_kv::event::KvEvent;
 
 use crate::block_chain::BlockHash;
@@ -14,54 +16,54 @@ use crate::cache_events::CacheEvents;
 use crate::config::SimConfig;
 use crate::embeddings::Embeddings;
 use crate::item::Item;
-use crate::left_prompts::LeftPrompts;
 use crate::lent_slot::CheckedSlots;
 use crate::logprobs;
 use crate::pace::StepWork;
-use crate::sequence::{Media, Moment, Sequence};
+use crate::prompt_store::PromptStore;
+use crate::sequence::{EventKind, Media, Sequence};
 use crate::step_outputs::{ClientOutputs, StepOutputs};
 
-/// Something killed the engine; what, in words.
+/// The reason that the engine dies.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Fatal(pub(crate) String);
 
-/// The requests in the engine.
+/// The requests of the engine.
 ///
-/// A step is [`Scheduler::schedule`], then time passes, then [`Scheduler::update`].
+/// A step is [`Scheduler::schedule`], then a wait, then [`Scheduler::update`].
 pub(crate) struct Scheduler {
     batch: Batch<Executor>,
     executor: Executor,
     ids: HashSet<String>,
-    /// Requests whose prompts are got from other engines.
+    /// The requests whose prompts are fetched from other engines.
     awaiting: Vec<Sequence>,
-    /// Requests ended since the last step: the engine takes one more step for them, even with
+    /// Set if requests ended since the last step. The engine then takes one more step, even with
     /// nothing to compute.
-    ended: bool,
-    /// Items of requests that ended since the last step. The worker has them, too, and hears of the
-    /// end with the next step (`finished_req_ids`).
+    has_ended: bool,
+    /// The items of requests that ended since the last step. The worker also holds them, and learns
+    /// of the end with the next step (`finished_req_ids`).
     leaving: Vec<Media>,
 }
 
-/// What is around the batch: the encoder, and who notes what happens.
+/// The state around the batch: the encoder, and the records of what happens.
 struct Executor {
     config: Arc<SimConfig>,
     encoder: EncoderCache<String>,
     events: CacheEvents,
     lookups: PrefixCacheStats,
-    /// Requests whose item contradicts the encoder's cache.
-    contradicting: Vec<String>,
-    /// When the current step was scheduled.
+    /// The requests whose item has another size than the encoder cache's item of that identifier.
+    mismatched: Vec<String>,
+    /// The time at which the current step was scheduled.
     now: f64,
-    /// Images that the current step encodes.
+    /// The number of images that the current step encodes.
     images: usize,
-    /// Slots that the current step has looked at.
+    /// The slots that the current step has checked.
     checked: CheckedSlots,
-    left_prompts: Option<LeftPrompts>,
+    prompt_store: Option<PromptStore>,
     embeddings: Option<Embeddings>,
 }
 
 impl Scheduler {
-    pub(crate) fn new(config: Arc<SimConfig>, left_prompts: Option<LeftPrompts>) -> Self {
+    pub(crate) fn new(config: Arc<SimConfig>, prompt_store: Option<PromptStore>) -> Self {
         let limits = BatchLimits {
             max_running: config.max_num_seqs,
             max_batched_tokens: config.max_num_batched_tokens,
@@ -69,7 +71,7 @@ impl Scheduler {
         };
         let block_size = config.block_size.get();
         Self {
-            // vLLM's number counts its null block, which is never handed out.
+            // vLLM's number counts its null block, which is never allocated.
             batch: Batch::new(limits, config.num_blocks.saturating_sub(1), block_size),
             executor: Executor {
                 encoder: EncoderCache::new(config.encoder_cache_tokens as u64),
@@ -77,15 +79,15 @@ impl Scheduler {
                 config,
                 events: CacheEvents::new(block_size),
                 lookups: PrefixCacheStats::default(),
-                contradicting: Vec::new(),
+                mismatched: Vec::new(),
                 now: 0.0,
                 images: 0,
                 checked: CheckedSlots::default(),
-                left_prompts,
+                prompt_store,
             },
             awaiting: Vec::new(),
             ids: HashSet::new(),
-            ended: false,
+            has_ended: false,
             leaving: Vec::new(),
         }
     }
@@ -95,68 +97,72 @@ impl Scheduler {
     }
 
     pub(crate) fn has_work(&self) -> bool {
-        self.has_unfinished() || self.ended
+        self.has_unfinished() || self.has_ended
     }
 
+    /// Adds a request.
+    ///
     /// # Errors
-    /// The id is already in use.
+    /// Returns [`Fatal`] if the id is already in use.
     pub(crate) fn add(&mut self, mut sequence: Sequence, now: f64) -> Result<(), Fatal> {
-        self.take_note(&mut sequence, now)?;
-        self.queue(sequence);
+        self.register(&mut sequence, now)?;
+        self.enqueue(sequence);
         Ok(())
     }
 
-    /// Adds a request whose prompt is on its way from another engine.
+    /// Adds a request whose prompt is fetched from another engine.
     ///
     /// # Errors
-    /// The id is already in use.
+    ///
+    /// Returns [`Fatal`] if the id is already in use.
     pub(crate) fn wait_for_prompt(
         &mut self,
         mut sequence: Sequence,
         now: f64,
     ) -> Result<(), Fatal> {
-        self.take_note(&mut sequence, now)?;
+        self.register(&mut sequence, now)?;
         self.awaiting.push(sequence);
         Ok(())
     }
 
-    /// A prompt has come from another engine, or can't be had any more, and is computed here.
-    /// Requests that have ended are passed over.
-    pub(crate) fn given(&mut self, id: &str, is_given: bool) {
+    /// Starts a request whose prompt was fetched from another engine, or not found there and so
+    /// computed here. Ignores requests that have ended.
+    pub(crate) fn prompt_fetched(&mut self, id: &str, found: bool) {
         let Some(at) = self.awaiting.iter().position(|sequence| sequence.id == id) else { return };
         let mut sequence = self.awaiting.swap_remove(at);
-        sequence.given = if is_given { sequence.prompt } else { 0 };
-        self.queue(sequence);
+        sequence.transferred_tokens = if found { sequence.prompt } else { 0 };
+        self.enqueue(sequence);
     }
 
-    /// A prompt that was left is not needed any more.
-    pub(crate) fn let_go(&mut self, number: u64) {
-        self.batch.let_go(number);
-        // The next step tells what is in use.
-        self.ended = true;
+    /// Releases the blocks of a prompt that another engine has fetched or that has expired.
+    pub(crate) fn release_retained(&mut self, retention_id: u64) {
+        self.batch.release_retained(retention_id);
+        // The next step reports the usage.
+        self.has_ended = true;
     }
 
-    fn take_note(&mut self, sequence: &mut Sequence, now: f64) -> Result<(), Fatal> {
+    fn register(&mut self, sequence: &mut Sequence, now: f64) -> Result<(), Fatal> {
         if !self.ids.insert(sequence.id.clone()) {
             return Err(Fatal(format!("duplicate request id {}", sequence.id)));
         }
-        sequence.record(Moment::Queued, now);
+        sequence.record(EventKind::Queued, now);
         Ok(())
     }
 
-    fn queue(&mut self, sequence: Sequence) {
-        let (prompt, items_end) = (sequence.prompt, sequence.items_end());
+    fn enqueue(&mut self, sequence: Sequence) {
+        let prompt = sequence.prompt;
+        let items_end = sequence.items_end();
         self.batch.add(Scheduled::new(sequence, prompt, items_end));
     }
 
-    /// Forgets these requests without a word. Unknown ids are ignored.
+    /// Removes these requests without outputs. Unknown ids are ignored.
     pub(crate) fn abort(&mut self, ids: &[String]) {
         for id in ids {
             self.remove(|sequence| sequence.id == *id);
         }
     }
 
-    /// Ends every request, as SIGTERM does; their ids by client.
+    /// Ends every request, as SIGTERM does, and returns their ids by client.
     pub(crate) fn abort_all(&mut self) -> Vec<(u32, Vec<String>)> {
         let mut ended: Vec<(u32, Vec<String>)> = Vec::new();
         while let Some((client, id)) = self.remove(|_| true) {
@@ -168,10 +174,11 @@ impl Scheduler {
         ended
     }
 
-    /// Ends the first request for which `is` holds; its client and its id.
-    fn remove(&mut self, is: impl Fn(&Sequence) -> bool) -> Option<(u32, String)> {
-        let awaiting = self.awaiting.iter().position(&is).map(|at| self.awaiting.swap_remove(at));
-        let sequence = awaiting.or_else(|| self.batch.remove(is))?;
+    /// Ends the first request that matches `predicate`, and returns its client and its id.
+    fn remove(&mut self, predicate: impl Fn(&Sequence) -> bool) -> Option<(u32, String)> {
+        let awaiting = self.awaiting.iter().position(&predicate);
+        let awaiting = awaiting.map(|at| self.awaiting.swap_remove(at));
+        let sequence = awaiting.or_else(|| self.batch.remove(predicate))?;
         let client = sequence.client;
         Some((client, self.end(sequence)))
     }
@@ -179,16 +186,17 @@ impl Scheduler {
     fn end(&mut self, mut sequence: Sequence) -> String {
         self.ids.remove(&sequence.id);
         self.leaving.append(&mut sequence.media);
-        self.ended = true;
+        self.has_ended = true;
         sequence.id
     }
 
     /// Chooses the tokens of the next step.
     ///
     /// # Errors
-    /// A request that the worker dies of, or an image in a slot that was written to.
+    ///
+    /// Returns [`Fatal`] for a request that the worker dies of, or an overwritten slot.
     pub(crate) fn schedule(&mut self, now: f64) -> Result<StepWork, Fatal> {
-        self.ended = false;
+        self.has_ended = false;
         self.leaving.clear();
         self.executor.now = now;
         self.executor.images = 0;
@@ -196,9 +204,10 @@ impl Scheduler {
         self.batch.schedule(&mut self.executor)?;
         let mut work = StepWork { images: self.executor.images, ..StepWork::default() };
         for running in self.batch.running() {
-            match running.decodes() {
-                true => work.decodes += 1,
-                false => work.prefill_tokens += running.step(),
+            if running.is_decoding() {
+                work.decodes += 1;
+            } else {
+                work.prefill_tokens += running.step_tokens();
             }
         }
         Ok(work)
@@ -208,22 +217,23 @@ impl Scheduler {
     pub(crate) fn update(&mut self, now: f64) -> Vec<ClientOutputs> {
         let config = &self.executor.config;
         let mut outputs = StepOutputs::new(u32::from(config.rank), now);
-        let left_prompts = self.executor.left_prompts.as_ref();
-        let leaves_embeddings =
-            self.executor.embeddings.as_ref().filter(|embeddings| embeddings.leaves());
+        let prompt_store = self.executor.prompt_store.as_ref();
+        let encode_only =
+            self.executor.embeddings.as_ref().filter(|embeddings| embeddings.encode_only());
         let ended = self.batch.advance(|running| {
-            if let Some(embeddings) = leaves_embeddings {
-                outputs.push(running.request.client, encoded(&mut running.request, embeddings));
+            if let Some(embeddings) = encode_only {
+                let output = encoded_output(&mut running.request, embeddings);
+                outputs.push(running.request.client, output);
                 return true;
             }
             let mut output = sample(running, config);
             if output.finish_reason.is_some()
-                && let (Some(left), Some(number)) = (left_prompts, running.request.left_as)
+                && let (Some(store), Some(id)) = (prompt_store, running.request.retention_id)
             {
                 let sequence = &running.request;
                 let blocks = sequence.prompt.div_ceil(config.block_size.get());
                 output.kv_transfer_params =
-                    Some(left.leave(&sequence.id, number, sequence.computed(), blocks));
+                    Some(store.keep(&sequence.id, id, sequence.prompt_digest(), blocks));
             }
             let is_last = output.finish_reason.is_some();
             outputs.push(running.request.client, output);
@@ -232,13 +242,13 @@ impl Scheduler {
         for sequence in ended {
             self.end(sequence);
         }
-        self.fail_contradicting(&mut outputs);
+        self.fail_mismatched(&mut outputs);
         outputs.finish(self.take_stats())
     }
 
-    fn fail_contradicting(&mut self, outputs: &mut StepOutputs) {
-        for contradicting in std::mem::take(&mut self.executor.contradicting) {
-            let Some((client, request_id)) = self.remove(|sequence| sequence.id == contradicting)
+    fn fail_mismatched(&mut self, outputs: &mut StepOutputs) {
+        for mismatched in std::mem::take(&mut self.executor.mismatched) {
+            let Some((client, request_id)) = self.remove(|sequence| sequence.id == mismatched)
             else {
                 continue;
             };
@@ -262,13 +272,13 @@ impl Scheduler {
         }
     }
 
-    /// What happened in the KV cache since the last call.
+    /// Takes the events of the KV cache since the last call.
     pub(crate) fn take_kv_events(&mut self) -> Vec<KvEvent> {
         self.executor.events.take()
     }
 
-    /// Empties the prefix cache; with `preempt`, running requests start over. False while requests
-    /// hold blocks.
+    /// Empties the prefix cache; with `preempt`, running requests start over. Returns `false` if
+    /// requests hold blocks.
     pub(crate) fn reset_prefix_cache(&mut self, preempt: bool, now: f64) -> bool {
         self.executor.now = now;
         while preempt && self.batch.preempt_last(&mut self.executor) {}
@@ -285,35 +295,37 @@ impl Scheduler {
     }
 }
 
-/// What an engine says that only encodes: no token, and what it has left.
-fn encoded(sequence: &mut Sequence, embeddings: &Embeddings) -> EngineCoreOutput {
+/// Builds the output of an engine that only encodes: no token, and the stored embeddings.
+fn encoded_output(sequence: &mut Sequence, embeddings: &Embeddings) -> EngineCoreOutput {
     let items = sequence.media.iter().map(|media| media.identifier.as_str());
     EngineCoreOutput {
         request_id: sequence.id.clone(),
         finish_reason: Some(FinishReason::Stop),
-        ec_transfer_params: Some(embeddings.said(items)),
+        ec_transfer_params: Some(embeddings.transfer_params(items)),
         events: sequence.take_events(),
         ..EngineCoreOutput::default()
     }
 }
 
-/// Gives a request its next token.
+/// Generates the next token of a request.
 fn sample(running: &mut Scheduled<Sequence>, config: &SimConfig) -> EngineCoreOutput {
     let stored = running.stored() * config.block_size.get();
     let sequence = &mut running.request;
     let sampled = sequence.sample(config);
     let prefill_stats = sequence.take_prefill(stored);
-    // vLLM gives no part of a prompt's log probabilities before the first token.
-    let asked = sequence.params.prompt_logprobs.filter(|_| prefill_stats.is_some());
+    // vLLM returns a prompt's log probabilities only with the first token.
+    let prompt_top = sequence.params.prompt_logprobs.filter(|_| prefill_stats.is_some());
     EngineCoreOutput {
         request_id: sequence.id.clone(),
         new_token_ids: vec![sampled.token],
         new_logprobs: sequence
             .params
             .logprobs
-            .map(|top| logprobs::of(&[sampled.token], top, config.vocab_size)),
-        prompt_logprobs: asked
-            .map(|top| logprobs::of(&sequence.tokens[1..sequence.prompt], top, config.vocab_size)),
+            .map(|top| logprobs::generate(&[sampled.token], top, config.vocab_size)),
+        prompt_logprobs: prompt_top.map(|top| {
+            let prompt = &sequence.tokens[1..sequence.prompt];
+            logprobs::generate(prompt, top, config.vocab_size)
+        }),
         finish_reason: sampled.finish,
         stop_reason: sampled.stop_reason,
         events: sequence.take_events(),
@@ -323,23 +335,23 @@ fn sample(running: &mut Scheduled<Sequence>, config: &SimConfig) -> EngineCoreOu
 }
 
 impl Executor {
-    /// Whether another engine has left the embeddings of an item, or this one, before it had to
-    /// make room for others.
-    fn finds(&self, item: &str, embeds: usize) -> Result<bool, Fatal> {
+    /// Returns `true` if the embeddings of an item are stored, by another engine or by this one
+    /// before its own encoder cache evicted them.
+    fn has_embeddings(&self, item: &str, embeds: usize) -> Result<bool, Fatal> {
         self.embeddings
             .as_ref()
             .map_or(Ok(false), |embeddings| embeddings.find(item, embeds))
             .map_err(|error| Fatal(error.to_string()))
     }
 
-    /// Leaves the embeddings of an item for other engines, if that is what this one is there for.
-    fn leave(&mut self, item: &str, embeds: usize) -> Result<(), Fatal> {
-        let left =
-            self.embeddings.as_mut().map_or(Ok(()), |embeddings| embeddings.leave(item, embeds));
-        left.map_err(|error| Fatal(format!("embeddings can't be left: {error}")))
+    /// Stores the embeddings of an item for other engines, if this engine only encodes.
+    fn store_embeddings(&mut self, item: &str, embeds: usize) -> Result<(), Fatal> {
+        let stored =
+            self.embeddings.as_mut().map_or(Ok(()), |embeddings| embeddings.store(item, embeds));
+        stored.map_err(|error| Fatal(format!("embeddings can't be left: {error}")))
     }
 
-    /// Looks whether an item is still what it was lent as.
+    /// Checks that an item's slots still have their first contents.
     fn check(&mut self, item: Option<&Item>) -> Result<(), Fatal> {
         let slots = item.into_iter().flat_map(Item::slots);
         self.checked.check(slots).map_err(|overwritten| Fatal(overwritten.to_string()))
@@ -360,23 +372,24 @@ impl BatchEngine for Executor {
         sequence.reads_prefix_cache()
     }
 
-    fn given(sequence: &Sequence) -> usize {
-        sequence.given
+    fn transferred_tokens(sequence: &Sequence) -> usize {
+        sequence.transferred_tokens
     }
 
-    fn kept_as(sequence: &Sequence) -> Option<u64> {
-        sequence.left_as
+    fn retention_id(sequence: &Sequence) -> Option<u64> {
+        sequence.retention_id
     }
 
-    fn look(&mut self, sequence: &mut Sequence) -> Result<(), Fatal> {
-        sequence.look(&self.config).map_err(|error| Fatal(error.to_string()))
+    fn before_admission(&mut self, sequence: &mut Sequence) -> Result<(), Fatal> {
+        sequence.inspect(&self.config).map_err(|error| Fatal(error.to_string()))
     }
 
-    /// Encodes the images among the tokens that are not encoded yet. False if an image contradicts
-    /// the one that its identifier stood for before.
+    /// Encodes the images among the tokens that are not encoded yet. Returns `false` if an image
+    /// has another size than the earlier one with its identifier.
     ///
     /// # Errors
-    /// The image's slot was written to.
+    ///
+    /// Returns [`Fatal`] if the image's slot was overwritten.
     fn encode(
         &mut self,
         sequence: &mut Sequence,
@@ -384,8 +397,8 @@ impl BatchEngine for Executor {
         admission: bool,
     ) -> Result<bool, Fatal> {
         if admission {
-            // Whether or not they are encoded in this step: what the receiver cache gave must be
-            // what it was sent.
+            // Checked even if nothing is encoded in this step: the item from the receiver cache
+            // must be unchanged.
             sequence.media.iter().try_for_each(|media| self.check(media.item.as_ref()))?;
         }
         for media in &sequence.media {
@@ -393,14 +406,15 @@ impl BatchEngine for Executor {
             if position.offset < tokens.end && tokens.start < position.offset + position.length {
                 let embeds = crate::image::embedding_tokens(position);
                 match self.encoder.encode(media.identifier.as_str(), embeds as u64) {
-                    Encoded::Before => self.leave(&media.identifier, embeds)?,
-                    Encoded::Now => {
+                    EncoderLookup::Hit => self.store_embeddings(&media.identifier, embeds)?,
+                    EncoderLookup::Miss => {
                         self.check(media.item.as_ref())?;
-                        self.images += usize::from(!self.finds(&media.identifier, embeds)?);
-                        self.leave(&media.identifier, embeds)?;
+                        let is_stored = self.has_embeddings(&media.identifier, embeds)?;
+                        self.images += usize::from(!is_stored);
+                        self.store_embeddings(&media.identifier, embeds)?;
                     }
-                    Encoded::Mismatch => {
-                        self.contradicting.push(sequence.id.clone());
+                    EncoderLookup::Mismatch => {
+                        self.mismatched.push(sequence.id.clone());
                         return Ok(false);
                     }
                 }
@@ -409,39 +423,37 @@ impl BatchEngine for Executor {
         Ok(true)
     }
 
-    fn admitted(&mut self, running: &mut Scheduled<Sequence>, cached: usize) {
-        let (again, tokens) = (running.was_preempted(), running.tokens() as u64);
+    fn on_admitted(&mut self, running: &mut Scheduled<Sequence>, cached: usize) {
+        let was_preempted = running.was_preempted();
+        let tokens = running.tokens() as u64;
         let sequence = &mut running.request;
-        sequence.record(Moment::Scheduled, self.now);
-        if !again {
+        sequence.record(EventKind::Scheduled, self.now);
+        if !was_preempted {
             sequence.note_prefill(cached);
         }
         if !sequence.reads_prefix_cache() {
             return;
         }
         let stats = &mut self.lookups;
-        let (requests, queries, hits) = match again {
-            true => (
-                &mut stats.preempted_requests,
-                &mut stats.preempted_queries,
-                &mut stats.preempted_hits,
-            ),
-            false => (&mut stats.requests, &mut stats.queries, &mut stats.hits),
+        let (requests, queries, hits) = if was_preempted {
+            (&mut stats.preempted_requests, &mut stats.preempted_queries, &mut stats.preempted_hits)
+        } else {
+            (&mut stats.requests, &mut stats.queries, &mut stats.hits)
         };
         *requests += 1;
         *queries += tokens;
         *hits += cached as u64;
     }
 
-    fn preempted(&mut self, sequence: &mut Sequence) {
-        sequence.record(Moment::Preempted, self.now);
+    fn on_preempted(&mut self, sequence: &mut Sequence) {
+        sequence.record(EventKind::Preempted, self.now);
     }
 
-    fn stored(&mut self, sequence: &Sequence, blocks: Range<usize>) {
+    fn on_stored(&mut self, sequence: &Sequence, blocks: Range<usize>) {
         self.events.stored(&sequence.chain, &sequence.tokens, blocks);
     }
 
-    fn evicted(&mut self, hash: BlockHash) {
+    fn on_evicted(&mut self, hash: BlockHash) {
         self.events.evicted(hash);
     }
 }

@@ -9,71 +9,71 @@ use chiasm_engine::wire::{
 use chiasm_types::{Placeholder, TokenId};
 
 use crate::block_chain::{BlockChain, MediaRange};
-use crate::computed::Computed;
 use crate::config::SimConfig;
-use crate::image::{self, ItemError, SeenItem};
+use crate::image::{self, ItemError, ObservedItem};
 use crate::item::Item;
+use crate::prompt_digest::PromptDigest;
 use crate::reply::{self, Answer};
 
-/// A request that waits or runs.
+/// A waiting or running request.
 #[derive(Debug)]
 pub(crate) struct Sequence {
     pub(crate) id: String,
-    /// Index of the frontend's output socket that its outputs go to.
+    /// The index of the frontend's output socket for its outputs.
     pub(crate) client: u32,
     pub(crate) params: SamplingParams,
-    /// Prompt, then what was generated.
+    /// The prompt, then the generated tokens.
     pub(crate) tokens: Vec<TokenId>,
     pub(crate) prompt: usize,
     pub(crate) media: Vec<Media>,
     pub(crate) chain: BlockChain,
     pub(crate) lora: Option<Arc<LoraRequest>>,
-    /// The number under which its blocks are kept when it has ended, if its prompt is left for
-    /// another engine.
-    pub(crate) left_as: Option<u64>,
-    /// Leading tokens whose keys and values came from another engine.
-    pub(crate) given: usize,
-    /// What the engine saw, once the request has been looked at.
-    seen: Option<Vec<SeenItem>>,
+    /// The id under which its blocks are retained after its end, if its prompt is kept for another
+    /// engine.
+    pub(crate) retention_id: Option<u64>,
+    /// The number of leading tokens whose keys and values came from another engine.
+    pub(crate) transferred_tokens: usize,
+    /// The items as the engine observed them, once the request was inspected.
+    observed: Option<Vec<ObservedItem>>,
     answer: Option<Answer>,
-    /// Statistics for the first output; `None` once it is sent.
+    /// The statistics for the first output; `None` once it is sent.
     prefill: Option<PrefillStats>,
     events: Vec<EngineCoreEvent>,
 }
 
-/// One media item of a request.
+/// A media item of a request.
 #[derive(Debug)]
 pub(crate) struct Media {
     pub(crate) identifier: String,
     pub(crate) placeholder: Placeholder,
-    /// `None` when it was sent without data to an engine without a receiver cache. Kept until the
-    /// request has ended, as `Request.mm_features` in vLLM, although nobody needs it once it is
-    /// encoded.
+    /// `None` if the item was sent without data to an engine without a receiver cache. Kept until
+    /// the request ends, as `Request.mm_features` in vLLM, although it is not needed after
+    /// encoding.
     pub(crate) item: Option<Item>,
 }
 
-/// Kinds of `EngineCoreEventType` in `vllm/v1/engine/__init__.py`.
+/// The kinds of `EngineCoreEventType` in `vllm/v1/engine/__init__.py`.
 #[derive(Clone, Copy)]
-pub(crate) enum Moment {
+pub(crate) enum EventKind {
     Queued = 1,
     Scheduled = 2,
     Preempted = 3,
 }
 
-/// A request that a worker dies of.
+/// An error of a request that kills a worker.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum LookError {
+pub(crate) enum InspectError {
     #[error("request {0} has an empty prompt")]
     EmptyPrompt(String),
-    #[error("request {id} has {tokens} prompt tokens, max_model_len is {most}")]
-    TooLong { id: String, tokens: usize, most: usize },
+    #[error("request {id} has {tokens} prompt tokens, max_model_len is {max_model_len}")]
+    TooLong { id: String, tokens: usize, max_model_len: usize },
     #[error("request {id}: {item} has no data")]
     NoData { id: String, item: String },
     #[error("request {id}: {problem}")]
     Item { id: String, problem: ItemError },
 }
 
-/// What one sampled token means.
+/// A sampled token, and what follows from it.
 pub(crate) struct Sampled {
     pub(crate) token: TokenId,
     pub(crate) finish: Option<FinishReason>,
@@ -81,7 +81,8 @@ pub(crate) struct Sampled {
 }
 
 impl Sequence {
-    /// `items` are those of the request's features, as the receiver cache completed them.
+    /// Creates a request. `items` are the items of its features, as completed by the receiver
+    /// cache.
     pub(crate) fn new(
         request: EngineCoreRequest,
         items: Vec<Option<Item>>,
@@ -110,16 +111,16 @@ impl Sequence {
             media: media.collect(),
             chain,
             lora: request.lora_request,
-            left_as: None,
-            given: 0,
-            seen: None,
+            retention_id: None,
+            transferred_tokens: 0,
+            observed: None,
             answer: None,
             prefill: Some(PrefillStats::default()),
             events: Vec::new(),
         }
     }
 
-    /// The first token after all items.
+    /// Returns the position of the first token after all items.
     pub(crate) fn items_end(&self) -> usize {
         self.media
             .iter()
@@ -128,81 +129,82 @@ impl Sequence {
             .unwrap_or(0)
     }
 
-    /// What stands for its prompt's keys and values.
-    pub(crate) fn computed(&self) -> Computed {
+    /// Returns the digest that stands for the prompt's keys and values.
+    pub(crate) fn prompt_digest(&self) -> PromptDigest {
         let blocks = self.prompt / self.chain.block_size();
         let rest: Vec<u32> = self.tokens[blocks * self.chain.block_size()..self.prompt]
             .iter()
             .map(|id| id.0)
             .collect();
-        Computed::of(&self.chain.hashes()[..blocks], &rest)
+        PromptDigest::new(&self.chain.hashes()[..blocks], &rest)
     }
 
-    /// Tokens generated so far.
+    /// Returns the number of generated tokens.
     fn generated(&self) -> usize {
         self.tokens.len() - self.prompt
     }
 
-    /// Prompt log probabilities need every prompt token computed, so such requests do not read the
-    /// prefix cache.
+    /// Returns `true` if the request reads the prefix cache. Prompt log probabilities need every
+    /// prompt token computed, so such requests do not.
     pub(crate) fn reads_prefix_cache(&self) -> bool {
         !self.params.skip_reading_prefix_cache.unwrap_or(self.params.prompt_logprobs.is_some())
     }
 
-    pub(crate) fn record(&mut self, moment: Moment, now: f64) {
-        self.events.push(EngineCoreEvent { kind: moment as u32, timestamp: now });
+    /// Records an event.
+    pub(crate) fn record(&mut self, kind: EventKind, now: f64) {
+        self.events.push(EngineCoreEvent { kind: kind as u32, timestamp: now });
     }
 
     pub(crate) fn take_events(&mut self) -> Vec<EngineCoreEvent> {
         std::mem::take(&mut self.events)
     }
 
-    /// Looks at the request as a worker does when it gets it.
+    /// Inspects the request as a worker does when it receives one.
     ///
     /// # Errors
-    /// The worker would die of it.
-    pub(crate) fn look(&mut self, config: &SimConfig) -> Result<(), LookError> {
+    /// Returns [`InspectError`] if the request kills the worker.
+    pub(crate) fn inspect(&mut self, config: &SimConfig) -> Result<(), InspectError> {
         let id = || self.id.clone();
-        if self.seen.is_some() {
+        if self.observed.is_some() {
             return Ok(());
         }
         if self.prompt == 0 {
-            return Err(LookError::EmptyPrompt(id()));
+            return Err(InspectError::EmptyPrompt(id()));
         }
         if self.prompt > config.max_model_len {
-            return Err(LookError::TooLong {
+            return Err(InspectError::TooLong {
                 id: id(),
                 tokens: self.prompt,
-                most: config.max_model_len,
+                max_model_len: config.max_model_len,
             });
         }
-        let mut seen = Vec::with_capacity(self.media.len());
+        let mut observed = Vec::with_capacity(self.media.len());
         for media in &self.media {
-            let no_data = || LookError::NoData { id: id(), item: media.identifier.clone() };
+            let no_data = || InspectError::NoData { id: id(), item: media.identifier.clone() };
             let item = media.item.as_ref().ok_or_else(no_data)?;
             let image = image::inspect(item.outline(), &media.placeholder, &config.images);
-            seen.push(image.map_err(|problem| LookError::Item { id: id(), problem })?);
+            observed.push(image.map_err(|problem| InspectError::Item { id: id(), problem })?);
         }
-        self.seen = Some(seen);
+        self.observed = Some(observed);
         Ok(())
     }
 
-    /// Notes how much of the prompt was found in the cache when it was first scheduled.
+    /// Records the number of cached prompt tokens when the request is first scheduled.
     pub(crate) fn note_prefill(&mut self, cached: usize) {
         if let Some(stats) = &mut self.prefill {
             *stats = PrefillStats {
                 num_prompt_tokens: self.prompt as u64,
                 num_computed_tokens: (self.prompt - cached) as u64,
                 num_cached_tokens: cached as u64,
-                num_local_cached_tokens: cached.saturating_sub(self.given) as u64,
-                num_external_cached_tokens: self.given.min(cached) as u64,
+                num_local_cached_tokens: cached.saturating_sub(self.transferred_tokens) as u64,
+                num_external_cached_tokens: self.transferred_tokens.min(cached) as u64,
                 ..PrefillStats::default()
             };
         }
     }
 
-    /// Takes the statistics that go with the first output; `None` afterwards. So many of its tokens
-    /// can be found by others.
+    /// Takes the statistics for the first output; `None` afterwards. `stored` is the number of its
+    /// tokens that other requests can find in the cache.
     pub(crate) fn take_prefill(&mut self, stored: usize) -> Option<PrefillStats> {
         let mut stats = self.prefill.take()?;
         let stored = stored.min(self.prompt) as u64;
@@ -210,7 +212,7 @@ impl Sequence {
         Some(stats)
     }
 
-    /// Generates one token and finds out whether it is the last, checking in the order of vLLM's
+    /// Generates one token and determines whether it is the last, in the order of vLLM's
     /// `check_stop`.
     pub(crate) fn sample(&mut self, config: &SimConfig) -> Sampled {
         let too_early = self.generated() < self.params.min_tokens as usize;
@@ -218,8 +220,12 @@ impl Sequence {
         let answer = self.answer.get_or_insert_with(|| {
             let lora =
                 self.lora.as_ref().filter(|_| config.lora.is_some()).map(|lora| lora.name.as_str());
-            let text =
-                reply::text(self.seen.as_deref().unwrap_or_default(), cached, self.prompt, lora);
+            let text = reply::text(
+                self.observed.as_deref().unwrap_or_default(),
+                cached,
+                self.prompt,
+                lora,
+            );
             Answer::new((config.reply)(&text), config.eos.or(self.params.eos_token_id))
         });
         let token =

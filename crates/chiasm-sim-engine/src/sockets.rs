@@ -1,4 +1,4 @@
-//! The two directions between the engine and its frontend, kept up across restarts of the frontend.
+//! The two directions between the engine and its frontend, which survive restarts of the frontend.
 
 use bytes::Bytes;
 use chiasm_engine::wire::handshake::identity;
@@ -8,10 +8,10 @@ use zeromq::{DealerSocket, PushSocket, SocketRecv, SocketSend, ZmqMessage};
 use crate::connection::{Connection, RECONNECT_PAUSE};
 use crate::intake::Intake;
 
-/// Receives from one of the frontend's input sockets for ever, or until something can't be decoded.
+/// Receives from one of the frontend's input sockets until a message can't be decoded.
 ///
-/// `ready` is sent once, at the first connection: a frontend that was restarted gets no new one,
-/// from vLLM neither. `connected` fires then. `losses` counts how often the frontend went away.
+/// `ready` is sent once, at the first connection; a restarted frontend gets no second one, as from
+/// vLLM. `connected` fires then. `losses` counts the losses of the frontend.
 pub(crate) async fn receive(
     address: String,
     rank: u16,
@@ -69,7 +69,7 @@ pub(crate) async fn send(
                 connection = &mut open => break connection,
                 frames = queue.recv(), if unsent.is_none() => match frames {
                     Some(frames) if !frames.is_empty() => unsent = Some(frames),
-                    // The end, and nothing is left that a frontend would have to be there for.
+                    // The queue has ended, and no message is left to send.
                     _ => return,
                 },
             }

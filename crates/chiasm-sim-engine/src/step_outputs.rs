@@ -1,11 +1,11 @@
-//! What one step has to say, sorted by who is to hear it.
+//! The outputs of one step, sorted by client.
 
 use chiasm_engine::wire::{EngineCoreOutput, EngineCoreOutputs, SchedulerStats};
 
 /// A message for one of the frontend's output sockets.
 pub(crate) type ClientOutputs = (u32, EngineCoreOutputs);
 
-/// The outputs of a step, by client in order of their first output.
+/// The outputs of a step, by client in the order of their first output.
 pub(crate) struct StepOutputs {
     rank: u32,
     now: f64,
@@ -18,18 +18,18 @@ impl StepOutputs {
     }
 
     pub(crate) fn push(&mut self, client: u32, output: EngineCoreOutput) {
-        self.of(client).outputs.push(output);
+        self.message_for(client).outputs.push(output);
     }
 
-    /// Makes one message per client that has outputs. The first also gets the statistics, which are
-    /// due even when nobody has outputs: client 0 gets them then.
+    /// Returns one message per client with outputs. The first message also has the statistics;
+    /// without outputs they go to client 0.
     pub(crate) fn finish(mut self, stats: SchedulerStats) -> Vec<ClientOutputs> {
         let first = self.clients.first().map_or(0, |(client, _)| *client);
-        self.of(first).scheduler_stats = Some(stats);
+        self.message_for(first).scheduler_stats = Some(stats);
         self.clients
     }
 
-    fn of(&mut self, client: u32) -> &mut EngineCoreOutputs {
+    fn message_for(&mut self, client: u32) -> &mut EngineCoreOutputs {
         let known = self.clients.iter().position(|(known, _)| *known == client);
         let at = known.unwrap_or_else(|| {
             let message = EngineCoreOutputs {

@@ -1,4 +1,5 @@
-//! Methods that a frontend can call, as `_invoke_utility_method` in `vllm/v1/engine/core.py`.
+//! The methods that a frontend can call, modelled on `_invoke_utility_method` in
+//! `vllm/v1/engine/core.py`.
 
 use chiasm_engine::wire::{LoraError, LoraRequest, Value};
 
@@ -7,18 +8,18 @@ use crate::loras::{LoraReadError, Loras};
 use crate::plugin::{AttachError, Plugin};
 use crate::scheduler::Scheduler;
 
-/// What the methods work on.
-pub(crate) struct Callee<'a> {
+/// The state that the methods work on.
+pub(crate) struct UtilityContext<'a> {
     pub(crate) scheduler: &'a mut Scheduler,
     /// `None` if adapters are not enabled.
     pub(crate) loras: Option<&'a mut Loras>,
     pub(crate) receiver_cache: Option<&'a SharedReceiverCache>,
-    /// `None` if this is a vLLM without the plugin.
+    /// `None` for a vLLM without the plugin.
     pub(crate) plugin: Option<&'a Plugin>,
     pub(crate) now: f64,
 }
 
-/// A failed call, in the words of vLLM's `_invoke_utility_method`.
+/// An error of a call, with the message of vLLM's `_invoke_utility_method`.
 #[derive(Debug, thiserror::Error)]
 #[error("Call to {method} method failed: {problem}")]
 pub(crate) struct CallError {
@@ -26,13 +27,12 @@ pub(crate) struct CallError {
     problem: CallProblem,
 }
 
-/// The exception of a method that failed. Why an arena can't be attached is said in other words
-/// than the plugin's.
+/// The exception of a failed method. The message of a failed attach differs from the plugin's.
 #[derive(Debug, thiserror::Error)]
 enum CallProblem {
     #[error("'EngineCoreProc' object has no attribute '{0}'")]
     NoMethod(String),
-    /// An assertion without a text.
+    /// An assertion without a message.
     #[error("")]
     TooManyArguments,
     #[error("chiasm_attach() missing 1 required positional argument: 'name'")]
@@ -49,11 +49,12 @@ enum CallProblem {
     LoraRead(#[from] LoraReadError),
 }
 
-impl Callee<'_> {
+impl UtilityContext<'_> {
     /// Calls `method`.
     ///
     /// # Errors
-    /// The method fails, or is one that the simulator has not, though vLLM may have it.
+    ///
+    /// Returns [`CallError`] if the method fails, or if the simulator does not have it.
     pub(crate) fn call(&mut self, method: &str, args: &[Value]) -> Result<Value, CallError> {
         self.invoke(method, args)
             .map_err(|problem| CallError { method: method.to_owned(), problem })

@@ -1,4 +1,4 @@
-//! Work for the engine's loop, from its input and from those that it waits for.
+//! The work of the engine's loop.
 
 use chiasm_engine::wire::Utility;
 use tokio::sync::mpsc;
@@ -6,20 +6,23 @@ use tokio::sync::mpsc;
 use crate::lent_slot::AlarmTarget;
 use crate::sequence::Sequence;
 
-/// Work for the engine's loop.
+/// A unit of work for the engine's loop.
 pub(crate) enum Work {
     Add(Box<Sequence>),
-    /// A request whose prompt is got from another engine: [`Work::Given`] follows.
-    Await(Box<Sequence>),
+    /// A request whose prompt is fetched from another engine; [`Work::PromptFetched`] follows.
+    WaitForPrompt(Box<Sequence>),
     Abort(Vec<String>),
     Call(Utility),
     /// SIGTERM.
     Stop,
-    /// A request whose prompt was left elsewhere can be computed: whether it was had from there.
-    Given(String, bool),
-    /// The blocks of a prompt that was left are not needed any more.
-    LetGo(u64),
-    /// Something was noticed that the engine must not outlive; what, in words.
+    /// The fetch of a request's prompt has ended. If the prompt was not found it is computed here.
+    PromptFetched {
+        id: String,
+        found: bool,
+    },
+    /// The blocks retained under this id are not needed any more.
+    ReleaseRetained(u64),
+    /// The engine must die for this reason.
     Die(String),
 }
 
@@ -29,7 +32,7 @@ impl AlarmTarget for mpsc::UnboundedSender<Work> {
     }
 
     fn die(&self, reason: String) {
-        // The other end is gone only while everything is being torn down.
+        // The loop is gone only during shutdown.
         let _ = self.send(Work::Die(reason));
     }
 }

@@ -1,9 +1,8 @@
-//! What splitting requests counts for: how the weights of stages change times of fleets with roles,
-//! over all generated workloads, beside a fleet of as many engines without roles that is asked the
-//! same.
+//! Measures how the weights of stages change the times of fleets with roles, over all generated
+//! workloads, compared with a fleet of as many engines without roles that gets the same requests.
 //!
 //! `cargo run --release -p chiasm-simulate --example stages [requests] [load…]`; `docs/routing.md`
-//! has a run. Loads are parts of the saturation of the fleet without roles under kv+media.
+//! has a run. Loads are fractions of the saturation of the fleet without roles under kv+media.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
 
 use std::sync::Mutex;
@@ -14,8 +13,8 @@ use chiasm_simulate::{Arrivals, PolicyReport, Scenario, Source, Workload, Worklo
 use chiasm_types::Role;
 
 const ENGINES: usize = 6;
-/// Engines that prefill, of all.
-const PREFILL: [usize; 2] = [2, 3];
+/// The numbers of engines that prefill, of all.
+const PREFILL_ENGINES: [usize; 2] = [2, 3];
 
 fn main() {
     let numbers: Vec<f64> =
@@ -28,8 +27,8 @@ fn main() {
             .saturation(Policy::KvMedia)
             .unwrap()
     });
-    // What is asked: a workload at a load.
-    let asked: Vec<(Workload, f64)> = loads
+    // Each workload at each load.
+    let demands: Vec<(Workload, f64)> = loads
         .iter()
         .flat_map(|load| {
             Workload::ALL.iter().zip(&rates).map(move |(workload, rate)| (*workload, load * rate))
@@ -40,18 +39,19 @@ fn main() {
             .run(Policy::KvMedia, Arrivals::Poisson(rate))
             .unwrap()
     };
-    let without = parallel(asked.len(), |at| run(0, StageWeights::default(), asked[at]));
+    let without = parallel(demands.len(), |at| run(0, StageWeights::default(), demands[at]));
     println!("{requests} requests, loads {loads:?}, defaults {:?}\n", StageWeights::default());
     println!(
-        "| fleet | changed | split | TTFT p50 | p90 | p99 | ITL p50 | p99 | both p99 | worst TTFT p99 |"
+        "| fleet | changed | split | TTFT p50 | p90 | p99 | ITL p50 | p99 | both p99 | \
+         worst TTFT p99 |"
     );
     println!("|---|---|---|---|---|---|---|---|---|---|");
     let candidates = candidates();
-    for prefill in PREFILL {
-        let reports = parallel(candidates.len() * asked.len(), |job| {
-            run(prefill, candidates[job / asked.len()].1, asked[job % asked.len()])
+    for prefill in PREFILL_ENGINES {
+        let reports = parallel(candidates.len() * demands.len(), |job| {
+            run(prefill, candidates[job / demands.len()].1, demands[job % demands.len()])
         });
-        for ((name, _), reports) in candidates.iter().zip(reports.chunks(asked.len())) {
+        for ((name, _), reports) in candidates.iter().zip(reports.chunks(demands.len())) {
             println!(
                 "| {prefill}P{}D | {name} | {} |",
                 ENGINES - prefill,
@@ -61,7 +61,7 @@ fn main() {
     }
 }
 
-/// Changes of the defaults: one weight, or two that have to do with each other.
+/// Returns changes of the defaults: of one weight, or of two that depend on each other.
 fn candidates() -> Vec<(String, StageWeights)> {
     let default = StageWeights::default();
     let mut candidates = vec![("defaults".to_owned(), default)];
@@ -97,10 +97,10 @@ fn scenario(workload: Workload, prefill: usize, requests: u64, stages: StageWeig
     }
 }
 
-/// The mean part of requests that were split, geometric means of ratios to the fleet without roles,
-/// and the worst of them.
+/// Returns the mean fraction of split requests, geometric means of ratios to the fleet without
+/// roles, and the worst ratio.
 fn ratios(reports: &[PolicyReport], without: &[PolicyReport]) -> String {
-    let of = |value: fn(&PolicyReport) -> f64| -> Vec<f64> {
+    let ratios = |value: fn(&PolicyReport) -> f64| -> Vec<f64> {
         reports
             .iter()
             .zip(without)
@@ -110,14 +110,15 @@ fn ratios(reports: &[PolicyReport], without: &[PolicyReport]) -> String {
     let mean = |ratios: &[f64]| {
         (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>() / ratios.len() as f64).exp()
     };
-    let (ttft, itl) = (of(|report| report.ttft_ms.p99), of(|report| report.itl_ms.p99));
+    let ttft = ratios(|report| report.ttft_ms.p99);
+    let itl = ratios(|report| report.itl_ms.p99);
     let split =
         reports.iter().filter_map(|report| report.split).sum::<f64>() / reports.len() as f64;
     let cells = [
-        mean(&of(|report| report.ttft_ms.p50)),
-        mean(&of(|report| report.ttft_ms.p90)),
+        mean(&ratios(|report| report.ttft_ms.p50)),
+        mean(&ratios(|report| report.ttft_ms.p90)),
         mean(&ttft),
-        mean(&of(|report| report.itl_ms.p50)),
+        mean(&ratios(|report| report.itl_ms.p50)),
         mean(&itl),
         (mean(&ttft) * mean(&itl)).sqrt(),
         ttft.iter().copied().fold(0.0, f64::max),
@@ -125,9 +126,10 @@ fn ratios(reports: &[PolicyReport], without: &[PolicyReport]) -> String {
     format!("{:.0} % | {}", 100.0 * split, cells.map(|cell| format!("{cell:.3}")).join(" | "))
 }
 
-/// Results in order, on two threads.
+/// Runs the jobs on two threads and returns their results in order.
 fn parallel<T: Send>(jobs: usize, run: impl Fn(usize) -> T + Sync) -> Vec<T> {
-    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let next = AtomicUsize::new(0);
+    let done = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {

@@ -1,5 +1,5 @@
-//! How the weights of the cost change what requests wait for, over all generated workloads: each
-//! weight alone, around the defaults.
+//! Measures how the weights of the cost change latencies, over all generated workloads: each weight
+//! alone, around the defaults.
 //!
 //! `cargo run --release -p chiasm-simulate --example weights [workers] [requests] [load…]`;
 //! `docs/routing.md` has a run.
@@ -39,8 +39,8 @@ fn main() {
     for load in loads {
         let jobs = candidates.len() * scenarios.len();
         let reports = parallel(jobs, |job| {
-            let (at, workload) = (job / scenarios.len(), job % scenarios.len());
-            let (_, policy, router) = &candidates[at];
+            let workload = job % scenarios.len();
+            let (_, policy, router) = &candidates[job / scenarios.len()];
             let scenario = Scenario { router: router.clone(), ..scenarios[workload].clone() };
             scenario.run(*policy, Arrivals::Poisson(load * rates[workload])).unwrap()
         });
@@ -48,8 +48,10 @@ fn main() {
     }
 }
 
+/// The name of a line, and its policy and configuration.
 type Candidate = (String, Policy, RouterConfig);
 
+/// Returns the default of each policy, then changes of the defaults.
 fn candidates() -> Vec<Candidate> {
     let default = RouterConfig::default();
     let plain = |policy: Policy| (policy.to_string(), policy, RouterConfig::default());
@@ -59,18 +61,18 @@ fn candidates() -> Vec<Candidate> {
         plain(Policy::LeastLoaded),
         plain(Policy::RoundRobin),
     ];
-    type Change = fn(&mut Weights, f64);
-    let changes: [(&str, Change, &[f64]); 5] = [
-        ("queue", |weights, to| weights.queue = to, &[0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 2.0]),
-        ("load", |weights, to| weights.load = to, &[0.0, 0.03, 0.1, 0.3, 1.0, 3.0]),
-        ("encode", |weights, to| weights.encode = to, &[0.0, 4.0, 6.5, 8.0, 12.0]),
-        ("process", |weights, to| weights.process = to, &[0.0, 1.5, 3.0, 6.0]),
-        ("balance", |weights, to| weights.balance = to, &[0.0, 0.05, 0.1, 0.2, 0.4, 1.0]),
+    type Set = fn(&mut Weights, f64);
+    let changes: [(&str, Set, &[f64]); 5] = [
+        ("queue", |weights, value| weights.queue = value, &[0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 2.0]),
+        ("load", |weights, value| weights.load = value, &[0.0, 0.03, 0.1, 0.3, 1.0, 3.0]),
+        ("encode", |weights, value| weights.encode = value, &[0.0, 4.0, 6.5, 8.0, 12.0]),
+        ("process", |weights, value| weights.process = value, &[0.0, 1.5, 3.0, 6.0]),
+        ("balance", |weights, value| weights.balance = value, &[0.0, 0.05, 0.1, 0.2, 0.4, 1.0]),
     ];
-    for (name, change, values) in changes {
+    for (name, set, values) in changes {
         for value in values {
             let mut router = default.clone();
-            change(&mut router.weights, *value);
+            set(&mut router.weights, *value);
             if router.weights != default.weights {
                 candidates.push((format!("{name} {value}"), Policy::KvMedia, router));
             }
@@ -83,7 +85,8 @@ fn candidates() -> Vec<Candidate> {
     candidates
 }
 
-/// TTFT p90 in ms (and the balance), and the geometric mean of its ratios to the first line's.
+/// Prints the p90 of TTFT in ms (and the balance), and the geometric means of the ratios to the
+/// first line.
 fn print(
     load: f64,
     candidates: &[Candidate],
@@ -107,19 +110,22 @@ fn print(
             .iter()
             .map(|report| format!("{:.1} ({:.2})", report.ttft_ms.p90, report.balance))
             .collect();
-        let mean = |of: fn(&PolicyReport) -> f64| {
-            let logarithms =
-                reports.iter().zip(first).map(|(report, first)| (of(report) / of(first)).ln());
+        let mean = |value: fn(&PolicyReport) -> f64| {
+            let ratios =
+                reports.iter().zip(first).map(|(report, first)| value(report) / value(first));
+            let logarithms = ratios.map(f64::ln);
             (logarithms.sum::<f64>() / count as f64).exp()
         };
-        let (p90, p99) = (mean(|report| report.ttft_ms.p90), mean(|report| report.ttft_ms.p99));
+        let p90 = mean(|report| report.ttft_ms.p90);
+        let p99 = mean(|report| report.ttft_ms.p99);
         println!("| {name} | {} | {p90:.3} | {p99:.3} |", cells.join(" | "));
     }
 }
 
-/// Results in order, on two threads.
+/// Runs the jobs on two threads and returns their results in order.
 fn parallel<T: Send>(jobs: usize, run: impl Fn(usize) -> T + Sync) -> Vec<T> {
-    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let next = AtomicUsize::new(0);
+    let done = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {

@@ -1,4 +1,4 @@
-//! The embeddings that engines of a machine leave for each other.
+//! The store of embeddings that the engines of a machine share.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -8,33 +8,34 @@ use chiasm_engine_model::WeightedLru;
 use crate::model::EngineModel;
 use crate::sequence::Image;
 
-/// What was left and has not made room for others yet: what was used longest ago goes first. All
-/// engines of a fleet have the same one, as a fleet is one machine.
+/// A store of embeddings that evicts the least recently used ones. All engines of a fleet share
+/// one, because a simulated fleet is one machine. Clones are the same store.
 #[derive(Clone)]
 pub(crate) struct EmbeddingStore {
-    kept: Rc<RefCell<WeightedLru<u64, ()>>>,
+    images: Rc<RefCell<WeightedLru<u64, ()>>>,
     bytes_per_embed: f64,
 }
 
 impl EmbeddingStore {
+    /// Creates an empty store.
     pub(crate) fn new(model: &EngineModel) -> Self {
-        let kept = Rc::new(RefCell::new(WeightedLru::new(model.embedding_store_bytes)));
-        Self { kept, bytes_per_embed: model.embed_bytes }
+        let images = Rc::new(RefCell::new(WeightedLru::new(model.embedding_store_bytes)));
+        Self { images, bytes_per_embed: model.embed_bytes }
     }
 
-    /// Whether an image's embeddings are there, to be used now.
-    pub(crate) fn has(&self, image: Image) -> bool {
-        self.kept.borrow_mut().get(&image.id).is_some()
+    /// Marks an image as used and returns `true` if its embeddings are stored.
+    pub(crate) fn touch(&self, image: Image) -> bool {
+        self.images.borrow_mut().get(&image.id).is_some()
     }
 
-    /// An image's embeddings are left, or used if they are there.
-    pub(crate) fn leave(&self, image: Image) {
-        if !self.has(image) {
-            self.kept.borrow_mut().insert(image.id, self.bytes(image), ());
+    /// Stores an image's embeddings, or marks them as used if they are stored already.
+    pub(crate) fn insert(&self, image: Image) {
+        if !self.touch(image) {
+            self.images.borrow_mut().insert(image.id, self.bytes(image), ());
         }
     }
 
-    /// What an image's embeddings take.
+    /// Returns the size of an image's embeddings.
     pub(crate) fn bytes(&self, image: Image) -> u64 {
         (f64::from(image.embeds) * self.bytes_per_embed) as u64
     }

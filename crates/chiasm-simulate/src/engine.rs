@@ -1,4 +1,4 @@
-//! A modelled engine: what vLLM's scheduler and caches do, in virtual time.
+//! A modelled engine: vLLM's scheduler and caches, in virtual time.
 
 mod cache_events;
 mod handover;
@@ -9,7 +9,9 @@ use std::convert::Infallible;
 use std::hash::BuildHasherDefault;
 use std::ops::Range;
 
-use chiasm_engine_model::{Batch, BatchEngine, BatchLimits, Encoded, EncoderCache, Scheduled};
+use chiasm_engine_model::{
+    Batch, BatchEngine, BatchLimits, EncoderCache, EncoderLookup, Scheduled,
+};
 use chiasm_kv::event::KvEvent;
 use chiasm_router::EngineStats;
 
@@ -17,33 +19,32 @@ use crate::embedding_store::EmbeddingStore;
 use crate::model::EngineModel;
 use crate::sequence::{Item, Sequence};
 use crate::virtual_time::{Nanos, nanos, seconds};
-use cache_events::{BlockHash, CacheEvents, Uniform};
-pub(crate) use live::{Live, Stage};
+use cache_events::{BlockHash, CacheEvents, IdentityHasher};
+pub(crate) use live::{LiveRequest, Stage};
 use run::DecodeRun;
 
-/// Somebody who is told what an engine gives out.
+/// An observer of the tokens that an engine generates.
 pub(crate) trait Observer {
-    /// The whole prompt is computed.
-    fn first_token(&mut self, live: &mut Live, now: Nanos);
-    /// The whole prompt is computed, for another engine.
-    fn prefilled(&mut self, live: Live, now: Nanos);
-    /// The last token is there.
-    fn finished(&mut self, live: Live, now: Nanos);
-    /// `tokens` tokens came `gap` after those before them, one of each request that decodes at a
-    /// time.
-    fn gaps(&mut self, gap: Nanos, tokens: u64, now: Nanos);
+    /// Called when the whole prompt of a request is computed.
+    fn on_first_token(&mut self, live: &mut LiveRequest, now: Nanos);
+    /// Called when the whole prompt of a request is computed for another engine.
+    fn on_prefilled(&mut self, live: LiveRequest, now: Nanos);
+    /// Called with the last token of a request.
+    fn on_finished(&mut self, live: LiveRequest, now: Nanos);
+    /// Called when `tokens` tokens of decoding requests followed their previous tokens after `gap`.
+    fn on_gaps(&mut self, gap: Nanos, tokens: u64, now: Nanos);
 }
 
-/// Continuous batching as [`Batch`] does it, with the time that it takes.
+/// A modelled engine: the continuous batching of [`Batch`], with durations.
 ///
-/// Steps that only decode are taken in one go, up to the next end of a request or the next
-/// delivery, or as long as there are blocks. Meanwhile nobody is admitted who was not before: that
-/// the blocks which such steps fill might be found by a request that waits is left out.
+/// Steps that only decode are made at once, up to the next end of a request, the next delivery, or
+/// the end of the free blocks. No waiting request is admitted in between. So the model ignores that
+/// a waiting request might find the blocks that such steps fill.
 pub(crate) struct Engine {
     model: EngineModel,
-    batch: Batch<Surroundings>,
-    surroundings: Surroundings,
-    /// What the steps under way compute.
+    batch: Batch<Executor>,
+    executor: Executor,
+    /// The load of the running steps.
     load: Load,
     activity: Activity,
     work: f64,
@@ -52,7 +53,8 @@ pub(crate) struct Engine {
 #[derive(Clone, Copy, Debug)]
 enum Activity {
     Idle,
-    /// A step that computes prompt tokens, and what of it is work.
+    /// A step that computes prompt tokens. `work` is the part of its duration that counts as work,
+    /// in seconds.
     Step {
         start: Nanos,
         end: Nanos,
@@ -61,49 +63,56 @@ enum Activity {
     Run(DecodeRun),
 }
 
-/// What a step computes.
+/// The load of a step.
 #[derive(Clone, Copy, Default)]
 struct Load {
-    /// Requests that compute the token that they were given last.
+    /// Requests that compute the token that was generated last.
     decoding: u64,
-    /// Tokens in the contexts of those.
+    /// Tokens in the contexts of these requests.
     context: u64,
     /// Other tokens: of prompts, and those that are computed again after a preemption.
     tokens: usize,
     /// Pairs of such a token and one before it.
     pairs: f64,
+    /// Embeddings that are encoded.
     embeds: u64,
-    /// Embeddings that are read.
+    /// Embeddings that are read from the store.
     reads: u64,
 }
 
+/// The duration of a step, in seconds.
+struct StepTime {
+    total: f64,
+    /// The part that counts as work.
+    work: f64,
+}
+
 /// A request in the batch.
-struct InBatch {
-    live: Box<Live>,
+struct BatchRequest {
+    live: Box<LiveRequest>,
     /// Tokens of prompt and answer.
     len: usize,
     has_first_token: bool,
-    /// When it was preempted, if it got no token since.
+    /// The time of the preemption, if no token was generated since.
     preempted: Option<Nanos>,
 }
 
-/// What is around the batch.
-struct Surroundings {
+/// The executor of the batch: encodes images and records cache events.
+struct Executor {
     encoder: EncoderCache<u64>,
-    /// Where embeddings are that other engines have left, in a fleet where some encode alone.
+    /// The store of embeddings of other engines, in a fleet with encoding engines.
     store: Option<EmbeddingStore>,
     events: CacheEvents,
-    /// When the current step began.
+    /// The start of the current step.
     now: Nanos,
-    /// Embeddings that the current step makes.
+    /// Embeddings that the current step encodes.
     embeds: u64,
-    /// Embeddings that it reads.
+    /// Embeddings that the current step reads from the store.
     reads: u64,
 }
 
 impl Engine {
-    /// An engine that has nothing to do; `store` is where it finds embeddings that others have
-    /// left.
+    /// Creates an idle engine; `store` has the embeddings of other engines.
     pub(crate) fn new(model: EngineModel, store: Option<EmbeddingStore>) -> Self {
         let block_size = model.block_size.get();
         let limits = BatchLimits {
@@ -113,7 +122,7 @@ impl Engine {
         };
         Self {
             batch: Batch::new(limits, model.num_blocks, block_size),
-            surroundings: Surroundings {
+            executor: Executor {
                 encoder: EncoderCache::new(model.encoder_cache_tokens),
                 store,
                 events: CacheEvents::new(block_size),
@@ -128,12 +137,12 @@ impl Engine {
         }
     }
 
-    /// Whether a request can ever run.
+    /// Returns `true` if a request fits the KV cache.
     pub(crate) fn fits(model: &EngineModel, sequence: &Sequence) -> bool {
         sequence.computed().div_ceil(model.block_size.get()) <= model.num_blocks as usize
     }
 
-    /// The time at which [`Engine::wake`] is to be called next; earlier calls are wrong. It changes
+    /// Returns the time at which [`Engine::wake`] must be called next, and not earlier. It changes
     /// with every call.
     pub(crate) fn next_wake(&self) -> Option<Nanos> {
         match &self.activity {
@@ -143,11 +152,13 @@ impl Engine {
         }
     }
 
-    /// Seconds of its steps that requests caused: all but the overhead and the reading of weights.
+    /// Returns the work done so far, in seconds: the time of all steps without their overhead and
+    /// the reading of weights.
     pub(crate) fn work(&self) -> f64 {
         self.work
     }
 
+    /// Returns the statistics that the engine reports.
     pub(crate) fn stats(&self) -> EngineStats {
         EngineStats {
             running: self.batch.running().len() as u64,
@@ -157,13 +168,14 @@ impl Engine {
         }
     }
 
+    /// Returns the number of different blocks in the KV cache.
     #[cfg(test)]
     pub(crate) fn distinct_blocks(&self) -> usize {
-        self.batch.cache().distinct()
+        self.batch.cache().distinct_hashes()
     }
 
-    /// Queues a request that [`Engine::fits`].
-    pub(crate) fn deliver(&mut self, live: Live, now: Nanos) {
+    /// Queues a request, which must [fit](Engine::fits).
+    pub(crate) fn deliver(&mut self, live: LiveRequest, now: Nanos) {
         let sequence = &live.sequence;
         let prompt = sequence.prompt();
         let len = match live.stage {
@@ -172,7 +184,7 @@ impl Engine {
         };
         let items_end = sequence.items().last().map_or(0, Item::end);
         let request =
-            InBatch { live: Box::new(live), len, has_first_token: false, preempted: None };
+            BatchRequest { live: Box::new(live), len, has_first_token: false, preempted: None };
         self.batch.add(Scheduled::new(request, prompt, items_end));
         match &mut self.activity {
             Activity::Idle => self.start_step(now),
@@ -181,106 +193,109 @@ impl Engine {
         }
     }
 
-    /// Ends what is under way and starts what comes next. Returns what happened in the KV cache
-    /// meanwhile.
+    /// Ends the running steps and starts the next ones. Returns the KV events of the ended steps.
     pub(crate) fn wake(&mut self, now: Nanos, observer: &mut impl Observer) -> Vec<KvEvent> {
         match self.activity {
             Activity::Idle => {}
             Activity::Step { start, end, work } => {
                 self.work += work;
-                self.give_tokens(1, end - start, now, observer);
+                self.emit_tokens(1, end - start, now, observer);
             }
             Activity::Run(run) => {
-                let took = run.end() - run.start;
-                if let Some(gap) = took.checked_div(run.steps) {
+                let duration = run.end() - run.start;
+                if let Some(gap) = duration.checked_div(run.steps) {
                     let decoding = self.load.decoding;
                     let weights = self.model.overhead
                         + self.model.weights.max(decoding as f64 * self.model.token);
                     let tokens = (run.steps * decoding) as f64 * self.model.token;
-                    self.work += tokens + (seconds(took) - run.steps as f64 * weights).max(0.0);
-                    self.batch.repeat(run.steps as usize - 1, &mut self.surroundings);
-                    self.give_tokens(run.steps, gap, now, observer);
+                    self.work += tokens + (seconds(duration) - run.steps as f64 * weights).max(0.0);
+                    self.batch.repeat(run.steps as usize - 1, &mut self.executor);
+                    self.emit_tokens(run.steps, gap, now, observer);
                 }
             }
         }
-        let events = self.surroundings.events.take();
+        let events = self.executor.events.take();
         self.start_step(now);
         events
     }
 
-    /// Ends `steps` steps, each of which took `gap`.
-    fn give_tokens(&mut self, steps: u64, gap: Nanos, now: Nanos, observer: &mut impl Observer) {
+    /// Ends `steps` steps, each of which took `gap`, and notifies `observer`.
+    fn emit_tokens(&mut self, steps: u64, gap: Nanos, now: Nanos, observer: &mut impl Observer) {
         let mut tokens = 0;
         let ended = self.batch.advance(|running| {
             let is_last = running.tokens() == running.request.len;
             let request = &mut running.request;
             let is_first = !std::mem::replace(&mut request.has_first_token, true);
             if request.live.stage == Stage::Prefill {
-                // Nobody sees its token.
+                // Its token is discarded.
             } else if is_first {
-                observer.first_token(&mut request.live, now);
+                observer.on_first_token(&mut request.live, now);
             } else {
                 tokens += steps;
                 if let Some(preempted) = request.preempted.take() {
                     tokens -= 1;
-                    observer.gaps(now - preempted - (steps - 1) * gap, 1, now);
+                    observer.on_gaps(now - preempted - (steps - 1) * gap, 1, now);
                 }
             }
             is_last
         });
         if tokens > 0 {
-            observer.gaps(gap, tokens, now);
+            observer.on_gaps(gap, tokens, now);
         }
         for request in ended {
             match request.live.stage {
-                Stage::Prefill => observer.prefilled(*request.live, now),
-                Stage::Whole | Stage::Decode => observer.finished(*request.live, now),
+                Stage::Prefill => observer.on_prefilled(*request.live, now),
+                Stage::Whole | Stage::Decode => observer.on_finished(*request.live, now),
             }
         }
     }
 
     fn start_step(&mut self, now: Nanos) {
-        self.surroundings.now = now;
-        (self.surroundings.embeds, self.surroundings.reads) = (0, 0);
-        let Ok(()) = self.batch.schedule(&mut self.surroundings);
-        self.load = Load::of(self.batch.running(), &self.surroundings);
-        let (first, work) = self.step_seconds();
+        self.executor.now = now;
+        self.executor.embeds = 0;
+        self.executor.reads = 0;
+        let Ok(()) = self.batch.schedule(&mut self.executor);
+        self.load = Load::new(self.batch.running(), &self.executor);
+        let StepTime { total, work } = self.step_time();
         self.activity = if self.load.tokens > 0 {
-            Activity::Step { start: now, end: now + nanos(first), work }
+            Activity::Step { start: now, end: now + nanos(total), work }
         } else if self.load.decoding > 0 {
-            let to_go = |running: &Scheduled<InBatch>| running.request.len - running.tokens();
+            let to_go = |running: &Scheduled<BatchRequest>| running.request.len - running.tokens();
             let until_first_end = self.batch.running().iter().map(to_go).min().unwrap_or(1);
-            let steps = 1 + self.batch.repeatable(until_first_end - 1) as u64;
+            let steps = 1 + self.batch.repeatable_steps(until_first_end - 1) as u64;
             let growth = self.model.kv_read * self.load.decoding as f64;
-            Activity::Run(DecodeRun { start: now, first, growth, steps })
+            Activity::Run(DecodeRun { start: now, first: total, growth, steps })
         } else {
             Activity::Idle
         };
     }
 
-    /// What the step takes, and what of it counts as work.
-    fn step_seconds(&self) -> (f64, f64) {
-        let (model, load) = (&self.model, &self.load);
+    /// Returns the duration of the scheduled step.
+    fn step_time(&self) -> StepTime {
+        let model = &self.model;
+        let load = &self.load;
         let tokens = (load.tokens as f64 + load.decoding as f64) * model.token;
         let rest = load.embeds as f64 * model.embed
             + load.context as f64 * model.kv_read
             + load.pairs * model.attention;
         let rest = rest + load.reads as f64 * model.embed_bytes / model.transfer_bandwidth;
-        (model.overhead + model.weights.max(tokens) + rest, tokens + rest)
+        StepTime { total: model.overhead + model.weights.max(tokens) + rest, work: tokens + rest }
     }
 }
 
 impl Load {
-    fn of(running: &[Scheduled<InBatch>], surroundings: &Surroundings) -> Self {
-        let Surroundings { embeds, reads, .. } = *surroundings;
+    /// Computes the load of the scheduled step.
+    fn new(running: &[Scheduled<BatchRequest>], executor: &Executor) -> Self {
+        let Executor { embeds, reads, .. } = *executor;
         let mut load = Self { embeds, reads, ..Self::default() };
         for running in running {
-            let (start, end) = (running.computed(), running.computed() + running.step());
-            if running.decodes() {
+            let start = running.computed();
+            let end = start + running.step_tokens();
+            if running.is_decoding() {
                 load.decoding += 1;
                 load.context += start as u64;
             } else {
-                load.tokens += running.step();
+                load.tokens += running.step_tokens();
                 load.pairs += (end * end - start * start) as f64 / 2.0;
             }
         }
@@ -288,36 +303,36 @@ impl Load {
     }
 }
 
-impl BatchEngine for Surroundings {
-    type Request = InBatch;
+impl BatchEngine for Executor {
+    type Request = BatchRequest;
     type Hash = BlockHash;
-    type Hasher = BuildHasherDefault<Uniform>;
+    type Hasher = BuildHasherDefault<IdentityHasher>;
     type Error = Infallible;
 
-    fn hash(request: &InBatch, block: usize) -> BlockHash {
-        cache_events::hash(request.live.keys[block])
+    fn hash(request: &BatchRequest, block: usize) -> BlockHash {
+        cache_events::block_hash(request.live.keys[block])
     }
 
-    fn given(request: &InBatch) -> usize {
+    fn transferred_tokens(request: &BatchRequest) -> usize {
         match request.live.stage {
             Stage::Decode => request.live.sequence.prompt(),
             Stage::Whole | Stage::Prefill => 0,
         }
     }
 
-    fn kept_as(request: &InBatch) -> Option<u64> {
+    fn retention_id(request: &BatchRequest) -> Option<u64> {
         (request.live.stage == Stage::Prefill).then_some(request.live.number)
     }
 
     fn encode(
         &mut self,
-        request: &mut InBatch,
+        request: &mut BatchRequest,
         tokens: Range<usize>,
         admission: bool,
     ) -> Result<bool, Infallible> {
-        let Live { sequence, next_item, encoded, .. } = &mut *request.live;
+        let LiveRequest { sequence, next_item, encoded, .. } = &mut *request.live;
         if admission {
-            // Images that lie wholly in what was found need no embeddings.
+            // Images that lie wholly within cached blocks need no embeddings.
             *next_item = sequence.items().partition_point(|item| item.end() <= tokens.start);
         }
         while let Some(item) =
@@ -325,10 +340,10 @@ impl BatchEngine for Surroundings {
         {
             *next_item += 1;
             let embeds = u64::from(item.image.embeds);
-            if self.encoder.encode(&item.image.id, embeds) != Encoded::Now {
+            if self.encoder.encode(&item.image.id, embeds) != EncoderLookup::Miss {
                 continue;
             }
-            if self.store.as_ref().is_some_and(|store| store.has(item.image)) {
+            if self.store.as_ref().is_some_and(|store| store.touch(item.image)) {
                 self.reads += embeds;
             } else {
                 *encoded += embeds;
@@ -338,24 +353,24 @@ impl BatchEngine for Surroundings {
         Ok(true)
     }
 
-    fn admitted(&mut self, running: &mut Scheduled<InBatch>, cached: usize) {
-        // What an engine is given was not found.
+    fn on_admitted(&mut self, running: &mut Scheduled<BatchRequest>, cached: usize) {
+        // Transferred blocks were not cached.
         if !running.was_preempted() && running.request.live.stage != Stage::Decode {
             running.request.live.cached = cached;
         }
     }
 
-    fn preempted(&mut self, request: &mut InBatch) {
+    fn on_preempted(&mut self, request: &mut BatchRequest) {
         if request.has_first_token {
             request.preempted.get_or_insert(self.now);
         }
     }
 
-    fn stored(&mut self, request: &InBatch, blocks: Range<usize>) {
+    fn on_stored(&mut self, request: &BatchRequest, blocks: Range<usize>) {
         self.events.stored(&request.live.sequence, &request.live.keys, blocks);
     }
 
-    fn evicted(&mut self, hash: BlockHash) {
+    fn on_evicted(&mut self, hash: BlockHash) {
         self.events.evicted(hash);
     }
 }

@@ -1,12 +1,12 @@
-//! What can go wrong with a simulation.
+//! The errors of a simulation.
 
 use std::path::PathBuf;
 
-/// Errors of this crate.
+/// An error of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SimulateError {
-    /// A parameter makes no sense.
+    /// A parameter is invalid.
     #[error("{0}")]
     Config(&'static str),
     /// No workload has that name.
@@ -14,7 +14,7 @@ pub enum SimulateError {
     UnknownWorkload {
         /// The name.
         name: String,
-        /// The names that there are.
+        /// The known names.
         known: String,
     },
     /// A trace can't be opened or read.
@@ -22,18 +22,18 @@ pub enum SimulateError {
     TraceRead {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// A line of a trace is wrong.
+    /// A line of a trace is invalid.
     #[error("line {line} of the trace: {problem}")]
     TraceLine {
-        /// Counted from 1.
+        /// The number of the line, from 1.
         line: u64,
-        /// The fault, and what would be right.
+        /// The fault, and what is expected.
         problem: String,
     },
-    /// Not a single request can be served.
+    /// No request fits the engines.
     #[error("no request fits the engines; give them more blocks or shorten the prompts")]
     NothingFits,
     /// The router picked no worker.

@@ -1,4 +1,4 @@
-//! The discrete-event simulation: frontends, each with its router, and engines in virtual time.
+//! The discrete-event simulation of frontends, each with its router, and engines.
 
 mod encode;
 mod handover;
@@ -15,10 +15,10 @@ use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
 use crate::embedding_store::EmbeddingStore;
-use crate::encoder::{Encoder, Encoding};
-use crate::engine::{Engine, Live, Stage};
+use crate::encoder::{EncodeJob, Encoder};
+use crate::engine::{Engine, LiveRequest, Stage};
 use crate::error::SimulateError;
-use crate::frontends::{Announced, Frontends};
+use crate::frontends::{AnnouncingObserver, Frontends};
 use crate::latency::Latency;
 use crate::report::PolicyReport;
 use crate::scenario::{Arrivals, Scenario};
@@ -27,66 +27,71 @@ use crate::tally::Tally;
 use crate::virtual_time::{Nanos, nanos, seconds};
 use crate::workload::{Request, exponential};
 
-/// One run. What happens at the same time happens in this order: events reach the routers,
-/// announcements do, engines and tensors move on in the order in which they were planned, a request
-/// arrives.
+/// The state of one run.
+///
+/// Simultaneous events are handled in this order: engine reports reach the routers, announcements
+/// reach them, planned events of engines and tensors in the order of planning, a request arrives.
 pub(crate) struct Fleet<'a> {
     scenario: &'a Scenario,
     policy: Policy,
     frontends: Frontends,
     clock: VirtualClock,
-    /// One for each worker. Of those that encode alone it never gets anything.
+    /// One engine for each worker. Those of encoding workers never get a request.
     engines: Vec<Engine>,
-    /// Those that encode alone, by their numbers as workers.
+    /// The encoding engines, by the index of the worker.
     encoders: BTreeMap<usize, Encoder>,
-    /// What these have left.
+    /// The embeddings that the encoding engines have stored.
     store: EmbeddingStore,
-    /// Requests that wait for their images to be encoded, by their numbers.
-    awaiting: HashMap<u64, encode::Awaiting>,
-    /// Per engine the tensors that it has or that are on their way, and when they are there.
-    receivers: Vec<WeightedLru<u64, Nanos>>,
-    /// Per engine when it is done with giving and getting prompts.
-    links: Vec<Nanos>,
+    /// The requests that wait for their images to be encoded, by the number of the request.
+    awaiting_images: HashMap<u64, encode::AwaitingImages>,
+    /// For each engine, the tensors that it has or is being sent, with their times of arrival.
+    receiver_caches: Vec<WeightedLru<u64, Nanos>>,
+    /// For each engine, the time at which its link for transfers of prompts is free.
+    link_free_at: Vec<Nanos>,
     /// The times at which the frontends' threads are free. All frontends share them.
     threads: BinaryHeap<Reverse<Nanos>>,
-    planned: BinaryHeap<Planned>,
-    plans: u64,
-    /// Events and statistics on the way from engines to the routers, in the order of their times.
-    published: VecDeque<Published>,
+    planned: BinaryHeap<PlannedEvent>,
+    /// The number of events planned so far.
+    planned_count: u64,
+    /// Reports in flight from engines to the routers, in the order of their times.
+    reports: VecDeque<EngineReport>,
     arrivals: ArrivalTimes,
     tally: Tally,
-    /// Requests that arrived.
+    /// The number of requests that arrived.
     arrived: u64,
-    /// The state at the end of the warm-up, and at the last arrival.
-    marks: [Mark; 2],
+    /// The state at the end of the warm-up.
+    warm_up_end: Checkpoint,
+    /// The state at the last arrival.
+    last_arrival: Checkpoint,
     items: Vec<RouteItem>,
 }
 
-struct Planned {
+struct PlannedEvent {
     at: Nanos,
-    /// Sets plans of the same time apart.
+    /// The order of events with the same time.
     number: u64,
     worker: usize,
-    what: Plan,
+    event: Event,
 }
 
-enum Plan {
-    /// The engine is to be woken, unless it has changed its mind.
+enum Event {
+    /// The engine is to be woken, unless its next wake-up has changed.
     Wake,
-    /// All tensors are there of what an engine that encodes alone is to encode.
-    Encode(Encoding),
-    /// It ends a step.
-    Encoded,
-    /// All tensors of the request are there.
-    Deliver(Box<Live>),
-    /// The same at the engine that answers, which can get the prompt now from the engine of this
-    /// number.
-    Get(usize, Box<Live>),
-    /// It has got it.
-    Got(usize, Box<Live>),
+    /// All tensors of a job have arrived at an encoding engine.
+    StartEncode(EncodeJob),
+    /// An encoding engine ends a step.
+    EndEncodeStep,
+    /// All tensors of a request have arrived at the engine.
+    Deliver(Box<LiveRequest>),
+    /// All tensors of a request have arrived at the engine that answers, which can receive the
+    /// prompt now from the engine with index `from`.
+    StartTransfer { from: usize, live: Box<LiveRequest> },
+    /// The engine that answers has received the prompt.
+    EndTransfer { from: usize, live: Box<LiveRequest> },
 }
 
-struct Published {
+/// The KV events and statistics of an engine on the way to the routers.
+struct EngineReport {
     at: Nanos,
     worker: usize,
     events: Vec<KvEvent>,
@@ -95,14 +100,14 @@ struct Published {
 
 /// The state at a moment.
 #[derive(Clone, Default)]
-struct Mark {
+struct Checkpoint {
     at: Nanos,
     completed: u64,
-    /// Per engine.
+    /// The work of each engine up to then.
     work: Vec<f64>,
 }
 
-/// Says when the next request arrives.
+/// The generator of arrival times.
 struct ArrivalTimes {
     mode: Arrivals,
     rng: SmallRng,
@@ -110,7 +115,8 @@ struct ArrivalTimes {
 }
 
 impl ArrivalTimes {
-    /// `None`: not before another one ends.
+    /// Returns the arrival time of the next request, `gap` after the last one where arrivals are
+    /// random. `None` if it has to wait for the end of another request.
     fn next(
         &self,
         request: &Request,
@@ -128,6 +134,7 @@ impl ArrivalTimes {
         }
     }
 
+    /// Draws the time between two arrivals; 0 where arrivals are not random.
     fn gap(&mut self) -> Nanos {
         match self.mode {
             Arrivals::Poisson(per_second) => nanos(exponential(&mut self.rng) / per_second),
@@ -137,34 +144,35 @@ impl ArrivalTimes {
 }
 
 impl<'a> Fleet<'a> {
+    /// Creates an idle fleet.
     pub(crate) fn new(scenario: &'a Scenario, policy: Policy, arrivals: Arrivals) -> Self {
         let model = scenario.engine;
         let clock = VirtualClock::default();
         let threads = scenario.frontend.threads_per_worker * scenario.workers.len();
         let store = EmbeddingStore::new(&model);
         let engine = || Engine::new(model, scenario.has_encoders().then(|| store.clone()));
-        let encoding =
-            scenario.workers.iter().enumerate().filter(|(_, role)| **role == Role::Encode);
+        let workers = scenario.workers.iter().enumerate();
+        let encode_workers = workers.filter(|(_, role)| **role == Role::Encode);
         Self {
             scenario,
             policy,
             frontends: Frontends::new(scenario, policy, &clock),
             clock,
             engines: scenario.workers.iter().map(|_| engine()).collect(),
-            encoders: encoding
+            encoders: encode_workers
                 .map(|(worker, _)| (worker, Encoder::new(model, store.clone())))
                 .collect(),
-            awaiting: HashMap::new(),
-            receivers: scenario
+            awaiting_images: HashMap::new(),
+            receiver_caches: scenario
                 .workers
                 .iter()
                 .map(|_| WeightedLru::new(model.receiver_cache_bytes))
                 .collect(),
-            links: vec![0; scenario.workers.len()],
+            link_free_at: vec![0; scenario.workers.len()],
             threads: vec![Reverse(0); threads].into(),
             planned: BinaryHeap::new(),
-            plans: 0,
-            published: VecDeque::new(),
+            planned_count: 0,
+            reports: VecDeque::new(),
             arrivals: ArrivalTimes {
                 mode: arrivals,
                 rng: SmallRng::seed_from_u64(mix(scenario.seed)),
@@ -172,19 +180,20 @@ impl<'a> Fleet<'a> {
             },
             tally: Tally::new(),
             arrived: 0,
-            marks: Default::default(),
+            warm_up_end: Checkpoint::default(),
+            last_arrival: Checkpoint::default(),
             items: Vec::new(),
             store,
         }
     }
 
-    /// Plays all requests.
+    /// Simulates all requests and returns the report.
     pub(crate) fn run(
         mut self,
         requests: impl Iterator<Item = Result<Request, SimulateError>>,
     ) -> Result<PolicyReport, SimulateError> {
         let start = Instant::now();
-        let end = self.play(requests)?;
+        let end = self.simulate(requests)?;
         if self.tally.completed == 0 {
             return Err(SimulateError::NothingFits);
         }
@@ -194,8 +203,8 @@ impl<'a> Fleet<'a> {
         Ok(self.report(end, start.elapsed().as_secs_f64()))
     }
 
-    /// Returns when the last token was given out.
-    fn play(
+    /// Simulates all requests and returns the time of the last event.
+    fn simulate(
         &mut self,
         mut requests: impl Iterator<Item = Result<Request, SimulateError>>,
     ) -> Result<Nanos, SimulateError> {
@@ -208,45 +217,47 @@ impl<'a> Fleet<'a> {
             let arrival = next
                 .as_ref()
                 .and_then(|next| self.arrivals.next(next, gap, in_flight, workers, now));
-            let published = self.published.front().map(|published| published.at);
+            let reported = self.reports.front().map(|report| report.at);
             let planned = self.planned.peek().map(|planned| planned.at);
             let announced = self.frontends.next_announcement();
-            let Some(at) = [arrival, published, announced, planned].into_iter().flatten().min()
+            let Some(at) = [arrival, reported, announced, planned].into_iter().flatten().min()
             else {
                 return Ok(now);
             };
             now = at;
             self.clock.set(now);
-            self.tally.timeline.pass(now, || work(&self.engines, &self.encoders));
-            if published == Some(now) {
-                self.receive();
+            self.tally.timeline.advance(now, || work(&self.engines, &self.encoders));
+            if reported == Some(now) {
+                self.apply_report();
             } else if announced == Some(now) {
-                self.frontends.take_note()?;
+                self.frontends.apply_announcement()?;
             } else if planned == Some(now) {
-                self.carry_out(now);
+                self.handle_planned(now);
             } else if let Some(request) = next.take() {
                 self.arrivals.last = now;
                 gap = self.arrivals.gap();
                 next = requests.next().transpose()?;
                 self.arrive(request, now)?;
                 if next.is_none() {
-                    self.marks[1] = self.mark(now);
+                    self.last_arrival = self.checkpoint(now);
                 }
             }
         }
     }
 
-    fn mark(&self, now: Nanos) -> Mark {
-        Mark { at: now, completed: self.tally.completed, work: work(&self.engines, &self.encoders) }
+    fn checkpoint(&self, now: Nanos) -> Checkpoint {
+        let work = work(&self.engines, &self.encoders);
+        Checkpoint { at: now, completed: self.tally.completed, work }
     }
 
+    /// Routes a request that arrives now.
     fn arrive(&mut self, request: Request, now: Nanos) -> Result<(), SimulateError> {
         if self.arrived == self.scenario.warm_up {
             self.tally.count_from = now;
-            self.marks[0] = self.mark(now);
+            self.warm_up_end = self.checkpoint(now);
         }
         let counted = self.arrived >= self.scenario.warm_up;
-        self.tally.timeline.arrived(now);
+        self.tally.timeline.record_arrival(now);
         self.arrived += 1;
         let sequence = request.sequence;
         let model = &self.scenario.engine;
@@ -269,32 +280,35 @@ impl<'a> Fleet<'a> {
             ..RouteRequest::default()
         };
         let number = self.arrived;
-        let Route { answers, prefills, encodes, .. } =
+        let Route { answer, prefill, encode_stages, .. } =
             self.frontends.select(number, &routed, now)?;
-        let mut live = Live::new(number, sequence, keys, now, counted);
-        live.stage = if prefills.is_some() { Stage::Prefill } else { Stage::Whole };
-        (live.reservation, live.prefills) = (Some(answers), prefills);
-        if encodes.is_empty() {
-            self.give(live, now);
+        let mut live = LiveRequest::new(number, sequence, keys, now, counted);
+        live.stage = if prefill.is_some() { Stage::Prefill } else { Stage::Whole };
+        live.reservation = Some(answer);
+        live.prefill = prefill;
+        if encode_stages.is_empty() {
+            self.send_prompt(live, now);
         } else {
-            self.encode(encodes, live, now);
+            self.send_images(encode_stages, live, now);
         }
         Ok(())
     }
 
-    /// Gives a request to the engine that computes its prompt, with the tensors that it lacks.
-    fn give(&mut self, live: Live, now: Nanos) {
-        let Some(computes) = live.prefills.as_ref().or(live.reservation.as_ref()) else { return };
-        let worker = computes.worker.0 as usize;
+    /// Sends a request to the engine that computes its prompt, with the tensors that the engine
+    /// lacks.
+    fn send_prompt(&mut self, live: LiveRequest, now: Nanos) {
+        let reservation = live.prefill.as_ref().or(live.reservation.as_ref());
+        let Some(reservation) = reservation else { return };
+        let worker = reservation.worker.0 as usize;
         let ready = self.make_tensors(worker, &live.sequence, now, live.counted);
         if ready > now {
-            self.plan(ready, worker, Plan::Deliver(Box::new(live)));
+            self.plan(ready, worker, Event::Deliver(Box::new(live)));
         } else {
             self.deliver(worker, live, now);
         }
     }
 
-    /// Makes the tensors that an engine lacks; returns when all are there.
+    /// Makes the tensors that an engine lacks. Returns the time at which all have arrived.
     fn make_tensors(
         &mut self,
         worker: usize,
@@ -306,64 +320,70 @@ impl<'a> Fleet<'a> {
         items.map(|item| self.make_tensor(worker, item.image, now, counted)).fold(now, Nanos::max)
     }
 
-    /// Makes the tensor of an image if an engine lacks it; returns when it is there.
+    /// Makes the tensor of an image if an engine lacks it. Returns the time of its arrival.
     fn make_tensor(&mut self, worker: usize, image: Image, now: Nanos, counted: bool) -> Nanos {
-        let there = self.receivers[worker].get(&image.id).copied();
+        let cached = self.receiver_caches[worker].get(&image.id).copied();
         self.tally.items += u64::from(counted);
-        self.tally.reused_items += u64::from(counted && there.is_some());
-        there.unwrap_or_else(|| {
+        self.tally.reused_items += u64::from(counted && cached.is_some());
+        cached.unwrap_or_else(|| {
             let free = self.threads.pop().map_or(now, |Reverse(free)| free);
             let done = now.max(free) + nanos(image.pixels() as f64 * self.scenario.frontend.pixel);
             self.threads.push(Reverse(done));
-            self.receivers[worker].insert(image.id, image.tensor_bytes(), done);
+            self.receiver_caches[worker].insert(image.id, image.tensor_bytes(), done);
             done
         })
     }
 
-    fn plan(&mut self, at: Nanos, worker: usize, what: Plan) {
-        self.plans += 1;
-        self.planned.push(Planned { at, number: self.plans, worker, what });
+    /// Plans an event.
+    fn plan(&mut self, at: Nanos, worker: usize, event: Event) {
+        self.planned_count += 1;
+        self.planned.push(PlannedEvent { at, number: self.planned_count, worker, event });
     }
 
+    /// Plans the next wake-up of an engine if it is not `before`, which was planned already.
     fn plan_wake(&mut self, worker: usize, before: Option<Nanos>) {
         let wake = self.engines[worker].next_wake();
         if let Some(at) = wake.filter(|_| wake != before) {
-            self.plan(at, worker, Plan::Wake);
+            self.plan(at, worker, Event::Wake);
         }
     }
 
-    fn deliver(&mut self, worker: usize, live: Live, now: Nanos) {
+    fn deliver(&mut self, worker: usize, live: LiveRequest, now: Nanos) {
         let before = self.engines[worker].next_wake();
         self.engines[worker].deliver(live, now);
         self.plan_wake(worker, before);
     }
 
-    fn carry_out(&mut self, now: Nanos) {
-        let Some(Planned { worker, what, .. }) = self.planned.pop() else { return };
-        match what {
-            Plan::Encode(encoding) => self.begin_encoding(worker, encoding, now),
-            Plan::Encoded => self.encoded(worker, now),
-            Plan::Deliver(live) => self.deliver(worker, *live, now),
-            Plan::Get(from, live) => self.get(from, worker, live, now),
-            Plan::Got(from, live) => self.got(from, worker, *live, now),
-            Plan::Wake if self.engines[worker].next_wake() == Some(now) => {
-                let (tally, frontends) = (&mut self.tally, &mut self.frontends);
-                let mut observer = Announced { tally, frontends, prefilled: Vec::new() };
+    /// Handles the next planned event.
+    fn handle_planned(&mut self, now: Nanos) {
+        let Some(PlannedEvent { worker, event, .. }) = self.planned.pop() else { return };
+        match event {
+            Event::StartEncode(job) => self.start_encode(worker, job, now),
+            Event::EndEncodeStep => self.end_encode_step(worker, now),
+            Event::Deliver(live) => self.deliver(worker, *live, now),
+            Event::StartTransfer { from, live } => self.start_transfer(from, worker, live, now),
+            Event::EndTransfer { from, live } => self.end_transfer(from, worker, *live, now),
+            Event::Wake if self.engines[worker].next_wake() == Some(now) => {
+                let mut observer = AnnouncingObserver {
+                    tally: &mut self.tally,
+                    frontends: &mut self.frontends,
+                    prefilled: Vec::new(),
+                };
                 let events = self.engines[worker].wake(now, &mut observer);
                 let prefilled = observer.prefilled;
                 let at = now + nanos(self.scenario.engine.event_delay);
                 let stats = self.engines[worker].stats();
-                self.published.push_back(Published { at, worker, events, stats });
+                self.reports.push_back(EngineReport { at, worker, events, stats });
                 self.plan_wake(worker, None);
                 prefilled.into_iter().for_each(|live| self.hand_over(worker, live, now));
             }
-            Plan::Wake => {}
+            Event::Wake => {}
         }
     }
 
-    /// The routers take in what an engine published.
-    fn receive(&mut self) {
-        let Some(Published { at, worker, events, stats }) = self.published.pop_front() else {
+    /// Applies the next engine report to the routers.
+    fn apply_report(&mut self) {
+        let Some(EngineReport { at, worker, events, stats }) = self.reports.pop_front() else {
             return;
         };
         let batch = KvEventBatch { timestamp: seconds(at), events, data_parallel_rank: None };
@@ -374,65 +394,66 @@ impl<'a> Fleet<'a> {
     fn report(&self, end: Nanos, wall_seconds: f64) -> PolicyReport {
         let Tally { prompt_tokens, cached_tokens, embeds, encoded, items, reused_items, .. } =
             self.tally;
-        let part = |of: u64, all: u64| of as f64 / all.max(1) as f64;
-        let [from, to] = &self.marks;
-        let work: Vec<f64> = from.work.iter().zip(&to.work).map(|(from, to)| to - from).collect();
+        let fraction = |part: u64, total: u64| part as f64 / total.max(1) as f64;
+        let Self { warm_up_end: start, last_arrival, .. } = self;
+        let work = start.work.iter().zip(&last_arrival.work);
+        let work: Vec<f64> = work.map(|(before, after)| after - before).collect();
         let mean = work.iter().sum::<f64>() / work.len().max(1) as f64;
-        let passed = seconds(to.at.saturating_sub(from.at));
+        let elapsed = seconds(last_arrival.at.saturating_sub(start.at));
         let ratio = |number: f64, by: f64| if by > 0.0 { number / by } else { 0.0 };
         PolicyReport {
             policy: self.policy.name(),
             frontends: self.frontends.routers().len(),
-            ttft_ms: Latency::of(&self.tally.ttft),
-            itl_ms: Latency::of(&self.tally.gaps),
-            hit_rate: part(cached_tokens, prompt_tokens),
-            encoder_saved: (embeds > 0).then(|| 1.0 - part(encoded, embeds)),
-            tensors_reused: (items > 0).then(|| part(reused_items, items)),
+            ttft_ms: Latency::from_histogram(&self.tally.ttft),
+            itl_ms: Latency::from_histogram(&self.tally.gaps),
+            hit_rate: fraction(cached_tokens, prompt_tokens),
+            encoder_saved: (embeds > 0).then(|| 1.0 - fraction(encoded, embeds)),
+            tensors_reused: (items > 0).then(|| fraction(reused_items, items)),
             balance: ratio(work.into_iter().fold(0.0, f64::max), mean),
-            work: ratio(mean, passed),
-            requests_per_second: ratio((to.completed - from.completed) as f64, passed),
-            split: self.scenario.has_roles().then(|| part(self.tally.split, self.tally.ended)),
+            work: ratio(mean, elapsed),
+            requests_per_second: ratio((last_arrival.completed - start.completed) as f64, elapsed),
+            split: self.scenario.has_roles().then(|| fraction(self.tally.split, self.tally.ended)),
             encoded_elsewhere: self
                 .scenario
                 .has_encoders()
-                .then(|| part(self.tally.encoded_elsewhere, self.tally.images)),
+                .then(|| fraction(self.tally.encoded_elsewhere, self.tally.images)),
             completed: self.tally.completed,
             refused: self.tally.refused,
             virtual_seconds: seconds(end),
-            warm_up_seconds: seconds(from.at),
+            warm_up_seconds: seconds(start.at),
             timeline: self.tally.timeline.intervals(),
             wall_seconds,
         }
     }
 }
 
-/// What each worker has done so far.
+/// Returns the work of each worker so far.
 fn work(engines: &[Engine], encoders: &BTreeMap<usize, Encoder>) -> Vec<f64> {
     let encoder = |worker| encoders.get(&worker).map_or(0.0, Encoder::work);
     engines.iter().enumerate().map(|(worker, engine)| engine.work() + encoder(worker)).collect()
 }
 
-// The earliest plan is the greatest.
+// The earliest event is the greatest.
 
-impl Ord for Planned {
+impl Ord for PlannedEvent {
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at, other.number).cmp(&(self.at, self.number))
     }
 }
 
-impl PartialOrd for Planned {
+impl PartialOrd for PlannedEvent {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Planned {
+impl PartialEq for PlannedEvent {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
 
-impl Eq for Planned {}
+impl Eq for PlannedEvent {}
 
 #[cfg(test)]
 mod tests;

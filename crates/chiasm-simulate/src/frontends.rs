@@ -1,4 +1,4 @@
-//! The frontends before the engines: a router each, and what they are told of each other's choices.
+//! The frontends: a router each, and the announcements of requests to each other.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -12,44 +12,46 @@ use chiasm_types::{PlanClassId, Role, WorkerId};
 use rand::rngs::SmallRng;
 use rand::{Rng as _, SeedableRng as _};
 
-use crate::engine::{Live, Observer};
+use crate::engine::{LiveRequest, Observer};
 use crate::error::SimulateError;
 use crate::scenario::Scenario;
 use crate::sequence::mix;
 use crate::tally::Tally;
 use crate::virtual_time::{Nanos, nanos};
 
-/// Routers of the same kind before the same engines. All of them hear of the engines' events and
-/// statistics at the same time; of a request that one of them gave to an engine the others are told
-/// a while later, if at all, as of its first token and its end.
+/// Equal routers in front of the same engines.
+///
+/// All routers receive the engines' events and statistics at the same time. A request that one of
+/// them gave to an engine is announced to the others after a delay, if at all, as are its first
+/// token and its end.
 pub(crate) struct Frontends {
     routers: Vec<Router>,
-    /// Draws the frontend that a request comes to. Nothing else is drawn from it, so that the
-    /// requests and their times are the same for any number of frontends.
+    /// Draws the frontend of a request, and nothing else, so that the requests and their times are
+    /// the same for any number of frontends.
     rng: SmallRng,
-    /// Time from a choice until the others know of it; `None` when they never do, or there are
-    /// none.
+    /// The delay of announcements; `None` if there are none.
     announce_delay: Option<Nanos>,
-    /// News on the way, in the order of their times.
+    /// The announcements in flight, in the order of their times.
     announcements: VecDeque<Announcement>,
-    /// What the others hold for a request of which they were told, by its number.
-    told: HashMap<u64, Vec<Reservation>>,
+    /// The reservations of the other routers for announced requests, by the number of the request.
+    peer_reservations: HashMap<u64, Vec<Reservation>>,
 }
 
 struct Announcement {
     at: Nanos,
     request: u64,
-    news: News,
+    change: Change,
 }
 
-enum News {
-    Begun(Choice),
+/// An announced change of a request.
+enum Change {
+    Begun(Placement),
     FirstToken,
     Ended,
 }
 
-/// A request that a frontend has given to a worker, as the others are told of it.
-struct Choice {
+/// A request that a frontend has given to a worker.
+struct Placement {
     frontend: usize,
     worker: WorkerId,
     keys: Vec<BlockKey>,
@@ -58,10 +60,11 @@ struct Choice {
 }
 
 impl Frontends {
+    /// Creates the frontends of a scenario.
     pub(crate) fn new(scenario: &Scenario, policy: Policy, clock: &VirtualClock) -> Self {
         let model = scenario.frontend;
         let router = |number: u64| {
-            // The first one's is the scenario's own.
+            // The first router has the seed of the scenario.
             let seed = if number == 0 { scenario.seed } else { mix(scenario.seed ^ mix(number)) };
             let config = RouterConfig { policy, seed: Some(seed), ..scenario.router.clone() };
             let router = Router::with_clock(config, Clock::Virtual(clock.clone()));
@@ -76,17 +79,20 @@ impl Frontends {
             rng: SmallRng::seed_from_u64(mix(mix(scenario.seed))),
             announce_delay: model.announce_delay.filter(|_| model.frontends > 1).map(nanos),
             announcements: VecDeque::new(),
-            told: HashMap::new(),
+            peer_reservations: HashMap::new(),
         }
     }
 
+    /// Returns the routers, one for each frontend.
     pub(crate) fn routers(&self) -> &[Router] {
         &self.routers
     }
 
-    /// One of the frontends, drawn as by a load balancer that knows nothing, gives the request with
-    /// this number to a worker, or to two where workers have roles. The others are told of the one
-    /// that answers; where there are roles there is nothing to tell.
+    /// Routes the request with this number by a random frontend, like a load balancer without
+    /// state.
+    ///
+    /// The worker that answers is announced to the other frontends. With roles there are no
+    /// announcements.
     pub(crate) fn select(
         &mut self,
         number: u64,
@@ -97,19 +103,19 @@ impl Frontends {
         let route = self.routers[frontend]
             .select_stages(std::slice::from_ref(request), Splitting::Allowed)?;
         if self.announce_delay.is_some() {
-            let choice = Choice {
+            let placement = Placement {
                 frontend,
-                worker: route.answers.worker,
+                worker: route.answer.worker,
                 keys: request.keys.to_vec(),
                 prompt_tokens: request.prompt_tokens,
                 media: request.media.to_vec(),
             };
-            self.announce(number, News::Begun(choice), now);
+            self.announce(number, Change::Begun(placement), now);
         }
         Ok(route)
     }
 
-    /// All frontends take in what an engine published.
+    /// Applies the events and statistics of an engine to all routers.
     pub(crate) fn receive(
         &self,
         worker: WorkerId,
@@ -122,49 +128,51 @@ impl Frontends {
         }
     }
 
-    /// When the next announcement arrives.
+    /// Returns the time of the next announcement.
     pub(crate) fn next_announcement(&self) -> Option<Nanos> {
         self.announcements.front().map(|announcement| announcement.at)
     }
 
-    /// The others take note of the next announcement.
-    pub(crate) fn take_note(&mut self) -> Result<(), SimulateError> {
-        let Some(Announcement { request, news, .. }) = self.announcements.pop_front() else {
+    /// Applies the next announcement to the routers that it is for.
+    pub(crate) fn apply_announcement(&mut self) -> Result<(), SimulateError> {
+        let Some(Announcement { request, change, .. }) = self.announcements.pop_front() else {
             return Ok(());
         };
-        match news {
-            News::Begun(choice) => {
-                let told = self.tell(&choice)?;
-                self.told.insert(request, told);
+        match change {
+            Change::Begun(placement) => {
+                let reservations = self.reserve_on_peers(&placement)?;
+                self.peer_reservations.insert(request, reservations);
             }
-            News::FirstToken => {
-                self.told.get_mut(&request).into_iter().flatten().for_each(Reservation::first_token)
+            Change::FirstToken => {
+                let reservations = self.peer_reservations.get_mut(&request);
+                reservations.into_iter().flatten().for_each(Reservation::first_token);
             }
-            News::Ended => drop(self.told.remove(&request)),
+            Change::Ended => drop(self.peer_reservations.remove(&request)),
         }
         Ok(())
     }
 
-    fn tell(&self, choice: &Choice) -> Result<Vec<Reservation>, SimulateError> {
+    /// Reserves the worker of a request on the routers of all other frontends.
+    fn reserve_on_peers(&self, placement: &Placement) -> Result<Vec<Reservation>, SimulateError> {
         let plan = RouteRequest {
-            keys: &choice.keys,
-            prompt_tokens: choice.prompt_tokens,
-            media: &choice.media,
+            keys: &placement.keys,
+            prompt_tokens: placement.prompt_tokens,
+            media: &placement.media,
             ..RouteRequest::default()
         };
-        let others =
-            self.routers.iter().enumerate().filter(|(frontend, _)| *frontend != choice.frontend);
-        others.map(|(_, router)| Ok(router.chosen_elsewhere(choice.worker, &plan)?)).collect()
+        let routers = self.routers.iter().enumerate();
+        let peers = routers.filter(|(frontend, _)| *frontend != placement.frontend);
+        peers.map(|(_, router)| Ok(router.reserve_on(placement.worker, &plan)?)).collect()
     }
 
-    fn announce(&mut self, request: u64, news: News, now: Nanos) {
+    fn announce(&mut self, request: u64, change: Change, now: Nanos) {
         if let Some(delay) = self.announce_delay {
-            self.announcements.push_back(Announcement { at: now + delay, request, news });
+            self.announcements.push_back(Announcement { at: now + delay, request, change });
         }
     }
 }
 
-/// What every router knows of every engine of a role, as they are all alike.
+/// Returns the properties of an engine with this role; engines of one role are all alike.
 fn worker_info(scenario: &Scenario, role: Role) -> WorkerInfo {
     let model = scenario.engine;
     WorkerInfo {
@@ -180,7 +188,7 @@ fn worker_info(scenario: &Scenario, role: Role) -> WorkerInfo {
         class: PlanClassId(0),
         role,
         machine: 0,
-        hands_over_in: 0,
+        handover_domain: 0,
         embedding_store_bytes: if scenario.has_encoders() {
             model.embedding_store_bytes
         } else {
@@ -191,31 +199,31 @@ fn worker_info(scenario: &Scenario, role: Role) -> WorkerInfo {
     }
 }
 
-/// Counts what an engine gives out, and has the frontends tell each other of it.
-pub(crate) struct Announced<'a> {
+/// An observer that counts the tokens of an engine and announces them to the other frontends.
+pub(crate) struct AnnouncingObserver<'a> {
     pub(crate) tally: &'a mut Tally,
     pub(crate) frontends: &'a mut Frontends,
-    /// Requests whose prompts are computed, for other engines.
-    pub(crate) prefilled: Vec<Live>,
+    /// Requests whose prompts were computed for other engines.
+    pub(crate) prefilled: Vec<LiveRequest>,
 }
 
-impl Observer for Announced<'_> {
-    fn first_token(&mut self, live: &mut Live, now: Nanos) {
-        self.frontends.announce(live.number, News::FirstToken, now);
-        self.tally.first_token(live, now);
+impl Observer for AnnouncingObserver<'_> {
+    fn on_first_token(&mut self, live: &mut LiveRequest, now: Nanos) {
+        self.frontends.announce(live.number, Change::FirstToken, now);
+        self.tally.on_first_token(live, now);
     }
 
-    fn prefilled(&mut self, live: Live, _: Nanos) {
+    fn on_prefilled(&mut self, live: LiveRequest, _: Nanos) {
         self.prefilled.push(live);
     }
 
-    fn finished(&mut self, live: Live, now: Nanos) {
-        self.frontends.announce(live.number, News::Ended, now);
-        self.tally.finished(live, now);
+    fn on_finished(&mut self, live: LiveRequest, now: Nanos) {
+        self.frontends.announce(live.number, Change::Ended, now);
+        self.tally.on_finished(live, now);
     }
 
-    fn gaps(&mut self, gap: Nanos, tokens: u64, now: Nanos) {
-        self.tally.gaps(gap, tokens, now);
+    fn on_gaps(&mut self, gap: Nanos, tokens: u64, now: Nanos) {
+        self.tally.on_gaps(gap, tokens, now);
     }
 }
 

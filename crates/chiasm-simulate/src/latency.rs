@@ -1,26 +1,28 @@
-//! Quantiles of times.
+//! Quantiles of durations.
 
 use serde::Serialize;
 
 use crate::histogram::Histogram;
 
-/// Quantiles in milliseconds, each off by at most 0.8 % of itself; the mean is exact.
+/// The mean and quantiles of durations, in milliseconds. The mean is exact, quantiles have an error
+/// of at most 0.8 %.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Latency {
     /// The mean.
     pub mean: f64,
-    /// Half are at most this.
+    /// The median.
     pub p50: f64,
-    /// Nine of ten are at most this.
+    /// The 90th percentile.
     pub p90: f64,
-    /// 99 of 100 are at most this.
+    /// The 99th percentile.
     pub p99: f64,
 }
 
 impl Latency {
-    pub(crate) fn of(histogram: &Histogram) -> Self {
+    /// Computes the quantiles of a histogram of nanoseconds.
+    pub(crate) fn from_histogram(histogram: &Histogram) -> Self {
         let ms = |nanos: f64| nanos / 1e6;
-        let quantile = |part| ms(histogram.quantile(part));
+        let quantile = |fraction| ms(histogram.quantile(fraction));
         Self {
             mean: ms(histogram.mean()),
             p50: quantile(0.5),

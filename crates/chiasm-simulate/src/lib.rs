@@ -1,5 +1,5 @@
-//! A fleet in virtual time: the real router, with its prefix index, before modelled engines; or
-//! several of them, each in a frontend of its own.
+//! A simulation of a fleet in virtual time: one or several frontends, each with the real router and
+//! its prefix index, in front of modelled engines.
 //!
 //! ```
 //! use chiasm_router::Policy;
@@ -24,22 +24,24 @@
 //! # Ok::<(), chiasm_simulate::SimulateError>(())
 //! ```
 //!
-//! Nothing waits and nothing is random but by the seed: the same scenario gives the same report, up
-//! to its wall time. What the models leave out is in `docs/routing.md`.
+//! Nothing waits in real time, and all randomness comes from the seed: the same scenario gives the
+//! same report, except for its wall time. `docs/routing.md` lists what the models leave out.
 //!
-//! | module | is about |
+//! | module | contents |
 //! |---|---|
-//! | `scenario`, `run` | what is simulated; running it |
-//! | `workload` | what is asked: generated requests and traces |
-//! | `sequence` | a request's tokens in few words |
+//! | `scenario`, `run` | the parameters of a simulation; running it |
+//! | `workload` | the requests: generated ones and traces |
+//! | `sequence` | a compact description of a request's tokens |
 //! | `fleet` | the event loop: frontends, engines |
-//! | `frontends` | the routers, and what they are told of each other's choices |
-//! | `engine` | a modelled engine: scheduler, KV cache, encoder's cache |
+//! | `frontends` | the routers, and their announcements of requests to each other |
+//! | `engine` | a modelled engine: scheduler, KV cache, encoder cache |
 //! | `encoder` | a modelled engine that encodes images for others |
-//! | `embedding_store` | what such engines leave |
-//! | `model` | the engines' and the frontends' speeds and sizes, and where the numbers come from |
-//! | `tally`, `timeline`, `histogram`, `latency` | what is counted, in all and over time |
-//! | `report` | what a run tells |
+//! | `embedding_store` | the store of the embeddings that such engines make |
+//! | `model` | the speeds and sizes of engines and frontends, and the sources of the numbers |
+//! | `tally`, `timeline`, `histogram`, `latency` | counts, in total and over time |
+//! | `report` | the results of a run |
+//! | `error` | the errors of a simulation |
+//! | `virtual_time` | the unit of time |
 #![forbid(unsafe_code)]
 
 mod embedding_store;

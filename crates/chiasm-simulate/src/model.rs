@@ -1,83 +1,85 @@
-//! What the modelled engines and the frontends before them are.
+//! The parameters of the modelled engines and frontends.
 
 use chiasm_types::BlockSize;
 
 use crate::error::SimulateError;
 
-/// A modelled engine. Times are in seconds of virtual time.
+/// The parameters of a modelled engine. Times are in seconds of virtual time.
 ///
-/// A step that computes `t` tokens (prompt and decode), encodes `e` image embeddings and has `c`
-/// tokens of context to read takes
+/// A step that computes `t` tokens (prompt and decode), encodes `e` image embeddings and reads `c`
+/// tokens of context takes
 ///
 /// ```text
 /// overhead + max(weights, t · token) + e · embed + c · kv_read + p · attention
 /// ```
 ///
-/// where `p` counts, for each prompt token computed, the tokens before it; embeddings that other
-/// engines have left are read at `transfer_bandwidth` instead of encoded. The first `max` is the
-/// roofline of the matrix products: either reading the weights or the arithmetic is what takes
-/// time.
+/// where `p` is the sum, over the computed prompt tokens, of the number of tokens before each.
+/// Embeddings that other engines have stored are read at `transfer_bandwidth` instead of encoded.
+/// The `max` is the roofline of the matrix products: the time is limited either by reading the
+/// weights or by arithmetic.
 ///
 /// The defaults are Qwen2.5-VL-7B in bfloat16 on a GPU of the H100's class: 3.35 TB/s and 989
 /// TFLOP/s on paper, of which three quarters and two fifths are reached, 2.5 TB/s and 400 TFLOP/s.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EngineModel {
-    /// Tokens per block of the KV cache. Default 16, as vLLM.
+    /// Tokens per block of the KV cache. Default 16, as in vLLM.
     pub block_size: BlockSize,
-    /// Blocks of the KV cache that can be used. Default 60,000: 55 GB (80 less 17 of weights and 8
+    /// Usable blocks of the KV cache. Default 60,000: 55 GB (80 less 17 of weights and 8
     /// of activations) over 57 kB per token (2 · 28 layers · 4 heads · 128 · 2 bytes) and 16
     /// tokens.
     pub num_blocks: u32,
-    /// Requests that run at once. Default 1024: vLLM's for its API server on a GPU of 70 GiB or
-    /// more that is no A100 (`EngineArgs.get_batch_defaults`).
+    /// The maximum number of running requests. Default 1024: vLLM's for its API server on a GPU of
+    /// 70 GiB or more that is no A100 (`EngineArgs.get_batch_defaults`).
     pub max_running: usize,
-    /// Tokens that a step computes at most; longer prompts are computed in chunks. Default 8192, as
-    /// vLLM's there.
+    /// The maximum number of tokens that a step computes; longer prompts are computed in chunks.
+    /// Default 8192, vLLM's for the same case.
     pub max_batched_tokens: usize,
-    /// Fixed cost of a step: scheduling, launching, sampling. Default 2 ms.
+    /// The fixed time of a step: scheduling, launching, sampling. Default 2 ms.
     pub overhead: f64,
-    /// Reading the weights once. Default 6 ms: 15.2 GB at 2.5 TB/s.
+    /// The time to read the weights once. Default 6 ms: 15.2 GB at 2.5 TB/s.
     pub weights: f64,
-    /// Arithmetic of one token. Default 1/28,000 s: 14 GFLOP at 400 TFLOP/s.
+    /// The arithmetic of one token. Default 1/28,000 s: 14 GFLOP at 400 TFLOP/s.
     pub token: f64,
-    /// Encoding one image embedding. Default 1/70,000 s: 4 patches of 2 · 0.63 G parameters and the
-    /// merger, 5.1 GFLOP at 360 TFLOP/s.
+    /// The time to encode one image embedding. Default 1/70,000 s: 4 patches of 2 · 0.63 G
+    /// parameters and the merger, 5.1 GFLOP at 360 TFLOP/s.
     pub embed: f64,
-    /// Reading the keys and values of one token of context. Default 23 ns: 57 kB at 2.5 TB/s.
+    /// The time to read the keys and values of one token of context. Default 23 ns: 57 kB at 2.5
+    /// TB/s.
     pub kv_read: f64,
-    /// Attention of one prompt token to one before it. Default 1 ns: 4 · 28 layers · 3584 FLOP at
-    /// 400 TFLOP/s.
+    /// The time of the attention of one prompt token to one before it. Default 1 ns: 4 · 28 layers
+    /// · 3584 FLOP at 400 TFLOP/s.
     pub attention: f64,
-    /// Bytes of the keys and values of one token, of which engines give each other prompts. Default
-    /// 57,344: 2 · 28 layers · 4 heads · 128 · 2 bytes.
+    /// Bytes of the keys and values of one token, for prompts that engines transfer to each other.
+    /// Default 57,344: 2 · 28 layers · 4 heads · 128 · 2 bytes.
     pub kv_bytes: f64,
-    /// Bytes of a token's embedding, which engines that encode leave for others. Default 7,168:
-    /// 3584 · 2 bytes.
+    /// Bytes of a token's embedding, which encoding engines store for others. Default 7,168: 3584 ·
+    /// 2 bytes.
     pub embed_bytes: f64,
-    /// Bytes per second at which an engine gets keys and values from another one, or gives them to
-    /// one, or reads embeddings that others have left. Default 25 GB/s: a network card of 200
-    /// Gbit/s.
+    /// Bytes per second at which an engine receives or sends keys and values, or reads stored
+    /// embeddings of others. Default 25 GB/s: a network card of 200 Gbit/s.
     pub transfer_bandwidth: f64,
-    /// Time that getting a prompt from another engine takes besides its bytes. Default 1 ms: that
-    /// both engines hear of it, an assumption.
+    /// The latency of transferring a prompt between engines, besides its bytes. Default 1 ms: the
+    /// notification of both engines, an assumption.
     pub transfer_latency: f64,
-    /// Embeddings that the encoder's cache holds. Default 114,688: vLLM gives it room for the
-    /// largest item that the model takes (`compute_mm_encoder_budget`), which is a video of 14
-    /// frames with 16,384 embeddings for every two. With `--limit-mm-per-prompt '{"video": 0}'` it
-    /// is an image, 16,384.
+    /// The capacity of the encoder cache, in embeddings. Default 114,688: vLLM makes it large
+    /// enough for the largest item that the model takes (`compute_mm_encoder_budget`), which is a
+    /// video of 14 frames with 16,384 embeddings for every two. It is an image, 16,384, with
+    /// `--limit-mm-per-prompt '{"video": 0}'`.
     pub encoder_cache_tokens: u64,
-    /// Bytes of embeddings that engines which encode leave for all; beyond them what was used
-    /// longest ago is gone. Default 4 GiB, that of `chiasm serve`.
+    /// The capacity of the store of embeddings that encoding engines share with the others, in
+    /// bytes. Beyond it the least recently used ones are evicted. Default 4 GiB, like
+    /// `chiasm serve`.
     pub embedding_store_bytes: u64,
-    /// Bytes of the receiver cache. Default 4 GiB, vLLM's `--mm-processor-cache-gb 4`.
+    /// The capacity of the receiver cache, in bytes. Default 4 GiB, vLLM's
+    /// `--mm-processor-cache-gb 4`.
     pub receiver_cache_bytes: u64,
-    /// Delay from the end of a step until the frontend has its KV events and statistics. Default 1
-    /// ms.
+    /// The delay from the end of a step until the frontend has its KV events and statistics.
+    /// Default 1 ms.
     pub event_delay: f64,
 }
 
-/// Most frontends: each has a prefix index of the whole fleet.
-const MOST_FRONTENDS: usize = 64;
+/// The maximum number of frontends, as each has a prefix index of the whole fleet.
+const MAX_FRONTENDS: usize = 64;
 
 const BLOCK_SIZE: BlockSize = match BlockSize::new(16) {
     Some(size) => size,
@@ -109,25 +111,25 @@ impl Default for EngineModel {
     }
 }
 
-/// The modelled frontends: a router each, and threads that turn images into tensors, first come,
-/// first served. Everything else they do takes no time.
+/// The parameters of the modelled frontends. Each has a router. Their threads turn images into
+/// tensors, first come, first served; everything else takes no time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FrontendModel {
-    /// Frontends before the engines, 1 to 64; each request comes to one of them at random. Default
-    /// 1.
+    /// The number of frontends, 1 to 64. Each request arrives at a random one. Default 1.
     pub frontends: usize,
-    /// Seconds from a frontend's choice of a worker until the other frontends know of it; they know
-    /// as much later of the request's first token and of its end. `None` when they are told of
-    /// nothing. Default 1 ms.
+    /// The delay from a frontend's choice of a worker until the other frontends know of it, in
+    /// seconds. The request's first token and its end are announced with the same delay. `None` for
+    /// no announcements. Default 1 ms.
     pub announce_delay: Option<f64>,
-    /// Threads per worker; all of them serve the whole fleet, whatever the number of frontends.
+    /// Threads per worker. All threads serve the whole fleet, whatever the number of frontends.
     /// Default 2.
     pub threads_per_worker: usize,
     /// Seconds per pixel of an image that the chosen engine's receiver cache lacks. Default 5 ns: a
     /// JPEG of 1024² takes 4.6 ms (`docs/benchmarks/pixels.md`), and its tensor has to be written
     /// into shared memory.
     pub pixel: f64,
-    /// Embeddings that routers take an engine's encoder cache to hold; `None` when they know.
+    /// The capacity that routers assume for an engine's encoder cache, in embeddings. `None` if
+    /// they know the real capacity.
     pub believed_encoder_cache_tokens: Option<u64>,
 }
 
@@ -144,7 +146,7 @@ impl Default for FrontendModel {
 }
 
 impl EngineModel {
-    /// Refuses what no engine could be.
+    /// Checks that the parameters are valid.
     pub(crate) fn check(&self) -> Result<(), SimulateError> {
         let times = [
             self.overhead,
@@ -178,7 +180,8 @@ impl EngineModel {
             || self.max_batched_tokens <= self.max_running
         {
             return Err(SimulateError::Config(
-                "an engine needs a block, a running request, and more batched tokens than running requests",
+                "an engine needs a block, a running request, and more batched tokens than running \
+                 requests",
             ));
         }
         Ok(())
@@ -186,9 +189,9 @@ impl EngineModel {
 }
 
 impl FrontendModel {
-    /// Refuses what no frontend could be.
+    /// Checks that the parameters are valid.
     pub(crate) fn check(&self) -> Result<(), SimulateError> {
-        if !(1..=MOST_FRONTENDS).contains(&self.frontends) {
+        if !(1..=MAX_FRONTENDS).contains(&self.frontends) {
             return Err(SimulateError::Config("a fleet has 1 to 64 frontends"));
         }
         if self.announce_delay.is_some_and(|delay| !delay.is_finite() || delay < 0.0) {

@@ -1,4 +1,4 @@
-//! Runs of a scenario: one policy, several side by side, and as many requests as a fleet can serve.
+//! Runs of a scenario: one policy, several in parallel, and the measurement of saturation.
 
 use std::ops::RangeInclusive;
 use std::sync::Mutex;
@@ -12,25 +12,26 @@ use crate::model::FrontendModel;
 use crate::report::PolicyReport;
 use crate::scenario::{Arrivals, Scenario, Source};
 
-/// Requests that each worker has in flight when saturation is measured.
-const SATURATING: usize = 128;
-/// Requests per worker from which saturation is measured, at least and at most.
+/// The number of requests in flight per worker while saturation is measured.
+const SATURATING_REQUESTS: usize = 128;
+/// The range of the number of requests per worker from which saturation is measured.
 const SATURATION_SAMPLE: RangeInclusive<u64> = 512..=2000;
 
 impl Scenario {
     /// Runs one policy to the end of the last request.
     ///
     /// # Errors
-    /// The scenario makes no sense, its trace can't be read, or nothing in it fits the engines.
+    /// If the scenario is invalid, its trace can't be read, or no request fits the engines.
     pub fn run(&self, policy: Policy, arrivals: Arrivals) -> Result<PolicyReport, SimulateError> {
         self.check(arrivals)?;
         Fleet::new(self, policy, arrivals).run(self.requests()?)
     }
 
-    /// Runs several policies on so many threads; the reports are in the order of the policies.
+    /// Runs several policies on `threads` threads. Returns the reports in the order of the
+    /// policies.
     ///
     /// # Errors
-    /// As [`Scenario::run`].
+    /// Those of [`Scenario::run`].
     pub fn run_all(
         &self,
         policies: &[Policy],
@@ -58,24 +59,25 @@ impl Scenario {
         done.into_iter().map(|(_, report)| report).collect()
     }
 
-    /// Requests per second that the fleet can serve under a policy: what ends while 128 requests
-    /// per worker are in flight, after the warm-up. Measured with as many requests as the scenario
-    /// has, but 512 to 2,000 per worker, and with one frontend, so that several are asked as much
-    /// as one.
+    /// Measures the requests per second that the fleet can serve under a policy: those that end
+    /// while 128 requests per worker are in flight, after the warm-up.
+    ///
+    /// The measurement has as many requests as the scenario, but 512 to 2,000 per worker, and one
+    /// frontend, so that fleets with several frontends get the same rate.
     ///
     /// # Errors
-    /// As [`Scenario::run`].
+    /// Those of [`Scenario::run`].
     pub fn saturation(&self, policy: Policy) -> Result<f64, SimulateError> {
         let workers = self.workers.len() as u64;
-        let (least, most) =
-            (SATURATION_SAMPLE.start() * workers, SATURATION_SAMPLE.end() * workers);
+        let min = SATURATION_SAMPLE.start() * workers;
+        let max = SATURATION_SAMPLE.end() * workers;
         let requests = match self.source {
-            Source::Generated(..) => self.requests.clamp(least, most),
-            Source::Trace(_) => self.requests.min(most),
+            Source::Generated(..) => self.requests.clamp(min, max),
+            Source::Trace(_) => self.requests.min(max),
         };
-        let warm_up = self.warm_up.max(SATURATING as u64 * workers).min(requests / 2);
+        let warm_up = self.warm_up.max(SATURATING_REQUESTS as u64 * workers).min(requests / 2);
         let frontend = FrontendModel { frontends: 1, ..self.frontend };
         let sample = Self { requests, warm_up, frontend, ..self.clone() };
-        Ok(sample.run(policy, Arrivals::Closed(SATURATING))?.requests_per_second)
+        Ok(sample.run(policy, Arrivals::Closed(SATURATING_REQUESTS))?.requests_per_second)
     }
 }

@@ -1,4 +1,4 @@
-//! What is simulated.
+//! The parameters of a simulation.
 
 use std::path::PathBuf;
 
@@ -9,57 +9,57 @@ use crate::error::SimulateError;
 use crate::model::{EngineModel, FrontendModel};
 use crate::workload::{Generator, Request, Trace, TraceSummary, Workload, WorkloadSize};
 
-/// Most workers; more would be a wrong number rather than a fleet.
-const MOST_WORKERS: usize = 100_000;
+/// The maximum number of workers; a larger number is likely a mistake.
+const MAX_WORKERS: usize = 100_000;
 
-/// Where requests come from.
+/// The source of the requests.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
-    /// Requests of a workload are generated.
+    /// Generated requests of a workload.
     Generated(Workload, WorkloadSize),
-    /// Requests are read from a file in Mooncake's format: JSON lines with `timestamp` (ms),
-    /// `input_length`, `output_length` and `hash_ids` of 512-token blocks.
+    /// A file in Mooncake's format: JSON lines with `timestamp` (ms), `input_length`,
+    /// `output_length` and `hash_ids` of 512-token blocks.
     Trace(PathBuf),
 }
 
-/// When requests arrive.
+/// The arrival times of the requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Arrivals {
-    /// Requests arrive independently of each other, so many per second on average.
+    /// Independent arrivals, with this mean number of requests per second.
     Poisson(f64),
-    /// Requests arrive when the trace says, so many times as fast.
+    /// The times of the trace, divided by this speed.
     Traced(f64),
-    /// A request arrives as soon as fewer than this number per worker are in flight.
+    /// A closed loop: a request arrives as soon as fewer than this number per worker are in flight.
     Closed(usize),
 }
 
-/// A fleet, what is asked of it, and the routers before it.
+/// A fleet, its requests and its routers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scenario {
-    /// The role of each engine, of 1 to 100,000. Where some have one, each request goes to where
-    /// the router says, whose prompt may be computed elsewhere than its answer.
+    /// The role of each engine, for 1 to 100,000 engines. With roles, the router may have a prompt
+    /// computed on another engine than its answer.
     pub workers: Vec<Role>,
-    /// The number of workers that generated requests have images and conversations for: those of
-    /// `workers`, unless fleets of several sizes are to be asked the same.
+    /// The number of workers for which images and conversations are generated. The length of
+    /// `workers`, unless fleets of several sizes shall get the same requests.
     pub sized_for: usize,
-    /// Requests; fewer when a trace has fewer.
+    /// The number of requests; fewer if a trace has fewer.
     pub requests: u64,
-    /// Number of requests that come first and don't count, while caches fill.
+    /// The number of first requests that don't count, while the caches fill.
     pub warm_up: u64,
     /// The source of the requests.
     pub source: Source,
-    /// Seed of the requests, their arrivals, the frontends they come to, and the routers' choices.
+    /// The seed of the requests, their arrivals, their frontends, and the routers' choices.
     pub seed: u64,
-    /// The engines, which are all alike but for their roles.
+    /// The engines, which only differ in their roles.
     pub engine: EngineModel,
-    /// The frontends before them.
+    /// The frontends.
     pub frontend: FrontendModel,
-    /// The routers' weights and limits; policy and seed are replaced.
+    /// The configuration of the routers; its policy and seed are replaced.
     pub router: RouterConfig,
 }
 
 impl Source {
-    /// Reads a trace to its end, which finds its mistakes; `None` for generated requests.
+    /// Reads a trace to its end, to find its errors. Returns `None` for generated requests.
     ///
     /// # Errors
     /// [`SimulateError::TraceRead`] and [`SimulateError::TraceLine`].
@@ -72,44 +72,47 @@ impl Source {
 }
 
 impl Scenario {
+    /// Returns the requests, in the order of their arrival.
     pub(crate) fn requests(
         &self,
     ) -> Result<Box<dyn Iterator<Item = Result<Request, SimulateError>>>, SimulateError> {
-        let most = usize::try_from(self.requests).unwrap_or(usize::MAX);
+        let limit = usize::try_from(self.requests).unwrap_or(usize::MAX);
         Ok(match &self.source {
             Source::Generated(workload, size) => Box::new(
-                Generator::new(*workload, size, self.sized_for, self.seed).map(Ok).take(most),
+                Generator::new(*workload, size, self.sized_for, self.seed).map(Ok).take(limit),
             ),
-            Source::Trace(path) => Box::new(Trace::open(path)?.take(most)),
+            Source::Trace(path) => Box::new(Trace::open(path)?.take(limit)),
         })
     }
 
-    /// Whether some engines compute some stages of requests alone.
+    /// Returns `true` if some engines have a role other than [`Role::Aggregated`].
     pub fn has_roles(&self) -> bool {
         self.workers.iter().any(|role| *role != Role::Aggregated)
     }
 
-    /// Whether some engines encode images for the others.
+    /// Returns `true` if some engines encode images for the others.
     pub fn has_encoders(&self) -> bool {
         self.workers.contains(&Role::Encode)
     }
 
+    /// Checks that the parameters are valid and fit `arrivals`.
     pub(crate) fn check(&self, arrivals: Arrivals) -> Result<(), SimulateError> {
         self.engine.check()?;
         self.frontend.check()?;
-        if !(1..=MOST_WORKERS).contains(&self.workers.len()) {
+        if !(1..=MAX_WORKERS).contains(&self.workers.len()) {
             return Err(SimulateError::Config("a fleet has 1 to 100,000 workers"));
         }
-        if !self.workers.iter().any(|role| role.answers()) {
+        if !self.workers.iter().any(|role| role.can_answer()) {
             return Err(SimulateError::Config("engines that encode answer nothing; add others"));
         }
         if self.has_roles() && self.frontend.frontends > 1 && self.frontend.announce_delay.is_some()
         {
             return Err(SimulateError::Config(
-                "frontends before a fleet with roles can't be told of each other's requests; leave announcements out",
+                "frontends before a fleet with roles can't be told of each other's requests; leave \
+                 announcements out",
             ));
         }
-        if !(1..=MOST_WORKERS).contains(&self.sized_for) {
+        if !(1..=MAX_WORKERS).contains(&self.sized_for) {
             return Err(SimulateError::Config("requests are generated for 1 to 100,000 workers"));
         }
         if self.warm_up >= self.requests {

@@ -1,4 +1,4 @@
-//! A request's tokens, described in few words and made when they are needed.
+//! A compact description of a request's tokens, which are generated when they are needed.
 
 use std::ops::Range;
 
@@ -6,17 +6,17 @@ use chiasm_kv::event::ExtraKey;
 use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
 use chiasm_types::{BlockSize, MmHash, TokenId};
 
-/// Qwen2.5-VL's `<|image_pad|>`.
+/// The token of `<|image_pad|>` in Qwen2.5-VL.
 const IMAGE_PAD: TokenId = TokenId(151_655);
-/// Text tokens are below it.
+/// The number of text tokens, which are below it.
 const VOCABULARY: u64 = 150_000;
-/// Pixels along a side of what becomes one embedding: 2 · 2 patches of 14 · 14.
+/// The side, in pixels, of the area of one embedding: 2 · 2 patches of 14 · 14.
 const EMBED_SIDE: u64 = 28;
-/// Values of one embedding's pixels: 3 colours, 2 equal frames, one byte each, as Chiasm hands them
-/// over.
+/// The tensor size per embedding: 3 colours and 2 equal frames, one byte each, as Chiasm sends
+/// them.
 const TENSOR_BYTES_PER_EMBED: u64 = EMBED_SIDE * EMBED_SIDE * 3 * 2;
 
-/// An image: its number stands for its content.
+/// An image, whose id stands for its content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Image {
     pub(crate) id: u64,
@@ -24,6 +24,7 @@ pub(crate) struct Image {
 }
 
 impl Image {
+    /// Returns the image's identity.
     pub(crate) fn hash(self) -> MmHash {
         let mut digest = [0; 32];
         for (word, bytes) in (0u64..).zip(digest.as_chunks_mut::<8>().0) {
@@ -32,10 +33,12 @@ impl Image {
         MmHash::new(digest)
     }
 
+    /// Returns the number of pixels.
     pub(crate) fn pixels(self) -> u64 {
         u64::from(self.embeds) * EMBED_SIDE * EMBED_SIDE
     }
 
+    /// Returns the size of the image's tensor.
     pub(crate) fn tensor_bytes(self) -> u64 {
         u64::from(self.embeds) * TENSOR_BYTES_PER_EMBED
     }
@@ -44,13 +47,14 @@ impl Image {
 /// A part of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Piece {
-    /// The first `length` tokens of an endless text; another seed is another text.
+    /// The first `length` tokens of an endless text that is determined by the seed.
     Text { seed: u64, length: u32 },
     /// An image, which takes as many placeholder tokens as it has embeddings.
     Image(Image),
 }
 
 impl Piece {
+    /// Returns the number of tokens.
     pub(crate) fn len(self) -> usize {
         match self {
             Self::Text { length, .. } => length as usize,
@@ -59,22 +63,22 @@ impl Piece {
     }
 }
 
-/// Where an image lies in a sequence.
+/// An image and its position in a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Item {
     pub(crate) image: Image,
-    /// Its first token.
+    /// The index of its first token.
     pub(crate) start: usize,
 }
 
 impl Item {
-    /// After its last token.
+    /// Returns the index after its last token.
     pub(crate) fn end(&self) -> usize {
         self.start + self.image.embeds as usize
     }
 }
 
-/// A prompt and the answer to it.
+/// A prompt and its answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Sequence {
     pieces: Vec<Piece>,
@@ -84,7 +88,7 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    /// The answer is text and has at least one token; so has the prompt.
+    /// Creates a sequence. The answer must be text. Prompt and answer must have at least one token.
     pub(crate) fn new(prompt: &[Piece], answer: Piece) -> Self {
         let mut items = Vec::new();
         let mut at = 0;
@@ -98,29 +102,33 @@ impl Sequence {
         Self { pieces, items, prompt: at, len: at + answer.len() }
     }
 
+    /// Returns the number of prompt tokens.
     pub(crate) fn prompt(&self) -> usize {
         self.prompt
     }
 
+    /// Returns the number of answer tokens.
     pub(crate) fn answer(&self) -> usize {
         self.len - self.prompt
     }
 
-    /// Tokens that an engine computes: all but the last one, which is only given out.
+    /// Returns the number of tokens that an engine computes: all but the last one, which is only
+    /// sampled.
     pub(crate) fn computed(&self) -> usize {
         self.len - 1
     }
 
-    /// Images in prompt order.
+    /// Returns the images in prompt order.
     pub(crate) fn items(&self) -> &[Item] {
         &self.items
     }
 
-    /// Adds the tokens of a range to `tokens`.
+    /// Appends the tokens of a range to `tokens`.
     pub(crate) fn tokens(&self, range: Range<usize>, tokens: &mut Vec<TokenId>) {
         let mut at = 0;
         for piece in &self.pieces {
-            let (start, end) = (range.start.max(at), range.end.min(at + piece.len()));
+            let start = range.start.max(at);
+            let end = range.end.min(at + piece.len());
             if start < end {
                 match *piece {
                     Piece::Text { seed, .. } => {
@@ -134,7 +142,7 @@ impl Sequence {
         }
     }
 
-    /// Keys of all full blocks, the answer's too.
+    /// Returns the keys of all full blocks, including those of the answer.
     pub(crate) fn keys(&self, block_size: BlockSize) -> Vec<BlockKey> {
         let mut tokens = Vec::with_capacity(self.len);
         self.tokens(0..self.len, &mut tokens);
@@ -150,25 +158,27 @@ impl Sequence {
         )
     }
 
-    /// The marks of some blocks as an engine publishes them; `None` if none has any.
+    /// Returns the extra keys of some blocks as an engine publishes them; `None` if no block has
+    /// any.
     pub(crate) fn extra_keys(
         &self,
         blocks: Range<usize>,
         block_size: usize,
     ) -> Option<Vec<Option<Vec<ExtraKey>>>> {
-        let (from, to) = (blocks.start * block_size, blocks.end * block_size);
-        let first = self.items.partition_point(|item| item.end() <= from);
+        let range = blocks.start * block_size..blocks.end * block_size;
+        let first = self.items.partition_point(|item| item.end() <= range.start);
         let touching: Vec<(&Item, String)> = self.items[first..]
             .iter()
-            .take_while(|item| item.start < to)
+            .take_while(|item| item.start < range.end)
             .map(|item| (item, item.image.hash().to_string()))
             .collect();
         if touching.is_empty() {
             return None;
         }
-        let marks = |block: usize| {
-            let (start, end) = (block * block_size, (block + 1) * block_size);
-            let of_block: Vec<ExtraKey> = touching
+        let extra_keys = |block: usize| {
+            let start = block * block_size;
+            let end = start + block_size;
+            let keys: Vec<ExtraKey> = touching
                 .iter()
                 .filter(|(item, _)| item.start < end && start < item.end())
                 .map(|(item, identifier)| ExtraKey::Media {
@@ -176,18 +186,19 @@ impl Sequence {
                     offset: item.start as i64 - start as i64,
                 })
                 .collect();
-            (!of_block.is_empty()).then_some(of_block)
+            (!keys.is_empty()).then_some(keys)
         };
-        Some(blocks.map(marks).collect())
+        Some(blocks.map(extra_keys).collect())
     }
 }
 
+/// Returns the token at an index of a text.
 fn text_token(text: u64, index: u64) -> TokenId {
     // The high bits of a 64-bit product, scaled to the vocabulary: no division.
     TokenId((((mix(text.wrapping_add(index)) >> 32) * VOCABULARY) >> 32) as u32)
 }
 
-/// Spreads a number over 64 bits; a bijection (the finaliser of SplitMix64, Steele et al. 2014).
+/// Hashes a number to 64 bits; a bijection (the finaliser of SplitMix64, Steele et al. 2014).
 pub(crate) fn mix(number: u64) -> u64 {
     let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -208,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn any_range_has_the_tokens_of_the_whole() {
+    fn tokens_of_a_range_match_those_of_the_whole() {
         let sequence = sequence();
         let mut whole = Vec::new();
         sequence.tokens(0..160, &mut whole);
@@ -222,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_longer_text_of_the_same_seed_begins_with_the_shorter() {
+    fn longer_text_begins_with_the_shorter_of_its_seed() {
         let keys = |length| {
             Sequence::new(&[Piece::Text { seed: 9, length }], Piece::Text { seed: 0, length: 1 })
                 .keys(SIZE)
@@ -232,17 +243,17 @@ mod tests {
     }
 
     #[test]
-    fn marks_are_those_of_the_items_that_touch_a_block() {
+    fn extra_keys_are_those_of_the_items_in_a_block() {
         let sequence = sequence();
-        let marks = sequence.extra_keys(0..10, 16).unwrap();
-        let offsets: Vec<Vec<i64>> = marks
+        let extra_keys = sequence.extra_keys(0..10, 16).unwrap();
+        let offsets: Vec<Vec<i64>> = extra_keys
             .iter()
-            .map(|marks| {
-                let offset = |mark: &ExtraKey| match mark {
+            .map(|keys| {
+                let offset = |key: &ExtraKey| match key {
                     ExtraKey::Media { offset, .. } => *offset,
-                    _ => panic!("a foreign mark"),
+                    _ => panic!("not an extra key of media"),
                 };
-                marks.iter().flatten().map(offset).collect()
+                keys.iter().flatten().map(offset).collect()
             })
             .collect();
         // Images at 20..60 and 65..105.

@@ -1,41 +1,45 @@
-//! What is counted during a run.
+//! The counts of a run.
 
-use crate::engine::{Live, Observer, Stage};
+use crate::engine::{LiveRequest, Observer, Stage};
 use crate::histogram::Histogram;
 use crate::sequence::Sequence;
 use crate::timeline::Timeline;
 use crate::virtual_time::Nanos;
 
-/// Sums and histograms over the requests that count.
+/// Sums and histograms over the requests after the warm-up, unless noted otherwise.
 pub(crate) struct Tally {
-    /// Gaps between tokens count from then on. It is the arrival of the first request that counts.
+    /// The arrival of the first request after the warm-up. Gaps between tokens count from then on.
     pub(crate) count_from: Nanos,
     pub(crate) ttft: Histogram,
     pub(crate) gaps: Histogram,
     pub(crate) prompt_tokens: u64,
     pub(crate) cached_tokens: u64,
+    /// Embeddings of the images.
     pub(crate) embeds: u64,
+    /// Embeddings that engines had to encode.
     pub(crate) encoded: u64,
-    /// Images of those that ended, and of them those that engines which encode alone were given.
+    /// Images of the ended requests.
     pub(crate) images: u64,
+    /// Images of the ended requests that were sent to encoding engines.
     pub(crate) encoded_elsewhere: u64,
-    /// Items that engines were given, each engine's.
+    /// Items sent to engines, counted for each engine.
     pub(crate) items: u64,
     /// Items whose tensors the chosen engine had.
     pub(crate) reused_items: u64,
-    /// All that ended, also those that don't count.
+    /// All ended requests, including those of the warm-up.
     pub(crate) completed: u64,
-    /// Those that count and went to two engines.
+    /// Ended requests that went to two engines.
     pub(crate) split: u64,
-    /// Those that count and ended.
+    /// Ended requests.
     pub(crate) ended: u64,
-    /// Never given to an engine, as none could hold them.
+    /// Requests that did not fit an engine, including those of the warm-up.
     pub(crate) refused: u64,
-    /// All of it, also what doesn't count.
+    /// The counts over time, including the warm-up.
     pub(crate) timeline: Timeline,
 }
 
 impl Tally {
+    /// Creates empty counts.
     pub(crate) fn new() -> Self {
         Self {
             count_from: Nanos::MAX,
@@ -58,28 +62,30 @@ impl Tally {
     }
 }
 
+/// Returns the number of embeddings of a sequence's images.
 fn embeds(sequence: &Sequence) -> u64 {
     sequence.items().iter().map(|item| u64::from(item.image.embeds)).sum()
 }
 
 impl Observer for Tally {
-    fn first_token(&mut self, live: &mut Live, now: Nanos) {
+    fn on_first_token(&mut self, live: &mut LiveRequest, now: Nanos) {
         if let Some(reservation) = &mut live.reservation {
             reservation.first_token();
         }
-        self.timeline.first_token(live.arrival, now - live.arrival);
+        self.timeline.record_first_token(live.arrival, now - live.arrival);
         if live.counted {
             self.ttft.add(now - live.arrival, 1);
         }
     }
 
-    fn prefilled(&mut self, _: Live, _: Nanos) {}
+    fn on_prefilled(&mut self, _: LiveRequest, _: Nanos) {}
 
-    fn finished(&mut self, live: Live, _: Nanos) {
+    fn on_finished(&mut self, live: LiveRequest, _: Nanos) {
         self.completed += 1;
-        self.timeline.ended(live.arrival, live.sequence.prompt() as u64, live.cached as u64);
+        let prompt_tokens = live.sequence.prompt() as u64;
+        self.timeline.record_end(live.arrival, prompt_tokens, live.cached as u64);
         if live.counted {
-            self.prompt_tokens += live.sequence.prompt() as u64;
+            self.prompt_tokens += prompt_tokens;
             self.cached_tokens += live.cached as u64;
             self.embeds += embeds(&live.sequence);
             self.encoded += live.encoded;
@@ -90,7 +96,7 @@ impl Observer for Tally {
         }
     }
 
-    fn gaps(&mut self, gap: Nanos, tokens: u64, now: Nanos) {
+    fn on_gaps(&mut self, gap: Nanos, tokens: u64, now: Nanos) {
         if now >= self.count_from {
             self.gaps.add(gap, tokens);
         }

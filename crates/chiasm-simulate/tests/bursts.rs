@@ -1,4 +1,4 @@
-//! Bursts of prompts before fleets with roles, in virtual time.
+//! Tests of bursts of prompts to fleets with roles, in virtual time.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::io::Write;
@@ -10,10 +10,10 @@ use serde_json::json;
 use tempfile::NamedTempFile;
 
 const REQUESTS: u64 = 32;
-/// Tokens that one id of a trace stands for.
-const TRACE_BLOCK: u64 = 512;
+/// The number of tokens per id of a trace.
+const TRACE_BLOCK_TOKENS: u64 = 512;
 
-/// Requests that arrive `gap_ms` after each other.
+/// A series of requests with a gap of `gap_ms` between arrivals.
 #[derive(Clone, Copy, Debug)]
 struct Burst {
     prompt_tokens: u64,
@@ -24,14 +24,17 @@ struct Burst {
 }
 
 impl Burst {
+    /// Writes the requests as a trace.
     fn trace(&self) -> NamedTempFile {
         let mut file = NamedTempFile::new().unwrap();
-        let blocks = self.prompt_tokens.div_ceil(TRACE_BLOCK);
+        let blocks = self.prompt_tokens.div_ceil(TRACE_BLOCK_TOKENS);
         let shared = if self.is_shared { blocks / 2 } else { 0 };
         for request in 0..REQUESTS {
             let own = (shared..blocks).map(|block| (request + 1) * 1000 + block);
             let line = json!({
-                "timestamp": request * self.gap_ms, "input_length": self.prompt_tokens, "output_length": self.answer_tokens,
+                "timestamp": request * self.gap_ms,
+                "input_length": self.prompt_tokens,
+                "output_length": self.answer_tokens,
                 "hash_ids": (0..shared).chain(own).collect::<Vec<_>>(),
             });
             writeln!(file, "{line}").unwrap();
@@ -41,7 +44,7 @@ impl Burst {
     }
 }
 
-/// Returns the seconds until the last answer ends.
+/// Runs a trace and returns the seconds until the last answer ends.
 fn seconds(
     prefill: usize,
     decode: usize,
@@ -65,8 +68,8 @@ fn seconds(
     scenario.run(policy, Arrivals::Traced(1.0)).unwrap().virtual_seconds
 }
 
-/// Checks that the router's choice for each prompt takes hardly longer than the better of splitting
-/// all prompts and splitting none.
+/// Checks that the router's choices take at most 10 % longer than the better of splitting all
+/// prompts and splitting none.
 fn check(prompt_tokens: u64, gap_ms: u64) {
     for (prefill, decode) in [(1, 1), (3, 1), (1, 3), (2, 2)] {
         for (answer_tokens, is_shared) in [(1, false), (1, true), (256, false), (256, true)] {
@@ -95,6 +98,6 @@ fn burst_of_short_prompts_spreads_over_all_workers() {
 }
 
 #[test]
-fn spaced_prompts_take_the_better_way() {
+fn spaced_prompts_take_the_better_route() {
     check(8192, 100);
 }

@@ -1,32 +1,32 @@
-//! Why there is no slot, why an arena can't be opened, why a handle can't be resolved.
+//! The errors of allocating slots, opening arenas and resolving handles.
 
 use std::io;
 
-/// Why there is no slot for a tensor. It travels in another way then.
+/// The reason why a slot can't be allocated or lent. The tensor is sent in another way then.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum NoSlot {
-    /// The engine still holds too much of the arena.
+pub enum SlotError {
+    /// The arena has no room: the engine has not returned enough slots.
     #[error("the arena is full")]
     Full,
-    /// It would not even fit an empty arena.
+    /// The tensor is larger than the arena.
     #[error("{bytes} bytes do not fit the arena of {capacity}")]
     TooLarge {
-        /// Bytes that were asked for.
+        /// The requested bytes.
         bytes: usize,
-        /// Bytes that slots can have at most.
+        /// The total bytes of all slots.
         capacity: u64,
     },
-    /// Every entry of the table of leases is in use.
+    /// All entries of the table of leases are in use.
     #[error("all leases of the arena are in use")]
     NoLease,
-    /// `/dev/shm`, or the memory behind it, is used up.
+    /// `/dev/shm`, or the memory behind it, is exhausted.
     #[error("no memory for the arena: {0}")]
     NoMemory(#[source] io::Error),
 }
 
-impl NoSlot {
-    /// A name for counters.
+impl SlotError {
+    /// Returns the cause as a label for counters.
     pub fn cause(&self) -> &'static str {
         match self {
             Self::Full => "arena_full",
@@ -37,14 +37,14 @@ impl NoSlot {
     }
 }
 
-/// Why an arena can't be opened.
+/// The reason why an arena can't be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The name is not one that a frontend gives.
+    /// The name is not the name of an arena.
     #[error("'{0}' is not the name of an arena")]
     Name(String),
-    /// It is not there, or out of reach.
+    /// The file does not exist or can't be accessed.
     #[error("arena {name}: {source}")]
     Io {
         /// The arena's name.
@@ -53,58 +53,59 @@ pub enum OpenError {
         #[source]
         source: io::Error,
     },
-    /// It is there and is not what it should be.
+    /// The file is not a valid arena.
     #[error("arena {name}: {problem}")]
     Unsuitable {
         /// The arena's name.
         name: String,
-        /// The fault in it.
+        /// The problem with the file.
         #[source]
         problem: ArenaProblem,
     },
 }
 
-/// A fault of a file that is to be an arena.
+/// A problem with an arena's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArenaProblem {
-    /// A directory, a device or the like.
+    /// The file is a directory, a device or similar.
     #[error("it is not a regular file")]
     NotAFile,
-    /// Another user owns it or may use it.
+    /// Another user owns or may access the file.
     #[error("it is not this user's alone")]
     NotPrivate,
-    /// It does not begin as arenas do.
+    /// The file does not begin with an arena's magic bytes.
     #[error("it is not an arena")]
     NotAnArena,
-    /// A layout that this crate does not know.
+    /// The layout has a version that this crate does not support.
     #[error("its layout has another version")]
     Version,
-    /// Its header tells of another size.
+    /// The header does not fit the size of the file.
     #[error("its header does not fit its size")]
     Size,
-    /// Its header tells of another number.
+    /// The header has another number than the name.
     #[error("its number is not that of its name")]
     Number,
 }
 
-/// Why a handle can't be resolved.
+/// The reason why a handle can't be resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum BadHandle {
-    /// It names another arena.
+pub enum HandleError {
+    /// The handle belongs to another arena.
     #[error("it belongs to another arena")]
     Arena,
-    /// There is no such lease.
+    /// The lease is not in the table.
     #[error("its lease is not in the table")]
     Lease,
-    /// The lease is not lent, or was lent again since.
+    /// The lease has ended; its entry is free or has a newer generation.
     #[error("its lease has ended")]
     Ended,
-    /// It was resolved before. A second view would be written under when the first one is gone.
+    /// The handle was already resolved. When the first of two views is dropped, the frontend may
+    /// overwrite the bytes of the second one.
     #[error("it was used before: lend the slot again for each sending")]
     Used,
-    /// Its bytes are not those of the lease, or not within the arena.
+    /// The byte range is not that of the lease, or not within the arena.
     #[error("its bytes are not those of its lease")]
     Range,
 }

@@ -1,20 +1,20 @@
-//! The bytes of an arena, version 1; the table is in `docs/shared-memory.md`.
+//! The memory layout of an arena, version 1, as in `docs/shared-memory.md`.
 
 use crate::ArenaProblem;
 
-/// Version of the layout below.
+/// The version of the layout.
 pub const LAYOUT_VERSION: u32 = 1;
 
-pub(crate) const PAGE: u64 = 4096;
-/// Slots are whole cache lines.
-pub(crate) const LINE: u64 = 64;
+pub(crate) const PAGE_BYTES: u64 = 4096;
+/// The size of a cache line. Slots consist of whole lines.
+pub(crate) const LINE_BYTES: u64 = 64;
 pub(crate) const MAGIC: [u8; 8] = *b"CHIASMSM";
-/// The table of leases begins here.
-pub(crate) const TABLE: u64 = PAGE;
-/// Bytes of one lease.
+/// The offset of the table of leases.
+pub(crate) const TABLE_OFFSET: u64 = PAGE_BYTES;
+/// The size of a lease's entry.
 pub(crate) const LEASE_BYTES: u64 = 32;
 
-/// Offsets of a lease's fields.
+/// The offsets of the fields in a lease's entry.
 pub(crate) mod lease {
     pub(crate) const STATE: u64 = 0;
     pub(crate) const GENERATION: u64 = 4;
@@ -23,30 +23,30 @@ pub(crate) mod lease {
     pub(crate) const RETURNED: u64 = 24;
 }
 
-/// Values of a lease's state.
+/// The values of a lease's state.
 pub(crate) mod state {
     pub(crate) const LENT: u32 = 1;
     pub(crate) const TAKEN_BACK: u32 = 2;
 }
 
-/// Slots of this size and more begin at a page.
-const LARGE: u64 = 64 << 10;
+/// The minimum size of slots that begin at a page boundary.
+const LARGE_SLOT_BYTES: u64 = 64 << 10;
 
-/// Multiple at which a slot of this many bytes begins.
+/// Returns the alignment of a slot of `bytes` bytes.
 pub(crate) fn alignment(bytes: u64) -> u64 {
-    if bytes >= LARGE { PAGE } else { LINE }
+    if bytes >= LARGE_SLOT_BYTES { PAGE_BYTES } else { LINE_BYTES }
 }
 
-/// What a request carries in place of a tensor's bytes.
+/// A reference to a lent slot. A request carries it instead of a tensor's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Handle {
     /// The arena's number.
     pub arena: u64,
-    /// Index into its table of leases.
+    /// The index in the arena's table of leases.
     pub lease: u32,
     /// The lease's generation.
     pub generation: u32,
-    /// The slot's beginning, in bytes from the start of the arena.
+    /// The slot's offset in the arena, in bytes.
     pub offset: u64,
     /// The slot's length in bytes.
     pub length: u64,
@@ -63,11 +63,12 @@ pub(crate) struct Header {
     pub(crate) number: u64,
 }
 
-/// Bytes of the header that have a meaning.
+/// The size of the header's fields.
 pub(crate) const HEADER_BYTES: usize = 56;
 
 impl Header {
-    /// The header of an arena with so many leases, and so many bytes for slots behind the table.
+    /// Creates the header of an arena with `leases` leases, and `slot_bytes` bytes for slots after
+    /// the table.
     pub(crate) fn new(
         leases: u32,
         slot_bytes: u64,
@@ -75,7 +76,8 @@ impl Header {
         owner_start: u64,
         number: u64,
     ) -> Self {
-        let slots = (TABLE + u64::from(leases) * LEASE_BYTES).next_multiple_of(PAGE);
+        let table_end = TABLE_OFFSET + u64::from(leases) * LEASE_BYTES;
+        let slots = table_end.next_multiple_of(PAGE_BYTES);
         Self { leases, length: slots + slot_bytes, slots, owner_pid, owner_start, number }
     }
 
@@ -92,10 +94,10 @@ impl Header {
         bytes
     }
 
-    /// Reads a header. `file_length` is the length that the file really has.
+    /// Decodes a header. `file_length` is the actual length of the file.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// [`ArenaProblem`] if the header is invalid.
     pub(crate) fn decode(
         bytes: &[u8; HEADER_BYTES],
         file_length: u64,
@@ -118,19 +120,19 @@ impl Header {
             owner_start: u64_at(40),
             number: u64_at(48),
         };
-        let table_end = TABLE + u64::from(header.leases) * LEASE_BYTES;
+        let table_end = TABLE_OFFSET + u64::from(header.leases) * LEASE_BYTES;
         let fits = header.length == file_length
             && table_end <= header.slots
             && header.slots <= header.length;
-        if !fits || !header.slots.is_multiple_of(PAGE) {
+        if !fits || !header.slots.is_multiple_of(PAGE_BYTES) {
             return Err(ArenaProblem::Size);
         }
         Ok(header)
     }
 
-    /// The offset at which a lease's entry begins; `None` if it is not in the table.
-    pub(crate) fn lease_at(&self, index: u32) -> Option<u64> {
-        (index < self.leases).then(|| TABLE + u64::from(index) * LEASE_BYTES)
+    /// Returns the offset of a lease's entry; `None` if the index is not in the table.
+    pub(crate) fn entry_offset(&self, index: u32) -> Option<u64> {
+        (index < self.leases).then(|| TABLE_OFFSET + u64::from(index) * LEASE_BYTES)
     }
 }
 
@@ -139,20 +141,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_header_is_read_as_it_was_written() {
+    fn encoded_header_decodes_to_itself() {
         let header = Header::new(1000, 1 << 20, 4711, 99, 0xfeed_0000_0000_beef);
         assert_eq!(header.slots, 36_864);
         assert_eq!(Header::decode(&header.encode(), header.length), Ok(header));
     }
 
     #[test]
-    fn a_header_that_does_not_fit_its_file_is_refused() {
+    fn header_that_does_not_fit_its_file_is_refused() {
         let header = Header::new(10, 1 << 20, 1, 1, 1);
         assert!(Header::decode(&header.encode(), header.length - 1).is_err());
         for wrong in [
             Header { leases: 1000, ..header },
             Header { slots: header.slots + 1, ..header },
-            Header { slots: header.length + PAGE, ..header },
+            Header { slots: header.length + PAGE_BYTES, ..header },
         ] {
             assert!(Header::decode(&wrong.encode(), header.length).is_err(), "{wrong:?}");
         }

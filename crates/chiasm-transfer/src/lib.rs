@@ -1,9 +1,9 @@
 //! Shared memory between the frontend and the engines on its machine.
 //!
-//! A tensor is written once, into a [`SlotWriter`] of the engine's [`Arena`], and read in place by
-//! the engine. How the two processes agree on who may touch what is in `docs/shared-memory.md`; in
-//! short: a slot is lent to the engine by an entry in a table, and is free again when the engine
-//! has stored that entry's generation back.
+//! The frontend writes a tensor once, into a [`SlotWriter`] of the engine's [`Arena`]. The engine
+//! reads it in place. The protocol between the two processes is in `docs/shared-memory.md`. In
+//! short: an entry in a table lends a slot to the engine. The slot is free again once the engine
+//! has stored the entry's generation back.
 //!
 //! ```
 //! use chiasm_transfer::{Arena, ArenaReader};
@@ -16,7 +16,7 @@
 //! let slot = writer.publish();
 //! let lease = slot.lend()?;
 //!
-//! // The engine, which was told the arena's name once and gets the handle with a request:
+//! // The engine, which has received the arena's name once and gets the handle with a request:
 //! let reader = ArenaReader::open(arena.name())?;
 //! arena.unlink();
 //! let view = reader.resolve(&lease.handle)?;
@@ -25,16 +25,16 @@
 //! # }
 //! ```
 //!
-//! | part | is |
+//! | item | purpose |
 //! |---|---|
 //! | [`Arena`], [`SlotWriter`], [`Slot`], [`WeakSlot`], [`Lease`] | the frontend's side |
-//! | [`ArenaReader`], [`SlotView`] | the engine's side, as the simulated engine has it; vLLM's is `python/chiasm_vllm` |
-//! | [`Handle`] | what a request carries in place of a tensor's bytes |
-//! | [`ParcelRoom`], [`Parcel`] | bytes that a process which knows none of this copies out by a name |
-//! | [`sweep`], [`free_shm_bytes`] | the state of `/dev/shm` at a start |
+//! | [`ArenaReader`], [`SlotView`] | the engine's side, for the simulated engine; vLLM's is `python/chiasm_vllm` |
+//! | [`Handle`] | a reference to a lent slot, which a request carries instead of a tensor's bytes |
+//! | [`ShmBlobBudget`], [`ShmBlob`] | named bytes for a process that does not know this protocol and copies them |
+//! | [`sweep`], [`free_shm_bytes`] | cleaning and measuring `/dev/shm` at startup |
 //!
-//! `unsafe` is what maps memory and makes slices of it, in `mapping`, `slot` and `reader`; the
-//! reasons stand beside it.
+//! `unsafe` maps memory and makes slices of it, only in `mapping`, `slot` and `reader`. Each block
+//! states why it is sound.
 
 mod arena;
 mod error;
@@ -42,22 +42,22 @@ mod layout;
 mod leases;
 mod mapping;
 mod owner;
-mod parcel;
 mod ranges;
 mod reader;
 mod segment;
 mod shared;
 mod shm;
+mod shm_blob;
 mod slot;
 mod sweep;
 
 pub use arena::Arena;
-pub use error::{ArenaProblem, BadHandle, NoSlot, OpenError};
+pub use error::{ArenaProblem, HandleError, OpenError, SlotError};
 pub use layout::{Handle, LAYOUT_VERSION};
 pub use leases::LeaseId;
-pub use parcel::{NoParcel, Parcel, ParcelRoom};
 pub use reader::{ArenaReader, SlotView};
 pub use shared::ArenaUsage;
 pub use shm::{SHM_DIR, free_shm_bytes};
+pub use shm_blob::{ShmBlob, ShmBlobBudget, ShmBlobError};
 pub use slot::{Lease, Slot, SlotWriter, WeakSlot};
 pub use sweep::sweep;

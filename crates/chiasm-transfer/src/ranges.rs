@@ -1,26 +1,26 @@
-//! Free pieces of an address range.
+//! A set of free ranges.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// Disjoint ranges, neighbours joined. The smallest that is large enough is taken first.
+/// Disjoint ranges; adjacent ranges are merged. Allocation uses the smallest range that fits.
 #[derive(Debug, Default)]
 pub(crate) struct Ranges {
-    /// Start → end.
+    /// The ends of the ranges by their starts.
     by_start: BTreeMap<u64, u64>,
-    /// Length and start.
+    /// The lengths and starts of the ranges.
     by_length: BTreeSet<(u64, u64)>,
 }
 
 impl Ranges {
-    /// A set of one range.
+    /// Creates a set with one range.
     pub(crate) fn new(range: Range<u64>) -> Self {
         let mut ranges = Self::default();
         ranges.insert(range);
         ranges
     }
 
-    /// Takes `length` bytes, more than 0, that begin at a multiple of `alignment`.
+    /// Removes and returns `length` bytes, more than 0, that begin at a multiple of `alignment`.
     pub(crate) fn take(&mut self, length: u64, alignment: u64) -> Option<Range<u64>> {
         let (taken, from) = self.by_length.range((length, 0)..).find_map(|&(_, start)| {
             let end = self.by_start[&start];
@@ -32,7 +32,7 @@ impl Ranges {
         Some(taken)
     }
 
-    /// Removes `range`, which must lie within one of the ranges.
+    /// Removes `range`, which must be part of one of the ranges.
     pub(crate) fn remove(&mut self, range: &Range<u64>) {
         let found = self.by_start.range(..=range.start).next_back();
         let from = found.map(|(&start, &end)| start..end);
@@ -58,7 +58,7 @@ impl Ranges {
         (found == end).then_some(start..end)
     }
 
-    /// Gives a range back.
+    /// Adds a range, which must not overlap the set.
     pub(crate) fn insert(&mut self, mut range: Range<u64>) {
         if range.is_empty() {
             return;
@@ -77,7 +77,7 @@ impl Ranges {
         self.add(range);
     }
 
-    /// The length of the longest range.
+    /// Returns the length of the longest range.
     pub(crate) fn longest(&self) -> u64 {
         self.by_length.last().map_or(0, |&(length, _)| length)
     }
@@ -87,7 +87,7 @@ impl Ranges {
         self.by_start.insert(range.start, range.end);
     }
 
-    /// Removes `part` of the range `from`; the rest on both sides stays.
+    /// Removes `part` of the range `from` and keeps the rest on both sides.
     fn cut(&mut self, from: Range<u64>, part: &Range<u64>) {
         self.drop_at(from.start);
         for rest in [from.start..part.start, part.end..from.end] {
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_fit_is_taken_and_alignment_leaves_its_rest() {
+    fn smallest_fit_is_taken_with_alignment() {
         let mut ranges = Ranges::new(10..100);
         ranges.insert(200..260);
         assert_eq!(ranges.take(50, 1), Some(200..250));
@@ -128,10 +128,15 @@ mod tests {
         assert_eq!(ranges.longest(), 90);
     }
 
+    /// A length, an alignment, and the number of a range to insert if there is no room.
+    fn step() -> impl Strategy<Value = (u64, u64, usize)> {
+        (1_u64..400, prop_oneof![Just(1_u64), Just(8), Just(64)], 0..100_usize)
+    }
+
     proptest! {
         #[test]
-        fn nothing_is_taken_twice_and_nothing_is_lost(
-            steps in proptest::collection::vec((1_u64..400, prop_oneof![Just(1_u64), Just(8), Just(64)], 0..100_usize), 1..200),
+        fn taken_ranges_are_disjoint_without_loss(
+            steps in proptest::collection::vec(step(), 1..200),
         ) {
             const SIZE: u64 = 4096;
             let mut ranges = Ranges::new(0..SIZE);
@@ -141,10 +146,15 @@ mod tests {
                     Some(range) => {
                         prop_assert_eq!(range.end - range.start, length);
                         prop_assert!(range.start.is_multiple_of(alignment) && range.end <= SIZE);
-                        prop_assert!(taken.iter().all(|other| other.end <= range.start || range.end <= other.start));
+                        let is_disjoint = |other: &Range<u64>| {
+                            other.end <= range.start || range.end <= other.start
+                        };
+                        prop_assert!(taken.iter().all(is_disjoint));
                         taken.push(range);
                     }
-                    None if !taken.is_empty() => ranges.insert(taken.swap_remove(back % taken.len())),
+                    None if !taken.is_empty() => {
+                        ranges.insert(taken.swap_remove(back % taken.len()));
+                    }
                     None => {}
                 }
                 let free: u64 = contents(&ranges).iter().map(|(start, end)| end - start).sum();

@@ -1,9 +1,9 @@
-//! The engine's side: handles to views.
+//! The engine's side: resolves handles to views.
 //!
-//! Two views of one lease must never be: the first to go would return the lease, and the frontend
-//! would write a new tensor under the other. So a handle is resolved once. The last generation that
-//! was resolved of each lease is noted, in one place for all readers of an arena in this process,
-//! however often it is opened.
+//! A lease must never have two views: dropping the first one would return the lease, and the
+//! frontend would overwrite the bytes of the second. So a handle can only be resolved once. The
+//! last resolved generation of each lease is stored once per arena and process, even if the arena
+//! is opened several times.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::{Deref, Range};
@@ -11,17 +11,17 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use crate::error::{BadHandle, OpenError};
-use crate::layout::{Handle, Header, LINE, lease, state};
+use crate::error::{HandleError, OpenError};
+use crate::layout::{Handle, Header, LINE_BYTES, lease, state};
 use crate::mapping::Mapping;
 use crate::segment::{self, FileId, Unsuitable};
 use crate::shm::SHM_DIR;
 
-/// The arenas that readers or views in this process refer to.
+/// The arenas that readers or views in this process use.
 static OPEN: Mutex<BTreeMap<FileId, Weak<Shared>>> = Mutex::new(BTreeMap::new());
 
-/// An arena as an engine sees it. Clones are the same reader, and so is what opening the arena
-/// again in this process gives.
+/// The engine's side of an arena. Clones share the reader, and so do readers that open the same
+/// arena again in this process.
 #[derive(Clone, Debug)]
 pub struct ArenaReader {
     shared: Arc<Shared>,
@@ -31,12 +31,12 @@ pub struct ArenaReader {
 struct Shared {
     header: Header,
     mapping: Mapping,
-    /// The generation of each lease that was last resolved. It has never more entries than the
-    /// table of leases.
+    /// The last resolved generation of each lease. It never has more entries than the table of
+    /// leases.
     resolved: Mutex<HashMap<u32, u32>>,
 }
 
-/// The bytes of a lent slot. There is only one view of a lease; dropping it returns the lease.
+/// The bytes of a lent slot. A lease has only one view; dropping it returns the lease.
 #[derive(Debug)]
 pub struct SlotView {
     arena: Arc<Shared>,
@@ -50,7 +50,7 @@ impl ArenaReader {
     /// Opens an arena by its file name in [`SHM_DIR`].
     ///
     /// # Errors
-    /// [`OpenError`] says whether it is not there, not this user's, or no arena.
+    /// [`OpenError`] if the file does not exist, belongs to another user, or is not an arena.
     pub fn open(name: &str) -> Result<Self, OpenError> {
         Self::open_in(Path::new(SHM_DIR), name)
     }
@@ -67,8 +67,7 @@ impl ArenaReader {
             })?;
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|_, shared| shared.strong_count() > 0);
-        // If nobody refers to it any more there is no view left either, and every lease that was
-        // resolved is returned.
+        // If no reader or view uses the arena any more, all resolved leases have been returned.
         let known = open.get(&file).and_then(Weak::upgrade);
         let shared = known
             .unwrap_or_else(|| Arc::new(Shared { header, mapping, resolved: Mutex::default() }));
@@ -76,55 +75,57 @@ impl ArenaReader {
         Ok(Self { shared })
     }
 
-    /// The slot that a handle stands for. A handle is good for one call: the frontend lends the
-    /// slot again for each sending.
+    /// Resolves a handle to a view of its slot. A handle can only be resolved once; the frontend
+    /// lends the slot again for each message.
     ///
     /// # Errors
-    /// [`BadHandle`] says what does not fit. If it is the slot and not the lease, the lease is
-    /// returned.
-    pub fn resolve(&self, handle: &Handle) -> Result<SlotView, BadHandle> {
+    /// [`HandleError`] if the handle is invalid. If its lease is valid but its byte range is not,
+    /// the lease is returned.
+    pub fn resolve(&self, handle: &Handle) -> Result<SlotView, HandleError> {
         let header = &self.shared.header;
         if handle.arena != header.number {
-            return Err(BadHandle::Arena);
+            return Err(HandleError::Arena);
         }
-        let entry = header.lease_at(handle.lease).ok_or(BadHandle::Lease)?;
+        let entry = header.entry_offset(handle.lease).ok_or(HandleError::Lease)?;
         self.shared.take(handle, entry)?;
-        let end = handle.offset.checked_add(handle.length).ok_or(BadHandle::Range);
+        let end = handle.offset.checked_add(handle.length).ok_or(HandleError::Range);
         let range = handle.offset..end.unwrap_or(handle.offset);
-        // From here on the lease is returned, by dropping this if by nothing else.
+        // From here on, dropping the view returns the lease on every path.
         let view =
             SlotView { arena: self.shared.clone(), entry, generation: handle.generation, range };
-        let (range, mapping) = (&view.range, &self.shared.mapping);
-        let as_lent = mapping.u64_at(entry + lease::OFFSET).load(Ordering::Relaxed)
+        let range = &view.range;
+        let mapping = &self.shared.mapping;
+        let is_as_lent = mapping.u64_at(entry + lease::OFFSET).load(Ordering::Relaxed)
             == handle.offset
             && mapping.u64_at(entry + lease::LENGTH).load(Ordering::Relaxed) == handle.length;
         end?;
-        if !as_lent
+        if !is_as_lent
             || range.start < header.slots
             || range.end > header.length
-            || !range.start.is_multiple_of(LINE)
+            || !range.start.is_multiple_of(LINE_BYTES)
         {
-            return Err(BadHandle::Range);
+            return Err(HandleError::Range);
         }
         Ok(view)
     }
 }
 
 impl Shared {
-    /// Takes the lease that begins at `entry` for one view, if it is lent and nobody has taken it
+    /// Marks the lease at the offset `entry` as resolved. Fails if it is not lent or was resolved
     /// before.
-    fn take(&self, handle: &Handle, entry: u64) -> Result<(), BadHandle> {
+    fn take(&self, handle: &Handle, entry: u64) -> Result<(), HandleError> {
         let mut resolved = self.resolved.lock().unwrap_or_else(PoisonError::into_inner);
-        let lent = self.mapping.u32_at(entry + lease::STATE).load(Ordering::Acquire) == state::LENT
+        let is_lent = self.mapping.u32_at(entry + lease::STATE).load(Ordering::Acquire)
+            == state::LENT
             && self.mapping.u32_at(entry + lease::GENERATION).load(Ordering::Relaxed)
                 == handle.generation;
-        if !lent {
-            return Err(BadHandle::Ended);
+        if !is_lent {
+            return Err(HandleError::Ended);
         }
         let returned = self.mapping.u32_at(entry + lease::RETURNED).load(Ordering::Relaxed);
         if returned == handle.generation || resolved.get(&handle.lease) == Some(&handle.generation)
         {
-            return Err(BadHandle::Used);
+            return Err(HandleError::Used);
         }
         resolved.insert(handle.lease, handle.generation);
         Ok(())
@@ -136,14 +137,14 @@ impl Deref for SlotView {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: the slot is lent, and its owner does not write to it before the lease is
-        // returned. Only the one view of the lease returns it, which is this one, in `Drop`.
+        // returned. Only the lease's single view, which is this one, returns it, in `Drop`.
         unsafe { self.arena.mapping.slice(self.range.clone()) }
     }
 }
 
 impl Drop for SlotView {
     fn drop(&mut self) {
-        // Release: this process has read the bytes before.
+        // Release ordering: this process's reads of the bytes come before the store.
         self.arena
             .mapping
             .u32_at(self.entry + lease::RETURNED)
@@ -165,54 +166,54 @@ mod tests {
     }
 
     #[test]
-    fn a_handle_is_good_for_one_view() {
+    fn handle_resolves_to_one_view_only() {
         let arena = Arena::create(4096).unwrap();
         let reader = ArenaReader::open(arena.name()).unwrap();
         let handle = lend(&arena, 7);
         let view = reader.resolve(&handle).unwrap();
-        assert_eq!(reader.clone().resolve(&handle).unwrap_err(), BadHandle::Used);
+        assert_eq!(reader.clone().resolve(&handle).unwrap_err(), HandleError::Used);
         assert_eq!(
             (arena.usage().leases, &view[..]),
             (1, &[7; 4096][..]),
-            "the second try returns nothing"
+            "a refused handle does not return the lease"
         );
         drop(view);
         assert_eq!(
             reader.resolve(&handle).unwrap_err(),
-            BadHandle::Used,
-            "returned, not yet taken back"
+            HandleError::Used,
+            "returned, but not yet collected"
         );
         assert_eq!(arena.usage().leases, 0);
-        assert_eq!(reader.resolve(&handle).unwrap_err(), BadHandle::Ended);
-        // The entry's next lease is another one.
+        assert_eq!(reader.resolve(&handle).unwrap_err(), HandleError::Ended);
+        // The next lease of the entry has a new generation.
         let again = lend(&arena, 8);
         assert_eq!((again.lease, again.generation), (handle.lease, handle.generation + 1));
         assert_eq!(reader.resolve(&again).unwrap()[..], [8; 4096]);
     }
 
     #[test]
-    fn opening_an_arena_again_makes_no_second_view_possible() {
+    fn reopened_arena_allows_no_second_view() {
         let arena = Arena::create(4096).unwrap();
         let handle = lend(&arena, 7);
         let view = ArenaReader::open(arena.name()).unwrap().resolve(&handle).unwrap();
-        // The first reader is gone, its view is not.
+        // The first reader is dropped, but its view is not.
         let reader = ArenaReader::open(arena.name()).unwrap();
-        assert_eq!(reader.resolve(&handle).unwrap_err(), BadHandle::Used);
+        assert_eq!(reader.resolve(&handle).unwrap_err(), HandleError::Used);
         drop((view, reader));
         assert_eq!(
             ArenaReader::open(arena.name()).unwrap().resolve(&handle).unwrap_err(),
-            BadHandle::Used
+            HandleError::Used
         );
     }
 
     #[test]
-    fn of_many_threads_with_one_handle_one_gets_the_view() {
+    fn concurrent_resolves_yield_one_view() {
         let arena = Arena::create(4096).unwrap();
         let reader = ArenaReader::open(arena.name()).unwrap();
         for round in 0..200 {
             let handle = lend(&arena, round as u8);
-            // All results are kept until the last thread is done, or the second could come after
-            // the first view's end.
+            // All results are kept until the last thread has finished. Otherwise, a second resolve
+            // could come after the end of the first view.
             let results: Vec<_> = thread::scope(|scope| {
                 let threads: Vec<_> =
                     (0..4).map(|_| scope.spawn(|| reader.resolve(&handle))).collect();
@@ -225,11 +226,11 @@ mod tests {
     }
 
     #[test]
-    fn a_forgotten_view_keeps_its_lease() {
+    fn forgotten_view_keeps_its_lease() {
         let arena = Arena::create(4096).unwrap();
         let handle = lend(&arena, 7);
         std::mem::forget(ArenaReader::open(arena.name()).unwrap().resolve(&handle).unwrap());
         let again = ArenaReader::open(arena.name()).unwrap().resolve(&handle);
-        assert_eq!((again.unwrap_err(), arena.usage().leases), (BadHandle::Used, 1));
+        assert_eq!((again.unwrap_err(), arena.usage().leases), (HandleError::Used, 1));
     }
 }

@@ -1,4 +1,4 @@
-//! An arena's file: made, opened, named.
+//! An arena's file: creating, opening and naming it.
 
 use std::fs::File;
 use std::io;
@@ -13,18 +13,21 @@ use crate::layout::{HEADER_BYTES, Header};
 use crate::mapping::Mapping;
 use crate::owner::Owner;
 
+/// The permissions of an arena's file: only this user may read and write it.
 const MODE: rustix::fs::RawMode = 0o600;
 
-/// The file name that tells an arena's owner and number.
+/// Returns the file name of an arena, which contains its owner and number.
 pub(crate) fn name(owner: Owner, number: u64) -> String {
     format!("chiasm.{}.{}.{number:016x}", owner.pid, owner.start)
 }
 
-/// Reads owner and number out of a file name; `None` if it is not one that [`name`] gives.
+/// Parses owner and number from a file name. Returns `None` if [`name`] can't have made it.
 pub(crate) fn parse_name(name: &str) -> Option<(Owner, u64)> {
     let decimal = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let mut parts = name.strip_prefix("chiasm.")?.split('.');
-    let (pid, start, number) = (parts.next()?, parts.next()?, parts.next()?);
+    let pid = parts.next()?;
+    let start = parts.next()?;
+    let number = parts.next()?;
     let hex =
         number.len() == 16 && number.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     if parts.next().is_some() || !decimal(pid) || !decimal(start) || !hex {
@@ -34,24 +37,25 @@ pub(crate) fn parse_name(name: &str) -> Option<(Owner, u64)> {
     Some((owner, u64::from_str_radix(number, 16).ok()?))
 }
 
-/// Makes an arena's file, complete and locked, and gives it its name last. A process that is killed
-/// before that leaves nothing.
+/// Creates an arena's file, complete and locked, and names it last. A process that is killed before
+/// that leaves nothing behind.
 pub(crate) fn create(dir: &Path, name: &str, header: &Header) -> io::Result<(File, Mapping)> {
     let file = unnamed_file(dir)?;
-    // The umask has taken its part.
+    // The mode at creation is reduced by the umask.
     rustix::fs::fchmod(&file, Mode::from_raw_mode(MODE))?;
     rustix::fs::ftruncate(&file, header.length)?;
     reserve(&file, 0, header.slots)?;
-    // Held as long as this process has the file open: whoever gets it knows that the owner is gone.
+    // Held while this process has the file open: another process that gets the lock knows that the
+    // owner is gone.
     file.try_lock().map_err(io::Error::from)?;
     file.write_all_at(&header.encode(), 0)?;
     let mapping = Mapping::new(&file, header)?;
-    give_name(&file, dir, name)?;
+    link(&file, dir, name)?;
     Ok((file, mapping))
 }
 
-/// Makes a file with these parts one after the other, `length` bytes in all, complete and locked,
-/// and gives it its name last. It is nobody's but this user's.
+/// Creates a file with the concatenated parts, `length` bytes in total, complete and locked, and
+/// names it last. Only this user may open it.
 pub(crate) fn create_with(
     dir: &Path,
     name: &str,
@@ -60,7 +64,7 @@ pub(crate) fn create_with(
 ) -> io::Result<File> {
     let file = unnamed_file(dir)?;
     rustix::fs::fchmod(&file, Mode::from_raw_mode(MODE))?;
-    // Without memory behind all of it writing would end this process.
+    // Writing to pages without memory behind them would kill this process.
     if length > 0 {
         reserve(&file, 0, length)?;
     }
@@ -71,29 +75,30 @@ pub(crate) fn create_with(
         file.write_all_at(part, offset)?;
         offset += part.len() as u64;
     }
-    give_name(&file, dir, name)?;
+    link(&file, dir, name)?;
     Ok(file)
 }
 
-fn give_name(file: &File, dir: &Path, name: &str) -> io::Result<()> {
+/// Links an unnamed file under `name`.
+fn link(file: &File, dir: &Path, name: &str) -> io::Result<()> {
     let unnamed = format!("/proc/self/fd/{}", file.as_raw_fd());
     Ok(rustix::fs::linkat(CWD, unnamed, CWD, dir.join(name), AtFlags::SYMLINK_FOLLOW)?)
 }
 
-/// Makes a file that has no name yet.
+/// Creates a file without a name.
 #[cfg(target_os = "linux")]
 fn unnamed_file(dir: &Path) -> io::Result<File> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::TMPFILE;
     Ok(rustix::fs::openat(CWD, dir, flags, Mode::from_raw_mode(MODE))?.into())
 }
 
-/// Fails: other systems have no such files, and engines get everything in messages there.
+/// Fails: other systems have no unnamed files. Engines get all tensors in messages there.
 #[cfg(not(target_os = "linux"))]
 fn unnamed_file(_dir: &Path) -> io::Result<File> {
     Err(io::Error::new(io::ErrorKind::Unsupported, "arenas need Linux"))
 }
 
-/// Makes sure that there is memory behind these bytes, so that touching them can't kill anybody.
+/// Reserves memory behind these bytes, so that accessing them can't kill a process.
 pub(crate) fn reserve(file: &File, offset: u64, length: u64) -> io::Result<()> {
     loop {
         match rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), offset, length) {
@@ -103,14 +108,13 @@ pub(crate) fn reserve(file: &File, offset: u64, length: u64) -> io::Result<()> {
     }
 }
 
-/// Tells a file from all others that are there at the same time, whatever their names: device and
-/// inode.
+/// The identity of a file among all files that exist at the same time: device and inode.
 pub(crate) type FileId = (u64, u64);
 
 /// Opens an arena of this user.
 ///
 /// # Errors
-/// What is wrong with it, if it is there: see [`Unsuitable`].
+/// [`Unsuitable`] if the file can't be opened or is not a valid arena.
 pub(crate) fn open(
     dir: &Path,
     name: &str,
@@ -141,7 +145,7 @@ pub(crate) fn open(
     Ok(((stat.st_dev, stat.st_ino), header, mapping))
 }
 
-/// Why a file is not taken for an arena.
+/// The reason why a file can't be used as an arena.
 pub(crate) enum Unsuitable {
     Io(io::Error),
     Problem(ArenaProblem),
@@ -158,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_tell_their_owner() {
+    fn name_contains_owner_and_number() {
         let owner = Owner { pid: 12, start: 3456 };
         assert_eq!(name(owner, 0xab), "chiasm.12.3456.00000000000000ab");
         assert_eq!(parse_name("chiasm.12.3456.00000000000000ab"), Some((owner, 0xab)));

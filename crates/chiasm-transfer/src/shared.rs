@@ -1,4 +1,5 @@
-//! The memory that an arena and its slots share, and who holds which part of it.
+//! The state that an arena and its slots share: the mapping, the free memory and the holders of
+//! slots.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -9,20 +10,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use crate::error::NoSlot;
-use crate::layout::{self, Handle, Header, LINE, PAGE};
+use crate::error::SlotError;
+use crate::layout::{self, Handle, Header, LINE_BYTES, PAGE_BYTES};
 use crate::leases::{LeaseId, Leases};
 use crate::mapping::Mapping;
 use crate::owner::Owner;
 use crate::ranges::Ranges;
 use crate::segment;
 
-/// Memory is reserved in steps of this size: about as much as one large image needs.
-pub(crate) const GROWTH: u64 = 32 << 20;
-/// Far beyond any machine, and well within what addresses and lengths of files can say.
-const MAX_BYTES: u64 = (1 << 46) - PAGE;
+/// The size of the steps in which memory is reserved, about the size of one large image.
+pub(crate) const GROWTH_BYTES: u64 = 32 << 20;
+/// The maximum size of an arena. Far beyond any machine, and well within the range of addresses and
+/// file lengths.
+const MAX_BYTES: u64 = (1 << 46) - PAGE_BYTES;
 
-/// What [`Arena`](crate::Arena)s and slots share.
+/// The shared state of [`Arena`](crate::Arena)s and slots.
 #[derive(Debug)]
 pub(crate) struct Shared {
     path: PathBuf,
@@ -30,48 +32,48 @@ pub(crate) struct Shared {
     unlinked: AtomicBool,
     pub(crate) header: Header,
     pub(crate) mapping: Mapping,
-    /// Open, because its lock says that the owner lives.
+    /// The open file, whose lock shows that the owner is alive.
     file: File,
     state: Mutex<State>,
-    /// Signalled when a reservation has ended.
+    /// Notified at the end of each reservation.
     grown: Condvar,
 }
 
-/// What an arena's memory is used for.
+/// The usage of an arena's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ArenaUsage {
-    /// Bytes that slots can have at most.
+    /// The maximum total size of slots in bytes.
     pub capacity: u64,
-    /// Bytes of the capacity that have been taken from the system.
+    /// The bytes of the capacity that were taken from the system.
     pub reserved: u64,
-    /// Bytes of the capacity that slots have.
+    /// The bytes of the capacity that slots use.
     pub used: u64,
-    /// Number of slots.
+    /// The number of slots.
     pub slots: usize,
-    /// Number of leases that the engine has not returned.
+    /// The number of leases that the engine has not returned.
     pub leases: usize,
 }
 
 #[derive(Debug)]
 struct State {
     free: Ranges,
-    /// Ranges that are not reserved yet.
-    ungrown: Ranges,
-    /// Number of reservations under way.
+    /// The ranges that are not reserved yet.
+    unreserved: Ranges,
+    /// The number of reservations in progress.
     growing: usize,
-    /// Whether there was no memory for a reservation that nobody had asked for yet: then nothing is
-    /// reserved ahead any more.
+    /// `true` once a reservation ahead of need has failed. Then memory is only reserved when it is
+    /// needed.
     exhausted: bool,
     reserved: u64,
     used: u64,
-    /// Slots that somebody needs, by where they begin.
+    /// The slots in use, by their starts.
     slots: HashMap<u64, Holders>,
-    /// Number of slots that were ever taken.
+    /// The number of slots that were ever allocated.
     serial: u64,
     leases: Leases,
 }
 
-/// Memory to reserve for a slot.
+/// A range of memory to reserve for a slot.
 #[derive(Debug)]
 struct Growth {
     range: Range<u64>,
@@ -79,35 +81,34 @@ struct Growth {
     needed_end: u64,
 }
 
-/// Who needs a slot's bytes.
+/// The holders of a slot.
 #[derive(Debug)]
 struct Holders {
     end: u64,
-    /// Leases that have not ended, and one for the frontend itself as long as it has a
-    /// [`SlotWriter`](crate::SlotWriter) or [`Slot`](crate::Slot), or one for each time that it
-    /// came back to it.
+    /// The number of holders: leases that have not ended, a [`SlotWriter`](crate::SlotWriter) or a
+    /// [`Slot`](crate::Slot) with its clones, and each upgrade of a [`WeakSlot`](crate::WeakSlot).
     count: usize,
-    /// The slot's number among all that ever began at this place.
+    /// The slot's number among all slots that were ever allocated.
     serial: u64,
 }
 
 impl Shared {
-    /// Makes a file in `dir` for `bytes` of slots with so many leases.
+    /// Creates an arena in `dir` with `bytes` bytes of slots and `leases` leases.
     pub(crate) fn create(dir: &Path, bytes: u64, leases: u32) -> io::Result<Self> {
         let too_large = || {
             let reason = format!("{bytes} bytes are more than an arena can have, {MAX_BYTES}");
             io::Error::new(io::ErrorKind::InvalidInput, reason)
         };
-        let paged =
-            bytes.max(PAGE).checked_next_multiple_of(PAGE).filter(|&paged| paged <= MAX_BYTES);
-        let bytes = paged.ok_or_else(too_large)?;
-        let (owner, number) = (Owner::this(), rand::random());
+        let whole_pages = bytes.max(PAGE_BYTES).checked_next_multiple_of(PAGE_BYTES);
+        let bytes = whole_pages.filter(|&bytes| bytes <= MAX_BYTES).ok_or_else(too_large)?;
+        let owner = Owner::this();
+        let number = rand::random();
         let header = Header::new(leases, bytes, owner.pid, owner.start, number);
         let name = segment::name(owner, number);
         let (file, mapping) = segment::create(dir, &name, &header)?;
         let state = State {
             free: Ranges::default(),
-            ungrown: Ranges::new(header.slots..header.length),
+            unreserved: Ranges::new(header.slots..header.length),
             growing: 0,
             exhausted: false,
             reserved: 0,
@@ -116,17 +117,24 @@ impl Shared {
             serial: 0,
             leases: Leases::new(header),
         };
-        let (path, unlinked) = (dir.join(&name), AtomicBool::new(false));
-        let (state, grown) = (Mutex::new(state), Condvar::new());
-        Ok(Self { path, name, unlinked, header, mapping, file, state, grown })
+        Ok(Self {
+            path: dir.join(&name),
+            name,
+            unlinked: AtomicBool::new(false),
+            header,
+            mapping,
+            file,
+            state: Mutex::new(state),
+            grown: Condvar::new(),
+        })
     }
 
-    /// Takes note that the engine has let go of these leases, or will.
+    /// Notes that the engine returns these leases soon.
     pub(crate) fn expect_return(&self, leases: impl IntoIterator<Item = LeaseId>) {
         self.state().leases.expect(leases);
     }
 
-    /// Looks at what the engine has returned, and says what the arena is used for.
+    /// Collects the leases that the engine has returned, and returns the arena's usage.
     pub(crate) fn usage(&self) -> ArenaUsage {
         let mut state = self.state();
         state.end_leases(|leases| leases.end_all(&self.mapping));
@@ -143,18 +151,19 @@ impl Shared {
         self.header.length - self.header.slots
     }
 
-    /// The state is never left half-changed, so a panic elsewhere does not make it unusable.
+    /// Locks the state. A panic never leaves it half-changed, so poisoning is ignored.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes whole lines for one slot, with one holder.
-    pub(crate) fn take(self: &Arc<Self>, bytes: u64) -> Result<Range<u64>, NoSlot> {
+    /// Allocates whole cache lines for a slot, with one holder.
+    pub(crate) fn take(self: &Arc<Self>, bytes: u64) -> Result<Range<u64>, SlotError> {
         let capacity = self.capacity();
         if bytes > capacity {
-            return Err(NoSlot::TooLarge { bytes: bytes as usize, capacity });
+            return Err(SlotError::TooLarge { bytes: bytes as usize, capacity });
         }
-        let (length, alignment) = (bytes.max(1).next_multiple_of(LINE), layout::alignment(bytes));
+        let length = bytes.max(1).next_multiple_of(LINE_BYTES);
+        let alignment = layout::alignment(bytes);
         let mut state = self.state();
         state.end_leases(|leases| leases.end_expected(&self.mapping));
         loop {
@@ -169,48 +178,48 @@ impl Shared {
             }
             match state.growth(length, alignment) {
                 Some(growth) => state = self.grow(state, growth)?,
-                // Memory that is being reserved for others may have room for this slot, too.
+                // Memory that is being reserved for other slots may have room for this one, too.
                 None if state.growing > 0 => {
                     state = self.grown.wait(state).unwrap_or_else(PoisonError::into_inner);
                     continue;
                 }
-                None => return Err(NoSlot::Full),
+                None => return Err(SlotError::Full),
             }
-            // Fails if another slot has meanwhile taken the free memory beside the growth.
+            // Fails if another slot has taken the free memory next to the growth in the meantime.
             if let Some(range) = state.take(length, alignment) {
                 return Ok(range);
             }
         }
     }
 
-    /// Reserves a growth and adds it to the free memory. The state is unlocked meanwhile, as a
-    /// reservation takes milliseconds.
+    /// Reserves a growth and adds it to the free memory. A reservation takes milliseconds, so the
+    /// state is unlocked in the meantime.
     fn grow<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
         growth: Growth,
-    ) -> Result<MutexGuard<'a, State>, NoSlot> {
+    ) -> Result<MutexGuard<'a, State>, SlotError> {
         let Growth { mut range, needed_end } = growth;
         state.growing += 1;
         drop(state);
         let mut reserved = self.reserve(range.clone());
         if reserved.is_err() && needed_end < range.end {
-            // A file system with less than a step left may still have room for what is needed.
-            self.state().ungrown.insert(needed_end..range.end);
+            // A file system with less room than a step may still have room for the needed part.
+            self.state().unreserved.insert(needed_end..range.end);
             range.end = needed_end;
             reserved = self.reserve(range.clone());
         }
         let mut state = self.state();
         self.end_growth(&mut state, range, reserved.is_ok());
-        reserved.map_err(NoSlot::NoMemory)?;
+        reserved.map_err(SlotError::NoMemory)?;
         Ok(state)
     }
 
-    /// Reserves the next step in the background once the last one is half used: zeroing pages takes
-    /// longer than writing them, and should not be part of a request.
+    /// Reserves the next step in the background once the last one is half used. Zeroing pages takes
+    /// longer than writing them, so requests should not wait for it.
     fn grow_ahead(self: &Arc<Self>, state: &mut State) {
         let free = state.reserved - state.used;
-        if free >= GROWTH / 2 || state.growing > 0 || state.exhausted {
+        if free >= GROWTH_BYTES / 2 || state.growing > 0 || state.exhausted {
             return;
         }
         let Some(growth) = state.step() else { return };
@@ -228,13 +237,14 @@ impl Shared {
         }
     }
 
-    /// Takes memory from the system.
+    /// Reserves memory of the system.
     fn reserve(&self, range: Range<u64>) -> io::Result<()> {
         segment::reserve(&self.file, range.start, range.end - range.start)?;
         self.mapping.populate(range);
         Ok(())
     }
 
+    /// Adds a range to the free memory, or back to the unreserved ranges if its reservation failed.
     fn end_growth(&self, state: &mut State, range: Range<u64>, reserved: bool) {
         state.growing -= 1;
         self.grown.notify_all();
@@ -242,12 +252,12 @@ impl Shared {
             state.reserved += range.end - range.start;
             state.free.insert(range);
         } else {
-            state.ungrown.insert(range);
+            state.unreserved.insert(range);
         }
     }
 
-    /// Lends a slot that has a holder.
-    pub(crate) fn lend(&self, range: &Range<u64>) -> Result<(LeaseId, Handle), NoSlot> {
+    /// Lends a slot, which must have a holder.
+    pub(crate) fn lend(&self, range: &Range<u64>) -> Result<(LeaseId, Handle), SlotError> {
         let mut state = self.state();
         let length = range.end - range.start;
         let mut lent = state.leases.lend(&self.mapping, range.start, length);
@@ -255,20 +265,20 @@ impl Shared {
             state.end_leases(|leases| leases.end_all(&self.mapping));
             lent = state.leases.lend(&self.mapping, range.start, length);
         }
-        let lent = lent.ok_or(NoSlot::NoLease)?;
+        let lent = lent.ok_or(SlotError::NoLease)?;
         if let Some(holders) = state.slots.get_mut(&range.start) {
             holders.count += 1;
         }
         Ok(lent)
     }
 
-    /// The number of the slot that begins there and has a holder: slots are numbered in the order
-    /// in which they were taken.
+    /// Returns the serial number of the slot that begins at `start`, which must have a holder.
+    /// Slots are numbered in the order of their allocation.
     pub(crate) fn serial(&self, start: u64) -> u64 {
         self.state().slots.get(&start).map_or(0, |holders| holders.serial)
     }
 
-    /// The frontend holds a slot once more, if it is still that slot.
+    /// Adds a holder to a slot if the slot still has this serial number. Returns `true` on success.
     pub(crate) fn hold_again(&self, start: u64, serial: u64) -> bool {
         match self.state().slots.get_mut(&start) {
             Some(holders) if holders.serial == serial => {
@@ -279,12 +289,12 @@ impl Shared {
         }
     }
 
-    /// The frontend does not need a slot any more.
+    /// Removes a holder of a slot, which frees it if it was the last one.
     pub(crate) fn release(&self, start: u64) {
         self.state().release(start);
     }
 
-    /// Removes the file's name.
+    /// Removes the file's name, once.
     pub(crate) fn unlink(&self) {
         if self.unlinked.swap(true, Ordering::Relaxed) {
             return;
@@ -302,6 +312,7 @@ impl Drop for Shared {
 }
 
 impl State {
+    /// Allocates a slot from the free memory, with one holder.
     fn take(&mut self, length: u64, alignment: u64) -> Option<Range<u64>> {
         let range = self.free.take(length, alignment)?;
         self.hold(range.clone());
@@ -314,47 +325,49 @@ impl State {
         self.slots.insert(range.start, Holders { end: range.end, count: 1, serial: self.serial });
     }
 
-    /// Takes the step that is reserved before a slot needs it.
+    /// Takes the next range to reserve ahead of need.
     fn step(&mut self) -> Option<Range<u64>> {
-        let step = GROWTH.min(self.ungrown.longest());
+        let step = GROWTH_BYTES.min(self.unreserved.longest());
         if step == 0 {
             return None;
         }
-        self.ungrown.take(step, PAGE)
+        self.unreserved.take(step, PAGE_BYTES)
     }
 
-    /// Takes the memory to reserve next for a slot. Free memory on both sides counts as room for
-    /// it. A room that spans several ungrown ranges takes several growths.
+    /// Takes the range to reserve next for a slot. Adjacent free memory on both sides counts as
+    /// room for the slot. If the room spans several unreserved ranges, the slot needs several
+    /// growths.
     fn growth(&mut self, length: u64, alignment: u64) -> Option<Growth> {
-        let growth = self.ungrown.iter().find_map(|ungrown| {
-            let room = self.unused_around(&ungrown);
+        let growth = self.unreserved.iter().find_map(|unreserved| {
+            let room = self.unused_around(&unreserved);
             let slot = room.start.next_multiple_of(alignment);
             let end = slot + length;
-            if end > room.end || end <= ungrown.start {
+            if end > room.end || end <= unreserved.start {
                 return None;
             }
-            let needed_end = end.next_multiple_of(PAGE).min(ungrown.end);
-            let step_end = (ungrown.start + GROWTH).min(ungrown.end);
-            Some(Growth { range: ungrown.start..needed_end.max(step_end), needed_end })
+            let needed_end = end.next_multiple_of(PAGE_BYTES).min(unreserved.end);
+            let step_end = (unreserved.start + GROWTH_BYTES).min(unreserved.end);
+            Some(Growth { range: unreserved.start..needed_end.max(step_end), needed_end })
         })?;
-        self.ungrown.remove(&growth.range);
+        self.unreserved.remove(&growth.range);
         Some(growth)
     }
 
-    /// Returns the longest range around `ungrown` that is neither in use nor being reserved.
-    fn unused_around(&self, ungrown: &Range<u64>) -> Range<u64> {
-        let mut room = ungrown.clone();
-        let before = |at| self.free.ending_at(at).or_else(|| self.ungrown.ending_at(at));
+    /// Returns the longest range around `unreserved` that is neither in use nor being reserved.
+    fn unused_around(&self, unreserved: &Range<u64>) -> Range<u64> {
+        let mut room = unreserved.clone();
+        let before = |at| self.free.ending_at(at).or_else(|| self.unreserved.ending_at(at));
         while let Some(range) = before(room.start) {
             room.start = range.start;
         }
-        let after = |at| self.free.starting_at(at).or_else(|| self.ungrown.starting_at(at));
+        let after = |at| self.free.starting_at(at).or_else(|| self.unreserved.starting_at(at));
         while let Some(range) = after(room.end) {
             room.end = range.end;
         }
         room
     }
 
+    /// Releases the slots whose leases `end` has ended.
     fn end_leases(&mut self, end: impl FnOnce(&mut Leases) -> Vec<u64>) {
         for slot in end(&mut self.leases) {
             self.release(slot);

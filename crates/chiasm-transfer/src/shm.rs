@@ -1,14 +1,14 @@
-//! Where shared memory lives.
+//! The folder of POSIX shared memory.
 
 use std::io;
 
 /// The folder of POSIX shared memory on Linux, a file system in memory.
 pub const SHM_DIR: &str = "/dev/shm";
 
-/// Bytes that can still be reserved in [`SHM_DIR`].
+/// Returns the number of bytes that can still be reserved in [`SHM_DIR`].
 ///
 /// # Errors
-/// The system's, if there is no such folder.
+/// The system's error if there is no such folder.
 pub fn free_shm_bytes() -> io::Result<u64> {
     let stat = rustix::fs::statvfs(SHM_DIR)?;
     Ok(stat.f_bavail.saturating_mul(stat.f_frsize))

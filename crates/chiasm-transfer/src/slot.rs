@@ -1,29 +1,29 @@
-//! A piece of an arena that one tensor is written into once and read from in place.
+//! Slots: pieces of an arena, each written once with one tensor and read in place.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::{Arc, Weak};
 
-use crate::error::NoSlot;
+use crate::error::SlotError;
 use crate::layout::Handle;
 use crate::leases::LeaseId;
 use crate::shared::Shared;
 
-/// A slot that is being written. Dropping it gives the room back.
+/// A slot that is being written. Dropping it frees its memory.
 #[derive(Debug)]
 pub struct SlotWriter {
-    held: Held,
+    hold: Hold,
 }
 
-/// A slot that has been written. Clones are the same slot. Its room is given back once no clone is
-/// left and the engine has returned all its leases.
+/// A slot that has been written. Clones share it. Its memory is freed once no clone is left and the
+/// engine has returned all leases.
 #[derive(Clone)]
 pub struct Slot {
-    held: Arc<Held>,
+    hold: Arc<Hold>,
 }
 
-/// A way back to a [`Slot`] as long as somebody else, mostly the engine, has use for it. It keeps
-/// no room.
+/// A weak reference to a [`Slot`]. It can be upgraded while something else, usually a lease of the
+/// engine, keeps the slot. It keeps no memory itself.
 #[derive(Clone, Debug)]
 pub struct WeakSlot {
     arena: Weak<Shared>,
@@ -31,7 +31,7 @@ pub struct WeakSlot {
     serial: u64,
 }
 
-/// A slot that was lent to the engine.
+/// A lease: one loan of a slot to the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
     /// The lease as [`Arena::expect_return`](crate::Arena::expect_return) takes it.
@@ -40,28 +40,28 @@ pub struct Lease {
     pub handle: Handle,
 }
 
-/// The frontend's own hold on a slot.
+/// The frontend's own hold on a slot, released on drop.
 #[derive(Debug)]
-struct Held {
+struct Hold {
     arena: Arc<Shared>,
     range: Range<u64>,
 }
 
-impl Held {
+impl Hold {
     fn bytes(&self) -> &[u8] {
-        // SAFETY: the range is this slot's until it is released, which `Drop` does. It is written
-        // to only through a `SlotWriter`, which can't be borrowed for that while this borrow lasts.
+        // SAFETY: the range belongs to this slot until `Drop` releases it. It is only written
+        // through a `SlotWriter`, which can't be borrowed mutably while this borrow lasts.
         unsafe { self.arena.mapping.slice(self.range.clone()) }
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `&mut`: the arena gave the range to one `SlotWriter`, and nobody
-        // has been told of it before it is published.
+        // SAFETY: as above, and exclusive: the arena gave the range to one `SlotWriter`, and no
+        // other code knows the range before the slot is published.
         unsafe { self.arena.mapping.slice_mut(self.range.clone()) }
     }
 }
 
-impl Drop for Held {
+impl Drop for Hold {
     fn drop(&mut self) {
         self.arena.release(self.range.start);
     }
@@ -69,12 +69,12 @@ impl Drop for Held {
 
 impl SlotWriter {
     pub(crate) fn new(arena: Arc<Shared>, range: Range<u64>) -> Self {
-        Self { held: Held { arena, range } }
+        Self { hold: Hold { arena, range } }
     }
 
-    /// Ends the writing.
+    /// Finishes writing and makes the slot readable.
     pub fn publish(self) -> Slot {
-        Slot { held: Arc::new(self.held) }
+        Slot { hold: Arc::new(self.hold) }
     }
 }
 
@@ -82,29 +82,29 @@ impl Deref for SlotWriter {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        self.held.bytes()
+        self.hold.bytes()
     }
 }
 
 impl DerefMut for SlotWriter {
     fn deref_mut(&mut self) -> &mut [u8] {
-        self.held.bytes_mut()
+        self.hold.bytes_mut()
     }
 }
 
 impl Slot {
-    /// Lends the slot to the engine for one sending.
+    /// Lends the slot to the engine, for one message.
     ///
     /// # Errors
-    /// [`NoSlot::NoLease`] when the table of leases is full.
-    pub fn lend(&self) -> Result<Lease, NoSlot> {
-        let (id, handle) = self.held.arena.lend(&self.held.range)?;
+    /// [`SlotError::NoLease`] if the table of leases is full.
+    pub fn lend(&self) -> Result<Lease, SlotError> {
+        let (id, handle) = self.hold.arena.lend(&self.hold.range)?;
         Ok(Lease { id, handle })
     }
 
-    /// Makes a way back to this slot that does not keep it.
+    /// Creates a weak reference, which does not keep the slot.
     pub fn downgrade(&self) -> WeakSlot {
-        let Held { arena, range } = &*self.held;
+        let Hold { arena, range } = &*self.hold;
         WeakSlot {
             arena: Arc::downgrade(arena),
             range: range.clone(),
@@ -112,19 +112,20 @@ impl Slot {
         }
     }
 
+    /// Returns `true` if the slot is a piece of `arena`.
     pub(crate) fn is_in(&self, arena: &Arc<Shared>) -> bool {
-        Arc::ptr_eq(&self.held.arena, arena)
+        Arc::ptr_eq(&self.hold.arena, arena)
     }
 }
 
 impl WeakSlot {
-    /// The slot, if nobody else has its room by now.
+    /// Returns the slot; `None` if its memory has been freed.
     pub fn upgrade(&self) -> Option<Slot> {
         let arena = self.arena.upgrade()?;
-        // Nobody writes to it any more: it was published before there was a way back to it.
+        // The slot is no longer written: only published slots have weak references.
         arena.hold_again(self.range.start, self.serial).then(|| {
-            let held = Held { arena, range: self.range.clone() };
-            Slot { held: Arc::new(held) }
+            let hold = Hold { arena, range: self.range.clone() };
+            Slot { hold: Arc::new(hold) }
         })
     }
 }
@@ -133,7 +134,7 @@ impl Deref for Slot {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        self.held.bytes()
+        self.hold.bytes()
     }
 }
 
@@ -145,11 +146,11 @@ impl AsRef<[u8]> for Slot {
 
 impl fmt::Debug for Slot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slot").field("range", &self.held.range).finish_non_exhaustive()
+        f.debug_struct("Slot").field("range", &self.hold.range).finish_non_exhaustive()
     }
 }
 
-/// Slots are equal when their bytes are.
+/// Slots are equal if their bytes are equal.
 impl PartialEq for Slot {
     fn eq(&self, other: &Self) -> bool {
         **self == **other

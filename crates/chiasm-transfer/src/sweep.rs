@@ -1,4 +1,4 @@
-//! Arenas whose owners were killed before the engine had opened them.
+//! Removal of arenas whose owners were killed before the engine had opened them.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
@@ -7,8 +7,8 @@ use std::path::Path;
 use crate::segment;
 use crate::shm::SHM_DIR;
 
-/// Removes arenas of this user that no living process owns; how many. Their memory is freed once no
-/// engine has them mapped.
+/// Removes this user's arenas that no live process owns, and returns their number. Their memory is
+/// freed once no engine maps them.
 pub fn sweep() -> usize {
     sweep_dir(Path::new(SHM_DIR))
 }
@@ -34,8 +34,8 @@ pub(crate) fn sweep_dir(dir: &Path) -> usize {
     removed
 }
 
-/// Whether no process holds the arena's lock. This is what counts for owners in other PID
-/// namespaces, whose ids mean nothing here. Arenas of other users can't be opened.
+/// Returns `true` if no process holds the arena's lock. This protects owners in other PID
+/// namespaces, whose ids are meaningless here. Arenas of other users can't be opened.
 fn has_no_owner(path: &Path) -> bool {
     let no_follow = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
     let file = OpenOptions::new().read(true).write(true).custom_flags(no_follow).open(path);
@@ -55,7 +55,8 @@ mod tests {
         let dead = Owner { pid: u32::MAX, start: 7 };
         let abandoned = segment::name(dead, 1);
         fs::write(dir.path().join(&abandoned), [0; 64]).unwrap();
-        // As of a process in another PID namespace: its id is nobody's here, its lock is held.
+        // Simulates a process in another PID namespace: its id is unknown here, but its lock is
+        // held.
         let elsewhere = dir.path().join(segment::name(dead, 2));
         fs::write(&elsewhere, [0; 64]).unwrap();
         let locked = fs::File::open(&elsewhere).unwrap();

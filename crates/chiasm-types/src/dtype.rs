@@ -1,10 +1,10 @@
 crate::every_variant! {
-    /// Element type of a tensor that is handed to an engine.
+    /// The element type of a tensor that is handed to an engine.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum Dtype {
         /// `torch.uint8`
         U8,
-        /// `torch.bool`, one byte each
+        /// `torch.bool`, one byte per element
         Bool,
         /// `torch.int8`
         I8,
@@ -26,7 +26,7 @@ crate::every_variant! {
 }
 
 impl Dtype {
-    /// Bytes per element.
+    /// Returns the number of bytes per element.
     pub const fn size(self) -> usize {
         match self {
             Self::U8 | Self::Bool | Self::I8 => 1,
@@ -36,7 +36,7 @@ impl Dtype {
         }
     }
 
-    /// The name that torch and vLLM's wire use, without the `torch.` prefix.
+    /// Returns the name in torch and on vLLM's wire, without the `torch.` prefix.
     pub const fn torch_name(self) -> &'static str {
         match self {
             Self::U8 => "uint8",
@@ -52,7 +52,8 @@ impl Dtype {
         }
     }
 
-    /// The reverse of [`Dtype::torch_name`]; `None` for a name that Chiasm does not hand over.
+    /// Parses a name as [`Dtype::torch_name`] writes it. Returns `None` for types that Chiasm does
+    /// not hand over.
     pub fn from_torch_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|dtype| dtype.torch_name() == name)
     }

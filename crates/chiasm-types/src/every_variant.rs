@@ -1,4 +1,4 @@
-/// Declares an enum without fields, with a constant `ALL` of its variants in the order of
+/// Declares an enum without fields and a constant `ALL` that lists its variants in the order of
 /// declaration.
 ///
 /// ```
@@ -29,7 +29,7 @@ macro_rules! every_variant {
         }
 
         impl $name {
-            /// Every variant, in the order of declaration.
+            /// All variants, in the order of declaration.
             $vis const ALL: [Self; [$(stringify!($variant)),+].len()] = [$(Self::$variant),+];
         }
     };

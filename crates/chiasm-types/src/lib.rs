@@ -1,21 +1,21 @@
-//! The words that several Chiasm crates share. No logic lives here, and nothing is depended on.
+//! Types that several Chiasm crates share. The crate has no logic and no dependencies.
 //!
-//! | type | word |
+//! | type | meaning |
 //! |---|---|
-//! | [`TokenId`] | one entry of the model's vocabulary |
-//! | [`TokenRun`] | the same token several times over: how placeholders are described before they are placed |
-//! | [`MmHash`] | identity of a media item |
+//! | [`TokenId`] | an entry of the model's vocabulary |
+//! | [`TokenRun`] | a repeated token: describes a placeholder whose offset is not known yet |
+//! | [`MmHash`] | the identity of a media item |
 //! | [`Placeholder`] | the run of prompt tokens that stands for a media item |
-//! | [`BlockSize`] | tokens per KV-cache block |
+//! | [`BlockSize`] | the number of tokens per KV-cache block |
 //! | [`WorkerId`] | a serving unit that the router can pick |
-//! | [`PlanClassId`] | which workers can be given the same plan of a request |
-//! | [`Dtype`] | element type of a tensor |
-//! | [`TensorField`] | how an engine joins a tensor with those of other items |
-//! | [`Modality`] | image, video, audio, or what a model's own processor brings |
-//! | [`Role`] | which stages of a request a worker computes |
+//! | [`PlanClassId`] | a class of workers that can share one plan of a request |
+//! | [`Dtype`] | the element type of a tensor |
+//! | [`TensorField`] | the way an engine joins a tensor with those of other items |
+//! | [`Modality`] | image, video, audio, or a modality of a model's own processor |
+//! | [`Role`] | the stages of a request that a worker computes |
 //! | [`VllmVersion`] | the release number of an engine's vLLM |
 //!
-//! [`every_variant!`] declares enums that know all of their variants.
+//! [`every_variant!`] declares an enum with a list of its variants.
 #![forbid(unsafe_code)]
 
 mod block_size;

@@ -1,24 +1,25 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Identity of a media item: its encoded bytes and everything that changes its tensors.
+/// The identity of a media item: a hash of its encoded bytes and of everything else that changes
+/// its tensors.
 ///
-/// 256 bits, written as 64 lower-case hex digits. Engines see it in that form, as `mm_hash` and
-/// `identifier`.
+/// It has 256 bits and is written as 64 lower-case hex digits. Engines receive it in that form, as
+/// `mm_hash` and `identifier`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct MmHash([u8; 32]);
 
-/// A string is not 64 hex digits.
+/// The error for a string that is not 64 hex digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParseMmHashError;
 
 impl MmHash {
-    /// Wraps a digest.
+    /// Creates an identity from a digest.
     pub const fn new(digest: [u8; 32]) -> Self {
         Self(digest)
     }
 
-    /// The digest.
+    /// Returns the digest.
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }
@@ -27,7 +28,7 @@ impl MmHash {
 impl fmt::Display for MmHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
-        // At once: formatting byte by byte takes a microsecond, several times per request.
+        // Formatting byte by byte takes a microsecond, several times per request.
         let mut text = [0; 64];
         for (pair, byte) in text.chunks_exact_mut(2).zip(self.0) {
             pair.copy_from_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
@@ -72,13 +73,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn display_and_parse_are_inverse() {
+    fn displayed_hash_parses_to_itself() {
         let hash = MmHash::new(std::array::from_fn(|i| (i * 37) as u8));
         assert_eq!(hash.to_string().parse(), Ok(hash));
     }
 
     #[test]
-    fn other_lengths_and_digits_are_refused() {
+    fn wrong_length_or_digit_is_refused() {
         assert_eq!("ab".parse::<MmHash>(), Err(ParseMmHashError));
         assert_eq!("g".repeat(64).parse::<MmHash>(), Err(ParseMmHashError));
     }

@@ -1,10 +1,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// What kind of thing a media item is.
+/// The kind of a media item.
 ///
-/// The names of the first three are those of vLLM's modalities; a model's own processor may bring
-/// others, such as `vision_chunk`.
+/// The first three have the names of vLLM's modalities. A model's own processor may add others,
+/// such as `vision_chunk`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Modality {
     /// A still image.
@@ -13,12 +13,12 @@ pub enum Modality {
     Video,
     /// A sound recording.
     Audio,
-    /// A modality that only the model's own processor knows, by the name that it has in vLLM.
+    /// A modality of the model's own processor, by its name in vLLM.
     Other(Arc<str>),
 }
 
 impl Modality {
-    /// The name in vLLM's messages, in metrics and in flags.
+    /// Returns the name in vLLM's messages, in metrics and in flags.
     pub fn name(&self) -> &str {
         match self {
             Self::Image => "image",
@@ -28,7 +28,7 @@ impl Modality {
         }
     }
 
-    /// The modality of that name; one that is not known to Chiasm becomes [`Modality::Other`].
+    /// Returns the modality with this name; an unknown name becomes [`Modality::Other`].
     pub fn from_name(name: &str) -> Self {
         match name {
             "image" => Self::Image,
@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_modalities_belong_together() {
+    fn name_parses_to_its_modality() {
         for modality in [
             Modality::Image,
             Modality::Video,

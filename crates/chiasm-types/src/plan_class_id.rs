@@ -1,9 +1,9 @@
 use std::fmt;
 
-/// The number of a plan class in a fleet: workers that can be given one plan of a request are of
-/// the same class. Written `class_0`.
+/// The number of a plan class in a fleet, written `class_0`.
 ///
-/// A number means one class for as long as the fleet lives.
+/// Workers of one class can share a plan of a request. A number keeps its class for the lifetime of
+/// the fleet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PlanClassId(pub u32);
 

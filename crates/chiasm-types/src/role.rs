@@ -1,24 +1,24 @@
 use std::fmt;
 
 crate::every_variant! {
-    /// Which stages of a request a worker computes.
+    /// The stages of a request that a worker computes.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
     pub enum Role {
-        /// Prompts and answers: requests that are its own from the first token to the last.
+        /// Prompts and answers: the worker computes whole requests.
         #[default]
         Aggregated,
-        /// Media items, whose embeddings other workers of its machine find.
+        /// Media items, whose embeddings other workers of the same machine load.
         Encode,
         /// Prompts, whose keys and values other workers read.
         Prefill,
-        /// Answers behind prompts that others have computed; also what an aggregated worker
-        /// computes.
+        /// Answers to prompts that other workers have computed. Such a worker also computes whole
+        /// requests, as an aggregated worker does.
         Decode,
     }
 }
 
 impl Role {
-    /// The name on command lines and in reports.
+    /// Returns the name on command lines and in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Aggregated => "aggregated",
@@ -28,8 +28,8 @@ impl Role {
         }
     }
 
-    /// The role of this name. `encode-prefill` is another word for prefill: a worker that computes
-    /// prompts encodes what of their media items nobody else has encoded.
+    /// Parses a name. `encode-prefill` is an alias of prefill: a worker that computes prompts also
+    /// encodes the media items that no other worker has encoded.
     pub fn parse(name: &str) -> Option<Self> {
         match name {
             "encode-prefill" => Some(Self::Prefill),
@@ -37,8 +37,9 @@ impl Role {
         }
     }
 
-    /// Whether a worker can answer a request, however that was begun.
-    pub fn answers(self) -> bool {
+    /// Returns `true` if a worker with this role can generate answers, with or without a prompt
+    /// that another worker has computed.
+    pub fn can_answer(self) -> bool {
         self != Self::Encode
     }
 }
@@ -54,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_roles_belong_together() {
+    fn name_parses_to_its_role() {
         for role in Role::ALL {
             assert_eq!(Role::parse(role.name()), Some(role));
         }

@@ -1,10 +1,10 @@
-/// How an engine joins one tensor of an item with the same tensor of a request's other items:
+/// The way an engine joins a tensor of one item with the same tensor of a request's other items:
 /// vLLM's `MultiModalFieldConfig`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TensorField {
     /// Concatenated along a dimension.
     Flat {
-        /// This item's extent of it.
+        /// This item's extent along the dimension.
         rows: usize,
         /// The dimension; -1 is the last.
         dim: i64,
@@ -16,7 +16,7 @@ pub enum TensorField {
         /// The engine leaves the tensor in host memory.
         keep_on_cpu: bool,
     },
-    /// The same for all items: one stands for all.
+    /// The same for all items: the engine keeps one.
     Shared {
         /// The engine leaves the tensor in host memory.
         keep_on_cpu: bool,
@@ -24,8 +24,8 @@ pub enum TensorField {
 }
 
 impl TensorField {
-    /// Concatenated along the first dimension, of which this item has `rows`, and moved to the
-    /// engine's device.
+    /// Creates a field that is concatenated along the first dimension and moved to the engine's
+    /// device. `rows` is this item's extent along that dimension.
     pub const fn rows(rows: usize) -> Self {
         Self::Flat { rows, dim: 0, keep_on_cpu: false }
     }

@@ -1,6 +1,6 @@
 use std::fmt;
 
-/// One entry of the model's vocabulary.
+/// An entry of the model's vocabulary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(transparent)]
 pub struct TokenId(pub u32);
@@ -17,13 +17,13 @@ impl From<u32> for TokenId {
     }
 }
 
-/// The same token `count` times in a row.
+/// A token that is repeated `count` times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenRun {
     /// The token.
     pub token: TokenId,
-    /// How often it is repeated.
+    /// The number of repetitions.
     pub count: usize,
-    /// Whether the model replaces these tokens by the item's embeddings.
+    /// `true` if the model replaces these tokens with the item's embeddings.
     pub embeds: bool,
 }

@@ -1,24 +1,24 @@
 use std::fmt;
 
-/// The release number of a version of vLLM.
+/// A release number of vLLM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VllmVersion {
-    /// First number.
+    /// The first number.
     pub major: u32,
-    /// Second number.
+    /// The second number.
     pub minor: u32,
-    /// Third number, 0 when absent.
+    /// The third number, 0 if absent.
     pub patch: u32,
 }
 
 impl VllmVersion {
-    /// The first of a minor release's patches.
+    /// Returns the first patch of a minor release.
     pub const fn minor(major: u32, minor: u32) -> Self {
         Self { major, minor, patch: 0 }
     }
 
-    /// Reads the release number that starts `text`: `0.32.0`, `0.32.1rc2`, `0.33.0.dev12+g1234`,
-    /// `v0.32`. `None` if none does.
+    /// Parses the release number at the start of `text`: `0.32.0`, `0.32.1rc2`,
+    /// `0.33.0.dev12+g1234`, `v0.32`. Returns `None` if there is none.
     pub fn parse(text: &str) -> Option<Self> {
         let mut numbers = text.strip_prefix('v').unwrap_or(text).splitn(3, '.');
         let major = numbers.next()?.parse().ok()?;
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn release_numbers_are_read_from_the_front() {
+    fn release_number_is_parsed_without_suffix() {
         let version = |major, minor, patch| Some(VllmVersion { major, minor, patch });
         assert_eq!(VllmVersion::parse("0.32.0"), version(0, 32, 0));
         assert_eq!(VllmVersion::parse("v0.33"), version(0, 33, 0));

@@ -1,6 +1,6 @@
 use std::fmt;
 
-/// A serving unit that the router can pick. Written `worker_0`.
+/// The number of a worker: a serving unit that the router can pick. Written `worker_0`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkerId(pub u32);
 

@@ -1,3 +1,5 @@
+//! The address of a server on the command line: scheme, URL and options.
+
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -5,30 +7,31 @@ use std::str::FromStr;
 use chiasm_types::BlockSize;
 use url::Url;
 
-/// The tokens of a block of `trtllm-serve` by default (`kv_cache_config.tokens_per_block`). The
-/// server does not report the number.
+/// The default tokens per block of `trtllm-serve` (`kv_cache_config.tokens_per_block`). The server
+/// does not report the number.
 const TRTLLM_BLOCK_SIZE: BlockSize = match BlockSize::new(32) {
     Some(size) => size,
     None => panic!("32 is not 0"),
 };
 
-/// What a server speaks.
+/// The protocol of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// `vllm serve` with `--enable-scale-out`, which takes tokens.
+    /// `vllm serve` with `--enable-scale-out`, which accepts tokens.
     VllmTokens,
-    /// `vllm serve` as it is, which is given requests as they come, with names for their images.
+    /// `vllm serve` in its default form. Requests are forwarded unchanged, with identities for
+    /// their images.
     VllmMessages,
-    /// SGLang's own server, which takes tokens.
+    /// SGLang's own server, which accepts tokens.
     SglangTokens,
-    /// `trtllm-serve`, whose blocks have so many tokens.
+    /// `trtllm-serve` with blocks of `block_size` tokens.
     Trtllm { block_size: BlockSize },
-    /// OpenAI's API, or others that clients know it to have.
+    /// A server of OpenAI's API, or of another API that its clients know.
     Messages,
 }
 
 impl Kind {
-    /// What stands before `http` in its addresses.
+    /// Returns the prefix before `http` in an address of this kind.
     fn prefix(self) -> &'static str {
         match self {
             Self::VllmTokens | Self::VllmMessages => "vllm+",
@@ -38,61 +41,63 @@ impl Kind {
         }
     }
 
-    /// What an address is of before its options are known, and the rest of it.
-    fn of(address: &str) -> (Self, &str) {
-        let of_trtllm = Self::Trtllm { block_size: TRTLLM_BLOCK_SIZE };
-        let with_prefix = [Self::VllmTokens, Self::SglangTokens, of_trtllm].into_iter();
-        let mut found = with_prefix
+    /// Parses the kind of an address, without its options, and returns the rest of the address.
+    fn from_address(address: &str) -> (Self, &str) {
+        let trtllm = Self::Trtllm { block_size: TRTLLM_BLOCK_SIZE };
+        let prefixed = [Self::VllmTokens, Self::SglangTokens, trtllm].into_iter();
+        let mut matches = prefixed
             .filter_map(|kind| address.strip_prefix(kind.prefix()).map(|rest| (kind, rest)));
-        found.next().unwrap_or((Self::Messages, address))
+        matches.next().unwrap_or((Self::Messages, address))
     }
 }
 
-/// Where a server is, what it speaks, and how it is to be addressed:
-/// `vllm+https://host:8000,mode=chat,api-key-file=key`.
+/// The URL, protocol and options of a server: `vllm+https://host:8000,mode=chat,api-key-file=key`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Upstream {
     pub(crate) kind: Kind,
-    /// `http` or `https`, with a path that ends with `/`, below which the server's own paths are.
+    /// The base URL of the server's paths: `http` or `https`, with a path that ends with `/`.
     pub(crate) base: Url,
-    /// What the server calls the model, if that is told.
+    /// The server's name of the model, if the operator has given it.
     pub(crate) model: Option<String>,
-    /// A file with the key that the server asks for.
+    /// A file with the API key for the server.
     pub(crate) api_key_file: Option<PathBuf>,
-    /// A file with certificates of authorities, in place of the system's.
+    /// A file with CA certificates, in place of the system's.
     pub(crate) ca_file: Option<PathBuf>,
 }
 
 impl Upstream {
-    /// Whether it is given requests as they come.
+    /// Returns `true` if requests are forwarded to the server unchanged.
     pub fn takes_messages(&self) -> bool {
         !matches!(self.kind, Kind::VllmTokens | Kind::SglangTokens)
     }
 }
 
-/// A text is no upstream.
+/// An error of parsing an [`Upstream`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UpstreamError {
-    /// It is no address.
+    /// The text is not an address.
     #[error(
-        "expected an address such as vllm+http://HOST:8000, sglang+http://HOST:30000 or http://HOST:8000"
+        "expected an address such as vllm+http://HOST:8000, sglang+http://HOST:30000 or \
+         http://HOST:8000"
     )]
     NoAddress,
-    /// It is of a kind that is not known.
+    /// The address has an unknown scheme.
     #[error(
-        "'{0}' is not known: vllm+http:// and vllm+https:// are, which is vllm serve with --enable-scale-out, sglang+http:// and \
-         sglang+https://, which is SGLang, trtllm+http:// and trtllm+https://, which is trtllm-serve, and http:// and https://, which is \
-         any server of OpenAI's API"
+        "'{0}' is not a known scheme: use vllm+http:// or vllm+https:// for vllm serve with \
+         --enable-scale-out, sglang+http:// or sglang+https:// for SGLang, trtllm+http:// or \
+         trtllm+https:// for trtllm-serve, and http:// or https:// for any server of OpenAI's API"
     )]
     Kind(String),
-    /// An address has a user, a password, a query or a fragment.
+    /// The address has a user, a password, a query or a fragment.
     #[error(
-        "an address has a host, a port and a path alone; a key is in a file that api-key-file names"
+        "an address may only have a host, a port and a path; put a key in a file and name the \
+         file with api-key-file"
     )]
     Extra,
-    /// It has an option that is not known.
+    /// The address has an unknown option.
     #[error(
-        "'{0}' is no option: model=NAME, api-key-file=FILE, ca-file=FILE, behind vllm+http:// mode=chat and behind trtllm+http:// block-size=N are"
+        "'{0}' is not an option: use model=NAME, api-key-file=FILE or ca-file=FILE, after \
+         vllm+http:// also mode=chat, after trtllm+http:// also block-size=N"
     )]
     Option(String),
 }
@@ -104,7 +109,7 @@ impl FromStr for Upstream {
         let mut parts = text.split(',');
         let address = parts.next().unwrap_or_default();
         let (scheme, _) = address.split_once("://").ok_or(UpstreamError::NoAddress)?;
-        let (kind, plain) = Kind::of(address);
+        let (kind, plain) = Kind::from_address(address);
         let mut base = Url::parse(plain).map_err(|_| UpstreamError::NoAddress)?;
         if !matches!(base.scheme(), "http" | "https") {
             return Err(UpstreamError::Kind(scheme.to_owned()));
@@ -119,10 +124,10 @@ impl FromStr for Upstream {
         if !base.path().ends_with('/') {
             base.set_path(&format!("{}/", base.path()));
         }
-        // Clients of OpenAI's write their base with it.
-        let without =
+        // Clients of OpenAI's API write the base URL with `/v1`.
+        let without_v1 =
             base.path().strip_suffix("v1/").filter(|_| kind == Kind::Messages).map(str::to_owned);
-        if let Some(path) = without {
+        if let Some(path) = without_v1 {
             base.set_path(&path);
         }
         let mut upstream = Self { kind, base, model: None, api_key_file: None, ca_file: None };
@@ -150,7 +155,7 @@ impl FromStr for Upstream {
 }
 
 impl fmt::Display for Upstream {
-    /// The address alone, as it was given.
+    /// Writes the address without its options.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}{}", self.kind.prefix(), self.base.as_str().trim_end_matches('/'))
     }
@@ -167,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_upstream_is_an_address_with_options() {
+    fn address_with_options_is_parsed() {
         let parsed: Upstream =
             "vllm+https://gpu1:8000/models/m,api-key-file=/k,ca-file=ca.pem".parse().unwrap();
         assert_eq!(parsed.base.as_str(), "https://gpu1:8000/models/m/");
@@ -186,15 +191,15 @@ mod tests {
         for text in ["vllm+http://[::1]:8000", "sglang+https://gpu1:30000/below"] {
             assert_eq!(text.parse::<Upstream>().unwrap().to_string(), text);
         }
-        let of_sglang: Upstream = "sglang+http://gpu1:30000/v1".parse().unwrap();
+        let sglang: Upstream = "sglang+http://gpu1:30000/v1".parse().unwrap();
         assert_eq!(
-            (of_sglang.kind, of_sglang.base.as_str()),
+            (sglang.kind, sglang.base.as_str()),
             (Kind::SglangTokens, "http://gpu1:30000/v1/")
         );
     }
 
     #[test]
-    fn what_is_none_is_said_to_be_so() {
+    fn invalid_address_is_refused_with_its_fault() {
         for (text, error) in [
             ("gpu1:8000", UpstreamError::NoAddress),
             ("vllm+http://", UpstreamError::NoAddress),

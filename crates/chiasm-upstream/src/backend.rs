@@ -1,4 +1,4 @@
-//! One server as a backend.
+//! The backend of one server.
 
 use std::fmt;
 use std::sync::atomic::Ordering::Relaxed;
@@ -6,15 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use chiasm_backend::{
-    Adapter, AdapterError, Backend, Capabilities, Death, Forward, Forwarded, Job, JobError, KvSink,
-    LoadSink, MediaObserver, MemoryUsage, RunningJob,
+    Adapter, AdapterError, Backend, Capabilities, DeathReason, ForwardRequest, ForwardResponse,
+    Job, JobError, KvSink, LoadSink, MediaObserver, MemoryUsage, RunningJob,
 };
 use chiasm_types::MmHash;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::StreamExt;
 use tokio::task::JoinSet;
 
-use crate::found::GENERATE;
 use crate::plain;
 use crate::request;
 use crate::running::RunningUpstreamJob;
@@ -22,8 +21,9 @@ use crate::server::Server;
 use crate::sglang;
 use crate::shared::{Mode, Shared, server_load};
 use crate::trtllm;
+use crate::vllm_info::GENERATE;
 
-/// One server, from when it was found to when it is gone.
+/// A connection to one server, from its discovery to its end.
 pub(crate) struct UpstreamBackend {
     shared: Arc<Shared>,
     capabilities: Capabilities,
@@ -31,38 +31,38 @@ pub(crate) struct UpstreamBackend {
     tasks: Mutex<JoinSet<()>>,
 }
 
-/// Counts one request that was passed on, until it is over.
-struct PassedOn(Arc<Shared>);
+/// Counts one forwarded request until dropped.
+struct ForwardedRequest(Arc<Shared>);
 
-impl PassedOn {
-    /// Counts one more request; `None` for a server that tells its load.
+impl ForwardedRequest {
+    /// Counts one more request. Returns `None` for a server that reports its load itself.
     fn count(shared: &Arc<Shared>) -> Option<Self> {
         if shared.mode.gauges().is_some() {
             return None;
         }
-        let running = shared.passed_on.fetch_add(1, Relaxed) + 1;
-        shared.tell_load(server_load(running, 0, 0.0));
+        let running = shared.forwarded.fetch_add(1, Relaxed) + 1;
+        shared.report_load(server_load(running, 0, 0.0));
         Some(Self(shared.clone()))
     }
 
-    /// Returns the same answer. The request counts until the answer's body is dropped.
-    fn hold_for(self, answer: Forwarded) -> Forwarded {
+    /// Wraps an answer so that the request counts until the answer's body is dropped.
+    fn hold_for(self, answer: ForwardResponse) -> ForwardResponse {
         let body = answer.body.inspect(move |_| {
             let _counted = &self;
         });
-        Forwarded { body: body.boxed(), ..answer }
+        ForwardResponse { body: body.boxed(), ..answer }
     }
 }
 
-impl Drop for PassedOn {
+impl Drop for ForwardedRequest {
     fn drop(&mut self) {
-        let running = self.0.passed_on.fetch_sub(1, Relaxed).saturating_sub(1);
-        self.0.tell_load(server_load(running, 0, 0.0));
+        let running = self.0.forwarded.fetch_sub(1, Relaxed).saturating_sub(1);
+        self.0.report_load(server_load(running, 0, 0.0));
     }
 }
 
 impl UpstreamBackend {
-    /// The backend of a server that was found to be like this.
+    /// Creates the backend of a server with these capabilities and starts to watch it.
     pub(crate) fn new(
         name: String,
         server: Server,
@@ -83,17 +83,17 @@ impl UpstreamBackend {
         }
         match &shared.mode {
             Mode::Vllm => Ok(Box::new(begin_vllm(shared, job).await?)),
-            Mode::Sglang(manner) => Ok(Box::new(sglang::begin(shared, manner, job).await?)),
+            Mode::Sglang(rules) => Ok(Box::new(sglang::begin(shared, rules, job).await?)),
             Mode::Messages { .. } => {
-                Err(JobError::NotTaken(Death::new("the server takes requests only as they come")))
+                Err(JobError::NotTaken(DeathReason::new("the server accepts only whole requests")))
             }
         }
     }
 }
 
 async fn begin_vllm(shared: &Arc<Shared>, job: Arc<Job>) -> Result<RunningUpstreamJob, JobError> {
-    let (body, headers) = request::of(&job)?;
-    let response = shared.ask(GENERATE, body, headers, &job).await?;
+    let (body, headers) = request::build(&job)?;
+    let response = shared.send_job(GENERATE, body, headers, &job).await?;
     let delivered = shared.delivered(job.media.len());
     Ok(RunningUpstreamJob::new(shared.clone(), job, response, delivered))
 }
@@ -113,28 +113,31 @@ impl Backend for UpstreamBackend {
         self.begin(job).boxed()
     }
 
-    fn forward(&self, mut request: Forward) -> BoxFuture<'_, Result<Forwarded, JobError>> {
+    fn forward(
+        &self,
+        mut request: ForwardRequest,
+    ) -> BoxFuture<'_, Result<ForwardResponse, JobError>> {
         let shared = &self.shared;
         async move {
-            let Mode::Messages { model, asked, .. } = &shared.mode else {
-                return Err(JobError::NotTaken(Death::new("the server takes tokens alone")));
+            let Mode::Messages { model, recent_prompts, .. } = &shared.mode else {
+                return Err(JobError::NotTaken(DeathReason::new("the server accepts only tokens")));
             };
             if let Some(death) = shared.ended.borrow().clone() {
                 return Err(JobError::NotTaken(death));
             }
-            let counted = PassedOn::count(shared);
-            let in_flight = asked
+            let counted = ForwardedRequest::count(shared);
+            let in_flight = recent_prompts
                 .as_ref()
                 .zip(request.prompt.take())
-                .map(|(asked, prompt)| asked.begin(prompt));
-            let forwarded = plain::forward(&shared.server, model.as_deref(), request).await?;
-            let forwarded = match in_flight {
-                Some(in_flight) => in_flight.until_the_end_of(forwarded),
-                None => forwarded,
+                .map(|(recent_prompts, prompt)| recent_prompts.begin(prompt));
+            let answer = plain::forward(&shared.server, model.as_deref(), request).await?;
+            let answer = match in_flight {
+                Some(in_flight) => in_flight.hold_for(answer),
+                None => answer,
             };
             Ok(match counted {
-                Some(counted) => counted.hold_for(forwarded),
-                None => forwarded,
+                Some(counted) => counted.hold_for(answer),
+                None => answer,
             })
         }
         .boxed()
@@ -148,7 +151,7 @@ impl Backend for UpstreamBackend {
         async {}.boxed()
     }
 
-    // What its caches hold is known to the server alone, which is given each item again.
+    // Only the server knows the contents of its caches, so each item is sent again.
     fn holds(&self, _: &MmHash) -> bool {
         false
     }
@@ -158,8 +161,8 @@ impl Backend for UpstreamBackend {
     }
 
     fn follow_kv(&self, sink: Box<dyn KvSink>) {
-        if let Mode::Messages { asked: Some(asked), .. } = &self.shared.mode {
-            let following = trtllm::follow(self.shared.clone(), asked.clone(), sink);
+        if let Mode::Messages { recent_prompts: Some(recent_prompts), .. } = &self.shared.mode {
+            let following = trtllm::follow(self.shared.clone(), recent_prompts.clone(), sink);
             self.tasks.lock().unwrap_or_else(PoisonError::into_inner).spawn(following);
         }
     }
@@ -179,7 +182,7 @@ impl Backend for UpstreamBackend {
         .boxed()
     }
 
-    fn ended(&self) -> BoxFuture<'_, Death> {
+    fn ended(&self) -> BoxFuture<'_, DeathReason> {
         self.shared.when_ended()
     }
 
@@ -187,7 +190,7 @@ impl Backend for UpstreamBackend {
         Duration::from_millis(self.shared.silent_ms.load(Relaxed))
     }
 
-    fn declare_dead(&self, death: Death) {
+    fn declare_dead(&self, death: DeathReason) {
         self.shared.end(death);
     }
 

@@ -1,4 +1,4 @@
-//! One event of an answer (`GenerateTokensStreamResponse` of vLLM).
+//! One event of a streamed answer (`GenerateTokensStreamResponse` of vLLM).
 
 use chiasm_backend::{Finish, Prefill, TokenLogprob};
 use chiasm_types::TokenId;
@@ -7,27 +7,29 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 
-/// Continuations in one event: more than a request has. A server can write each in a few bytes that
-/// take many here.
-const MOST_CHOICES: usize = 1024;
+/// The maximum number of choices in one event, more than any request has. A choice of a few bytes
+/// takes many bytes once parsed.
+const MAX_CHOICES: usize = 1024;
 
-/// One event.
+/// One event of a streamed answer.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct Chunk {
-    #[serde(default, deserialize_with = "few")]
+    #[serde(default, deserialize_with = "bounded_choices")]
     pub(crate) choices: Vec<ChunkChoice>,
     pub(crate) usage: Option<Usage>,
-    /// The tokens of the prompt; in the first event, if they were asked for.
+    /// The tokens of the prompt; only in the first event, if the request asked for them.
     pub(crate) prompt_token_ids: Option<Vec<u32>>,
     /// The server's error, in place of all other fields.
     pub(crate) error: Option<ChunkError>,
 }
 
-/// Reads no more continuations than an event may have.
-fn few<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<ChunkChoice>, D::Error> {
-    struct Few;
+/// Deserializes at most [`MAX_CHOICES`] choices.
+fn bounded_choices<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<ChunkChoice>, D::Error> {
+    struct BoundedChoices;
 
-    impl<'de> Visitor<'de> for Few {
+    impl<'de> Visitor<'de> for BoundedChoices {
         type Value = Vec<ChunkChoice>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -37,10 +39,8 @@ fn few<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<ChunkChoice>, D
         fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
             let mut choices = Vec::new();
             while let Some(choice) = seq.next_element()? {
-                if choices.len() == MOST_CHOICES {
-                    return Err(A::Error::custom(format!(
-                        "more than {MOST_CHOICES} continuations"
-                    )));
+                if choices.len() == MAX_CHOICES {
+                    return Err(A::Error::custom(format!("more than {MAX_CHOICES} continuations")));
                 }
                 choices.push(choice);
             }
@@ -48,7 +48,7 @@ fn few<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<ChunkChoice>, D
         }
     }
 
-    deserializer.deserialize_seq(Few)
+    deserializer.deserialize_seq(BoundedChoices)
 }
 
 #[derive(Debug, Deserialize)]
@@ -60,7 +60,7 @@ pub(crate) struct ChunkError {
     pub(crate) code: Option<u16>,
 }
 
-/// Reads a status; `None` for anything that is no number.
+/// Deserializes an HTTP status; `None` for anything that is not a number.
 fn status<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u16>, D::Error> {
     let value = serde_json::Value::deserialize(deserializer)?;
     Ok(value.as_u64().and_then(|code| code.try_into().ok()))
@@ -113,7 +113,7 @@ struct PromptTokensDetails {
 }
 
 impl Usage {
-    /// Returns how the engine computed the prompt, if the server tells
+    /// Returns how the engine computed the prompt, if the server reports it
     /// (`--enable-prompt-tokens-details`).
     pub(crate) fn prefill(&self) -> Option<Prefill> {
         let details = self.prompt_tokens_details.as_ref()?;
@@ -122,16 +122,16 @@ impl Usage {
     }
 }
 
-/// The end of a continuation, as the server tells it.
+/// The end of a choice, as the server reports it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Finished(Finish),
-    /// It was aborted, or failed, and not by us.
+    /// The choice was aborted by the server, or failed.
     Failed,
 }
 
 impl ChunkChoice {
-    /// Returns the end of the continuation, if it has ended.
+    /// Returns the end of the choice, if it has ended.
     pub(crate) fn end(&self) -> Option<End> {
         let finish = match (self.finish_reason.as_deref()?, &self.stop_reason) {
             ("stop", None) => Finish::Eos,
@@ -144,21 +144,21 @@ impl ChunkChoice {
         Some(End::Finished(finish))
     }
 
-    /// The log probabilities of its tokens, with the first `top` candidates in the engine's order,
-    /// which has the token itself first.
+    /// Returns the log probabilities of the choice's tokens, with the first `top` candidates in the
+    /// engine's order. The engine lists the sampled token first.
     pub(crate) fn logprobs(&self, top: usize) -> Option<Vec<TokenLogprob>> {
         let content = self.logprobs.as_ref()?.content.as_ref()?;
-        let one = |told: &Logprob| TokenLogprob {
-            token: TokenId(told.token_id),
-            logprob: told.logprob,
-            top: told
+        let convert = |reported: &Logprob| TokenLogprob {
+            token: TokenId(reported.token_id),
+            logprob: reported.logprob,
+            top: reported
                 .top_logprobs
                 .iter()
                 .take(top)
                 .map(|top| (TokenId(top.token_id), top.logprob))
                 .collect(),
         };
-        Some(content.iter().map(one).collect())
+        Some(content.iter().map(convert).collect())
     }
 }
 
@@ -167,16 +167,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_has_no_more_continuations_than_a_request() {
+    fn event_with_too_many_choices_is_refused() {
         let event = |choices: usize| {
             format!(r#"{{"choices": [{}]}}"#, vec![r#"{"index":0}"#; choices].join(","))
         };
-        let read = |choices| {
+        let parse = |choices| {
             serde_json::from_str::<Chunk>(&event(choices)).map(|chunk| chunk.choices.len()).ok()
         };
         assert_eq!(
-            (read(0), read(MOST_CHOICES), read(MOST_CHOICES + 1)),
-            (Some(0), Some(MOST_CHOICES), None)
+            (parse(0), parse(MAX_CHOICES), parse(MAX_CHOICES + 1)),
+            (Some(0), Some(MAX_CHOICES), None)
         );
         assert!(serde_json::from_str::<Chunk>("{}").is_ok_and(|chunk| chunk.choices.is_empty()));
     }

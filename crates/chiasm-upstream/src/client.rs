@@ -1,9 +1,9 @@
-//! The HTTP client, whose connections yield to other tasks.
+//! The HTTP client. Its connections yield to other tasks.
 //!
-//! Some bytes of a server cost far more to parse than to read: the size of a chunk may have any
-//! number of leading zeros. The HTTP client reads on as long as there is more, on the threads that
-//! serve all requests. Threads of its own would cost a request a fifth more CPU time, and a
-//! streamed one two thirds more, as each piece of an answer would change threads.
+//! Some bytes of a server cost far more to parse than to read: a chunk size may have any number of
+//! leading zeros. The HTTP client reads for as long as data is available, on the threads that serve
+//! all requests. Dedicated threads would cost a request a fifth more CPU time, and a streamed
+//! request two thirds more, because each piece of an answer would change threads.
 
 use std::error::Error;
 use std::future::Future;
@@ -31,26 +31,26 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tower_service::Service;
 
-/// The number of bytes after which a connection yields: some take a hundred times as long to parse
-/// as to read.
-const READ_IN_TURN: usize = 64 << 10;
-/// The maximum number of bytes without a piece of an answer. HTTP/2 reads some megabytes ahead of
-/// the reader of an answer.
-const FOR_NOTHING: usize = 8 << 20;
+/// The number of bytes after which a connection yields. Some bytes take a hundred times as long to
+/// parse as to read.
+const READ_QUOTA_BYTES: usize = 64 << 10;
+/// The maximum number of bytes read without a piece of an answer. HTTP/2 reads some megabytes ahead
+/// of the reader of an answer.
+const MAX_UNPRODUCTIVE_BYTES: usize = 8 << 20;
 /// The deadline for a new connection, TLS included.
-const CONNECTED: Duration = Duration::from_secs(3);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// The maximum number of idle connections to a server.
-const IDLE: usize = 1024;
+const MAX_IDLE_CONNECTIONS: usize = 1024;
 /// The time for which an idle connection is kept. Uvicorn, which serves vLLM and SGLang, closes
-/// idle connections after 5 s (`timeout_keep_alive`). A request that is sent at that moment is
-/// lost.
-const IDLE_FOR: Duration = Duration::from_secs(4);
+/// idle connections after 5 s (`timeout_keep_alive`) and loses a request that is sent at that
+/// moment.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(4);
 /// The idle time before the first TCP keep-alive probe, and the interval between probes.
-const ALIVE: Duration = Duration::from_secs(15);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 /// The number of unanswered probes that end a connection.
-const UNANSWERED: u32 = 3;
+const MAX_UNANSWERED_PROBES: u32 = 3;
 /// The deadline for the acknowledgement of sent bytes.
-const UNHEARD: Duration = Duration::from_secs(30);
+const TCP_USER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A client for one server. Clones share their connections.
 #[derive(Clone)]
@@ -60,63 +60,63 @@ pub(crate) struct Client {
     fresh: legacy::Client<Connector, Body>,
 }
 
-/// An error of a request that has no answer, with a message.
+/// An error of a request without an answer, with a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SendError {
-    /// No byte of the request was sent: there was no connection.
+    /// No byte of the request was sent because there was no connection.
     NotConnected(String),
-    /// The connection ended before the head of an answer. The server may have begun.
+    /// The connection ended before the head of an answer. The server may have begun to work.
     Lost(String),
 }
 
-/// Builds a client with this TLS configuration.
-pub(crate) fn client(tls: ClientConfig) -> Client {
+/// Builds a client with the given TLS configuration.
+pub(crate) fn build_client(tls: ClientConfig) -> Client {
     let mut http = HttpConnector::new();
     http.enforce_http(false);
-    // Tokens are small and wanted at once.
+    // Tokens are small and should arrive without delay.
     http.set_nodelay(true);
-    http.set_connect_timeout(Some(CONNECTED));
-    http.set_keepalive(Some(ALIVE));
-    http.set_keepalive_interval(Some(ALIVE));
-    http.set_keepalive_retries(Some(UNANSWERED));
+    http.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    http.set_keepalive(Some(KEEPALIVE_INTERVAL));
+    http.set_keepalive_interval(Some(KEEPALIVE_INTERVAL));
+    http.set_keepalive_retries(Some(MAX_UNANSWERED_PROBES));
     #[cfg(target_os = "linux")]
-    http.set_tcp_user_timeout(Some(UNHEARD));
+    http.set_tcp_user_timeout(Some(TCP_USER_TIMEOUT));
     let https =
         HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_all_versions();
     let connector = Connector(https.wrap_connector(Tcp(http)));
     let mut client = legacy::Client::builder(TokioExecutor::new());
     client.timer(TokioTimer::new()).pool_timer(TokioTimer::new());
     // The buffer for one read, and the limit for the head of an answer.
-    client.http1_max_buf_size(READ_IN_TURN);
-    client.pool_idle_timeout(IDLE_FOR).pool_max_idle_per_host(IDLE);
+    client.http1_max_buf_size(READ_QUOTA_BYTES);
+    client.pool_idle_timeout(IDLE_TIMEOUT).pool_max_idle_per_host(MAX_IDLE_CONNECTIONS);
     let pooled = client.build(connector.clone());
     let fresh = client.pool_max_idle_per_host(0).build(connector);
     Client { pooled, fresh }
 }
 
 impl Client {
-    /// Sends a request. Returns with the head of the answer.
+    /// Sends a request and returns the head of the answer.
     ///
-    /// A reused connection may have been closed by the server before the request arrived. If it
-    /// ends without a byte of an answer, the request is sent once more, on a fresh connection. The
-    /// server may also have died of the request, so the failure of the second try is always
-    /// [`SendError::Lost`].
+    /// The server may have closed a reused connection before the request arrived. If such a
+    /// connection ends without a byte of an answer, the request is sent once more, on a fresh
+    /// connection. The request may also have crashed the server, so a failure of the second try is
+    /// always [`SendError::Lost`].
     pub(crate) async fn send(
         &self,
         request: Request<Bytes>,
     ) -> Result<reqwest::Response, SendError> {
         let error = match self.pooled.request(request.clone().map(Body::from)).await {
-            Ok(answer) => return Ok(heard(answer)),
+            Ok(answer) => return Ok(wrap_answer(answer)),
             Err(error) => error,
         };
         if error.is_connect() || was_never_sent(&error) {
-            return Err(SendError::NotConnected(words(&error)));
+            return Err(SendError::NotConnected(error_chain(&error)));
         }
         if !ended_before_an_answer(&error) {
-            return Err(SendError::Lost(words(&error)));
+            return Err(SendError::Lost(error_chain(&error)));
         }
         let again = self.fresh.request(request.map(Body::from)).await;
-        again.map(heard).map_err(|error| SendError::Lost(words(&error)))
+        again.map(wrap_answer).map_err(|error| SendError::Lost(error_chain(&error)))
     }
 }
 
@@ -126,39 +126,39 @@ fn was_never_sent(error: &legacy::Error) -> bool {
     cause.is_some_and(hyper::Error::is_canceled)
 }
 
-/// Returns `true` if a connection that had carried an answer before ended without a byte of this
+/// Returns `true` if a connection had carried an earlier answer and ended without a byte of this
 /// one.
 fn ended_before_an_answer(error: &legacy::Error) -> bool {
     let mut extras = Extensions::new();
     if let Some(connection) = error.connect_info() {
         connection.get_extras(&mut extras);
     }
-    let connection = extras.get::<Reading>();
-    connection.is_some_and(|reading| {
-        reading.has_answered.load(Relaxed) && reading.for_nothing.load(Relaxed) == 0
+    let progress = extras.get::<ReadProgress>();
+    progress.is_some_and(|progress| {
+        progress.has_answered.load(Relaxed) && progress.unproductive_bytes.load(Relaxed) == 0
     })
 }
 
 /// Joins the messages of an error and its causes.
-pub(crate) fn words(error: &dyn Error) -> String {
-    let mut words = error.to_string();
+pub(crate) fn error_chain(error: &dyn Error) -> String {
+    let mut message = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        words = format!("{words}: {error}");
+        message = format!("{message}: {error}");
         cause = error.source();
     }
-    words
+    message
 }
 
 type BoxError = Box<dyn Error + Send + Sync>;
 type Connecting<T> = Pin<Box<dyn Future<Output = Result<T, BoxError>> + Send>>;
 
-/// Opens connections within a deadline.
+/// Opens TCP or TLS connections within [`CONNECT_TIMEOUT`].
 #[derive(Clone)]
 pub(crate) struct Connector(HttpsConnector<Tcp>);
 
 impl Service<Uri> for Connector {
-    type Response = MaybeHttpsStream<TokioIo<InTurns>>;
+    type Response = MaybeHttpsStream<TokioIo<YieldingStream>>;
     type Error = BoxError;
     type Future = Connecting<Self::Response>;
 
@@ -168,7 +168,7 @@ impl Service<Uri> for Connector {
 
     fn call(&mut self, to: Uri) -> Self::Future {
         let connecting = self.0.call(to);
-        Box::pin(async move { timeout(CONNECTED, connecting).await? })
+        Box::pin(async move { timeout(CONNECT_TIMEOUT, connecting).await? })
     }
 }
 
@@ -177,7 +177,7 @@ impl Service<Uri> for Connector {
 pub(crate) struct Tcp(HttpConnector);
 
 impl Service<Uri> for Tcp {
-    type Response = TokioIo<InTurns>;
+    type Response = TokioIo<YieldingStream>;
     type Error = BoxError;
     type Future = Connecting<Self::Response>;
 
@@ -189,65 +189,66 @@ impl Service<Uri> for Tcp {
         let connecting = self.0.call(to);
         Box::pin(async move {
             let stream = connecting.await?.into_inner();
-            Ok(TokioIo::new(InTurns { stream, read: 0, reading: Reading::default() }))
+            Ok(TokioIo::new(YieldingStream { stream, read: 0, progress: ReadProgress::default() }))
         })
     }
 }
 
-/// The state of a connection's reading side, an extension of its answers and errors.
+/// The reading state of a connection, stored as an extension of its answers and errors.
 #[derive(Clone, Default)]
-struct Reading(Arc<ReadingState>);
+struct ReadProgress(Arc<ReadProgressState>);
 
 #[derive(Default)]
-struct ReadingState {
+struct ReadProgressState {
     /// The bytes read since the last piece of an answer.
-    for_nothing: AtomicUsize,
-    /// The head of an answer has come.
+    unproductive_bytes: AtomicUsize,
+    /// Set once the head of an answer has arrived.
     has_answered: AtomicBool,
 }
 
-impl Deref for Reading {
-    type Target = ReadingState;
+impl Deref for ReadProgress {
+    type Target = ReadProgressState;
 
-    fn deref(&self) -> &ReadingState {
+    fn deref(&self) -> &ReadProgressState {
         &self.0
     }
 }
 
-/// A stream that yields to other tasks after [`READ_IN_TURN`] bytes, and fails after
-/// [`FOR_NOTHING`] bytes without a piece of an answer.
-pub(crate) struct InTurns<S = TcpStream> {
+/// A stream that yields to other tasks after [`READ_QUOTA_BYTES`] bytes, and fails after
+/// [`MAX_UNPRODUCTIVE_BYTES`] bytes without a piece of an answer.
+pub(crate) struct YieldingStream<S = TcpStream> {
     stream: S,
-    /// The bytes read since it last yielded or waited.
+    /// The bytes read since the stream last yielded or waited.
     read: usize,
-    reading: Reading,
+    progress: ReadProgress,
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for InTurns<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for YieldingStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.read >= READ_IN_TURN {
+        if self.read >= READ_QUOTA_BYTES {
             self.read = 0;
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
         let before = buf.filled().len();
         let polled = Pin::new(&mut self.stream).poll_read(context, buf);
-        let came = buf.filled().len() - before;
-        self.read = if polled.is_pending() { 0 } else { self.read + came };
-        if self.reading.for_nothing.fetch_add(came, Relaxed) + came > FOR_NOTHING {
+        let count = buf.filled().len() - before;
+        self.read = if polled.is_pending() { 0 } else { self.read + count };
+        let unproductive = &self.progress.unproductive_bytes;
+        if unproductive.fetch_add(count, Relaxed) + count > MAX_UNPRODUCTIVE_BYTES {
             return Poll::Ready(Err(io::Error::other(
-                "it sends more and more of which no answer comes",
+                "the server sends bytes that never become an answer",
             )));
         }
         polled
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for InTurns<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for YieldingStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -277,27 +278,27 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for InTurns<S> {
     }
 }
 
-impl Connection for InTurns {
+impl Connection for YieldingStream {
     fn connected(&self) -> Connected {
-        self.stream.connected().extra(self.reading.clone())
+        self.stream.connected().extra(self.progress.clone())
     }
 }
 
-/// The body of an answer, which resets the count of its connection.
-struct Heard {
+/// The body of an answer. Each piece resets the byte count of the connection.
+struct CountedBody {
     body: Incoming,
-    reading: Reading,
+    progress: ReadProgress,
 }
 
-/// Wraps the body of an answer whose head has come.
-fn heard(answer: hyper::Response<Incoming>) -> reqwest::Response {
-    let reading = answer.extensions().get::<Reading>().cloned().unwrap_or_default();
-    reading.for_nothing.store(0, Relaxed);
-    reading.has_answered.store(true, Relaxed);
-    answer.map(|body| Body::wrap(Heard { body, reading })).into()
+/// Wraps the body of an answer whose head has arrived.
+fn wrap_answer(answer: hyper::Response<Incoming>) -> reqwest::Response {
+    let progress = answer.extensions().get::<ReadProgress>().cloned().unwrap_or_default();
+    progress.unproductive_bytes.store(0, Relaxed);
+    progress.has_answered.store(true, Relaxed);
+    answer.map(|body| Body::wrap(CountedBody { body, progress })).into()
 }
 
-impl http_body::Body for Heard {
+impl http_body::Body for CountedBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
@@ -307,7 +308,7 @@ impl http_body::Body for Heard {
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(context);
         if polled.is_ready() {
-            self.reading.for_nothing.store(0, Relaxed);
+            self.progress.unproductive_bytes.store(0, Relaxed);
         }
         polled
     }

@@ -1,11 +1,11 @@
-//! Connecting to a server, again after each of its ends.
+//! Connects to a server, and reconnects whenever its backend ends.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use chiasm_backend::{
-    ConnectError, Connected, Connector, Elsewhere, LargestItem, Locality, MediaObserver,
+    ConnectError, Connected, Connector, LargestItem, Locality, MediaObserver, RemoteLifecycle,
 };
 use chiasm_types::WorkerId;
 use futures_util::future::{BoxFuture, FutureExt};
@@ -13,73 +13,78 @@ use url::Host;
 
 use crate::address::{Kind, Upstream};
 use crate::backend::UpstreamBackend;
-use crate::found::{Found, can_generate};
-use crate::models::{self, Names, shown};
-use crate::plain::FoundPlain;
+use crate::models::{Names, ServedModel, truncated};
+use crate::plain::PlainInfo;
 use crate::server::Server;
 use crate::server_key::UpstreamKey;
 use crate::setup_error::SetupError;
-use crate::sglang;
+use crate::sglang::SglangInfo;
 use crate::shared::Mode;
-use crate::trtllm::{Asked, FoundTrtllm};
+use crate::trtllm::{RecentPrompts, TrtllmInfo};
 use crate::unusable::Unusable;
+use crate::vllm_info::{VllmInfo, check_accepts_tokens};
 
-/// Somebody else starts it: it is looked for soon again.
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// The maximum pause between two connection attempts. Someone else starts the server, so the pause
+/// is short.
+const MAX_RETRY_PAUSE: Duration = Duration::from_secs(5);
 
 /// Connects to one server.
 pub struct UpstreamConnector {
     upstream: Upstream,
     server: Server,
     names: Names,
-    /// The last name of a model that was warned of.
+    /// The last unexpected model name that was logged.
     warned_of: Mutex<Option<String>>,
     processor: Arc<[u8]>,
     largest_item: LargestItem,
 }
 
 impl UpstreamConnector {
-    /// A connector for the server of this address. Its files are read now. `processor` is that of
-    /// the model that is served here.
+    /// Creates a connector and reads the files that `upstream` names. `processor` identifies the
+    /// processor of the model served here.
     ///
     /// # Errors
-    /// [`SetupError`] if a file can't be used.
+    /// Returns a [`SetupError`] if a file can't be used.
     pub fn new(upstream: Upstream, processor: Arc<[u8]>) -> Result<Self, SetupError> {
         let server = Server::new(&upstream)?;
-        let names = Names { told: upstream.model.clone(), here: Vec::new() };
-        let (warned_of, largest_item) = (Mutex::default(), LargestItem::unknown());
-        Ok(Self { upstream, server, names, warned_of, processor, largest_item })
+        let names = Names { configured: upstream.model.clone(), local: Vec::new() };
+        Ok(Self {
+            upstream,
+            server,
+            names,
+            warned_of: Mutex::default(),
+            processor,
+            largest_item: LargestItem::unknown(),
+        })
     }
 
-    /// The same for a model whose largest item is known: servers don't tell what their encoder
-    /// cache holds.
+    /// Sets the largest item of the model. Servers do not report the size of their encoder cache.
     #[must_use]
     pub fn with_largest_item(self, largest_item: LargestItem) -> Self {
         Self { largest_item, ..self }
     }
 
-    /// The same for a model that has these names here, by which it is found among those that the
-    /// server lists.
+    /// Sets the local names of the model, which select a model in the server's list.
     #[must_use]
-    pub fn with_names(self, here: Vec<String>) -> Self {
-        Self { names: Names { here, ..self.names }, ..self }
+    pub fn with_names(self, local: Vec<String>) -> Self {
+        Self { names: Names { local, ..self.names }, ..self }
     }
 
-    /// Returns the key that the server is shown, if it is shown one.
+    /// Returns the API key for the server, if there is one.
     pub fn key(&self) -> Option<Arc<UpstreamKey>> {
         self.server.key()
     }
 
-    /// Says that the server's model may be another one, once for each that it has.
+    /// Logs once per name that the server's model may be another one.
     fn warn_of(&self, name: String) {
         let mut warned_of = self.warned_of.lock().unwrap_or_else(PoisonError::into_inner);
         if warned_of.as_ref() == Some(&name) {
             return;
         }
         tracing::warn!(
-            upstream = %self.upstream, model = name, here = self.names.here.join(", "),
-            "this server calls its model otherwise; it gets requests all the same. If it is the same model, \
-             model=NAME behind the address says so"
+            upstream = %self.upstream, model = name, here = self.names.local.join(", "),
+            "this server calls its model otherwise; it gets requests all the same. If it is the \
+             same model, model=NAME behind the address says so"
         );
         *warned_of = Some(name);
     }
@@ -97,72 +102,70 @@ impl Connector for UpstreamConnector {
             let locality = locality(upstream).await;
             let (mut capabilities, mode, model) = match upstream.kind {
                 Kind::VllmTokens => {
-                    let found = Found::ask(server, names, &locality).await.map_err(failed)?;
-                    can_generate(server).await.map_err(failed)?;
-                    let model = found.model.clone();
+                    let info = VllmInfo::fetch(server, names, &locality).await.map_err(failed)?;
+                    check_accepts_tokens(server).await.map_err(failed)?;
+                    let model = info.model.clone();
                     (
-                        found.given_tokens(processor.clone(), largest_item, locality),
+                        info.into_token_mode(processor.clone(), largest_item, locality),
                         Mode::Vllm,
                         Some(model),
                     )
                 }
                 Kind::VllmMessages => {
-                    let found = Found::ask(server, names, &locality).await.map_err(failed)?;
-                    let model = found.model.clone();
+                    let info = VllmInfo::fetch(server, names, &locality).await.map_err(failed)?;
+                    let model = info.model.clone();
                     let mode = Mode::Messages {
                         model: Some(model.name.clone()),
                         is_vllm: true,
-                        asked: None,
+                        recent_prompts: None,
                     };
                     (
-                        found.given_messages(processor.clone(), largest_item, locality),
+                        info.into_chat_mode(processor.clone(), largest_item, locality),
                         mode,
                         Some(model),
                     )
                 }
                 Kind::SglangTokens => {
-                    let found =
-                        sglang::Found::ask(server, names, &locality).await.map_err(failed)?;
-                    let manner = found.manner();
-                    let model = found.model.clone();
+                    let info = SglangInfo::fetch(server, names, &locality).await.map_err(failed)?;
+                    let rules = info.request_rules();
+                    let model = info.model.clone();
                     (
-                        found.capabilities(processor.clone(), largest_item, locality),
-                        Mode::Sglang(manner),
+                        info.into_capabilities(processor.clone(), largest_item, locality),
+                        Mode::Sglang(rules),
                         Some(model),
                     )
                 }
                 Kind::Trtllm { block_size } => {
-                    let found = FoundTrtllm::ask(server, names).await.map_err(failed)?;
-                    let capabilities = found.capabilities(processor.clone(), block_size, locality);
-                    let asked = Some(Arc::new(Asked::new(block_size)));
-                    let model = found.plain.model;
+                    let info = TrtllmInfo::fetch(server, names).await.map_err(failed)?;
+                    let capabilities = info.capabilities(processor.clone(), block_size, locality);
+                    let model = info.plain.model;
                     (
                         capabilities,
                         Mode::Messages {
-                            model: sent(names, model.as_ref()),
+                            model: name_in_requests(names, model.as_ref()),
                             is_vllm: false,
-                            asked,
+                            recent_prompts: Some(Arc::new(RecentPrompts::new(block_size))),
                         },
                         model,
                     )
                 }
                 Kind::Messages => {
-                    let found = FoundPlain::ask(server, names).await.map_err(failed)?;
-                    let capabilities = found.capabilities(locality);
-                    let model = found.model;
+                    let info = PlainInfo::fetch(server, names).await.map_err(failed)?;
+                    let capabilities = info.capabilities(locality);
+                    let model = info.model;
                     (
                         capabilities,
                         Mode::Messages {
-                            model: sent(names, model.as_ref()),
+                            model: name_in_requests(names, model.as_ref()),
                             is_vllm: false,
-                            asked: None,
+                            recent_prompts: None,
                         },
                         model,
                     )
                 }
             };
             if let Some(model) = model.filter(|model| !model.is_expected) {
-                let name = shown(&model.name);
+                let name = truncated(&model.name);
                 capabilities.engine =
                     format!("{}, with a model that it calls {name}", capabilities.engine);
                 self.warn_of(name);
@@ -174,7 +177,7 @@ impl Connector for UpstreamConnector {
                 capabilities,
                 observer,
             );
-            Ok(Connected { backend: Arc::new(backend), life: Box::new(Elsewhere) })
+            Ok(Connected { backend: Arc::new(backend), lifecycle: Box::new(RemoteLifecycle) })
         }
         .boxed()
     }
@@ -183,25 +186,26 @@ impl Connector for UpstreamConnector {
         format!("the server at {}", self.upstream)
     }
 
-    fn longest_pause(&self) -> Duration {
-        LONGEST_PAUSE
+    fn max_retry_pause(&self) -> Duration {
+        MAX_RETRY_PAUSE
     }
 }
 
-/// The model's name in requests: the operator's, also where the server lists none.
-fn sent(names: &Names, model: Option<&models::Found>) -> Option<String> {
-    model.map(|model| model.name.clone()).or_else(|| names.told.clone())
+/// Returns the model's name in requests. The operator's name also applies if the server lists no
+/// models.
+fn name_in_requests(names: &Names, model: Option<&ServedModel>) -> Option<String> {
+    model.map(|model| model.name.clone()).or_else(|| names.configured.clone())
 }
 
-/// Returns the place of a server. A name stands for its first address.
+/// Returns the locality of a server. A host name counts as its first address.
 async fn locality(upstream: &Upstream) -> Locality {
     let address = match upstream.base.host() {
         Some(Host::Ipv4(address)) => Some(IpAddr::V4(address)),
         Some(Host::Ipv6(address)) => Some(IpAddr::V6(address)),
         Some(Host::Domain(name)) => {
             let port = upstream.base.port_or_known_default().unwrap_or_default();
-            let found = tokio::net::lookup_host((name, port)).await.ok();
-            found.and_then(|mut found| found.next()).map(|address| address.ip())
+            let addresses = tokio::net::lookup_host((name, port)).await.ok();
+            addresses.and_then(|mut addresses| addresses.next()).map(|address| address.ip())
         }
         None => None,
     };

@@ -1,55 +1,56 @@
-//! The stream of server-sent events, cut into its data.
+//! Parses a stream of server-sent events into the data of each event.
 
 use bytes::BytesMut;
-use chiasm_backend::{Begun, BegunPart};
+use chiasm_backend::{PartialMessage, PartialMessages};
 
-/// Most bytes of one event: a prompt of a million tokens is told back in one.
-const MOST: usize = 32 << 20;
+/// The maximum size of one event. A server may return a prompt of a million tokens in one event.
+const MAX_EVENT_BYTES: usize = 32 << 20;
 
-/// A server sends an event that is longer than any that is expected, or too many long ones at once.
+/// An event exceeds [`MAX_EVENT_BYTES`], or the server's partial events together take too much.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TooLong;
 
-/// Bytes that have come, and how far they were looked at.
+/// The parser of one stream.
 #[derive(Debug)]
 pub(crate) struct Events {
-    came: BytesMut,
-    looked: usize,
-    begun: BegunPart,
+    buffer: BytesMut,
+    /// The length of the part of `buffer` that has been searched for a line end.
+    scanned: usize,
+    partial: PartialMessage,
 }
 
 impl Events {
-    /// None yet. What has come of a long one is counted in `begun`.
-    pub(crate) fn counted(begun: &Begun) -> Self {
-        Self { came: BytesMut::new(), looked: 0, begun: begun.part() }
+    /// Creates a parser whose long partial events count against `partial`.
+    pub(crate) fn new(partial: &PartialMessages) -> Self {
+        Self { buffer: BytesMut::new(), scanned: 0, partial: partial.start_message() }
     }
 
-    /// Takes in what has come.
+    /// Appends received bytes.
     pub(crate) fn push(&mut self, bytes: &[u8]) -> Result<(), TooLong> {
-        let length = self.came.len() + bytes.len();
-        if length > MOST || !self.begun.has_room_for(length) {
+        let length = self.buffer.len() + bytes.len();
+        if length > MAX_EVENT_BYTES || !self.partial.set_buffered_bytes(length) {
             return Err(TooLong);
         }
-        self.came.extend_from_slice(bytes);
+        self.buffer.extend_from_slice(bytes);
         Ok(())
     }
 
-    /// The data of the next event that has come whole. Lines that are no data, such as comments
-    /// that keep a connection alive, are passed over; data of several lines, which no server that
-    /// is known sends, is several.
+    /// Returns the data of the next complete event.
+    ///
+    /// Lines without data are skipped, such as comments that keep a connection alive. Data of
+    /// several lines is returned as several events; no known server sends such data.
     pub(crate) fn next(&mut self) -> Option<BytesMut> {
         loop {
-            let end = self.looked
-                + self.came[self.looked..].iter().position(|byte| *byte == b'\n').or_else(
-                    || {
-                        self.looked = self.came.len();
-                        None
-                    },
-                )?;
-            let mut line = self.came.split_to(end + 1);
-            self.looked = 0;
-            // There is less now, which there is room for.
-            let _ = self.begun.has_room_for(self.came.len());
+            let line_end = self.buffer[self.scanned..].iter().position(|byte| *byte == b'\n');
+            let Some(line_end) = line_end else {
+                self.scanned = self.buffer.len();
+                return None;
+            };
+            let end = self.scanned + line_end;
+            let mut line = self.buffer.split_to(end + 1);
+            self.scanned = 0;
+            // Shrinking the buffer is always within the limit.
+            let _ = self.partial.set_buffered_bytes(self.buffer.len());
             line.truncate(end);
             if line.ends_with(b"\r") {
                 line.truncate(end - 1);
@@ -67,10 +68,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn data_is_the_same_wherever_the_stream_is_cut() {
+    fn data_does_not_depend_on_how_the_stream_is_cut() {
         let text = b": alive\n\ndata: {\"a\": 1}\n\ndata:two\r\n\r\nevent: x\ndata: [DONE]\n\n";
         for size in 1..text.len() {
-            let (mut events, mut found) = (Events::counted(&Begun::default()), Vec::new());
+            let mut events = Events::new(&PartialMessages::default());
+            let mut found = Vec::new();
             for piece in text.chunks(size) {
                 events.push(piece).unwrap();
                 while let Some(data) = events.next() {
@@ -82,8 +84,8 @@ mod tests {
     }
 
     #[test]
-    fn an_event_without_an_end_is_given_up() {
-        let mut events = Events::counted(&Begun::default());
+    fn event_over_the_size_limit_is_refused() {
+        let mut events = Events::new(&PartialMessages::default());
         let piece = vec![b'x'; 1 << 20];
         let refused =
             (0..64).map(|_| events.push(&piece)).position(|pushed| pushed == Err(TooLong));
@@ -92,15 +94,15 @@ mod tests {
     }
 
     #[test]
-    fn an_event_counts_until_it_has_come() {
-        let begun = Begun::default();
+    fn partial_events_count_until_they_are_complete() {
+        let partial = PartialMessages::default();
         let piece = vec![b'x'; 30 << 20];
-        let mut all: Vec<_> = (0..9).map(|_| Events::counted(&begun)).collect();
-        let taken =
+        let mut all: Vec<_> = (0..9).map(|_| Events::new(&partial)).collect();
+        let accepted =
             all.iter_mut().map(|events| events.push(&piece)).take_while(Result::is_ok).count();
-        assert_eq!(taken, 8);
-        all[8] = Events::counted(&begun);
-        assert_eq!(all[8].push(b"data: x\n"), Ok(()), "short ones are not kept from anybody");
+        assert_eq!(accepted, 8);
+        all[8] = Events::new(&partial);
+        assert_eq!(all[8].push(b"data: x\n"), Ok(()), "short events are always accepted");
         assert_eq!(all[8].next().as_deref(), Some(&b"x"[..]));
         all[0].push(b"\n").unwrap();
         assert!(all[0].next().is_none());

@@ -1,48 +1,49 @@
-//! Backends over HTTP: servers that run already, and that somebody else has started.
+//! Backends over HTTP: running servers that someone else has started.
 //!
-//! An [`Upstream`] says where a server is and what it speaks, an [`UpstreamConnector`] asks it what
-//! it can do and makes the backend of one worker. `vllm serve` is driven in *token mode*, by its
-//! `/inference/v1/generate`: it is given the prompt's tokens with one marker for each media item,
-//! the items as the client sent them under our identities, and answers with tokens. What it expands
-//! the markers to is compared with what was expected; where that differs nothing that is known of
-//! its KV cache can be trusted for prompts with media, and
-//! [`Backend::distrusted`](chiasm_backend::Backend::distrusted) says so.
+//! An [`Upstream`] is the address and the protocol of a server. An [`UpstreamConnector`] queries
+//! the server for its capabilities and creates the backend of one worker.
 //!
-//! SGLang is driven in the same way by its `/generate` (`sglang`). Its KV events tell nothing of
-//! its blocks but its own hashes of them, which are made here too, of prompts that it has not seen
-//! yet.
+//! `vllm serve` is driven in *token mode*, through its `/inference/v1/generate`. A request has the
+//! prompt's tokens with one marker for each media item, and the items as the client sent them,
+//! under our identities. The server answers with tokens. Its expansion of the markers is compared
+//! with the expected one. If they differ, knowledge of its KV cache is not reliable for prompts
+//! with media, and [`Backend::distrusted`](chiasm_backend::Backend::distrusted) says so.
 //!
-//! `vllm serve` in *chat mode* and `trtllm-serve` are given requests as they come, and still tell
-//! what their KV caches hold. Any other server of OpenAI's API is given requests as they come, with
-//! nothing but the model's name changed, and its answers are passed on as they are. What it holds
-//! is not known; it is taken to hold what it was sent.
+//! SGLang is driven in the same way through its `/generate` (`sglang`). Its KV events only contain
+//! its own hashes of blocks. This crate computes the same hashes, also for prompts that the server
+//! has not seen yet.
 //!
-//! Nothing that a server says is believed to be small, well formed or in time: answers are bounded,
-//! checked and read as fast as their reader takes them.
+//! `vllm serve` in *chat mode* and `trtllm-serve` receive requests unchanged, and still report the
+//! contents of their KV caches. Any other server of OpenAI's API receives requests unchanged except
+//! for the model's name, and its answers are forwarded as they are. The contents of its cache are
+//! unknown; it is assumed to hold the prompts that were sent to it.
 //!
-//! | module | is |
+//! A server is not trusted to send small, well-formed or timely answers: answers are bounded,
+//! checked, and read at the speed of their reader.
+//!
+//! | module | contents |
 //! |---|---|
-//! | `address` | what an upstream is given as |
-//! | `client` | the HTTP client, whose connections let others have their turn |
+//! | `address` | the address of an upstream on the command line |
+//! | `client` | the HTTP client, whose connections yield to other tasks |
 //! | `server` | requests to one server, bounded in size and time |
-//! | `server_key` | the key that a server is shown |
-//! | `setup_error` | why an upstream's files can't be used |
-//! | `unusable` | why a server can't be used |
-//! | `gauges` | numbers out of Prometheus' text format |
-//! | `found` | what a server says of itself, as capabilities |
-//! | `models` | which of the models that a server lists is meant |
-//! | `plain` | a server that is given requests as they come |
-//! | `connector` | connecting to a server, again after each of its ends |
+//! | `server_key` | the API key for a server |
+//! | `setup_error` | errors of an upstream's files |
+//! | `unusable` | errors of a server's description |
+//! | `gauges` | numbers from Prometheus' text format |
+//! | `vllm_info` | the description of a `vllm serve`, as capabilities |
+//! | `models` | selection of a model from a server's list |
+//! | `plain` | a server that receives requests unchanged |
+//! | `connector` | connecting to a server, also again after it has ended |
 //! | `encoder_cache` | the assumed size of a server's encoder cache |
-//! | `backend` | one server as a backend |
-//! | `shared` | the state of a backend, its jobs and its tasks, and the task that watches the server |
-//! | `request` | a job as the body of a request |
-//! | `running` | one job that runs |
-//! | `chunk` | what one event of an answer says |
-//! | `sglang` | the same four for SGLang |
-//! | `trtllm` | `trtllm-serve`, following its KV events, and learning from them what it calls images |
-//! | `pieces` | the body of an answer as it comes, in as few pieces as may be |
-//! | `events` | the stream of server-sent events, cut into its data |
+//! | `backend` | the backend of one server |
+//! | `shared` | the state shared by a backend, its jobs and its tasks; the liveness task |
+//! | `request` | conversion of a job to the body of a request |
+//! | `running` | a running job |
+//! | `chunk` | one event of a streamed answer |
+//! | `sglang` | the counterparts of the last four modules for SGLang |
+//! | `trtllm` | `trtllm-serve`: its KV events, and the identities of images learned from them |
+//! | `pieces` | the body of an answer in as few pieces as possible |
+//! | `events` | the parser of server-sent events |
 #![forbid(unsafe_code)]
 
 mod address;
@@ -52,7 +53,6 @@ mod client;
 mod connector;
 mod encoder_cache;
 mod events;
-mod found;
 mod gauges;
 mod models;
 mod pieces;
@@ -66,6 +66,7 @@ mod sglang;
 mod shared;
 mod trtllm;
 mod unusable;
+mod vllm_info;
 
 pub use address::{Upstream, UpstreamError};
 pub use connector::UpstreamConnector;

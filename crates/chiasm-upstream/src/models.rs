@@ -1,21 +1,22 @@
-//! Which of the models that a server lists is the one that is served here.
+//! Selects the model served here from a server's list.
 
 use serde::Deserialize;
 
-/// Names that are told of a list, and characters of each: a server may list anything.
-const TOLD: usize = 5;
-const TOLD_CHARS: usize = 100;
+/// The maximum number of listed names in an error, since a server may list anything.
+const MAX_SHOWN_NAMES: usize = 5;
+/// The maximum number of characters of each name.
+const MAX_NAME_CHARS: usize = 100;
 
-/// What the model that is served here may be called.
+/// The possible names of the model served here.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Names {
-    /// What the operator says that this server calls it.
-    pub(crate) told: Option<String>,
-    /// What it is called here: by clients, and as it was given.
-    pub(crate) here: Vec<String>,
+    /// The server's name of the model, from the operator.
+    pub(crate) configured: Option<String>,
+    /// The local names: the name that clients use and the one on the command line.
+    pub(crate) local: Vec<String>,
 }
 
-/// What a server lists at `/v1/models`.
+/// The body of `/v1/models`.
 #[derive(Deserialize)]
 pub(crate) struct Models {
     data: Vec<Model>,
@@ -25,79 +26,82 @@ pub(crate) struct Models {
 struct Model {
     id: String,
     max_model_len: Option<usize>,
-    /// What an adapter is of.
+    /// The base model of an adapter.
     parent: Option<String>,
-    /// Where vLLM has it from: the name that it was started with.
+    /// The source of the model in vLLM: the name that vLLM was started with.
     root: Option<String>,
 }
 
 /// The model of a server that gets this frontend's requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Found {
-    /// The name that it has there.
+pub(crate) struct ServedModel {
+    /// The server's name of the model.
     pub(crate) name: String,
-    /// Tokens of prompt and answer together, if that is told.
+    /// The maximum number of tokens of prompt and answer together, if reported.
     pub(crate) max_model_len: Option<usize>,
-    /// Whether the name is one that the model has here, if it has any, or that the operator has
-    /// given.
+    /// `true` if the name is a local name or the operator's, or if there are no local names.
     pub(crate) is_expected: bool,
 }
 
-/// The model that is meant can't be told from a server's list.
+/// An error of selecting a model from a server's list.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ModelError {
-    /// The operator has named a model that is not listed.
+    /// The operator has named a model that the server does not list.
     #[error("it has no model {name} (model= behind its address), but {listed}")]
     Missing { name: String, listed: String },
-    /// Any of several could be meant.
+    /// Several models are listed and none has a known name.
     #[error(
         "it has several models and none that is called {}, but {listed}: say which one is meant \
          (model=NAME behind its address)",
-        here.join(" or ")
+        local.join(" or ")
     )]
-    Ambiguous { here: Vec<String>, listed: String },
-    /// The tokens of prompt and answer together are not told.
+    Ambiguous { local: Vec<String>, listed: String },
+    /// The server does not report the maximum number of tokens of prompt and answer together.
     #[error("it does not tell its model's context (max_model_len of /v1/models)")]
     NoContext,
 }
 
 impl Models {
-    /// The model that is meant; `None` if none is listed. A server's only model is meant whatever
-    /// it is called: many servers have a name of their own for what others know by another one.
+    /// Selects the model; `None` if the server lists none.
+    ///
+    /// A server's only model is selected whatever its name, because many servers have a name of
+    /// their own for a model.
     ///
     /// # Errors
-    /// The model is certainly not there, or any of several could be meant.
-    pub(crate) fn find(&self, names: &Names) -> Result<Option<Found>, ModelError> {
-        if let Some(told) = &names.told {
-            let found = self.data.iter().find(|model| model.id == *told);
-            let missing = || ModelError::Missing { name: told.clone(), listed: self.listed() };
-            return found.map(|model| Some(model.found(true))).ok_or_else(missing);
+    /// Returns [`ModelError`] if the model is missing or several models could be meant.
+    pub(crate) fn find(&self, names: &Names) -> Result<Option<ServedModel>, ModelError> {
+        if let Some(name) = &names.configured {
+            let found = self.data.iter().find(|model| model.id == *name);
+            let missing = || ModelError::Missing { name: name.clone(), listed: self.listed() };
+            return found.map(|model| Some(model.to_served(true))).ok_or_else(missing);
         }
         let bases = || self.data.iter().filter(|model| model.parent.is_none());
-        let is_called = |model: &&Model, same: fn(&str, &str) -> bool| {
+        let has_local_name = |model: &&Model, matches: fn(&str, &str) -> bool| {
             let own = [Some(&model.id), model.root.as_ref()];
-            own.into_iter().flatten().any(|own| names.here.iter().any(|here| same(own, here)))
+            own.into_iter().flatten().any(|own| names.local.iter().any(|local| matches(own, local)))
         };
-        let exactly = bases().find(|model| is_called(model, |own, here| own == here));
+        let exact = bases().find(|model| has_local_name(model, |own, local| own == local));
         if let Some(model) =
-            exactly.or_else(|| bases().find(|model| is_called(model, have_one_last_part)))
+            exact.or_else(|| bases().find(|model| has_local_name(model, same_last_component)))
         {
-            return Ok(Some(model.found(true)));
+            return Ok(Some(model.to_served(true)));
         }
         let mut bases = bases();
         match (bases.next(), bases.next()) {
             (None, _) => Ok(None),
-            (Some(only), None) => Ok(Some(only.found(names.here.is_empty()))),
-            _ => Err(ModelError::Ambiguous { here: names.here.clone(), listed: self.listed() }),
+            (Some(only), None) => Ok(Some(only.to_served(names.local.is_empty()))),
+            _ => Err(ModelError::Ambiguous { local: names.local.clone(), listed: self.listed() }),
         }
     }
 
-    /// The same of a server that has to tell the tokens of prompt and answer together, which come
-    /// beside the model.
+    /// Selects the model of a server that has to report its context, and returns both.
     ///
     /// # Errors
-    /// There is no such model, or its context is not told.
-    pub(crate) fn find_with_context(&self, names: &Names) -> Result<(Found, usize), ModelError> {
+    /// Returns [`ModelError`] if there is no such model or its context is not reported.
+    pub(crate) fn find_with_context(
+        &self,
+        names: &Names,
+    ) -> Result<(ServedModel, usize), ModelError> {
         let found = self
             .find(names)?
             .and_then(|found| found.max_model_len.map(|max_model_len| (found, max_model_len)));
@@ -105,8 +109,9 @@ impl Models {
     }
 
     fn listed(&self) -> String {
-        let names: Vec<_> = self.data.iter().take(TOLD).map(|model| shown(&model.id)).collect();
-        let more = if self.data.len() > TOLD { " and others" } else { "" };
+        let names: Vec<_> =
+            self.data.iter().take(MAX_SHOWN_NAMES).map(|model| truncated(&model.id)).collect();
+        let more = if self.data.len() > MAX_SHOWN_NAMES { " and others" } else { "" };
         if names.is_empty() {
             "none at all".to_owned()
         } else {
@@ -116,18 +121,19 @@ impl Models {
 }
 
 impl Model {
-    fn found(&self, is_expected: bool) -> Found {
-        Found { name: self.id.clone(), max_model_len: self.max_model_len, is_expected }
+    fn to_served(&self, is_expected: bool) -> ServedModel {
+        ServedModel { name: self.id.clone(), max_model_len: self.max_model_len, is_expected }
     }
 }
 
-/// A name that a server has told, as far as it is shown.
-pub(crate) fn shown(name: &str) -> String {
-    name.chars().take(TOLD_CHARS).collect()
+/// Returns the beginning of a server's name of a model, for logs and errors.
+pub(crate) fn truncated(name: &str) -> String {
+    name.chars().take(MAX_NAME_CHARS).collect()
 }
 
-/// Whether two names end alike, as those of one model in a folder and on the hub do.
-fn have_one_last_part(one: &str, other: &str) -> bool {
+/// Returns `true` if the last components of two names are equal, as for one model in a folder and
+/// on the hub.
+fn same_last_component(one: &str, other: &str) -> bool {
     let last = |name: &str| {
         name.trim_end_matches('/').rsplit('/').next().unwrap_or_default().to_ascii_lowercase()
     };
@@ -140,57 +146,58 @@ mod tests {
 
     use super::*;
 
-    fn found(ids: &[&str], told: Option<&str>) -> Result<Option<(String, bool)>, ModelError> {
+    fn find(ids: &[&str], configured: Option<&str>) -> Result<Option<(String, bool)>, ModelError> {
         let data: Vec<_> = ids.iter().map(|id| json!({"id": id})).collect();
         let models: Models = serde_json::from_value(json!({ "data": data })).unwrap();
-        let here = ["m", "Qwen/Qwen2.5-VL-7B-Instruct"].map(str::to_owned).to_vec();
-        let found = models.find(&Names { told: told.map(str::to_owned), here })?;
+        let local = ["m", "Qwen/Qwen2.5-VL-7B-Instruct"].map(str::to_owned).to_vec();
+        let found = models.find(&Names { configured: configured.map(str::to_owned), local })?;
         Ok(found.map(|found| (found.name, found.is_expected)))
     }
 
     #[test]
-    fn the_model_of_this_name_is_meant() {
+    fn model_is_selected_by_name() {
         let is = |name: &str, is_expected| Ok(Some((name.to_owned(), is_expected)));
-        assert_eq!(found(&["other", "m"], None), is("m", true));
+        assert_eq!(find(&["other", "m"], None), is("m", true));
         assert_eq!(
-            found(&["other", "Qwen/Qwen2.5-VL-7B-Instruct"], None),
+            find(&["other", "Qwen/Qwen2.5-VL-7B-Instruct"], None),
             is("Qwen/Qwen2.5-VL-7B-Instruct", true)
         );
         assert_eq!(
-            found(&["other", "/models/qwen2.5-vl-7b-instruct/"], None),
+            find(&["other", "/models/qwen2.5-vl-7b-instruct/"], None),
             is("/models/qwen2.5-vl-7b-instruct/", true)
         );
-        assert_eq!(found(&["m", "other"], Some("other")), is("other", true));
-        assert_eq!(found(&["other"], None), is("other", false), "it has but one");
-        assert_eq!(found(&[], None), Ok(None));
+        assert_eq!(find(&["m", "other"], Some("other")), is("other", true));
+        assert_eq!(find(&["other"], None), is("other", false), "the only model is selected");
+        assert_eq!(find(&[], None), Ok(None));
     }
 
     #[test]
-    fn a_server_without_the_model_is_refused() {
-        let error = found(&["a", "b", "c", "d", "e", "f"], None).unwrap_err().to_string();
+    fn server_without_the_model_is_refused() {
+        let error = find(&["a", "b", "c", "d", "e", "f"], None).unwrap_err().to_string();
         assert!(
             error.contains("called m or Qwen/") && error.contains("a, b, c, d, e and others"),
             "{error}"
         );
-        let error = found(&["m", &"long".repeat(100)], Some("n")).unwrap_err().to_string();
+        let error = find(&["m", &"long".repeat(100)], Some("n")).unwrap_err().to_string();
         assert!(
             error.contains("no model n ") && error.contains("but m, long") && error.len() < 200,
             "{error}"
         );
-        assert!(found(&[], Some("n")).unwrap_err().to_string().contains("none at all"));
+        assert!(find(&[], Some("n")).unwrap_err().to_string().contains("none at all"));
     }
 
     #[test]
-    fn adapters_are_of_a_model_and_where_it_is_from_names_it() {
+    fn base_model_is_selected_by_its_root() {
         let models = json!({"data": [
             {"id": "adapter", "parent": "theirs", "root": "/adapters/m"},
             {"id": "theirs", "root": "Qwen/Qwen2.5-VL-7B-Instruct", "max_model_len": 9},
             {"id": "other"},
         ]});
         let models: Models = serde_json::from_value(models).unwrap();
-        let names = Names { told: None, here: vec!["Qwen/Qwen2.5-VL-7B-Instruct".to_owned()] };
+        let local = vec!["Qwen/Qwen2.5-VL-7B-Instruct".to_owned()];
+        let names = Names { configured: None, local };
         let expected =
-            Found { name: "theirs".to_owned(), max_model_len: Some(9), is_expected: true };
+            ServedModel { name: "theirs".to_owned(), max_model_len: Some(9), is_expected: true };
         assert_eq!(models.find(&names), Ok(Some(expected)));
     }
 }

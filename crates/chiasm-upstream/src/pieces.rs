@@ -1,4 +1,4 @@
-//! The body of an answer as it comes, in as few pieces as may be.
+//! The body of an answer, in as few pieces as possible.
 
 use std::mem;
 use std::pin::{Pin, pin};
@@ -12,47 +12,47 @@ use reqwest::Response;
 use tokio::task::yield_now;
 use tokio::time::Instant;
 
-use crate::server::{AskError, lost};
+use crate::server::{RequestError, body_error};
 
-/// A piece that comes so soon behind another one has probably been read together with more of them.
-const TOGETHER: Duration = Duration::from_millis(1);
-/// Bytes that are not kept back for more.
-const ENOUGH: usize = 64 << 10;
+/// The maximum gap between two pieces that were probably read together with further ones.
+const BURST_GAP: Duration = Duration::from_millis(1);
+/// The number of held bytes that are returned without waiting for more.
+const MAX_HELD_BYTES: usize = 64 << 10;
 
 /// The pieces of an answer's body.
 ///
-/// A server writes each event by itself, and a task of the HTTP client hands each piece over by
-/// itself, however many it has read at once: what is done for each, above all writing it to the
-/// client, would be done many times in vain. So a piece of several that follow each other at once
-/// waits until all tasks that are ready have had their turn, the client's among them, and is told
-/// with what has come by then. A token that comes alone waits for nothing.
+/// A server writes each event by itself, and the HTTP client's task hands over each piece by
+/// itself, however many it has read at once. Handling each piece alone, above all writing it to the
+/// client, would repeat the same work. So a piece that closely follows another one waits until all
+/// ready tasks have run, the HTTP client's among them. It is returned together with the pieces that
+/// arrived meanwhile. A token that arrives alone does not wait.
 pub(crate) struct Pieces {
     body: reqwest::Body,
-    /// The bytes that have come: a single piece as it is, or several pieces joined.
+    /// The held bytes: a single piece as it is, or several pieces joined.
     first: Option<Bytes>,
     joined: BytesMut,
-    /// The time at which the last piece, or the head, came.
-    came: Instant,
-    /// The last piece has followed the one before at once.
+    /// The arrival time of the last piece, or of the head.
+    arrived_at: Instant,
+    /// Set if the last piece closely followed the one before.
     is_burst: bool,
-    /// All others have had their turn since the last piece.
+    /// Set if all ready tasks have run since the last piece.
     has_waited: bool,
     /// The end of the body.
-    end: Option<Result<(), AskError>>,
+    end: Option<Result<(), RequestError>>,
 }
 
 impl Pieces {
-    /// The body of an answer whose head has just come.
-    pub(crate) fn of(response: Response) -> Self {
-        Self::of_body(response.into())
+    /// Creates the pieces of an answer whose head has just arrived.
+    pub(crate) fn new(response: Response) -> Self {
+        Self::from_body(response.into())
     }
 
-    fn of_body(body: reqwest::Body) -> Self {
+    fn from_body(body: reqwest::Body) -> Self {
         Self {
             body,
             first: None,
             joined: BytesMut::new(),
-            came: Instant::now(),
+            arrived_at: Instant::now(),
             is_burst: false,
             has_waited: false,
             end: None,
@@ -61,9 +61,9 @@ impl Pieces {
 
     fn hold(&mut self, piece: Bytes) {
         let now = Instant::now();
-        self.is_burst = now - self.came < TOGETHER;
+        self.is_burst = now - self.arrived_at < BURST_GAP;
         self.has_waited = false;
-        self.came = now;
+        self.arrived_at = now;
         if self.first.is_none() && self.joined.is_empty() {
             self.first = Some(piece);
             return;
@@ -74,7 +74,7 @@ impl Pieces {
         self.joined.extend_from_slice(&piece);
     }
 
-    fn held(&self) -> usize {
+    fn held_bytes(&self) -> usize {
         self.first.as_ref().map_or(self.joined.len(), Bytes::len)
     }
 
@@ -86,23 +86,23 @@ impl Pieces {
 }
 
 impl Stream for Pieces {
-    type Item = Result<Bytes, AskError>;
+    type Item = Result<Bytes, RequestError>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        while self.end.is_none() && self.held() < ENOUGH {
+        while self.end.is_none() && self.held_bytes() < MAX_HELD_BYTES {
             match Pin::new(&mut self.body).poll_frame(context) {
                 Poll::Ready(Some(Ok(frame))) => {
                     if let Some(piece) = frame.into_data().ok().filter(|piece| !piece.is_empty()) {
                         self.hold(piece);
                     }
                 }
-                Poll::Ready(Some(Err(error))) => self.end = Some(Err(lost(error))),
+                Poll::Ready(Some(Err(error))) => self.end = Some(Err(body_error(error))),
                 Poll::Ready(None) => self.end = Some(Ok(())),
-                Poll::Pending if self.held() == 0 => return Poll::Pending,
+                Poll::Pending if self.held_bytes() == 0 => return Poll::Pending,
                 Poll::Pending if self.is_burst && !self.has_waited => {
                     self.has_waited = true;
-                    // It has the runtime wake this task behind all that are ready, and is not
-                    // needed for more.
+                    // Polling `yield_now` once makes the runtime wake this task after all ready
+                    // tasks.
                     let _: Poll<()> = pin!(yield_now()).poll(context);
                     return Poll::Pending;
                 }
@@ -131,10 +131,10 @@ mod tests {
 
     type Sender = mpsc::Sender<io::Result<Bytes>>;
 
-    /// A body that is handed over one piece after the other, as the HTTP client's task does it.
-    struct Handed(mpsc::Receiver<io::Result<Bytes>>);
+    /// A body whose pieces are handed over one by one, as the HTTP client's task does it.
+    struct ChannelBody(mpsc::Receiver<io::Result<Bytes>>);
 
-    impl Body for Handed {
+    impl Body for ChannelBody {
         type Data = Bytes;
         type Error = io::Error;
 
@@ -148,7 +148,7 @@ mod tests {
 
     fn body() -> (Sender, Pieces) {
         let (sender, receiver) = mpsc::channel(1);
-        (sender, Pieces::of_body(reqwest::Body::wrap(Handed(receiver))))
+        (sender, Pieces::from_body(reqwest::Body::wrap(ChannelBody(receiver))))
     }
 
     fn hand_over(sender: Sender, pieces: impl IntoIterator<Item = Vec<u8>> + Send + 'static) {
@@ -161,37 +161,37 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn pieces_that_come_at_once_are_told_in_one() {
+    async fn pieces_in_a_burst_are_joined() {
         let (sender, mut pieces) = body();
         hand_over(sender, (0..8).map(|number| vec![number; 3]));
-        let told = pieces.next().await.unwrap().unwrap();
-        assert_eq!(told, (0..8).flat_map(|number| [number; 3]).collect::<Vec<_>>());
+        let joined = pieces.next().await.unwrap().unwrap();
+        assert_eq!(joined, (0..8).flat_map(|number| [number; 3]).collect::<Vec<_>>());
         assert!(pieces.next().await.is_none() && pieces.next().await.is_none());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_piece_that_comes_alone_waits_for_nothing() {
+    async fn lone_piece_is_returned_at_once() {
         let (sender, mut pieces) = body();
         for _ in 0..3 {
             assert!(pieces.next().now_or_never().is_none());
-            advance(TOGETHER).await;
+            advance(BURST_GAP).await;
             sender.try_send(Ok(Bytes::from_static(b"a"))).unwrap();
             assert_eq!(pieces.next().now_or_never().unwrap().unwrap().unwrap(), "a");
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn no_more_than_enough_is_kept_back() {
+    async fn held_bytes_are_bounded() {
         let (sender, mut pieces) = body();
-        hand_over(sender, (0..6).map(|_| vec![0; ENOUGH / 2]));
+        hand_over(sender, (0..6).map(|_| vec![0; MAX_HELD_BYTES / 2]));
         for _ in 0..3 {
-            assert_eq!(pieces.next().await.unwrap().unwrap().len(), ENOUGH);
+            assert_eq!(pieces.next().await.unwrap().unwrap().len(), MAX_HELD_BYTES);
         }
         assert!(pieces.next().await.is_none());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_came_before_an_error_is_told_before_it() {
+    async fn pieces_before_an_error_are_returned() {
         let (sender, mut pieces) = body();
         tokio::spawn(async move {
             sender.send(Ok(Bytes::from_static(b"a"))).await.unwrap();

@@ -1,61 +1,61 @@
-//! A server that is given requests as they come: what it says of itself, and passing requests on.
+//! A server that receives requests unchanged: its description, and forwarding requests to it.
 
 use std::collections::BTreeMap;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use chiasm_backend::{
-    Capabilities, Death, Forward, Forwarded, HandOff, InputForm, JobError, KeyScheme, KvSource,
-    Locality, MediaForm, PlaceholderForm, PlanClass, Supports, VllmItems,
+    Capabilities, DeathReason, ForwardRequest, ForwardResponse, HandOff, InputForm, JobError,
+    KeyScheme, KvSource, Locality, MediaForm, PlaceholderForm, PlanClass, Supports, VllmItems,
 };
 use chiasm_types::{BlockSize, Role};
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use reqwest::StatusCode;
 use reqwest::header::CONTENT_TYPE;
 
-use crate::found::MODELS;
-use crate::models::{self, Models, Names};
+use crate::models::{Models, Names, ServedModel};
 use crate::pieces::Pieces;
 use crate::request;
-use crate::server::{AskError, Server};
+use crate::server::{RequestError, Server};
 use crate::unusable::Unusable;
+use crate::vllm_info::MODELS;
 
-/// Pieces of four bytes in a block: text of 256 bytes. What a server holds is guessed, and to
-/// remember it costs by the block.
+/// The block size of the approximate cache, in pieces of four bytes: 256 bytes of text. Larger
+/// blocks cost less memory, and the contents of the server's cache are a guess anyway.
 const BLOCK_SIZE: BlockSize = match BlockSize::new(64) {
     Some(size) => size,
     None => panic!("64 is not 0"),
 };
-/// Blocks that a server is taken to hold at most, as it does not tell: of a million tokens or so,
-/// as a GPU has room for.
-const TAKEN_TO_HOLD: u64 = 1 << 14;
-/// A context that is not told is no bound.
-const ANY_LENGTH: usize = u32::MAX as usize;
+/// The assumed size of a server's cache in blocks, since the server does not report it: about a
+/// million tokens, as fit on a GPU.
+const ASSUMED_TOTAL_BLOCKS: u64 = 1 << 14;
+/// The number of tokens that stands for an unknown context, which sets no limit.
+const UNLIMITED_TOKENS: usize = u32::MAX as usize;
 
 /// The facts about such a server that are needed before it is used.
-pub(crate) struct FoundPlain {
-    /// The model that is meant; `None` where the server lists none.
-    pub(crate) model: Option<models::Found>,
+pub(crate) struct PlainInfo {
+    /// The selected model; `None` if the server lists none.
+    pub(crate) model: Option<ServedModel>,
 }
 
-impl FoundPlain {
-    /// Asks a server.
+impl PlainInfo {
+    /// Queries a server.
     ///
     /// # Errors
-    /// It can't be used.
-    pub(crate) async fn ask(server: &Server, names: &Names) -> Result<Self, Unusable> {
-        let told = match server.get(MODELS).await {
+    /// Returns [`Unusable`] if the server can't be used.
+    pub(crate) async fn fetch(server: &Server, names: &Names) -> Result<Self, Unusable> {
+        let models = match server.get(MODELS).await {
             Ok(body) => serde_json::from_slice::<Models>(&body).ok(),
-            Err(AskError::Refused {
+            Err(RequestError::Refused {
                 status: StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN,
                 ..
             }) => {
-                return Err(Unusable::WantsKey);
+                return Err(Unusable::KeyRequired);
             }
-            // It serves one model without a list.
-            Err(AskError::Refused { .. } | AskError::Unreadable { .. }) => None,
+            // The server serves one model and has no list.
+            Err(RequestError::Refused { .. } | RequestError::Unreadable { .. }) => None,
             Err(error) => return Err(error.into()),
         };
-        let model = told.map(|models| models.find(names)).transpose()?.flatten();
+        let model = models.map(|models| models.find(names)).transpose()?.flatten();
         Ok(Self { model })
     }
 
@@ -75,10 +75,10 @@ impl FoundPlain {
                 .model
                 .as_ref()
                 .and_then(|model| model.max_model_len)
-                .unwrap_or(ANY_LENGTH),
-            max_batched_tokens: ANY_LENGTH,
+                .unwrap_or(UNLIMITED_TOKENS),
+            max_batched_tokens: UNLIMITED_TOKENS,
             max_running: 0,
-            total_blocks: TAKEN_TO_HOLD,
+            total_blocks: ASSUMED_TOTAL_BLOCKS,
             encoder_cache_tokens: 0,
             receiver_cache_bytes: 0,
             max_loras: 0,
@@ -94,62 +94,66 @@ impl FoundPlain {
     }
 }
 
-/// Paths that every server of OpenAI's API has: a 404 at one of them is about the model.
-const OF_EVERY_SERVER: [&str; 2] = ["v1/chat/completions", "v1/completions"];
+/// The paths that every server of OpenAI's API has. A 404 from one of them is about the model.
+const UNIVERSAL_PATHS: [&str; 2] = ["v1/chat/completions", "v1/completions"];
 
-/// Passes a request on. `model` is the server's name for the model.
+/// Forwards a request. `model` is the server's name of the model.
 pub(crate) async fn forward(
     server: &Server,
     model: Option<&str>,
-    request: Forward,
-) -> Result<Forwarded, JobError> {
-    let body = named(&request, model);
+    request: ForwardRequest,
+) -> Result<ForwardResponse, JobError> {
+    let body = with_model_name(&request, model);
     let headers = request::headers(&request.id, request.trace.as_ref());
     let path = request.path;
-    let response = server.post(path, body, headers).await.map_err(AskError::of_job)?;
+    let response = server.post(path, body, headers).await.map_err(RequestError::into_job_error)?;
     let status = response.status();
     let is_own_fault =
         status.is_client_error() && !matches!(status.as_u16(), 401 | 403 | 404 | 429);
     if !status.is_success() && !is_own_fault {
         let refusal = server.refusal(response).await;
-        let is_about_model = OF_EVERY_SERVER.contains(&path) || refusal.names_model();
+        let is_about_model = UNIVERSAL_PATHS.contains(&path) || refusal.names_model();
         if let Some(error) = refusal.error(is_about_model) {
             return Err(error);
         }
         let body = stream::iter([Ok(refusal.body)]).boxed();
-        return Ok(Forwarded { status: status.as_u16(), content_type: refusal.content_type, body });
+        return Ok(ForwardResponse {
+            status: status.as_u16(),
+            content_type: refusal.content_type,
+            body,
+        });
     }
     let content_type =
         response.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).map(str::to_owned);
-    let body = Pieces::of(response)
-        .map_err(|error| JobError::Dead(Death::new(format!("the server: {error}"))));
-    Ok(Forwarded { status: status.as_u16(), content_type, body: body.boxed() })
+    let body = Pieces::new(response)
+        .map_err(|error| JobError::Dead(DeathReason::new(format!("the server: {error}"))));
+    Ok(ForwardResponse { status: status.as_u16(), content_type, body: body.boxed() })
 }
 
-/// Returns the body with the server's own name of the model. All other bytes stay as they came.
-fn named(request: &Forward, model: Option<&str>) -> Bytes {
+/// Returns the request's body with the server's name of the model. All other bytes stay unchanged.
+fn with_model_name(request: &ForwardRequest, model: Option<&str>) -> Bytes {
     let body = &request.body;
     let Some(model) = model else { return body.clone() };
     let model = serde_json::Value::from(model).to_string();
-    let mut named = BytesMut::with_capacity(body.len() + model.len() + 10);
+    let mut renamed = BytesMut::with_capacity(body.len() + model.len() + 10);
     match &request.model {
         Some(range) => {
-            named.put_slice(&body[..range.start]);
-            named.put_slice(model.as_bytes());
-            named.put_slice(&body[range.end..]);
+            renamed.put_slice(&body[..range.start]);
+            renamed.put_slice(model.as_bytes());
+            renamed.put_slice(&body[range.end..]);
         }
         None => {
             let begin = body.iter().position(|byte| *byte == b'{').map_or(0, |at| at + 1);
             let is_empty =
                 body[begin..].iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'}');
-            named.put_slice(&body[..begin]);
-            named.put_slice(
+            renamed.put_slice(&body[..begin]);
+            renamed.put_slice(
                 format!("\"model\":{model}{}", if is_empty { "" } else { "," }).as_bytes(),
             );
-            named.put_slice(&body[begin..]);
+            renamed.put_slice(&body[begin..]);
         }
     }
-    named.freeze()
+    renamed.freeze()
 }
 
 #[cfg(test)]
@@ -158,24 +162,26 @@ mod tests {
 
     use super::*;
 
-    fn request(body: &'static str, model: Option<&str>) -> Forward {
-        let at =
-            model.map(|model| body.find(model).unwrap()..body.find(model).unwrap() + model.len());
+    fn request(body: &'static str, model: Option<&str>) -> ForwardRequest {
+        let range = model.map(|model| {
+            let begin = body.find(model).unwrap();
+            begin..begin + model.len()
+        });
         let body = Bytes::from_static(body.as_bytes());
-        Forward {
+        ForwardRequest {
             id: RequestId::from_random(1),
             path: "v1/x",
             body,
-            model: at,
+            model: range,
             trace: None,
             prompt: None,
         }
     }
 
     #[test]
-    fn the_models_name_alone_is_changed() {
+    fn only_the_model_name_is_changed() {
         let renamed = |body, model, name| {
-            String::from_utf8(named(&request(body, model), name).to_vec()).unwrap()
+            String::from_utf8(with_model_name(&request(body, model), name).to_vec()).unwrap()
         };
         assert_eq!(
             renamed(r#"{"a": 1.0, "model" : "m" , "b":[]}"#, Some("\"m\""), Some("x\"y")),

@@ -1,4 +1,4 @@
-//! A job as the body of a request to `/inference/v1/generate` of vLLM 0.31 to 0.33
+//! Converts a job to the body of a request to `/inference/v1/generate` of vLLM 0.31 to 0.33
 //! (`GenerateRequest` in `entrypoints/scale_out/token_in_token_out/protocol.py`).
 
 use std::collections::BTreeMap;
@@ -15,20 +15,20 @@ use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
-/// Bytes of a token's number in a body, with the comma.
-const BYTES_OF_TOKEN: usize = 7;
-/// Room for all else in a body that has nothing unusual.
-const FEW_BYTES: usize = 1 << 10;
+/// The assumed number of bytes of a token id in a body, with its comma.
+const BYTES_PER_TOKEN: usize = 7;
+/// The capacity for all other fields of a usual body.
+const OTHER_FIELDS_BYTES: usize = 1 << 10;
 
 #[derive(Serialize)]
 struct Generate<'a> {
-    #[serde(serialize_with = "write_numbers")]
+    #[serde(serialize_with = "write_token_ids")]
     token_ids: &'a [TokenId],
     sampling_params: SamplingParams<'a>,
     output_mode: &'static str,
     stream: bool,
     stream_options: StreamOptions,
-    /// Whether to tell what the prompt has become.
+    /// Requests the expanded prompt in the answer.
     return_token_ids: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     cache_salt: Option<&'a str>,
@@ -47,7 +47,7 @@ struct StreamOptions {
     include_usage: bool,
 }
 
-/// Those of vLLM's `SamplingParams` that a request may have.
+/// The subset of vLLM's `SamplingParams` that a request may have.
 #[derive(Serialize)]
 struct SamplingParams<'a> {
     n: usize,
@@ -61,7 +61,7 @@ struct SamplingParams<'a> {
     frequency_penalty: f64,
     repetition_penalty: f64,
     ignore_eos: bool,
-    /// Text is made here.
+    /// Always `false`: this frontend detokenizes.
     detokenize: bool,
     stop_token_ids: Vec<TokenIdNumber>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -103,11 +103,11 @@ pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// The body, and the headers that name the request.
+/// Builds the body of a job's request and the headers that identify the request.
 ///
 /// # Errors
-/// [`JobError::Refused`] names what such a server can't be asked for.
-pub(crate) fn of(job: &Job) -> Result<(Vec<u8>, HeaderMap), JobError> {
+/// Returns [`JobError::Refused`] with the field that such a server does not support.
+pub(crate) fn build(job: &Job) -> Result<(Vec<u8>, HeaderMap), JobError> {
     let Job {
         id,
         input,
@@ -118,13 +118,13 @@ pub(crate) fn of(job: &Job) -> Result<(Vec<u8>, HeaderMap), JobError> {
         priority,
         trace,
         reasoning: ReasoningHints { is_over, variables },
-        // A server computes whole requests: its worker has no role.
+        // A server computes whole requests, so its worker has no role.
         stage: _,
         embedded: _,
     } = job;
     let tokens = match input {
         Input::Marked { tokens, .. } => tokens,
-        // Without items both are the same.
+        // Without items both forms are equal.
         Input::Tokens(tokens) if media.is_empty() => tokens,
         Input::Tokens(_) | Input::Messages(_) => {
             return Err(refused(
@@ -158,11 +158,11 @@ pub(crate) fn of(job: &Job) -> Result<(Vec<u8>, HeaderMap), JobError> {
         .iter()
         .map(|item| Ok((encoded(item)?, item.name())))
         .collect::<Result<Vec<_>, JobError>>()?;
-    let bytes_of_images: usize =
-        images.iter().map(|(image, _)| image.bytes.len() / 3 * 4 + FEW_BYTES).sum();
+    let image_bytes: usize =
+        images.iter().map(|(image, _)| image.bytes.len() / 3 * 4 + OTHER_FIELDS_BYTES).sum();
     let mut written =
-        Vec::with_capacity(BYTES_OF_TOKEN * tokens.len() + bytes_of_images + FEW_BYTES);
-    // Strings and numbers of ours: nothing in it can fail.
+        Vec::with_capacity(BYTES_PER_TOKEN * tokens.len() + image_bytes + OTHER_FIELDS_BYTES);
+    // The body has only strings and numbers from this process, so serializing does not fail.
     serde_json::to_writer(&mut written, &body)
         .map_err(|error| refused("body", &error.to_string()))?;
     if !images.is_empty() {
@@ -171,9 +171,8 @@ pub(crate) fn of(job: &Job) -> Result<(Vec<u8>, HeaderMap), JobError> {
     Ok((written, headers(id, trace.as_ref())))
 }
 
-/// Adds images to the object that has been written. They are written as they are, as to look for
-/// what is to be escaped in them takes as long as all the rest: neither their types nor their names
-/// have anything of that kind.
+/// Appends images to the serialized object. They are written without escaping, which would take as
+/// long as all the rest: neither their types nor their names have characters to escape.
 fn add_images(body: &mut Vec<u8>, images: &[(EncodedItem, String)]) {
     body.pop();
     let mut before: &[u8] = br#","content_parts":["#;
@@ -195,18 +194,18 @@ pub(crate) fn refused(field: &str, message: &str) -> JobError {
     JobError::Refused { field: field.to_owned(), message: message.to_owned() }
 }
 
-fn write_numbers<S: Serializer>(tokens: &[TokenId], serializer: S) -> Result<S::Ok, S::Error> {
+fn write_token_ids<S: Serializer>(tokens: &[TokenId], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(tokens.iter().map(|token| token.0))
 }
 
-pub(crate) fn numbers(tokens: &[TokenId]) -> Vec<TokenIdNumber> {
+pub(crate) fn token_ids(tokens: &[TokenId]) -> Vec<TokenIdNumber> {
     tokens.iter().map(|token| token.0).collect()
 }
 
-/// An image's file in a URL.
+/// Returns an image's file as a data URL.
 ///
 /// # Errors
-/// [`JobError::Refused`] as [`encoded`] says.
+/// Returns [`JobError::Refused`] as [`encoded`] does.
 pub(crate) fn data_url(item: &JobItem) -> Result<String, JobError> {
     let EncodedItem { bytes, media_type, .. } = encoded(item)?;
     let mut url = format!("data:{media_type};base64,");
@@ -214,21 +213,22 @@ pub(crate) fn data_url(item: &JobItem) -> Result<String, JobError> {
     Ok(url)
 }
 
-/// An image's file.
+/// Returns an image's file.
 ///
 /// # Errors
-/// [`JobError::Refused`] for items that servers of others can't make as they are made here.
+/// Returns [`JobError::Refused`] for items that such servers would process in another way.
 fn encoded(item: &JobItem) -> Result<EncodedItem, JobError> {
     let unusable = |why: &str| refused("messages", why);
     if item.modality != Modality::Image {
         return Err(unusable(
-            "has an item that is no image: servers that somebody else has started are given images alone",
+            "has an item that is no image: servers that somebody else has started are given \
+             images alone",
         ));
     }
     let encoded = item.source.encoded();
     let encoded =
         encoded.ok_or_else(|| unusable("has an image that only vLLM's own processor can make"))?;
-    // The server has no way to be told.
+    // A request has no field for these settings.
     if !is_empty_object(&encoded.processor_kwargs) {
         return Err(refused(
             "mm_processor_kwargs",
@@ -272,7 +272,7 @@ fn sampling_params(sampling: &Sampling) -> Result<SamplingParams<'_>, JobError> 
         frequency_penalty,
         repetition_penalty,
         ref stop_token_ids,
-        // The server has the tokenizer, and knows these two itself.
+        // The server derives these two from its tokenizer.
         eos_token: _,
         all_stop_token_ids: _,
         ignore_eos,
@@ -305,12 +305,12 @@ fn sampling_params(sampling: &Sampling) -> Result<SamplingParams<'_>, JobError> 
         repetition_penalty,
         ignore_eos,
         detokenize: false,
-        stop_token_ids: numbers(stop_token_ids),
+        stop_token_ids: token_ids(stop_token_ids),
         seed,
         logprobs,
         skip_reading_prefix_cache,
         logit_bias: logit_bias.iter().map(|&(token, bias)| (token.0, bias)).collect(),
-        allowed_token_ids: numbers(allowed_token_ids),
+        allowed_token_ids: token_ids(allowed_token_ids),
         structured_outputs: structured.as_ref().map(|structured| match &structured.constraint {
             Constraint::JsonSchema(schema) => StructuredOutputs::Json(schema),
             Constraint::JsonObject => StructuredOutputs::JsonObject(true),
@@ -329,12 +329,12 @@ fn sampling_params(sampling: &Sampling) -> Result<SamplingParams<'_>, JobError> 
     })
 }
 
-/// The request's name, so that both logs tell the same, and its trace.
+/// Returns the headers with the request's id, which connects both logs, and its trace.
 pub(crate) fn headers(id: &RequestId, trace: Option<&TraceContext>) -> HeaderMap {
     let mut headers = HeaderMap::new();
     let trace = trace.into_iter().flat_map(|trace| trace.headers());
     for (name, value) in trace.chain([("x-request-id", id.as_str())]) {
-        // Both were checked when the request came.
+        // Both were validated when the request arrived.
         if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::from_str(value)) {
             headers.insert(name, value);
         }

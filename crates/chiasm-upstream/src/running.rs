@@ -1,11 +1,11 @@
-//! One job that runs at a server.
+//! A job that runs at a server.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use chiasm_backend::{
-    Content, Death, Delivered, Input, Job, JobError, Output, Prefill, RunningJob,
+    Content, DeathReason, Input, Job, JobError, MediaDelivery, Output, Prefill, RunningJob,
 };
 use chiasm_types::TokenId;
 use futures_util::future::{BoxFuture, FutureExt};
@@ -17,31 +17,31 @@ use crate::events::{Events, TooLong};
 use crate::pieces::Pieces;
 use crate::shared::Shared;
 
-/// The data of the event that ends an answer.
+/// The data of the event that ends a streamed answer.
 pub(crate) const DONE: &[u8] = b"[DONE]";
 
-/// A job, and its outputs that have come and were not polled yet.
+/// A running job and its outputs that were not polled yet.
 pub(crate) struct RunningUpstreamJob {
     shared: Arc<Shared>,
     job: Arc<Job>,
-    /// `None` once all has come. Dropping it ends the connection, which makes the server abort the
-    /// request.
+    /// `None` once the answer is complete. Dropping the body closes the connection, and the server
+    /// then aborts the request.
     body: Option<Pieces>,
     events: Events,
-    came: VecDeque<Output>,
-    /// The last output of the last continuation, held back until the server's usage, which follows
+    ready: VecDeque<Output>,
+    /// The last output of the last choice. It is held back until the server's usage, which follows
     /// all answers.
     held: Option<Output>,
-    continuations: Vec<Continuation>,
-    delivered: Delivered,
-    /// The end of the server, which may be known before its connection fails.
-    ended: BoxFuture<'static, Death>,
+    choices: Vec<ChoiceState>,
+    delivered: MediaDelivery,
+    /// Completes at the end of the server, which may be known before its connection fails.
+    ended: BoxFuture<'static, DeathReason>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Continuation {
+struct ChoiceState {
     has_ended: bool,
-    /// Nothing of it is wanted any more.
+    /// The client needs no more of this choice.
     is_stopped: bool,
     tokens: usize,
 }
@@ -51,33 +51,31 @@ impl RunningUpstreamJob {
         shared: Arc<Shared>,
         job: Arc<Job>,
         response: Response,
-        delivered: Delivered,
+        delivered: MediaDelivery,
     ) -> Self {
         Self {
             ended: shared.when_ended(),
-            continuations: vec![Continuation::default(); job.sampling.n],
+            choices: vec![ChoiceState::default(); job.sampling.n],
             events: shared.server.events(),
             shared,
             job,
-            body: Some(Pieces::of(response)),
-            came: VecDeque::new(),
+            body: Some(Pieces::new(response)),
+            ready: VecDeque::new(),
             held: None,
             delivered,
         }
     }
 
     fn is_over(&self) -> bool {
-        self.continuations
-            .iter()
-            .all(|continuation| continuation.has_ended || continuation.is_stopped)
+        self.choices.iter().all(|choice| choice.has_ended || choice.is_stopped)
     }
 
-    /// Builds the error for an answer that no server of this kind gives.
+    /// Builds the error for an answer that violates the protocol.
     fn nonsense(&self, what: &str) -> JobError {
-        JobError::Dead(Death::new(format!("the server tells nonsense: {what}")))
+        JobError::Dead(DeathReason::new(format!("the server tells nonsense: {what}")))
     }
 
-    /// Parses the bytes that have come.
+    /// Parses received bytes.
     fn take(&mut self, bytes: &[u8]) -> Result<(), JobError> {
         self.events.push(bytes).map_err(|TooLong| self.nonsense("an event is too long"))?;
         while let Some(data) = self.events.next() {
@@ -120,16 +118,14 @@ impl RunningUpstreamJob {
 
     fn take_choice(&mut self, choice: ChunkChoice) -> Result<(), JobError> {
         let index = choice.index;
-        let most = self.job.sampling.max_tokens as usize;
-        let Some(continuation) =
-            self.continuations.get_mut(index).filter(|continuation| !continuation.has_ended)
-        else {
+        let max_tokens = self.job.sampling.max_tokens as usize;
+        let Some(state) = self.choices.get_mut(index).filter(|state| !state.has_ended) else {
             return Err(self.nonsense("a continuation that was not asked for, or has ended"));
         };
         let tokens: Vec<TokenId> =
             choice.token_ids.iter().flatten().copied().map(TokenId).collect();
-        continuation.tokens += tokens.len();
-        if continuation.tokens > most {
+        state.tokens += tokens.len();
+        if state.tokens > max_tokens {
             return Err(self.nonsense("more tokens than were asked for"));
         }
         let finish = match choice.end() {
@@ -137,12 +133,13 @@ impl RunningUpstreamJob {
             Some(End::Failed) => return Err(JobError::Unfinished),
             None => None,
         };
-        continuation.has_ended = finish.is_some();
-        let is_stopped = continuation.is_stopped;
+        state.has_ended = finish.is_some();
+        let is_stopped = state.is_stopped;
         let logprobs = match self.job.sampling.logprobs {
             Some(top) => {
-                let told = choice.logprobs(top as usize).filter(|told| told.len() == tokens.len());
-                Some(told.ok_or_else(|| self.nonsense("no log probabilities, or too few"))?)
+                let logprobs = choice.logprobs(top as usize);
+                let logprobs = logprobs.filter(|logprobs| logprobs.len() == tokens.len());
+                Some(logprobs.ok_or_else(|| self.nonsense("no log probabilities, or too few"))?)
             }
             None => None,
         };
@@ -155,7 +152,7 @@ impl RunningUpstreamJob {
         if self.is_over() {
             self.held = Some(output);
         } else {
-            self.came.push_back(output);
+            self.ready.push_back(output);
         }
         Ok(())
     }
@@ -163,7 +160,7 @@ impl RunningUpstreamJob {
     /// Releases the held output, with the server's usage.
     fn release(&mut self, prefill: Option<Prefill>) {
         if let Some(output) = self.held.take() {
-            self.came.push_back(Output { prefill, ..output });
+            self.ready.push_back(Output { prefill, ..output });
         }
     }
 
@@ -173,10 +170,11 @@ impl RunningUpstreamJob {
         if expanded.iter().map(|token| token.0).eq(prompt.iter().copied()) {
             return;
         }
-        let place = expanded.iter().zip(prompt).position(|(ours, theirs)| ours.0 != *theirs);
-        let place = place.unwrap_or(expanded.len().min(prompt.len()));
+        let difference = expanded.iter().zip(prompt).position(|(ours, theirs)| ours.0 != *theirs);
+        let difference = difference.unwrap_or(expanded.len().min(prompt.len()));
         self.shared.distrust(format!(
-            "it makes {} tokens of a prompt with media items that was expected to have {}, others from token {place} on",
+            "it makes {} tokens of a prompt with media items that was expected to have {}, \
+             others from token {difference} on",
             prompt.len(),
             expanded.len()
         ));
@@ -186,45 +184,45 @@ impl RunningUpstreamJob {
 impl RunningJob for RunningUpstreamJob {
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Output, JobError>>> {
         loop {
-            if let Some(output) = self.came.pop_front() {
+            if let Some(output) = self.ready.pop_front() {
                 return Poll::Ready(Some(Ok(output)));
             }
             let Some(body) = &mut self.body else { return Poll::Ready(None) };
             let taken = match body.poll_next_unpin(context) {
                 Poll::Ready(Some(Ok(bytes))) => self.take(&bytes),
-                // All that was asked for has come; the server's last word is not needed.
+                // All choices are complete; the rest of the stream is not needed.
                 Poll::Ready(_) if self.is_over() => {
                     self.release(None);
                     self.body = None;
                     Ok(())
                 }
                 Poll::Ready(Some(Err(error))) => {
-                    Err(JobError::Dead(Death::new(format!("the server: {error}"))))
+                    Err(JobError::Dead(DeathReason::new(format!("the server: {error}"))))
                 }
                 Poll::Ready(None) => {
-                    Err(JobError::Dead(Death::new("the server ended its answer too early")))
+                    Err(JobError::Dead(DeathReason::new("the server ended its answer too early")))
                 }
                 Poll::Pending => Err(JobError::Dead(ready!(self.ended.poll_unpin(context)))),
             };
             if let Err(error) = taken {
                 self.body = None;
-                self.came.clear();
+                self.ready.clear();
                 return Poll::Ready(Some(Err(error)));
             }
         }
     }
 
     fn stop(&mut self, choice: usize) {
-        let Some(continuation) = self.continuations.get_mut(choice) else { return };
-        continuation.is_stopped = true;
-        self.came.retain(|output| output.choice != choice);
+        let Some(state) = self.choices.get_mut(choice) else { return };
+        state.is_stopped = true;
+        self.ready.retain(|output| output.choice != choice);
         self.held = self.held.take().filter(|output| output.choice != choice);
         if self.is_over() && self.held.is_none() {
             self.body = None;
         }
     }
 
-    fn delivered(&self) -> Delivered {
+    fn delivered(&self) -> MediaDelivery {
         self.delivered
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::{Bytes, BytesMut};
-use chiasm_backend::{Begun, Death, JobError};
+use chiasm_backend::{DeathReason, JobError, PartialMessages};
 use hyper::http::uri::PathAndQuery;
 use hyper::{Method, Request, Uri};
 use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
@@ -17,33 +17,33 @@ use rustls_platform_verifier::ConfigVerifierExt;
 use tokio::time::timeout;
 
 use crate::address::Upstream;
-use crate::client::{Client, SendError, client, words};
+use crate::client::{Client, SendError, build_client, error_chain};
 use crate::events::Events;
 use crate::server_key::UpstreamKey;
 use crate::setup_error::{AuthoritiesError, SetupError};
 
-/// The maximum number of bytes of an answer that is read as a whole.
-const MOST: usize = 16 << 20;
-/// The maximum number of bytes that are read of a refusal.
-const MOST_WORDS: usize = 64 << 10;
+/// The maximum size of an answer that is read as a whole.
+const MAX_BODY_BYTES: usize = 16 << 20;
+/// The number of bytes of a refusal after which no more are read.
+const MAX_REFUSAL_BYTES: usize = 64 << 10;
 /// The pause after a 429 without `Retry-After`.
-const UNTOLD_RETRY_AFTER: Duration = Duration::from_secs(1);
+const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// The deadline for an answer about the server itself.
-const ASKED: Duration = Duration::from_secs(5);
+const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An error of a request to a server, with a message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum AskError {
+pub(crate) enum RequestError {
     /// There is no connection, and nothing was sent.
     #[error("it can't be connected to: {0}")]
     NotConnected(String),
-    /// The connection ended before all of the answer had come.
+    /// The connection ended before the answer was complete.
     #[error("its connection was lost: {0}")]
     Lost(String),
-    /// The server does not answer in time.
-    #[error("it says nothing for {} s", ASKED.as_secs())]
+    /// The server did not answer in time.
+    #[error("it says nothing for {} s", QUERY_TIMEOUT.as_secs())]
     Late,
-    /// The server refuses the request.
+    /// The server refused the request.
     #[error("it answers {status} to {path}: {message}")]
     Refused { status: StatusCode, path: &'static str, message: String },
     /// The answer is too long, or does not have the expected form.
@@ -51,12 +51,14 @@ pub(crate) enum AskError {
     Unreadable { path: &'static str, reason: String },
 }
 
-impl AskError {
-    /// Converts the error to that of the job. The error does not contain the server's address,
+impl RequestError {
+    /// Converts the error to the error of a job. The message does not contain the server's address,
     /// which clients must not see.
-    pub(crate) fn of_job(self) -> JobError {
+    pub(crate) fn into_job_error(self) -> JobError {
         match self {
-            Self::NotConnected(_) => JobError::NotTaken(Death::new(format!("the server: {self}"))),
+            Self::NotConnected(_) => {
+                JobError::NotTaken(DeathReason::new(format!("the server: {self}")))
+            }
             Self::Lost(_) | Self::Late | Self::Refused { .. } | Self::Unreadable { .. } => {
                 JobError::ServerFailed {
                     status: StatusCode::BAD_GATEWAY.as_u16(),
@@ -73,30 +75,30 @@ pub(crate) struct Server {
     client: Client,
     base: Uri,
     authorization: Option<Arc<UpstreamKey>>,
-    /// The unfinished long events of its answers.
-    begun: Begun,
+    /// The unfinished long events of the server's answers.
+    partial_messages: PartialMessages,
 }
 
 impl Server {
-    /// The server of this address. Its files are read now.
+    /// Creates a client for the server at this address, and reads the files that `upstream` names.
     ///
     /// # Errors
-    /// A file can't be used.
+    /// Returns [`SetupError`] if a file can't be used.
     pub(crate) fn new(upstream: &Upstream) -> Result<Self, SetupError> {
         let tls = match &upstream.ca_file {
-            Some(path) => checked_against(path)
+            Some(path) => tls_trusting(path)
                 .map_err(|source| SetupError::Authorities { path: path.clone(), source })?,
             None => ClientConfig::with_platform_verifier()?,
         };
         let authorization = upstream.api_key_file.clone().map(UpstreamKey::load).transpose()?;
         let url = upstream.base.as_str();
         Ok(Self {
-            client: client(tls),
+            client: build_client(tls),
             base: url
                 .parse::<Uri>()
                 .map_err(|source| SetupError::Url { url: url.to_owned(), source })?,
             authorization: authorization.map(Arc::new),
-            begun: Begun::default(),
+            partial_messages: PartialMessages::default(),
         })
     }
 
@@ -106,23 +108,23 @@ impl Server {
     }
 
     /// Requests `path` and returns the body.
-    pub(crate) async fn get(&self, path: &'static str) -> Result<Bytes, AskError> {
-        self.ask(self.request(Method::GET, path), path).await
+    pub(crate) async fn get(&self, path: &'static str) -> Result<Bytes, RequestError> {
+        self.query(self.request(Method::GET, path), path).await
     }
 
     /// Sends a `POST` without a body and returns the body of the answer.
-    pub(crate) async fn post_empty(&self, path: &'static str) -> Result<Bytes, AskError> {
-        self.ask(self.request(Method::POST, path), path).await
+    pub(crate) async fn post_empty(&self, path: &'static str) -> Result<Bytes, RequestError> {
+        self.query(self.request(Method::POST, path), path).await
     }
 
-    /// Sends a JSON body with the headers of the client's request. Returns with the head of the
+    /// Sends a JSON body with the headers of the client's request, and returns the head of the
     /// answer.
     pub(crate) async fn post(
         &self,
         path: &str,
         body: Bytes,
         headers: HeaderMap,
-    ) -> Result<Response, AskError> {
+    ) -> Result<Response, RequestError> {
         let mut request = self.request(Method::POST, path);
         *request.body_mut() = body;
         request.headers_mut().extend(headers);
@@ -130,15 +132,19 @@ impl Server {
         self.send(request).await
     }
 
-    async fn ask(&self, request: Request<Bytes>, path: &'static str) -> Result<Bytes, AskError> {
-        let asked = async { read(self.send(request).await?, path).await };
-        timeout(ASKED, asked).await.map_err(|_| AskError::Late)?
+    async fn query(
+        &self,
+        request: Request<Bytes>,
+        path: &'static str,
+    ) -> Result<Bytes, RequestError> {
+        let answer = async { read_success(self.send(request).await?, path).await };
+        timeout(QUERY_TIMEOUT, answer).await.map_err(|_| RequestError::Late)?
     }
 
-    async fn send(&self, request: Request<Bytes>) -> Result<Response, AskError> {
+    async fn send(&self, request: Request<Bytes>) -> Result<Response, RequestError> {
         self.client.send(request).await.map_err(|error| match error {
-            SendError::NotConnected(words) => AskError::NotConnected(words),
-            SendError::Lost(words) => AskError::Lost(words),
+            SendError::NotConnected(message) => RequestError::NotConnected(message),
+            SendError::Lost(message) => RequestError::Lost(message),
         })
     }
 
@@ -153,18 +159,18 @@ impl Server {
         request
     }
 
-    /// Removes the server's own address from its words.
-    pub(crate) fn redact(&self, words: &str) -> String {
-        let Some(authority) = self.base.authority() else { return words.to_owned() };
-        replace_name(&replace_name(words, authority.as_str()), authority.host())
+    /// Removes the server's address from its messages.
+    pub(crate) fn redact(&self, text: &str) -> String {
+        let Some(authority) = self.base.authority() else { return text.to_owned() };
+        replace_name(&replace_name(text, authority.as_str()), authority.host())
     }
 
-    /// The events of one more answer.
+    /// Creates the event parser for one more answer.
     pub(crate) fn events(&self) -> Events {
-        Events::counted(&self.begun)
+        Events::new(&self.partial_messages)
     }
 
-    /// Reads an answer that is no success, within a deadline.
+    /// Reads an unsuccessful answer within a deadline.
     pub(crate) async fn refusal(&self, response: Response) -> Refusal {
         let status = response.status();
         let retry_after = retry_after(response.headers(), SystemTime::now());
@@ -173,7 +179,7 @@ impl Server {
             .get(CONTENT_TYPE)
             .and_then(|kind| kind.to_str().ok())
             .map(str::to_owned);
-        let body = beginning(response).await;
+        let body = read_prefix(response).await;
         let message = self.redact(&message(&body));
         Refusal { status, retry_after, message, content_type, body }
     }
@@ -187,23 +193,23 @@ impl Server {
     }
 }
 
-/// An answer that is no success.
+/// An unsuccessful answer.
 pub(crate) struct Refusal {
     pub(crate) status: StatusCode,
     retry_after: Option<Duration>,
-    /// The server's words without its address.
+    /// The server's message without its address.
     pub(crate) message: String,
     pub(crate) content_type: Option<String>,
     pub(crate) body: Bytes,
 }
 
 impl Refusal {
-    /// Returns what the answer means for any request, as [`fault`] does.
+    /// Returns the error that the status stands for, as [`fault`] does.
     pub(crate) fn error(&self, is_about_model: bool) -> Option<JobError> {
         fault(self.status.as_u16(), self.retry_after, &self.message, is_about_model)
     }
 
-    /// Returns `true` if a 404 says that there is no such model, and not no such path.
+    /// Returns `true` if a 404 is about a missing model rather than a missing path.
     pub(crate) fn names_model(&self) -> bool {
         let json: Option<serde_json::Value> = serde_json::from_slice(&self.body).ok();
         let error = json.as_ref().map(|json| json.get("error").unwrap_or(json));
@@ -215,7 +221,7 @@ impl Refusal {
     }
 }
 
-/// Returns the fault of a server for a status that is no success. `None` for a 4xx that is the
+/// Returns the error that an unsuccessful status stands for. Returns `None` for a 4xx that is the
 /// request's own fault, and for a 404 that is not about the model.
 pub(crate) fn fault(
     status: u16,
@@ -228,18 +234,18 @@ pub(crate) fn fault(
         (401 | 403, _) => Some(JobError::KeyRefused { status, message }),
         (429, retry_after) => Some(JobError::Overloaded {
             status,
-            retry_after: retry_after.unwrap_or(UNTOLD_RETRY_AFTER),
+            retry_after: retry_after.unwrap_or(DEFAULT_RETRY_AFTER),
             message,
         }),
         (503, Some(retry_after)) => Some(JobError::Overloaded { status, retry_after, message }),
         (404, _) if is_about_model => Some(JobError::UnknownModel { message }),
         (400..=499, _) => None,
-        // Redirects, too: following one could send the key to another server.
+        // Includes redirects: following one could send the key to another server.
         _ => Some(JobError::ServerFailed { status, message }),
     }
 }
 
-/// Parses `Retry-After`: seconds, or a date.
+/// Parses `Retry-After`, which is a number of seconds or a date.
 fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     let value = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     if let Ok(seconds) = value.parse() {
@@ -249,26 +255,26 @@ fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     Some(date.duration_since(now).unwrap_or_default())
 }
 
-/// Replaces a server's name in its words, except within longer words: a host `vllm` leaves
-/// `vllm-7b` alone.
-fn replace_name(words: &str, name: &str) -> String {
-    let is_of_word = |char: char| char.is_alphanumeric() || matches!(char, '-' | '_');
-    let mut replaced = String::with_capacity(words.len());
+/// Replaces a server's name in a message, except within longer words: the host name `vllm` does not
+/// change `vllm-7b`.
+fn replace_name(text: &str, name: &str) -> String {
+    let is_word_char = |char: char| char.is_alphanumeric() || matches!(char, '-' | '_');
+    let mut replaced = String::with_capacity(text.len());
     let mut copied = 0;
-    for (at, _) in words.match_indices(name) {
-        let end = at + name.len();
-        if !words[..at].ends_with(is_of_word) && !words[end..].starts_with(is_of_word) {
-            replaced.push_str(&words[copied..at]);
+    for (begin, _) in text.match_indices(name) {
+        let end = begin + name.len();
+        if !text[..begin].ends_with(is_word_char) && !text[end..].starts_with(is_word_char) {
+            replaced.push_str(&text[copied..begin]);
             replaced.push_str("the server");
             copied = end;
         }
     }
-    replaced.push_str(&words[copied..]);
+    replaced.push_str(&text[copied..]);
     replaced
 }
 
-/// TLS with certificates of these authorities alone.
-fn checked_against(path: &Path) -> Result<ClientConfig, AuthoritiesError> {
+/// Builds a TLS configuration that trusts only the CA certificates in a file.
+fn tls_trusting(path: &Path) -> Result<ClientConfig, AuthoritiesError> {
     let mut authorities = RootCertStore::empty();
     for certificate in CertificateDer::pem_file_iter(path)? {
         authorities.add(certificate?)?;
@@ -279,24 +285,24 @@ fn checked_against(path: &Path) -> Result<ClientConfig, AuthoritiesError> {
     Ok(ClientConfig::builder().with_root_certificates(authorities).with_no_client_auth())
 }
 
-/// The body of an answer that is a success.
-async fn read(response: Response, path: &'static str) -> Result<Bytes, AskError> {
+/// Reads the body of a successful answer.
+async fn read_success(response: Response, path: &'static str) -> Result<Bytes, RequestError> {
     let status = response.status();
-    let body = whole(response, path).await?;
+    let body = read_body(response, path).await?;
     if !status.is_success() {
-        return Err(AskError::Refused { status, path, message: message(&body) });
+        return Err(RequestError::Refused { status, path, message: message(&body) });
     }
     Ok(body)
 }
 
-/// Reads a whole body.
-async fn whole(mut response: Response, path: &'static str) -> Result<Bytes, AskError> {
+/// Reads a whole body of at most [`MAX_BODY_BYTES`].
+async fn read_body(mut response: Response, path: &'static str) -> Result<Bytes, RequestError> {
     let mut body = BytesMut::new();
-    while let Some(chunk) = response.chunk().await.map_err(lost)? {
-        if body.len() + chunk.len() > MOST {
-            return Err(AskError::Unreadable {
+    while let Some(chunk) = response.chunk().await.map_err(body_error)? {
+        if body.len() + chunk.len() > MAX_BODY_BYTES {
+            return Err(RequestError::Unreadable {
                 path,
-                reason: format!("it has more than {MOST} bytes"),
+                reason: format!("it has more than {MAX_BODY_BYTES} bytes"),
             });
         }
         body.extend_from_slice(&chunk);
@@ -304,39 +310,39 @@ async fn whole(mut response: Response, path: &'static str) -> Result<Bytes, AskE
     Ok(body.freeze())
 }
 
-/// Reads the beginning of a refusal, within a deadline. Bounded, as thousands of requests may be
-/// refused at once.
-async fn beginning(mut response: Response) -> Bytes {
+/// Reads the beginning of a refusal within a deadline. The size is bounded, because thousands of
+/// requests may be refused at once.
+async fn read_prefix(mut response: Response) -> Bytes {
     let mut body = BytesMut::new();
     let read = async {
-        while body.len() < MOST_WORDS
+        while body.len() < MAX_REFUSAL_BYTES
             && let Ok(Some(chunk)) = response.chunk().await
         {
             body.extend_from_slice(&chunk);
         }
     };
-    // What has come by then will do.
-    let _ = timeout(ASKED, read).await;
+    // The bytes that arrived before the deadline are enough.
+    let _ = timeout(QUERY_TIMEOUT, read).await;
     body.freeze()
 }
 
-/// Returns the message of an error body: `{"error": {"message": …}}` or `{"error": …}`, or else the
+/// Returns the message of an error body: `{"error": {"message": …}}` or `{"error": …}`, or the
 /// beginning of the body.
 fn message(body: &[u8]) -> String {
-    /// Characters of a message that are passed on.
-    const SHOWN: usize = 1000;
+    /// The maximum number of characters of a message.
+    const MAX_MESSAGE_CHARS: usize = 1000;
     let json: Option<serde_json::Value> = serde_json::from_slice(body).ok();
-    let places = ["/error/message", "/message", "/error"];
+    let pointers = ["/error/message", "/message", "/error"];
     let text = json
         .as_ref()
-        .and_then(|json| places.iter().find_map(|place| json.pointer(place)?.as_str()));
+        .and_then(|json| pointers.iter().find_map(|pointer| json.pointer(pointer)?.as_str()));
     let text = text.map_or_else(|| String::from_utf8_lossy(body), Into::into);
-    text.chars().take(SHOWN).collect()
+    text.chars().take(MAX_MESSAGE_CHARS).collect()
 }
 
-/// The error of a body. The URL is stripped: it may contain secrets.
-pub(crate) fn lost(error: reqwest::Error) -> AskError {
-    AskError::Lost(words(&error.without_url()))
+/// Converts an error of reading a body. The URL is stripped: it may contain secrets.
+pub(crate) fn body_error(error: reqwest::Error) -> RequestError {
+    RequestError::Lost(error_chain(&error.without_url()))
 }
 
 #[cfg(test)]
@@ -362,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn status_decides_the_kind_of_refusal() {
+    fn status_decides_the_error() {
         let error = |status, retry_after| refusal(status, retry_after, "words").error(true);
         assert!(matches!(error(401, None), Some(JobError::KeyRefused { status: 401, .. })));
         assert!(matches!(error(403, Some(9)), Some(JobError::KeyRefused { status: 403, .. })));
@@ -412,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn address_is_removed_from_a_servers_words() {
+    fn server_address_is_removed_from_its_messages() {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let server = Server::new(&"http://gpu1.rack:8000/v1".parse().unwrap()).unwrap();
         assert_eq!(
@@ -427,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn an_errors_message_is_found_and_short() {
+    fn error_message_is_extracted_with_a_limit() {
         assert_eq!(message(br#"{"error": {"message": "no", "code": 400}}"#), "no");
         assert_eq!(message(br#"{"object": "error", "message": "no"}"#), "no");
         assert_eq!(message(br#"{"error": "unknown field"}"#), "unknown field");

@@ -1,4 +1,4 @@
-//! The key that is sent to a server, read from a file that can be reloaded.
+//! The API key for a server, from a file that can be reloaded.
 
 use std::fs;
 use std::io;
@@ -7,7 +7,7 @@ use std::sync::{PoisonError, RwLock};
 
 use reqwest::header::HeaderValue;
 
-/// An error of a key's file.
+/// An error of a key file.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyFileError {
     /// The file can't be read.
@@ -15,7 +15,7 @@ pub enum KeyFileError {
     File {
         /// The file.
         path: PathBuf,
-        /// The error of the system.
+        /// The system's error.
         source: io::Error,
     },
     /// The file is empty, or has more than a key.
@@ -23,7 +23,7 @@ pub enum KeyFileError {
     NoKey(PathBuf),
 }
 
-/// A key, as the value of its header.
+/// An API key as a header value.
 #[derive(Debug)]
 pub struct UpstreamKey {
     path: PathBuf,
@@ -34,16 +34,16 @@ impl UpstreamKey {
     /// Reads a key from a file.
     ///
     /// # Errors
-    /// [`KeyFileError`] if the file has no key.
+    /// Returns [`KeyFileError`] if the file has no key.
     pub(crate) fn load(path: PathBuf) -> Result<Self, KeyFileError> {
         let header = RwLock::new(read(&path)?);
         Ok(Self { path, header })
     }
 
-    /// Reads the file again. Later requests have the new key.
+    /// Reads the file again. Later requests use the new key.
     ///
     /// # Errors
-    /// [`KeyFileError`] if the file has no key. The old key stays then.
+    /// Returns [`KeyFileError`] if the file has no key; the old key then stays in use.
     pub fn reload(&self) -> Result<(), KeyFileError> {
         let header = read(&self.path)?;
         *self.header.write().unwrap_or_else(PoisonError::into_inner) = header;
@@ -65,7 +65,7 @@ fn read(path: &Path) -> Result<HeaderValue, KeyFileError> {
         .map_err(|source| KeyFileError::File { path: path.to_owned(), source })?;
     let no_key = || KeyFileError::NoKey(path.to_owned());
     let key = key.trim();
-    // A file is empty while another program writes it anew.
+    // The file may be empty while another program rewrites it.
     if key.is_empty() {
         return Err(no_key());
     }
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reload_that_fails_keeps_the_key() {
+    fn failed_reload_keeps_the_key() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("key");
         fs::write(&path, "one\n").unwrap();

@@ -1,4 +1,4 @@
-//! Errors of a server's address and files, before the server is asked.
+//! Errors of a server's address and files, found before any request.
 
 use std::path::PathBuf;
 
@@ -11,41 +11,41 @@ use crate::server_key::KeyFileError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SetupError {
-    /// The file of authorities that the server's certificate is checked against.
+    /// The file of CA certificates for the server's certificate is not usable.
     #[error("{}: {source}", path.display())]
     Authorities {
         /// The file.
         path: PathBuf,
-        /// The fault in it.
+        /// The error.
         source: AuthoritiesError,
     },
-    /// The system's authorities can't be used.
+    /// The system's CA certificates can't be used.
     #[error(transparent)]
     Tls(#[from] rustls::Error),
-    /// The file of the key that the server is shown.
+    /// The API key file is not usable.
     #[error(transparent)]
     Key(#[from] KeyFileError),
-    /// The server's URL.
+    /// The server's URL is invalid.
     #[error("{url}: {source}")]
     Url {
         /// The URL.
         url: String,
-        /// The fault in it.
+        /// The error.
         source: InvalidUri,
     },
 }
 
-/// A file of authorities that can't be used.
+/// An error of a file of CA certificates.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AuthoritiesError {
-    /// It can't be read, or is no PEM.
+    /// The file can't be read or is not PEM.
     #[error(transparent)]
     Pem(#[from] pem::Error),
-    /// It has a certificate that is no authority's.
+    /// A certificate in the file is not a CA's.
     #[error(transparent)]
     Certificate(#[from] rustls::Error),
-    /// It has none.
+    /// The file has no certificate.
     #[error("it has no certificate")]
     Empty,
 }

@@ -1,48 +1,48 @@
-//! Errors of a server that is asked for what it is.
+//! Errors of querying a server's description.
 
 use crate::models::ModelError;
-use crate::server::AskError;
+use crate::server::RequestError;
 
-/// A reason that a server can't be used, for operators.
+/// A reason that a server can't be used, for the operator.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unusable {
-    /// It does not answer as it should.
+    /// The server does not answer as expected.
     #[error(transparent)]
-    Ask(#[from] AskError),
-    /// It has not the one model that is meant.
+    Request(#[from] RequestError),
+    /// The server does not have the expected model.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// An answer of another form.
+    /// An answer is malformed.
     #[error("its answer to /{path} can't be read: {source}")]
     Answer { path: &'static str, source: serde_json::Error },
-    /// It refuses requests without a key, or with this one.
+    /// The server refuses requests without a key, or with this key.
     #[error("it wants a key (api-key-file=FILE behind its address)")]
-    WantsKey,
+    KeyRequired,
     /// A vLLM without the path for tokens.
     #[error(
-        "it takes no tokens at /inference/v1/generate: start it with --enable-scale-out, or give it requests \
-         as they come (mode=chat behind its address)"
+        "it takes no tokens at /inference/v1/generate: start it with --enable-scale-out, or give \
+         it requests as they come (mode=chat behind its address)"
     )]
     NoTokens,
-    /// It has not the path of SGLang for tokens.
+    /// The server does not have SGLang's path for tokens.
     #[error("it takes no tokens at /generate: is it SGLang?")]
     NotSglang,
-    /// It does not refuse an empty request as it should.
+    /// The server does not refuse an empty request as expected.
     #[error("it answers {status} to an empty request at /{path}")]
     EmptyRequest { status: u16, path: &'static str },
-    /// A vLLM that does not tell its blocks' size.
+    /// A vLLM that does not report its block size.
     #[error("it does not tell its blocks' size (vllm:cache_config_info of /metrics)")]
     NoBlockSize,
-    /// An SGLang whose blocks have no size.
+    /// An SGLang that reports a block size of 0.
     #[error("its blocks have no size (page_size of /server_info)")]
     NoPageSize,
-    /// Its model embeds, for instance.
+    /// The model does not generate, for example because it computes embeddings.
     #[error("its model generates nothing")]
     GeneratesNothing,
-    /// It is one side of a disaggregated SGLang.
+    /// The server is one side of a disaggregated SGLang.
     #[error("it does a part of each answer alone (--disaggregation-mode)")]
     Disaggregated,
-    /// It has no metrics.
+    /// The server has no metrics.
     #[error("it does not tell its load at /metrics: start it with --enable-metrics")]
     NoMetrics,
 }

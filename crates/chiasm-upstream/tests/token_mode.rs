@@ -1,4 +1,4 @@
-//! A stand-in for `vllm serve`, which does what a test has it do, and what becomes of it.
+//! Token mode against a stand-in for `vllm serve`, whose answers each test chooses.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
@@ -23,25 +23,25 @@ use chiasm_upstream::{Upstream, UpstreamConnector};
 use futures_util::FutureExt;
 use futures_util::stream::{self, StreamExt};
 use serde_json::{Value, json};
-use support::{SOON, Unobserved, job, run, sampling, with_picture};
+use support::{DropSignal, SOON, Unobserved, job, run, sampling, with_picture};
 use tokio::time::timeout;
 
 const KEY: &str = "secret";
 
 type Answer = Box<dyn Fn() -> Response + Send + Sync>;
 
-/// The stand-in's answer to requests for tokens, and the requests that came.
-struct Stand {
+/// The stand-in's answer to requests for tokens, and the requests that it received.
+struct ServerState {
     answer: Answer,
-    asked: Mutex<Vec<(HeaderMap, Value)>>,
-    wants_key: bool,
-    /// The server does not answer requests for its metrics any more.
+    requests: Mutex<Vec<(HeaderMap, Value)>>,
+    requires_key: bool,
+    /// Set if the server no longer answers requests for its metrics.
     is_slow: AtomicBool,
 }
 
-/// A stand-in that gives this answer, and its address.
+/// A stand-in at an address.
 struct Server {
-    stand: Arc<Stand>,
+    state: Arc<ServerState>,
     url: String,
     serving: tokio::task::JoinHandle<()>,
 }
@@ -51,42 +51,45 @@ impl Server {
         Self::start(true, false, Box::new(answer)).await
     }
 
-    async fn start(takes_tokens: bool, wants_key: bool, answer: Answer) -> Self {
+    async fn start(takes_tokens: bool, requires_key: bool, answer: Answer) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let stand = Arc::new(Stand {
+        let state = Arc::new(ServerState {
             answer,
-            asked: Mutex::default(),
-            wants_key,
+            requests: Mutex::default(),
+            requires_key,
             is_slow: AtomicBool::new(false),
         });
-        let metrics = "vllm:num_requests_running{engine=\"0\"} 3.0\nvllm:kv_cache_usage_perc{engine=\"0\"} 0.5\n\
+        let metrics = "vllm:num_requests_running{engine=\"0\"} 3.0\n\
+                       vllm:kv_cache_usage_perc{engine=\"0\"} 0.5\n\
                        vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"100\"} 1.0\n";
         let models = json!({"data": [{"id": "lora", "parent": "m", "max_model_len": null},
                                      {"id": "m", "parent": null, "max_model_len": 4096}]});
-        let sources = json!({"0": {"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557",
-                                   "replay_endpoint": "tcp://*:5558", "topic": ""}});
+        let sources = json!({"0": {
+            "enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557",
+            "replay_endpoint": "tcp://*:5558", "topic": "",
+        }});
         let mut app = Router::new()
             .route("/below/version", get(async || axum::Json(json!({"version": "0.33.0"}))))
             .route("/below/v1/models", get(async move || axum::Json(models)))
-            .route("/below/metrics", get(async move |stand| told_by(stand, metrics).await))
+            .route("/below/metrics", get(async move |state| serve_metrics(state, metrics).await))
             .route("/below/kv_event_sources", get(async move || axum::Json(sources)));
         if takes_tokens {
             app = app.route("/below/inference/v1/generate", post(generate));
         }
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("vllm+http://{}/below", listener.local_addr().unwrap());
-        let app = app.with_state(stand.clone());
+        let app = app.with_state(state.clone());
         let serving = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
-        Self { stand, url, serving }
+        Self { state, url, serving }
     }
 
     async fn connect(&self, options: &str) -> Result<Arc<dyn Backend>, String> {
         let upstream = format!("{}{options}", self.url).parse().unwrap();
-        self.connect_of(upstream, LargestItem::unknown()).await
+        self.connect_to(upstream, LargestItem::unknown()).await
     }
 
-    /// For a model whose largest item is this one.
-    async fn connect_of(
+    /// Connects with a model whose largest item is `largest_item`.
+    async fn connect_to(
         &self,
         upstream: Upstream,
         largest_item: LargestItem,
@@ -98,22 +101,30 @@ impl Server {
         connected.map(|Connected { backend, .. }| backend).map_err(|error| error.to_string())
     }
 
-    /// Everything that comes of a job.
+    /// Runs a job and returns its outputs and its error.
     async fn run(&self, job: Job) -> (Vec<Output>, Option<JobError>) {
         run(&*self.connect("").await.unwrap(), job).await
     }
 
-    fn asked(&self) -> Vec<(HeaderMap, Value)> {
-        std::mem::take(&mut *self.stand.asked.lock().unwrap())
+    /// Takes the requests received so far.
+    fn requests(&self) -> Vec<(HeaderMap, Value)> {
+        std::mem::take(&mut *self.state.requests.lock().unwrap())
     }
 }
 
-async fn told_by(State(stand): State<Arc<Stand>>, metrics: &'static str) -> &'static str {
-    if stand.is_slow.load(Relaxed) { std::future::pending().await } else { metrics }
+async fn serve_metrics(
+    State(state): State<Arc<ServerState>>,
+    metrics: &'static str,
+) -> &'static str {
+    if state.is_slow.load(Relaxed) { std::future::pending().await } else { metrics }
 }
 
-async fn generate(State(stand): State<Arc<Stand>>, headers: HeaderMap, body: Bytes) -> Response {
-    if stand.wants_key
+async fn generate(
+    State(state): State<Arc<ServerState>>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    if state.requires_key
         && headers.get("authorization").is_none_or(|key| key != &format!("Bearer {KEY}"))
     {
         return StatusCode::UNAUTHORIZED.into_response();
@@ -122,52 +133,67 @@ async fn generate(State(stand): State<Arc<Stand>>, headers: HeaderMap, body: Byt
     if body.get("token_ids").is_none() {
         return (StatusCode::BAD_REQUEST, "token_ids: Field required").into_response();
     }
-    stand.asked.lock().unwrap().push((headers, body));
-    (stand.answer)()
+    state.requests.lock().unwrap().push((headers, body));
+    (state.answer)()
 }
 
-/// An answer of these events.
+/// Returns an answer with these events.
 fn events(events: &[Value]) -> Response {
     let text: String = events.iter().map(|event| format!("data: {event}\n\n")).collect();
     format!("{text}data: [DONE]\n\n").into_response()
 }
 
 fn tokens(index: usize, tokens: &[u32], finish: Option<&str>) -> Value {
-    let choice = json!({"index": index, "token_ids": tokens, "finish_reason": finish, "logprobs": null, "stop_reason": null});
+    let choice = json!({
+        "index": index, "token_ids": tokens, "finish_reason": finish, "logprobs": null,
+        "stop_reason": null,
+    });
     json!({"choices": [choice]})
 }
 
 fn usage(cached: usize) -> Value {
-    json!({"choices": [], "usage": {"prompt_tokens": 4, "total_tokens": 6, "prompt_tokens_details": {"cached_tokens": cached}}})
+    json!({"choices": [], "usage": {
+        "prompt_tokens": 4, "total_tokens": 6, "prompt_tokens_details": {"cached_tokens": cached},
+    }})
 }
 
 #[tokio::test]
-async fn a_server_says_what_it_can_do() {
+async fn capabilities_come_from_the_server() {
     let server = Server::with(|| events(&[])).await;
     let backend = server.connect("").await.unwrap();
-    let can = backend.capabilities();
-    assert_eq!((can.max_model_len, can.total_blocks, can.class.block_size.get()), (4096, 100, 16));
-    assert_eq!(can.encoder_cache_tokens, 4096, "room for an item as long as the context");
-    for (largest_item, holds) in
+    let capabilities = backend.capabilities();
+    assert_eq!(
+        (
+            capabilities.max_model_len,
+            capabilities.total_blocks,
+            capabilities.class.block_size.get()
+        ),
+        (4096, 100, 16)
+    );
+    assert_eq!(capabilities.encoder_cache_tokens, 4096, "room for an item as long as the context");
+    for (largest_item, cache_tokens) in
         [(LargestItem::known(|context| 4 * context), 16_384), (LargestItem::known(|_| 576), 8192)]
     {
-        let backend = server.connect_of(server.url.parse().unwrap(), largest_item).await.unwrap();
-        assert_eq!(backend.capabilities().encoder_cache_tokens, holds);
+        let backend = server.connect_to(server.url.parse().unwrap(), largest_item).await.unwrap();
+        assert_eq!(backend.capabilities().encoder_cache_tokens, cache_tokens);
     }
-    assert_eq!((can.class.placeholders, can.media), (PlaceholderForm::Marker, MediaForm::Encoded));
-    assert_eq!(can.engine, "vllm serve 0.33.0, token mode");
-    let KvSource::Events(stream) = &can.kv else { panic!("{:?}", can.kv) };
+    assert_eq!(
+        (capabilities.class.placeholders, capabilities.media),
+        (PlaceholderForm::Marker, MediaForm::Encoded)
+    );
+    assert_eq!(capabilities.engine, "vllm serve 0.33.0, token mode");
+    let KvSource::Events(stream) = &capabilities.kv else { panic!("{:?}", capabilities.kv) };
     assert_eq!(stream.replay_endpoint.as_deref(), Some("tcp://127.0.0.1:5558"));
-    let (told, load) = std::sync::mpsc::channel();
+    let (sender, load) = std::sync::mpsc::channel();
     backend.follow_load(Box::new(move |load| {
-        let _ = told.send(load);
+        let _ = sender.send(load);
     }));
     let load = tokio::task::spawn_blocking(move || load.recv_timeout(SOON)).await.unwrap().unwrap();
     assert_eq!((load.running, load.waiting, load.kv_usage), (3, 0, 0.5));
 }
 
 #[tokio::test]
-async fn what_a_server_lacks_is_said_when_it_is_found() {
+async fn unusable_server_is_refused_with_a_reason() {
     let server = Server::start(false, false, Box::new(|| events(&[]))).await;
     let error = server.connect("").await.unwrap_err();
     assert!(error.contains("--enable-scale-out"), "{error}");
@@ -195,35 +221,40 @@ async fn what_a_server_lacks_is_said_when_it_is_found() {
 }
 
 #[tokio::test]
-async fn a_job_is_what_the_server_is_asked() {
+async fn job_becomes_a_request() {
     let server = Server::with(|| events(&[tokens(0, &[5], Some("length")), usage(0)])).await;
     let structured =
         Some(Structured { constraint: Constraint::JsonObject, field: "response_format" });
     let (_, error) =
         server.run(with_picture("{}", Sampling { structured, seed: Some(3), ..sampling() })).await;
     assert!(error.is_none(), "{error:?}");
-    let (headers, body) = server.asked().remove(0);
+    let (headers, body) = server.requests().remove(0);
     assert_eq!(
         (headers["x-request-id"].to_str().unwrap(), headers["traceparent"].len()),
         ("r-1", 55)
     );
     assert_eq!(body["token_ids"], json!([1, 9, 2]), "one marker for the picture");
     let uuid = MmHash::new([0xab; 32]).to_string();
-    let part = json!({"type": "image_url", "url": "data:image/jpeg;base64,/9ggcGljdHVyZQ==", "uuid": uuid});
+    let url = "data:image/jpeg;base64,/9ggcGljdHVyZQ==";
+    let part = json!({"type": "image_url", "url": url, "uuid": uuid});
     assert_eq!(body["content_parts"], json!([part]));
     let flags = [&body["stream"], &body["return_token_ids"], &body["cache_salt"]];
     assert_eq!(flags, [&json!(true), &json!(true), &json!("salt")]);
-    let told = &body["sampling_params"];
-    assert_eq!([&told["n"], &told["max_tokens"], &told["seed"]], [&json!(1), &json!(4), &json!(3)]);
-    assert_eq!([&told["stop_token_ids"], &told["logit_bias"]], [&json!([7]), &json!({"5": -1.5})]);
+    let params = &body["sampling_params"];
     assert_eq!(
-        [&told["structured_outputs"], &told["detokenize"]],
+        [&params["n"], &params["max_tokens"], &params["seed"]],
+        [&json!(1), &json!(4), &json!(3)]
+    );
+    let biased = [&params["stop_token_ids"], &params["logit_bias"]];
+    assert_eq!(biased, [&json!([7]), &json!({"5": -1.5})]);
+    assert_eq!(
+        [&params["structured_outputs"], &params["detokenize"]],
         [&json!({"json_object": true}), &json!(false)]
     );
 }
 
 #[tokio::test]
-async fn answers_come_as_they_are_told_and_what_was_cached_with_the_last() {
+async fn last_output_has_the_prefill_of_the_usage() {
     let server = Server::with(|| {
         events(&[
             tokens(1, &[5, 6], None),
@@ -235,7 +266,7 @@ async fn answers_come_as_they_are_told_and_what_was_cached_with_the_last() {
     .await;
     let (outputs, error) = server.run(job(Sampling { n: 2, ..sampling() })).await;
     assert!(error.is_none(), "{error:?}");
-    let told = |output: &Output| {
+    let summary = |output: &Output| {
         let Content::Tokens { tokens, .. } = &output.content else { panic!("tokens") };
         (
             output.choice,
@@ -244,9 +275,9 @@ async fn answers_come_as_they_are_told_and_what_was_cached_with_the_last() {
             output.prefill.map(|prefill| prefill.cached_tokens),
         )
     };
-    let told: Vec<_> = outputs.iter().map(told).collect();
+    let summaries: Vec<_> = outputs.iter().map(summary).collect();
     assert_eq!(
-        told,
+        summaries,
         [
             (1, 2, None, None),
             (0, 1, Some(Finish::Eos), None),
@@ -256,9 +287,12 @@ async fn answers_come_as_they_are_told_and_what_was_cached_with_the_last() {
 }
 
 #[tokio::test]
-async fn log_probabilities_are_those_that_were_asked_for() {
+async fn log_probabilities_have_the_requested_candidates() {
     let content = json!([{"token_id": 5, "logprob": -0.5, "top_logprobs": [
-        {"token_id": 5, "logprob": -0.5}, {"token_id": 6, "logprob": -1.5}, {"token_id": 7, "logprob": -2.5}]}]);
+        {"token_id": 5, "logprob": -0.5},
+        {"token_id": 6, "logprob": -1.5},
+        {"token_id": 7, "logprob": -2.5},
+    ]}]);
     let answer = move || {
         let mut one = tokens(0, &[5], Some("length"));
         one["choices"][0]["logprobs"] = json!({"content": content});
@@ -266,11 +300,11 @@ async fn log_probabilities_are_those_that_were_asked_for() {
     };
     let server = Server::with(answer).await;
     let (outputs, _) = server.run(job(Sampling { logprobs: Some(2), ..sampling() })).await;
-    let Content::Tokens { logprobs: Some(told), .. } = &outputs[0].content else {
+    let Content::Tokens { logprobs: Some(logprobs), .. } = &outputs[0].content else {
         panic!("{outputs:?}")
     };
     assert_eq!(
-        (told[0].token, told[0].top.clone()),
+        (logprobs[0].token, logprobs[0].top.clone()),
         (TokenId(5), vec![(TokenId(5), -0.5), (TokenId(6), -1.5)])
     );
     let without = Server::with(|| events(&[tokens(0, &[5], Some("length"))])).await;
@@ -279,7 +313,7 @@ async fn log_probabilities_are_those_that_were_asked_for() {
 }
 
 #[tokio::test]
-async fn a_prompt_that_became_another_one_is_distrusted() {
+async fn unexpected_prompt_is_distrusted() {
     for (prompt, is_trusted) in [
         (json!([1, 9, 9, 9, 2]), true),
         (json!([1, 9, 9, 2]), false),
@@ -302,7 +336,7 @@ async fn a_prompt_that_became_another_one_is_distrusted() {
 }
 
 #[tokio::test]
-async fn what_can_not_be_asked_is_refused_with_its_field() {
+async fn unsupported_parameter_is_refused_with_its_field() {
     let server = Server::with(|| events(&[])).await;
     let picture_as_tokens = Job { input: job(sampling()).input, ..with_picture("{}", sampling()) };
     for (job, field) in [
@@ -313,15 +347,15 @@ async fn what_can_not_be_asked_is_refused_with_its_field() {
     ] {
         let (_, error) = server.run(job).await;
         assert!(
-            matches!(&error, Some(JobError::Refused { field: told, .. }) if told == field),
+            matches!(&error, Some(JobError::Refused { field: refused, .. }) if refused == field),
             "{field}: {error:?}"
         );
     }
-    assert!(server.asked().is_empty());
+    assert!(server.requests().is_empty());
 }
 
 #[tokio::test]
-async fn refusals_are_passed_on_and_failures_are_for_another_server() {
+async fn refusal_status_decides_the_error() {
     for status in [400, 404, 413, 422, 429, 401, 500, 503] {
         let because = json!({"error": {"message": "because"}});
         let code = StatusCode::from_u16(status).unwrap();
@@ -334,9 +368,9 @@ async fn refusals_are_passed_on_and_failures_are_for_another_server() {
             404 => matches!(error, JobError::UnknownModel { .. }),
             429 => matches!(error, JobError::Overloaded { status: 429, .. }),
             500 | 503 => {
-                matches!(&error, JobError::ServerFailed { status: told, .. } if *told == status)
+                matches!(&error, JobError::ServerFailed { status: other, .. } if *other == status)
             }
-            _ => matches!(&error, JobError::Rejected { status: told, .. } if *told == status),
+            _ => matches!(&error, JobError::Rejected { status: other, .. } if *other == status),
         };
         assert!(is_expected, "{status}: {error:?}");
         assert!(error.to_string().contains("because"), "{error}");
@@ -344,25 +378,22 @@ async fn refusals_are_passed_on_and_failures_are_for_another_server() {
 }
 
 #[tokio::test]
-async fn nonsense_hurts_the_job_that_it_is_told_to() {
+async fn malformed_answer_fails_only_its_job() {
     let raw = |text: &'static str| -> Answer { Box::new(move || text.into_response()) };
-    let told = |told: Vec<Value>| -> Answer { Box::new(move || events(&told)) };
+    let sent = |sent: Vec<Value>| -> Answer { Box::new(move || events(&sent)) };
     for (what, answer) in [
         ("no JSON", raw("data: {\n\ndata: [DONE]\n\n")),
         ("no event", raw("hello")),
         ("nothing", raw("")),
-        ("another continuation", told(vec![tokens(1, &[5], None)])),
-        ("more than was asked for", told(vec![tokens(0, &[5; 5], None)])),
-        ("more behind the end", told(vec![tokens(0, &[5], Some("length")), tokens(0, &[5], None)])),
-        ("no end", told(vec![tokens(0, &[5], None)])),
-        ("an abort", told(vec![tokens(0, &[], Some("abort"))])),
-        ("an error", told(vec![json!({"error": {"message": "boom", "code": 500}})])),
+        ("another continuation", sent(vec![tokens(1, &[5], None)])),
+        ("more than was asked for", sent(vec![tokens(0, &[5; 5], None)])),
+        ("more after the end", sent(vec![tokens(0, &[5], Some("length")), tokens(0, &[5], None)])),
+        ("no end", sent(vec![tokens(0, &[5], None)])),
+        ("an abort", sent(vec![tokens(0, &[], Some("abort"))])),
+        ("an error", sent(vec![json!({"error": {"message": "boom", "code": 500}})])),
+        ("negative tokens", raw("data: {\"choices\": [{\"index\": 0, \"token_ids\": [-1]}]}\n\n")),
         (
-            "tokens that are none",
-            raw("data: {\"choices\": [{\"index\": 0, \"token_ids\": [-1]}]}\n\n"),
-        ),
-        (
-            "an index too far",
+            "too large an index",
             raw("data: {\"choices\": [{\"index\": 18446744073709551615, \"token_ids\": [1]}]}\n\n"),
         ),
     ] {
@@ -378,13 +409,13 @@ async fn nonsense_hurts_the_job_that_it_is_told_to() {
             )
         );
         assert!(is_known, "{what}: {error:?}");
-        // The next one is not hurt.
+        // Later jobs are not affected.
         assert!(server.connect("").await.is_ok());
     }
 }
 
 #[tokio::test]
-async fn a_flood_is_given_up() {
+async fn endless_event_is_refused() {
     let flood = || {
         let piece = Bytes::from(vec![b'x'; 1 << 20]);
         Body::from_stream(stream::repeat_with(move || Ok::<_, Infallible>(piece.clone())))
@@ -398,25 +429,16 @@ async fn a_flood_is_given_up() {
     );
 }
 
-/// Says when it is dropped.
-struct Tell(std::sync::mpsc::Sender<()>);
-
-impl Drop for Tell {
-    fn drop(&mut self) {
-        let _ = self.0.send(());
-    }
-}
-
 #[tokio::test]
-async fn a_job_that_nobody_wants_any_more_ends_its_connection() {
+async fn stopped_job_closes_its_connection() {
     let (dropped, ended) = std::sync::mpsc::channel();
     let server = Server::with(move || {
-        let tell = Tell(dropped.clone());
+        let signal = DropSignal(dropped.clone());
         let event = format!("data: {}\n\n", tokens(0, &[], None));
         // The server notices when it writes.
-        let events = stream::unfold((tell, event), |(tell, event)| async {
+        let events = stream::unfold((signal, event), |(signal, event)| async {
             tokio::time::sleep(Duration::from_millis(20)).await;
-            Some((Ok::<_, Infallible>(event.clone()), (tell, event)))
+            Some((Ok::<_, Infallible>(event.clone()), (signal, event)))
         });
         Body::from_stream(events).into_response()
     })
@@ -446,15 +468,15 @@ async fn stopped_job_ends_without_its_usage() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_gone_is_found_to_be_so() {
+async fn dead_server_ends_its_jobs() {
     let stuck =
         || Body::from_stream(stream::pending::<Result<Bytes, Infallible>>()).into_response();
     let server = Server::with(stuck).await;
     let backend = server.connect("").await.unwrap();
     let mut running = backend.start(Arc::new(job(sampling()))).await.unwrap();
-    // This stands for a machine that is switched off: tasks of the stand-in's connections would
-    // answer on.
-    backend.declare_dead(chiasm_backend::Death::new("it was unplugged"));
+    // Stands for a machine that is switched off. Ending the stand-in would not do: the tasks of its
+    // connections would keep answering.
+    backend.declare_dead(chiasm_backend::DeathReason::new("it was unplugged"));
     assert!(matches!(timeout(SOON, running.next()).await.unwrap(), Some(Err(JobError::Dead(_)))));
     assert!(matches!(backend.start(Arc::new(job(sampling()))).await, Err(JobError::NotTaken(_))));
     assert_eq!(backend.ended().await.to_string(), "it was unplugged");
@@ -462,7 +484,7 @@ async fn a_server_that_is_gone_is_found_to_be_so() {
 
 /// A server that does not answer metrics calls is silent. Its streams and its backend stay.
 #[tokio::test(start_paused = true)]
-async fn server_that_is_slow_keeps_its_streams() {
+async fn slow_server_keeps_its_streams() {
     let server = Server::with(|| {
         let first = Bytes::from(format!("data: {}\n\n", tokens(0, &[5], None)));
         let events = stream::iter([Ok::<_, Infallible>(first)]).chain(stream::pending());
@@ -472,7 +494,7 @@ async fn server_that_is_slow_keeps_its_streams() {
     let backend = server.connect("").await.unwrap();
     let mut running = backend.start(Arc::new(job(sampling()))).await.unwrap();
     assert!(running.next().await.unwrap().is_ok());
-    server.stand.is_slow.store(true, Relaxed);
+    server.state.is_slow.store(true, Relaxed);
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert!(backend.silent_for() >= Duration::from_secs(50), "{:?}", backend.silent_for());
     assert!(running.next().now_or_never().is_none());

@@ -1,15 +1,16 @@
-//! Times every implementation of the pixel loops that this CPU runs, alternately, and checks that
-//! their bits agree: `cargo run --release -p chiasm-vision --example kernels [FAMILY
-//! [WIDTHxHEIGHT]]`.
+//! Benchmarks every implementation of the pixel loops that this CPU can run, in alternation, and
+//! checks that their bits agree.
 //!
-//! Prints a Markdown table: lower quartiles of the rounds in one thread, and their ratios to the
-//! scalar reference and to one copy of as many bytes as the stage writes. Only the ratios mean
-//! something on a shared machine, and there the slower rounds tell about the neighbours.
+//! Usage: `cargo run --release -p chiasm-vision --example kernels [FAMILY [WIDTHxHEIGHT]]`.
 //!
-//! `whole` is an image to its tensor. For the families that keep an image's shape, `layout` is the
-//! same for an image that needs no resizing: the cutting into patches alone. `resize` is the
-//! difference of the two, which is too little for large images: after a resize, patches are cut
-//! from the cache, without one, from memory.
+//! Prints a Markdown table of lower quartiles of the rounds in one thread, with ratios to the
+//! scalar reference and to a copy of the stage's output bytes. On a shared machine only the ratios
+//! are meaningful, and the slower rounds depend on other load.
+//!
+//! `whole` is the time from an image to its tensor. For families that keep an image's aspect ratio,
+//! `layout` is the same for an image that needs no resize: only cutting into patches. `resize` is
+//! the difference of the two. It is too small for large images: after a resize, patches are cut
+//! from the cache, and without one from memory.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -29,17 +30,28 @@ const FORMATS: [(&str, PixelFormat); 3] = [
     ("bf16", PixelFormat::Normalized(Dtype::BF16)),
     ("f32", PixelFormat::Normalized(Dtype::F32)),
 ];
-/// Families, where their settings lie among the goldens, and whether an image of the right size is
-/// not resized.
-const FAMILIES: [(&str, &str, bool); 5] = [
-    ("qwen2_vl", "models/qwen2_vl", true),
-    ("qwen3_vl", "models/qwen3_vl", true),
-    ("llava", "families/llava/models/llava_1_5", false),
-    ("llama4", "families/llama4/models/llama_4_scout", false),
-    ("internvl_chat", "families/internvl_chat/models/defaults", false),
+/// A family to benchmark.
+struct BenchFamily {
+    name: &'static str,
+    /// The model directory below the goldens.
+    dir: &'static str,
+    /// `true` if an image of the right size is not resized.
+    keeps_shape: bool,
+}
+
+const FAMILIES: [BenchFamily; 5] = [
+    BenchFamily { name: "qwen2_vl", dir: "models/qwen2_vl", keeps_shape: true },
+    BenchFamily { name: "qwen3_vl", dir: "models/qwen3_vl", keeps_shape: true },
+    BenchFamily { name: "llava", dir: "families/llava/models/llava_1_5", keeps_shape: false },
+    BenchFamily { name: "llama4", dir: "families/llama4/models/llama_4_scout", keeps_shape: false },
+    BenchFamily {
+        name: "internvl_chat",
+        dir: "families/internvl_chat/models/defaults",
+        keeps_shape: false,
+    },
 ];
 
-/// Some token for each text: pixels do not depend on it.
+/// A vocabulary with the same token for every text: pixels do not depend on tokens.
 struct AnyVocabulary;
 
 impl Vocabulary for AnyVocabulary {
@@ -52,7 +64,7 @@ impl Vocabulary for AnyVocabulary {
     }
 }
 
-/// Milliseconds of each round, per implementation; the copy comes last.
+/// The time of each round in milliseconds, by implementation; the copy comes last.
 type Times = Vec<Vec<f64>>;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -65,29 +77,25 @@ fn main() -> Result<(), Box<dyn Error>> {
         ratios.join(" | ")
     );
     println!("|{}", "---|".repeat(4 + names.len() + 2 * ratios.len()));
-    let mut wanted = std::env::args().skip(1);
-    let (wanted_family, wanted_size) = (wanted.next(), wanted.next());
-    for (family, dir, keeps_shape) in FAMILIES {
+    let mut arguments = std::env::args().skip(1);
+    let family_filter = arguments.next();
+    let size_filter = arguments.next();
+    let matches =
+        |filter: &Option<String>, name: &str| filter.as_ref().is_none_or(|filter| filter == name);
+    for family in &FAMILIES {
         for (width, height) in SIZES {
             let size = ImageSize { width, height };
-            let is = |wanted: &Option<String>, name: &str| {
-                wanted.as_ref().is_none_or(|wanted| wanted == name)
-            };
-            if is(&wanted_family, family) && is(&wanted_size, &size.to_string()) {
-                measure(family, dir, keeps_shape, size)?;
+            if matches(&family_filter, family.name) && matches(&size_filter, &size.to_string()) {
+                measure(family, size)?;
             }
         }
     }
     Ok(())
 }
 
-fn measure(
-    family: &str,
-    dir: &str,
-    keeps_shape: bool,
-    size: ImageSize,
-) -> Result<(), Box<dyn Error>> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(dir);
+/// Benchmarks all stages of a family for images of one size, and prints their rows.
+fn measure(family: &BenchFamily, size: ImageSize) -> Result<(), Box<dyn Error>> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens").join(family.dir);
     let mut models = Vec::new();
     for kernels in Implementation::available() {
         let model = VisionModel::from_model_dir(&dir, &AnyVocabulary)?
@@ -96,13 +104,13 @@ fn measure(
     }
     let resized = models[0].plan(size, &ImageKwargs::default())?.resized;
     for (name, format) in FORMATS {
-        let whole = stage(&models, size, format)?;
-        print(family, size, &format!("whole {name}"), &whole);
-        if !keeps_shape || resized == size {
+        let whole = time_rounds(&models, size, format)?;
+        print_row(family.name, size, &format!("whole {name}"), &whole);
+        if !family.keeps_shape || resized == size {
             continue;
         }
-        let layout = stage(&models, resized, format)?;
-        print(family, size, &format!("layout {name}"), &layout);
+        let layout = time_rounds(&models, resized, format)?;
+        print_row(family.name, size, &format!("layout {name}"), &layout);
         if format == PixelFormat::RawU8 {
             let mut resize: Times = (whole.iter().zip(&layout))
                 .map(|(whole, layout)| {
@@ -110,13 +118,14 @@ fn measure(
                 })
                 .collect();
             resize[models.len()].clone_from(&whole[models.len()]);
-            print(family, size, "resize", &resize);
+            print_row(family.name, size, "resize", &resize);
         }
     }
     Ok(())
 }
 
-fn stage(
+/// Times all implementations and a copy of the tensor, and checks that the tensors are equal.
+fn time_rounds(
     models: &[VisionModel],
     size: ImageSize,
     format: PixelFormat,
@@ -150,14 +159,16 @@ fn stage(
     Ok(times)
 }
 
-fn quartile(times: &[f64]) -> f64 {
+/// Returns the lower quartile.
+fn lower_quartile(times: &[f64]) -> f64 {
     let mut times = times.to_vec();
     times.sort_by(f64::total_cmp);
     times[times.len() / 4]
 }
 
-fn print(family: &str, size: ImageSize, stage: &str, times: &Times) {
-    let quartiles: Vec<_> = times.iter().map(|times| quartile(times)).collect();
+/// Prints one row of the table.
+fn print_row(family: &str, size: ImageSize, stage: &str, times: &Times) {
+    let quartiles: Vec<_> = times.iter().map(|times| lower_quartile(times)).collect();
     let copy = quartiles[quartiles.len() - 1];
     let absolute: Vec<_> = quartiles.iter().map(|time| format!("{time:.2}")).collect();
     let ratios: Vec<_> = quartiles[1..quartiles.len() - 1]

@@ -1,10 +1,12 @@
-//! How a request's `mm_processor_kwargs` go together with those of the engine.
+//! Merging a request's `mm_processor_kwargs` with those of the engine.
 
 use serde_json::{Map, Value};
 
-/// The request's, and what they leave open as the engine's have it: key by key, and so within
-/// objects (`_recursively_merge_mm_processor_kwargs` in vLLM's `config/multimodal.py`).
-pub(crate) fn merged(
+/// Merges two sets of kwargs: the request's values override the engine's, key by key and
+/// recursively within objects.
+///
+/// Follows `_recursively_merge_mm_processor_kwargs` in vLLM's `config/multimodal.py`.
+pub(crate) fn merge(
     engine: &Map<String, Value>,
     request: Map<String, Value>,
 ) -> Map<String, Value> {
@@ -12,7 +14,7 @@ pub(crate) fn merged(
     for (key, value) in request {
         let value = match (merged.remove(&key), value) {
             (Some(Value::Object(engine)), Value::Object(request)) => {
-                Value::Object(self::merged(&engine, request))
+                Value::Object(merge(&engine, request))
             }
             (_, value) => value,
         };
@@ -28,8 +30,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_wins_key_by_key() {
-        // The values are those of vLLM's function.
+    fn request_kwargs_override_engine_kwargs_by_key() {
+        // The expected values are the output of vLLM's function.
         for (engine, request, expected) in [
             (
                 json!({"size": {"shortest_edge": 1, "longest_edge": 2}, "a": 1}),
@@ -45,7 +47,7 @@ mod tests {
             (json!({"size": {"longest_edge": 5}}), json!({"size": null}), json!({"size": null})),
         ] {
             let object = |value: &Value| value.as_object().unwrap().clone();
-            assert_eq!(Value::Object(merged(&object(&engine), object(&request))), expected);
+            assert_eq!(Value::Object(merge(&object(&engine), object(&request))), expected);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! All that can go wrong, and whose fault it is.
+//! The errors of this crate, and the party that can fix each of them.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use chiasm_types::Dtype;
 
 use crate::{ImageSize, VocabularyError};
 
-/// Why an image cannot be planned or processed, or a model not be served.
+/// An error from loading a model, planning an image or processing one.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VisionError {
@@ -15,7 +15,7 @@ pub enum VisionError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The I/O error.
         source: std::io::Error,
     },
     /// A file of the model directory is not a JSON object.
@@ -23,13 +23,13 @@ pub enum VisionError {
     Json {
         /// The file.
         path: PathBuf,
-        /// What the parser found.
+        /// The message of the JSON parser.
         problem: String,
     },
-    /// The model takes images, but nothing says how.
+    /// The model takes images, but its directory has no settings of an image processor.
     #[error(
-        "{} has neither a processor_config.json with an image_processor nor a preprocessor_config.json: \
-         copy it from the model's repository",
+        "{} has neither a processor_config.json with an image_processor nor a \
+         preprocessor_config.json: copy it from the model's repository",
         dir.display()
     )]
     NoImageProcessor {
@@ -39,41 +39,45 @@ pub enum VisionError {
     /// The `model_type` of config.json has no entry in the table of families.
     #[error("images of model_type {model_type:?} are not supported, only of {}", known.join(", "))]
     UnknownFamily {
-        /// The one found, empty if missing.
+        /// The `model_type`; empty if missing.
         model_type: String,
-        /// Supported ones.
+        /// The supported model types.
         known: Vec<&'static str>,
     },
-    /// The family is known, but not with this image processor.
+    /// The family is known, but this image processor is not supported for it.
     #[error(
         "image_processor_type {found:?} is not supported for model_type {model_type:?}, only {}",
         known.join(", ")
     )]
     UnknownImageProcessor {
-        /// What was found.
+        /// The `image_processor_type` of the model directory.
         found: String,
         /// The `model_type` of config.json.
         model_type: &'static str,
-        /// Supported ones.
+        /// The supported image processors.
         known: &'static [&'static str],
     },
-    /// A setting of the model directory cannot be honoured.
+    /// A setting of the model directory is invalid or not supported.
     #[error("{key} in {} {problem}", path.display())]
     Setting {
         /// The file.
         path: PathBuf,
-        /// The setting.
+        /// The name of the setting.
         key: &'static str,
-        /// Completes the sentence "key in file …".
+        /// The end of the sentence "key in file …".
         problem: String,
     },
-    /// The environment variable `CHIASM_KERNELS` names no [`crate::Implementation`] that this CPU
-    /// can run.
-    #[error("{} is {name:?}, but this CPU can run only {}", crate::kernels::VARIABLE, available.join(", "))]
+    /// The environment variable `CHIASM_KERNELS` does not name a [`crate::Implementation`] that
+    /// this CPU can run.
+    #[error(
+        "{} is {name:?}, but this CPU can run only {}",
+        crate::kernels::KERNELS_ENV,
+        available.join(", ")
+    )]
     UnknownKernels {
-        /// What was found.
+        /// The value of the variable.
         name: String,
-        /// What it may be.
+        /// The implementations that this CPU can run.
         available: Vec<&'static str>,
     },
     /// A key of `mm_processor_kwargs` that is not implemented.
@@ -85,7 +89,7 @@ pub enum VisionError {
     UnknownKwarg {
         /// The key, with its parent if nested: `size.height`.
         key: String,
-        /// Supported ones.
+        /// The supported keys.
         known: &'static [&'static str],
     },
     /// A value in `mm_processor_kwargs` that the model's processor refuses.
@@ -93,100 +97,105 @@ pub enum VisionError {
     InvalidKwarg {
         /// The key, with its parent if nested: `size.shortest_edge`.
         key: &'static str,
-        /// Completes the sentence "mm_processor_kwargs.key …".
+        /// The end of the sentence "mm_processor_kwargs.key …".
         problem: String,
     },
-    /// No pixels.
+    /// The image has no pixels.
     #[error("an image of {size} pixels is empty")]
     EmptyImage {
-        /// Its size.
+        /// The size of the image.
         size: ImageSize,
     },
-    /// More stretched than the model's processor takes.
+    /// The ratio of the image's sides is larger than the model's processor accepts.
     #[error(
-        "an image of {size} pixels is too stretched: its sides may differ by a factor of {limit} at most"
+        "an image of {size} pixels is too stretched: its sides may differ by a factor of {limit} \
+         at most"
     )]
     AspectRatio {
-        /// Its size.
+        /// The size of the image.
         size: ImageSize,
-        /// Largest ratio of the longer to the shorter side.
+        /// The largest accepted ratio of the longer to the shorter side.
         limit: u32,
     },
-    /// It would be resized beyond what can be handed over.
+    /// The resized image would be too large for the engine or for memory.
     #[error(
-        "an image of {size} pixels would be resized to {width}x{height}: lower min_pixels or max_pixels"
+        "an image of {size} pixels would be resized to {width}x{height}: lower min_pixels or \
+         max_pixels"
     )]
     TooLarge {
-        /// Its size.
+        /// The size of the image.
         size: ImageSize,
-        /// Width after resizing, possibly infinite.
+        /// The width after resizing; may be infinite.
         width: f64,
-        /// Height after resizing, possibly infinite.
+        /// The height after resizing; may be infinite.
         height: f64,
     },
-    /// The image would not have the one size that the model's vision tower takes.
+    /// The processed image would not have the only size that the model's vision tower takes.
     #[error(
-        "an image of {size} pixels would become {found}, but the model takes {expected}: change size or crop_size"
+        "an image of {size} pixels would become {found}, but the model takes {expected}: change \
+         size or crop_size"
     )]
     TowerSize {
-        /// Its size.
+        /// The size of the image.
         size: ImageSize,
-        /// Size after resizing and cropping.
+        /// The size after resizing and cropping.
         found: ImageSize,
-        /// Size that the vision tower takes.
+        /// The size that the vision tower takes.
         expected: ImageSize,
     },
-    /// The settings allow two arrangements of tiles for this image, and which one the model's
-    /// processor takes depends on the order of a Python set.
+    /// Two arrangements of tiles fit this image equally well. The model's processor picks one by
+    /// the iteration order of a Python set.
     #[error(
-        "an image of {size} pixels can be tiled in two ways that are equally good: lower min_dynamic_patch"
+        "an image of {size} pixels can be tiled in two ways that are equally good: lower \
+         min_dynamic_patch"
     )]
     AmbiguousTiles {
-        /// Its size.
+        /// The size of the image.
         size: ImageSize,
     },
-    /// The tokenizer lacks a token that the family puts around images.
+    /// The tokenizer lacks a token that the family places around images.
     #[error("the tokenizer has no token {token:?}, which {model_type} models need")]
     MissingToken {
         /// The token's text.
         token: &'static str,
-        /// The family.
+        /// The `model_type` of the family.
         model_type: &'static str,
     },
-    /// The tokenizer fails on a text that the family puts around images.
+    /// The tokenizer cannot encode a text that the family places around images.
     #[error("the tokenizer cannot encode {text:?}: {source}")]
     Tokenizer {
         /// The text.
         text: String,
-        /// Why.
+        /// The error of the vocabulary.
         source: VocabularyError,
     },
-    /// The model directory turns resizing off, and this image does not consist of whole patches.
+    /// Resizing is off in the model directory, and the image does not consist of whole patches.
     #[error(
-        "an image of {size} pixels is not a multiple of {factor} in both sides, and do_resize is off"
+        "an image of {size} pixels is not a multiple of {factor} in both sides, and do_resize is \
+         off"
     )]
     Indivisible {
-        /// Its size.
+        /// The size of the image.
         size: ImageSize,
-        /// Patch size times merge size.
+        /// The patch size times the merge size, in pixels.
         factor: u32,
     },
-    /// A buffer does not hold the image that it is said to hold.
+    /// The length of a pixel buffer does not match the size of its image.
     #[error("an image of {size} pixels has {expected} bytes, not {found}")]
     PixelCount {
-        /// Its size.
+        /// The size of the image.
         size: ImageSize,
-        /// 3 · width · height.
+        /// `3 * width * height`.
         expected: u128,
-        /// Length of the buffer.
+        /// The length of the buffer in bytes.
         found: usize,
     },
-    /// The image is not the one that was planned.
+    /// The image has another size than the planned one.
     #[error("planned for an image of {planned} pixels, got one of {found}")]
-    OtherImage {
+    SizeMismatch {
         /// [`crate::ImagePlan::original`].
         planned: ImageSize,
-        /// Size of the image handed in.
+        /// The size of the image to process.
         found: ImageSize,
     },
     /// The output buffer is not [`crate::ImagePlan::pixel_bytes`] long.
@@ -194,27 +203,28 @@ pub enum VisionError {
     OutputLength {
         /// [`crate::ImagePlan::pixel_bytes`].
         expected: usize,
-        /// Length of the buffer.
+        /// The length of the buffer in bytes.
         found: usize,
     },
-    /// Normalised pixels are asked for in a type that cannot hold them.
+    /// Normalised pixels are requested in a type that is not a supported float.
     #[error("normalised pixels cannot be written as {}", .0.torch_name())]
     NotAFloat(Dtype),
 }
 
-/// The one who can mend a [`VisionError`].
+/// The party that can fix a [`VisionError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The client's: its image or its `mm_processor_kwargs`. The same request fails again.
+    /// The client: its image or its `mm_processor_kwargs` are invalid. A retry fails again.
     Request,
-    /// The operator's: the model directory or the environment. Nothing can be served.
+    /// The operator: the model directory or the environment is invalid. The model cannot be
+    /// served.
     Model,
-    /// Chiasm's own: a contract between crates is broken.
+    /// The program: the caller broke a contract of this crate.
     Program,
 }
 
 impl VisionError {
-    /// The one who can mend it.
+    /// Returns the party that can fix the error.
     pub const fn fault(&self) -> Fault {
         match self {
             Self::Read { .. }
@@ -235,7 +245,7 @@ impl VisionError {
             | Self::AmbiguousTiles { .. }
             | Self::Indivisible { .. } => Fault::Request,
             Self::PixelCount { .. }
-            | Self::OtherImage { .. }
+            | Self::SizeMismatch { .. }
             | Self::OutputLength { .. }
             | Self::NotAFloat(_) => Fault::Program,
         }

@@ -1,4 +1,4 @@
-//! The trait of an image family, and the kwargs of one request.
+//! The trait of an image family, and the parsed kwargs of a request.
 
 use std::sync::Arc;
 
@@ -8,45 +8,57 @@ use crate::fingerprint::Fingerprint;
 use crate::kernels::Normalization;
 use crate::{ImagePlan, ImagePrompt, ImageSize, VisionError};
 
-/// One model's settings, and the arithmetic of its layout. The pixel loops lie in `kernels`.
+/// The settings of one model and the arithmetic of its layouts. The pixel loops are in `kernels`.
 pub(crate) trait Family: Send + Sync + std::fmt::Debug {
-    /// The same model with a request's `mm_processor_kwargs` in place of its own settings.
+    /// Returns the same model with `mm_processor_kwargs` in place of its own settings.
+    ///
+    /// # Errors
+    /// [`VisionError::UnknownKwarg`] and [`VisionError::InvalidKwarg`].
     fn with_kwargs(&self, kwargs: &Map<String, Value>) -> Result<Arc<dyn Family>, VisionError>;
 
-    /// Gives the settings in a request's kwargs their other names too, if they have any, so that
-    /// one of the engine's kwargs under another name does not win over the request's.
-    fn add_other_names(&self, _request: &mut Map<String, Value>) {}
+    /// Adds each setting of a request's kwargs under its other names too, if it has any.
+    ///
+    /// Otherwise an engine kwarg under another name would override the request's setting.
+    fn add_aliases(&self, _request: &mut Map<String, Value>) {}
 
-    /// The layout of an image of this size, which is not empty.
+    /// Returns the layout of a non-empty image of this size.
+    ///
+    /// # Errors
+    /// All of [`Fault::Request`](crate::Fault::Request).
     fn plan(&self, size: ImageSize) -> Result<ImagePlan, VisionError>;
 
-    /// The image that vLLM takes to have most embeddings (`get_image_size_with_most_features` of
-    /// its models).
+    /// Returns the image size for which vLLM assumes the most embeddings
+    /// (`get_image_size_with_most_features` of its models).
     fn largest_image(&self) -> ImageSize;
 
-    /// Embeddings of the video that vLLM takes to have most of them, where a context has so many
-    /// tokens, and so many of them are for an image beside it; 0 if the model takes no videos.
-    fn largest_video(&self, _context: usize, _image: usize) -> usize {
+    /// Returns the number of embeddings that vLLM assumes for the largest video, or 0 if the model
+    /// takes no videos.
+    ///
+    /// The context has `context_tokens` tokens, of which an image takes `image_tokens`.
+    fn largest_video(&self, _context_tokens: usize, _image_tokens: usize) -> usize {
         0
     }
 
-    /// Writes every setting that changes an image's tensors or the tokens of its placeholder, and
-    /// no other. Families that share a `model_type` differ in the names that they write.
+    /// Writes every setting that changes an image's tensors or its placeholder's tokens, and no
+    /// other setting.
+    ///
+    /// Families that share a `model_type` must write different names.
     fn fingerprint(&self, out: &mut Fingerprint);
 
-    /// What happens to each channel's value if the pixels are not handed over raw.
+    /// Returns the normalisation of each channel, for pixels that are not passed on raw.
     fn normalization(&self) -> &Normalization;
 
-    /// How an image is written in a prompt.
+    /// Returns the text and tokens that represent an image in a prompt.
     fn prompt(&self) -> &ImagePrompt;
 
-    /// See [`VisionModel::counted_rows`](crate::VisionModel::counted_rows).
+    /// Returns the pairs of [`VisionModel::counted_rows`](crate::VisionModel::counted_rows).
     fn counted_rows(&self) -> &'static [(&'static str, &'static str)] {
         &[]
     }
 }
 
-/// Settings of one request that override the model directory's: its `mm_processor_kwargs`, parsed
-/// by [`crate::VisionModel::parse_kwargs`]. The default overrides nothing.
+/// A request's `mm_processor_kwargs`, parsed by [`crate::VisionModel::parse_kwargs`].
+///
+/// They override the settings of the model directory. The default overrides nothing.
 #[derive(Clone, Debug, Default)]
 pub struct ImageKwargs(pub(crate) Option<Arc<dyn Family>>);

@@ -1,8 +1,9 @@
-//! A decoded image: pixels of a known size.
+//! A view of a decoded image.
 
 use crate::{ImageSize, VisionError};
 
-/// A decoded image: packed RGB, one byte per channel, rows from the top, no padding between them.
+/// A borrowed decoded image: packed RGB, one byte per channel, rows from top to bottom without
+/// padding.
 #[derive(Clone, Copy, Debug)]
 pub struct RgbView<'a> {
     size: ImageSize,
@@ -10,7 +11,7 @@ pub struct RgbView<'a> {
 }
 
 impl<'a> RgbView<'a> {
-    /// Wraps `3 * width * height` bytes.
+    /// Creates a view of `3 * width * height` bytes.
     ///
     /// # Errors
     /// [`VisionError::PixelCount`] for any other number of bytes, [`VisionError::EmptyImage`] for
@@ -26,12 +27,12 @@ impl<'a> RgbView<'a> {
         Ok(Self { size, pixels })
     }
 
-    /// Width and height; neither is 0.
+    /// Returns the size; neither side is 0.
     pub const fn size(&self) -> ImageSize {
         self.size
     }
 
-    /// Its `3 * width * height` bytes.
+    /// Returns the `3 * width * height` bytes.
     pub const fn pixels(&self) -> &'a [u8] {
         self.pixels
     }
@@ -42,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_view_holds_exactly_its_pixels() {
+    fn view_refuses_other_byte_counts() {
         let size = ImageSize { width: 2, height: 1 };
         assert_eq!(RgbView::new(size, &[7; 6]).unwrap().pixels(), [7; 6]);
         for bytes in [0, 5, 7] {
@@ -54,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_beyond_any_memory_are_refused_without_overflow() {
+    fn huge_size_is_refused_without_overflow() {
         let size = ImageSize { width: u32::MAX, height: u32::MAX };
         assert!(matches!(RgbView::new(size, &[]), Err(VisionError::PixelCount { .. })));
         let size = ImageSize { width: 0, height: u32::MAX };

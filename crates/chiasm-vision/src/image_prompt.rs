@@ -1,27 +1,29 @@
-//! The words and tokens that stand for an image in a prompt.
+//! The text and tokens that represent an image in a prompt.
 
 use chiasm_types::TokenId;
 
-/// How an image is written in a prompt, before its placeholder takes the place.
+/// The representation of an image in a prompt, before it is replaced by the placeholder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImagePrompt {
-    /// What stands for one image in a chat template whose message content is a string
-    /// (vLLM's `get_placeholder_str` of the model class).
+    /// The text of one image in a chat template whose message content is a string
+    /// (`get_placeholder_str` of the model class in vLLM).
     pub text: &'static str,
-    /// The tokens that the placeholder replaces: once per image in the tokenized prompt, at least
-    /// one token.
+    /// The tokens that the placeholder replaces. They occur once per image in the tokenized prompt
+    /// and are never empty.
     pub marker: Vec<TokenId>,
-    /// A text that is replaced by another in the rendered prompt before it is tokenized: for
-    /// families whose `text` is no token of its own, and would be tokenized together with what
-    /// stands around it.
+    /// A text and its replacement, applied to the rendered prompt before it is tokenized.
+    ///
+    /// For families whose `text` is not a single token: the tokenizer would merge it with the
+    /// surrounding text.
     pub rewrite: Option<(&'static str, &'static str)>,
-    /// Pairs of tokens that are joined into one wherever they stand side by side once all
-    /// placeholders are in the prompt, pair by pair in this order.
+    /// Pairs of adjacent tokens and the token that replaces each of them.
+    ///
+    /// Applied pair by pair, in this order, once the prompt has all its placeholders.
     pub joins: Vec<([TokenId; 2], TokenId)>,
 }
 
 impl ImagePrompt {
-    /// A prompt in which one token stands for an image and is written `text`.
+    /// Creates a prompt in which one token represents an image and is written `text`.
     pub(crate) fn token(text: &'static str, marker: TokenId) -> Self {
         Self { text, marker: vec![marker], rewrite: None, joins: Vec::new() }
     }

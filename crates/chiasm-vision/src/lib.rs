@@ -1,13 +1,11 @@
 //! Image layouts and pixels, exactly as the model's own processor makes them.
 //!
-//! A [`VisionModel`] is one model's image family with that model's settings. It answers two
-//! questions apart:
+//! A [`VisionModel`] is one model's image family with that model's settings. It works in two steps:
 //!
-//! - [`VisionModel::plan`]: how many prompt tokens and which tensors will this image become?
-//!   Arithmetic on its size, before any pixel is decoded.
-//! - [`VisionModel::process`]: what is in the pixel tensor? Written straight into memory of the
-//!   caller, in the bits that the model's processor in `transformers` 5.19 would have produced on a
-//!   CPU.
+//! - [`VisionModel::plan`] computes the prompt tokens and tensors of an image. It needs only the
+//!   image's size, before any pixel is decoded.
+//! - [`VisionModel::process`] writes the pixel tensor into the caller's memory. The bits are those
+//!   that the model's processor in `transformers` 5.19 produces on a CPU.
 //!
 //! ```no_run
 //! use chiasm_vision::{ImageKwargs, ImageSize, NoVocabulary, PixelFormat, RgbView, VisionModel};
@@ -25,20 +23,24 @@
 //! # }
 //! ```
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
-//! | `model`, `model_dir` | [`VisionModel`]; what it reads from a model directory |
-//! | `family`, `families/` | the trait of a family; one module per family: settings and arithmetic; their table |
-//! | `fingerprint` | the settings' part of an item's identity |
-//! | `engine_kwargs` | settings for all requests beside those of one |
+//! | `model`, `model_dir` | [`VisionModel`]; the settings in a model directory |
+//! | `family` | the trait of a family |
+//! | `families/` | one module per family, with its settings and arithmetic; their table |
+//! | `fingerprint` | the part of an item's identity that encodes the settings |
+//! | `engine_kwargs` | merging of settings for all requests with those of one request |
 //! | `settings` | settings that the image processors of all families share |
-//! | `vocabulary` | what a family asks the tokenizer |
-//! | `size`, `image`, `image_prompt`, `image_plan`, `tensor` | what goes in, what stands for it in a prompt, what is planned, what comes out |
-//! | `kernels/` | the pixel loops: resize, normalise, patchify; a scalar reference each, and faster ones of the same bits |
+//! | `vocabulary` | the tokenizer as families see it |
+//! | `size`, `image` | the input |
+//! | `image_prompt` | the representation of an image in a prompt |
+//! | `image_plan` | the plan of an image |
+//! | `tensor` | the output |
+//! | `kernels/` | the pixel loops: resize, normalise, patchify; a scalar reference and faster implementations with the same bits |
 //!
-//! The fastest [`Implementation`] of the loops that the CPU runs is found at run time. For
-//! debugging, the environment variable `CHIASM_KERNELS` forces another: `scalar`, `avx2`, `avx512`
-//! or `neon`.
+//! The fastest [`Implementation`] of the pixel loops that the CPU supports is selected at run time.
+//! For debugging, the environment variable `CHIASM_KERNELS` forces another one: `scalar`, `avx2`,
+//! `avx512` or `neon`.
 #![deny(unsafe_code)]
 
 mod engine_kwargs;
@@ -65,7 +67,7 @@ pub use image_prompt::ImagePrompt;
 #[cfg(feature = "bench")]
 pub use kernels::resize_bicubic;
 pub use kernels::{Implementation, Parallelism};
-pub use model::{TakenKinds, VisionModel};
+pub use model::{AcceptedMedia, VisionModel};
 pub use size::ImageSize;
 pub use tensor::{Contents, PixelFormat, TensorSpec};
 pub use vocabulary::{NoVocabulary, Vocabulary, VocabularyError};

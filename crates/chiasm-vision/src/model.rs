@@ -1,4 +1,4 @@
-//! The crate's front door: one model's images, from size to tensor.
+//! The public entry point: plans and processes the images of one model.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,45 +18,46 @@ use crate::{
     ImageKwargs, ImagePlan, ImagePrompt, ImageSize, PixelFormat, RgbView, VisionError, Vocabulary,
 };
 
-/// The kinds of media that an engine takes, of those that its model has: vLLM's
-/// `--limit-mm-per-prompt`.
+/// The kinds of media that an engine accepts, of those that its model supports:
+/// `--limit-mm-per-prompt` of vLLM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TakenKinds {
-    /// Images.
+pub struct AcceptedMedia {
+    /// The engine accepts images.
     pub images: bool,
-    /// Videos.
+    /// The engine accepts videos.
     pub videos: bool,
 }
 
-impl TakenKinds {
-    /// Whatever the model has.
+impl AcceptedMedia {
+    /// Every kind that the model supports.
     pub const ALL: Self = Self { images: true, videos: true };
 }
 
-/// One model's image family and settings. Immutable; share it in an `Arc`.
+/// The image family and settings of one model. Immutable; share it in an `Arc`.
 #[derive(Debug)]
 pub struct VisionModel {
     entry: &'static FamilyEntry,
-    /// The settings of the model directory.
-    own: Arc<dyn Family>,
+    /// The family with the settings of the model directory.
+    base: Arc<dyn Family>,
     engine_kwargs: Map<String, Value>,
-    /// `own` with `engine_kwargs`.
+    /// `base` with `engine_kwargs`.
     family: Arc<dyn Family>,
-    /// What [`VisionModel::fingerprint`] says of no kwargs: asked for once per request.
+    /// The fingerprint of a request without kwargs, cached because most requests need it.
     fingerprint: Vec<u8>,
     kernels: Implementation,
 }
 
 impl VisionModel {
-    /// Reads `config.json` and the image processor's settings (`processor_config.json`, else
-    /// `preprocessor_config.json`). `Ok(None)` for a text-only model: one without a
-    /// `vision_config`. `vocabulary` is the model's tokenizer, for families whose placeholders have
-    /// tokens that config.json does not name.
+    /// Reads `config.json` and the image processor's settings from a model directory.
+    ///
+    /// The settings come from `processor_config.json`, else from `preprocessor_config.json`.
+    /// Returns `Ok(None)` for a text-only model, which has no `vision_config`. `vocabulary` is the
+    /// model's tokenizer, for families whose placeholders have tokens that config.json lacks.
     ///
     /// # Errors
-    /// All of [`crate::Fault::Model`]: an unreadable file, a family or processor that is not
-    /// supported, a setting that cannot be honoured exactly, or `CHIASM_KERNELS` naming no
-    /// available [`Implementation`].
+    /// All of [`crate::Fault::Model`]: an unreadable file, an unsupported family or processor, a
+    /// setting that cannot be applied exactly, or a `CHIASM_KERNELS` that names no available
+    /// [`Implementation`].
     pub fn from_model_dir(
         dir: &Path,
         vocabulary: &dyn Vocabulary,
@@ -65,30 +66,33 @@ impl VisionModel {
             return Ok(None);
         };
         let entry = families::find(&dir)?;
-        let kernels = Implementation::chosen().map_err(|unknown| VisionError::UnknownKernels {
-            name: unknown.0.clone(),
-            available: Implementation::available().map(Implementation::name).collect(),
-        })?;
-        let own = (entry.build)(&dir, vocabulary)?;
-        let fingerprint = fingerprint(entry, own.as_ref());
+        let kernels =
+            Implementation::selected().map_err(|unknown| VisionError::UnknownKernels {
+                name: unknown.0.clone(),
+                available: Implementation::available().map(Implementation::name).collect(),
+            })?;
+        let base = (entry.build)(&dir, vocabulary)?;
+        let fingerprint = fingerprint(entry, base.as_ref());
         Ok(Some(Self {
             entry,
-            family: own.clone(),
-            own,
+            family: base.clone(),
+            base,
             engine_kwargs: Map::new(),
             fingerprint,
             kernels,
         }))
     }
 
-    /// The same model with these settings in place of its directory's for all requests: vLLM's
-    /// `--mm-processor-kwargs`. They take what [`VisionModel::parse_kwargs`] takes, and give way to
-    /// the kwargs of a request key by key, within objects too.
+    /// Overrides the settings of the model directory for all requests, as
+    /// `--mm-processor-kwargs` of vLLM does.
+    ///
+    /// The accepted keys are those of [`VisionModel::parse_kwargs`]. A request's kwargs override
+    /// these settings key by key, recursively within objects.
     ///
     /// # Errors
     /// The same as those of [`VisionModel::parse_kwargs`].
     pub fn with_engine_kwargs(self, kwargs: Map<String, Value>) -> Result<Self, VisionError> {
-        let family = self.own.with_kwargs(&kwargs)?;
+        let family = self.base.with_kwargs(&kwargs)?;
         Ok(Self {
             fingerprint: fingerprint(self.entry, family.as_ref()),
             family,
@@ -97,96 +101,106 @@ impl VisionModel {
         })
     }
 
-    /// The same model on another implementation of the pixel loops: the bits stay, the time
-    /// changes.
+    /// Selects another implementation of the pixel loops. The output bits stay the same.
     #[must_use]
     pub fn with_implementation(self, kernels: Implementation) -> Self {
         Self { kernels, ..self }
     }
 
-    /// The implementation of the pixel loops that [`VisionModel::process`] runs.
+    /// Returns the implementation of the pixel loops that [`VisionModel::process`] runs.
     pub fn implementation(&self) -> Implementation {
         self.kernels
     }
 
-    /// The `model_type` that names the family, for instance `qwen2_vl`.
+    /// Returns the `model_type` of the family, for instance `qwen2_vl`.
     pub fn family(&self) -> &'static str {
         self.entry.model_type
     }
 
-    /// How an image is written in a prompt.
+    /// Returns the text and tokens that represent an image in a prompt.
     pub fn prompt(&self) -> &ImagePrompt {
         self.family.prompt()
     }
 
-    /// Pairs of tensors that belong together: the first has as many rows as the product of the
-    /// second's three extents. Engines die of an item where the two differ.
+    /// Returns pairs of tensor names whose row counts must agree.
+    ///
+    /// The first tensor has as many rows as the product of the second tensor's three extents.
+    /// Engines crash on an item where they differ.
     pub fn counted_rows(&self) -> &'static [(&'static str, &'static str)] {
         self.family.counted_rows()
     }
 
-    /// The first version of vLLM that normalises this family's pixels in the engine unless told not
-    /// to; `None` if none does. From that version on the engine wants [`PixelFormat::RawU8`], as
-    /// floats would be normalised twice; older engines want floats.
+    /// Returns the first version of vLLM that normalises this family's pixels in the engine by
+    /// default; `None` if no version does.
+    ///
+    /// From that version on the engine needs [`PixelFormat::RawU8`], because it would normalise
+    /// floats a second time. Older engines need floats.
     pub fn engine_normalizes_since(&self) -> Option<VllmVersion> {
         self.entry.engine_normalizes_since
     }
 
-    /// Parses a request's `mm_processor_kwargs`, which replace the model's own settings and those
-    /// of [`VisionModel::with_engine_kwargs`]. `docs/images.md` lists what each family takes.
+    /// Parses a request's `mm_processor_kwargs`.
+    ///
+    /// They override the model's own settings and those of [`VisionModel::with_engine_kwargs`].
+    /// `docs/images.md` lists the keys of each family.
     ///
     /// # Errors
-    /// [`VisionError::UnknownKwarg`] names a key that is not implemented,
-    /// [`VisionError::InvalidKwarg`] a bad value.
+    /// [`VisionError::UnknownKwarg`] for a key that is not implemented,
+    /// [`VisionError::InvalidKwarg`] for an invalid value.
     pub fn parse_kwargs(&self, kwargs: &Map<String, Value>) -> Result<ImageKwargs, VisionError> {
         if kwargs.is_empty() {
             return Ok(ImageKwargs::default());
         }
         let mut request = kwargs.clone();
         if !self.engine_kwargs.is_empty() {
-            self.own.add_other_names(&mut request);
-            request = engine_kwargs::merged(&self.engine_kwargs, request);
+            self.base.add_aliases(&mut request);
+            request = engine_kwargs::merge(&self.engine_kwargs, request);
         }
-        Ok(ImageKwargs(Some(self.own.with_kwargs(&request)?)))
+        Ok(ImageKwargs(Some(self.base.with_kwargs(&request)?)))
     }
 
-    /// The layout of an image of this size: arithmetic only, in constant time and memory.
+    /// Computes the layout of an image of this size, in constant time and memory.
     ///
-    /// `size` is the size after the EXIF orientation. The number of tokens is not bounded by what
-    /// the model can take; compare [`ImagePlan::tokens`] before expanding the prompt or allocating
-    /// the tensor.
+    /// `size` is the size after the EXIF orientation. The number of tokens may exceed the model's
+    /// context; check [`ImagePlan::tokens`] before expanding the prompt or allocating the tensor.
     ///
     /// # Errors
-    /// All of [`crate::Fault::Request`]: empty, too stretched, too large.
+    /// All of [`crate::Fault::Request`]: the image is empty, too stretched or too large.
     pub fn plan(&self, size: ImageSize, kwargs: &ImageKwargs) -> Result<ImagePlan, VisionError> {
         if size.area() == 0 {
             return Err(VisionError::EmptyImage { size });
         }
-        self.with(kwargs).plan(size)
+        self.family_for(kwargs).plan(size)
     }
 
-    /// Embeddings of the largest item that vLLM takes the model to be given, where a context has so
-    /// many tokens: its encoder cache holds at least as many (`compute_mm_encoder_budget` in vLLM's
-    /// `encoder_cache_manager.py`). An item may have more by a request's kwargs. 0 if no item is
-    /// taken.
-    pub fn largest_item(&self, context: usize, taken: TakenKinds) -> usize {
-        let image = match taken.images {
-            // A size that is refused is one of settings with which vLLM does not start either.
-            true => self.family.plan(self.family.largest_image()).map_or(0, |plan| plan.tokens),
-            false => 0,
+    /// Returns the number of embeddings of the largest item that vLLM expects, for a context of
+    /// `context_tokens`; 0 if no item is accepted.
+    ///
+    /// vLLM's encoder cache holds at least this number (`compute_mm_encoder_budget` in its
+    /// `encoder_cache_manager.py`). A request's kwargs can make an item larger.
+    pub fn largest_item(&self, context_tokens: usize, accepted: AcceptedMedia) -> usize {
+        let image = if accepted.images {
+            // vLLM does not start with settings for which this size is refused.
+            self.family.plan(self.family.largest_image()).map_or(0, |plan| plan.tokens)
+        } else {
+            0
         };
-        let video = if taken.videos { self.family.largest_video(context, image) } else { 0 };
+        let video =
+            if accepted.videos { self.family.largest_video(context_tokens, image) } else { 0 };
         image.max(video)
     }
 
-    fn with<'a>(&'a self, kwargs: &'a ImageKwargs) -> &'a dyn Family {
+    /// Returns the family with the settings of these kwargs.
+    fn family_for<'a>(&'a self, kwargs: &'a ImageKwargs) -> &'a dyn Family {
         kwargs.0.as_ref().unwrap_or(&self.family).as_ref()
     }
 
-    /// Canonical bytes of everything but the image that changes its tensors or its placeholder: the
-    /// family and the settings in effect. Kwargs that ask for what the model does anyway have the
-    /// fingerprint of no kwargs. The bytes are the same in every version of Chiasm that makes the
-    /// same tensors, as engines keep items under hashes of them.
+    /// Returns canonical bytes of the family and the settings in effect: everything except the
+    /// image that changes its tensors or its placeholder.
+    ///
+    /// Kwargs that equal the model's settings do not change the fingerprint. The bytes are the same
+    /// in every version of Chiasm that makes the same tensors, because engines cache items under
+    /// hashes of them.
     pub fn fingerprint(&self, kwargs: &ImageKwargs) -> Vec<u8> {
         match &kwargs.0 {
             None => self.fingerprint.clone(),
@@ -194,18 +208,22 @@ impl VisionModel {
         }
     }
 
-    /// The fingerprint of a request without kwargs. It changes if and only if the family, or a
-    /// setting that changes such a request's placeholders or tensors, does.
-    pub fn processor(&self) -> &[u8] {
+    /// Returns the fingerprint of a request without kwargs.
+    ///
+    /// It changes if and only if the family changes, or a setting that affects the placeholders or
+    /// tensors of a request without kwargs.
+    pub fn default_fingerprint(&self) -> &[u8] {
         &self.fingerprint
     }
 
-    /// Writes the pixel tensor: resized, cut into patches, and normalised if `format` says so.
-    /// CPU-bound: from a few to tens of milliseconds. `out` is `plan.pixel_bytes(format)` long and
-    /// is overwritten completely.
+    /// Writes the pixel tensor: resizes the image, cuts it into patches or tiles, and normalises it
+    /// if `format` requires that.
+    ///
+    /// CPU-bound: takes from a few to tens of milliseconds. `out` must have
+    /// `plan.pixel_bytes(format)` bytes and is overwritten completely.
     ///
     /// # Errors
-    /// All of [`crate::Fault::Program`]: image, plan, format and buffer do not belong together.
+    /// All of [`crate::Fault::Program`]: image, plan, format and buffer do not match.
     pub fn process(
         &self,
         image: RgbView<'_>,
@@ -216,7 +234,7 @@ impl VisionModel {
         self.process_with(image, plan, format, Parallelism::Single, out)
     }
 
-    /// Writes what [`VisionModel::process`] writes, on the threads of the host's choice.
+    /// Does the same as [`VisionModel::process`] on the given threads.
     ///
     /// # Errors
     /// The same as those of [`VisionModel::process`].
@@ -229,7 +247,7 @@ impl VisionModel {
         out: &mut [u8],
     ) -> Result<(), VisionError> {
         if image.size() != plan.original {
-            return Err(VisionError::OtherImage { planned: plan.original, found: image.size() });
+            return Err(VisionError::SizeMismatch { planned: plan.original, found: image.size() });
         }
         let expected = plan.pixel_bytes(format);
         if out.len() != expected {
@@ -254,7 +272,7 @@ impl VisionModel {
                 ));
             }
             PixelFormat::Normalized(Dtype::F32) => {
-                write(Elements::Four(&normalization.table(f32::to_le_bytes)))
+                write(Elements::Four(&normalization.table(f32::to_le_bytes)));
             }
             PixelFormat::Normalized(dtype) => return Err(VisionError::NotAFloat(dtype)),
         }
@@ -262,8 +280,9 @@ impl VisionModel {
     }
 }
 
+/// Encodes the family and its settings.
 fn fingerprint(entry: &FamilyEntry, family: &dyn Family) -> Vec<u8> {
-    let mut fingerprint = Fingerprint::of_family(entry.model_type);
+    let mut fingerprint = Fingerprint::for_family(entry.model_type);
     family.fingerprint(&mut fingerprint);
     fingerprint.into_bytes()
 }

@@ -1,4 +1,4 @@
-//! Reads a model directory the way `transformers` 5.19 does, up to the image processor's settings.
+//! Reading the image settings of a model directory as `transformers` 5.19 does.
 //!
 //! `processor_config.json` wins if it has a non-null `image_processor` object; otherwise the older
 //! `preprocessor_config.json` is read (`ImageProcessingMixin.get_image_processor_dict`).
@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::VisionError;
 
-/// A JSON object and the file that it came from, for error messages.
+/// A JSON object and its source file, for error messages.
 #[derive(Clone, Debug)]
 pub(crate) struct Section {
     pub(crate) path: PathBuf,
@@ -19,28 +19,30 @@ pub(crate) struct Section {
 }
 
 impl Section {
-    /// The value of `key`, null included: `transformers` takes most nulls at their word.
+    /// Returns the value of `key`, null included: for most keys of `transformers`, null does not
+    /// mean the default.
     pub(crate) fn get(&self, key: &str) -> Option<&Value> {
         self.values.get(key)
     }
 
-    /// The value of a `key` for which null is as good as missing.
+    /// Returns the value of `key`; `None` if missing or null.
     fn nullable(&self, key: &str) -> Option<&Value> {
         self.get(key).filter(|value| !value.is_null())
     }
 
+    /// Creates the error for an invalid value of `key`.
     pub(crate) fn problem(&self, key: &'static str, problem: impl Into<String>) -> VisionError {
         VisionError::Setting { path: self.path.clone(), key, problem: problem.into() }
     }
 
-    /// A string; `None` if missing or null.
+    /// Returns a string; `None` if missing or null.
     pub(crate) fn text(&self, key: &'static str) -> Result<Option<&str>, VisionError> {
         self.nullable(key)
             .map(|value| value.as_str().ok_or_else(|| self.problem(key, "must be a string")))
             .transpose()
     }
 
-    /// A boolean; `default` if missing, false if null.
+    /// Returns a boolean; `default` if missing, false if null.
     pub(crate) fn flag(&self, key: &'static str, default: bool) -> Result<bool, VisionError> {
         match self.get(key) {
             None => Ok(default),
@@ -50,7 +52,7 @@ impl Section {
         }
     }
 
-    /// An integer of at least 1; `None` if missing, refused if null.
+    /// Returns an integer of at least 1; `None` if missing, an error if null.
     pub(crate) fn positive(&self, key: &'static str) -> Result<Option<u64>, VisionError> {
         self.get(key)
             .map(|value| {
@@ -62,12 +64,12 @@ impl Section {
             .transpose()
     }
 
-    /// An integer of at least 1; `None` if missing or null.
+    /// Returns an integer of at least 1; `None` if missing or null.
     pub(crate) fn nullable_positive(&self, key: &'static str) -> Result<Option<u64>, VisionError> {
         self.nullable(key).map_or(Ok(None), |_| self.positive(key))
     }
 
-    /// The object below `key`, as a section of the same file; `None` if missing or null.
+    /// Returns the object under `key` as a section of the same file; `None` if missing or null.
     pub(crate) fn section(&self, key: &'static str) -> Result<Option<Self>, VisionError> {
         self.nullable(key)
             .map(|value| {
@@ -79,24 +81,26 @@ impl Section {
     }
 }
 
-/// The parts of a model directory that say how images are handled.
+/// The parts of a model directory that describe how images are processed.
 #[derive(Clone, Debug)]
 pub(crate) struct ModelDir {
     dir: PathBuf,
-    /// `config.json`
+    /// The contents of `config.json`.
     pub(crate) config: Section,
-    /// `vision_config` of it
+    /// The `vision_config` of `config.json`.
     pub(crate) vision: Section,
-    /// `processor_config.json`, empty if there is none
+    /// The contents of `processor_config.json`; empty if the file is missing.
     pub(crate) processor: Section,
     image_processor: Option<Section>,
-    /// Settings of the video processor, which come from whatever file has them; `None` if none has
-    /// or it can't be read. Videos are made by vLLM, which says what is wrong with them.
+    /// The settings of the video processor, from the first file that has them; `None` if no file
+    /// has them or if they cannot be read.
+    ///
+    /// Errors are ignored here: vLLM processes videos and reports invalid settings itself.
     pub(crate) video_processor: Option<Section>,
 }
 
 impl ModelDir {
-    /// `None` for a text-only model: one without a `vision_config`.
+    /// Reads a model directory; `None` for a text-only model, which has no `vision_config`.
     pub(crate) fn read(dir: &Path) -> Result<Option<Self>, VisionError> {
         let path = dir.join("config.json");
         let missing = |path| VisionError::Read { path, source: io::ErrorKind::NotFound.into() };
@@ -111,11 +115,11 @@ impl ModelDir {
             None => read_object(&dir.join("preprocessor_config.json"))?,
         };
         let nested = processor.section("video_processor").ok().flatten();
-        let own = || read_object(&dir.join("video_preprocessor_config.json")).ok().flatten();
-        // `BaseVideoProcessor.get_video_processor_dict`: the image processor's own file comes last,
-        // not what is nested for it.
-        let of_images = || read_object(&dir.join("preprocessor_config.json")).ok().flatten();
-        let video_processor = nested.or_else(own).or_else(of_images);
+        let video_file = || read_object(&dir.join("video_preprocessor_config.json")).ok().flatten();
+        // `BaseVideoProcessor.get_video_processor_dict` falls back to the image processor's own
+        // file, but not to the image processor of `processor_config.json`.
+        let image_file = || read_object(&dir.join("preprocessor_config.json")).ok().flatten();
+        let video_processor = nested.or_else(video_file).or_else(image_file);
         Ok(Some(Self {
             dir: dir.into(),
             config,
@@ -126,14 +130,17 @@ impl ModelDir {
         }))
     }
 
-    /// Settings of the image processor.
+    /// Returns the settings of the image processor.
+    ///
+    /// # Errors
+    /// [`VisionError::NoImageProcessor`].
     pub(crate) fn image_processor(&self) -> Result<&Section, VisionError> {
         self.image_processor
             .as_ref()
             .ok_or_else(|| VisionError::NoImageProcessor { dir: self.dir.clone() })
     }
 
-    /// A token id in config.json, under the first of these names that is there.
+    /// Returns the token id in config.json under the first of these names that exists.
     pub(crate) fn token(
         &self,
         names: &[&'static str],
@@ -149,14 +156,12 @@ impl ModelDir {
     }
 }
 
-/// `None` if there is no such file.
+/// Reads a JSON object; `None` if the file does not exist.
 fn read_object(path: &Path) -> Result<Option<Section>, VisionError> {
     let bytes = match std::fs::read(path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => {
-            return Err(VisionError::Read { path: path.into(), source });
-        }
+        Err(source) => return Err(VisionError::Read { path: path.into(), source }),
     };
     let values = serde_json::from_slice(&bytes)
         .map_err(|error| VisionError::Json { path: path.into(), problem: error.to_string() })?;

@@ -1,8 +1,8 @@
-//! Settings that the image processors of all families share, as `transformers` 5.19 reads them.
+//! Settings that the image processors of all families share, read as `transformers` 5.19 does.
 //!
-//! A missing key means the default of the class. A null is taken at its word in most places
-//! (`BaseImageProcessor.__init__` sets it before the defaults are asked for): off for a switch,
-//! refused for a number.
+//! A missing key means the default of the class. For most keys, null does not mean the default,
+//! because `BaseImageProcessor.__init__` sets the null before it applies defaults. A null switch is
+//! off; a null number is an error.
 
 use serde_json::{Map, Value};
 
@@ -16,9 +16,14 @@ pub(crate) const CLIP: MeanStd =
 /// `IMAGENET_STANDARD_MEAN` and `IMAGENET_STANDARD_STD` of `transformers`.
 pub(crate) const STANDARD: MeanStd = ([0.5; 3], [0.5; 3]);
 
-/// A family's image processor settings with a request's `mm_processor_kwargs` put in their place:
-/// read as the file is read, since `transformers` treats both alike.
-pub(crate) fn overridden(
+/// Returns a family's image processor settings, overridden by a request's `mm_processor_kwargs`.
+///
+/// The result is read like the file, because `transformers` treats both alike.
+///
+/// # Errors
+/// [`VisionError::UnknownKwarg`] for a key that is not in `known`, [`VisionError::InvalidKwarg`]
+/// for a null.
+pub(crate) fn with_overrides(
     file: &Section,
     kwargs: &Map<String, Value>,
     known: &'static [&'static str],
@@ -39,43 +44,45 @@ pub(crate) fn overridden(
     Ok(file)
 }
 
-/// What is wrong with a setting, said of a request's kwarg.
-pub(crate) fn as_kwarg(error: VisionError) -> VisionError {
+/// Converts the error of a setting into the error of a request's kwarg.
+pub(crate) fn as_kwarg_error(error: VisionError) -> VisionError {
     match error {
         VisionError::Setting { key, problem, .. } => VisionError::InvalidKwarg { key, problem },
         other => other,
     }
 }
 
-/// The factor by which a grid of embeddings shrinks in each direction: above 0 and at most 1. Both
-/// InternVL's and Llama 4's default is a half.
-pub(crate) fn shrinking(section: &Section, key: &'static str) -> Result<f64, VisionError> {
+/// Reads the factor by which a grid of embeddings shrinks in each direction.
+///
+/// It is above 0 and at most 1. The default of both InternVL and Llama 4 is 0.5.
+pub(crate) fn downsample_ratio(section: &Section, key: &'static str) -> Result<f64, VisionError> {
     let ratio = section.get(key).map_or(Some(0.5), Value::as_f64);
     ratio
         .filter(|ratio| *ratio > 0.0 && *ratio <= 1.0)
         .ok_or_else(|| section.problem(key, "must be a number above 0 and at most 1"))
 }
 
-/// The size to which an image is resized (`size` in its forms that are supported).
+/// The size to which an image is resized: the supported forms of `size`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Target {
-    /// The shorter side becomes so long, the other keeps the ratio.
+pub(crate) enum ResizeTarget {
+    /// The new length of the shorter side in pixels; the aspect ratio is kept.
     ShortestEdge(u32),
-    /// Exactly this.
+    /// The exact new size.
     Exact(ImageSize),
 }
 
-/// Longer sides than this are not taken from settings: no vision tower comes near.
-const LONGEST: u64 = 1 << 13;
+/// The largest side accepted from settings, in pixels. Far above any vision tower's.
+const MAX_SIDE_PIXELS: u64 = 1 << 13;
 
-impl Target {
-    /// The size after the resize (`TorchvisionBackend.resize`).
-    pub(crate) fn of(self, size: ImageSize) -> ImageSize {
+impl ResizeTarget {
+    /// Returns the size of an image after the resize (`TorchvisionBackend.resize`).
+    pub(crate) fn resized(self, size: ImageSize) -> ImageSize {
         match self {
             Self::Exact(size) => size,
             Self::ShortestEdge(edge) => {
-                let (short, long) = (size.width.min(size.height), size.width.max(size.height));
-                // int(edge * long / short) in Python: a division of integers that an f64 holds.
+                let short = size.width.min(size.height);
+                let long = size.width.max(size.height);
+                // int(edge * long / short) in Python: its integers are exact in an f64.
                 let long = (f64::from(edge) * f64::from(long) / f64::from(short)) as u32;
                 if size.width <= size.height {
                     ImageSize { width: edge, height: long }
@@ -87,52 +94,64 @@ impl Target {
     }
 }
 
-/// `size`: `{"shortest_edge"}`, `{"height", "width"}`, or a number, which is the first or, if
-/// `square`, the second. A missing one is the default; `transformers` fails on a null with the
-/// first image.
-pub(crate) fn target(file: &Section, default: Target, square: bool) -> Result<Target, VisionError> {
+/// Reads `size`: `{"shortest_edge"}`, `{"height", "width"}` or a number.
+///
+/// A number means the exact size of a square if `square`, else the shortest edge. A missing `size`
+/// means `default`. Null is an error: `transformers` fails on it with the first image.
+pub(crate) fn resize_target(
+    file: &Section,
+    default: ResizeTarget,
+    square: bool,
+) -> Result<ResizeTarget, VisionError> {
     const PROBLEM: &str = "must be an object with shortest_edge or with height and width";
     let edge = |value: &Value| {
-        let edge = value.as_u64().filter(|edge| (1..=LONGEST).contains(edge));
+        let edge = value.as_u64().filter(|edge| (1..=MAX_SIDE_PIXELS).contains(edge));
         edge.map(|edge| edge as u32)
-            .ok_or_else(|| file.problem("size", format!("must be from 1 to {LONGEST}")))
+            .ok_or_else(|| file.problem("size", format!("must be from 1 to {MAX_SIDE_PIXELS}")))
     };
     match file.get("size") {
         None => Ok(default),
         Some(Value::Object(size)) => {
             match (size.get("shortest_edge"), size.get("height"), size.get("width")) {
                 (Some(value), None, None) if size.len() == 1 => {
-                    Ok(Target::ShortestEdge(edge(value)?))
+                    Ok(ResizeTarget::ShortestEdge(edge(value)?))
                 }
                 (None, Some(height), Some(width)) if size.len() == 2 => {
-                    Ok(Target::Exact(ImageSize { width: edge(width)?, height: edge(height)? }))
+                    Ok(ResizeTarget::Exact(ImageSize {
+                        width: edge(width)?,
+                        height: edge(height)?,
+                    }))
                 }
                 _ => Err(file.problem("size", PROBLEM)),
             }
         }
         Some(value @ Value::Number(_)) if square => {
             let side = edge(value)?;
-            Ok(Target::Exact(ImageSize { width: side, height: side }))
+            Ok(ResizeTarget::Exact(ImageSize { width: side, height: side }))
         }
-        Some(value @ Value::Number(_)) => Ok(Target::ShortestEdge(edge(value)?)),
+        Some(value @ Value::Number(_)) => Ok(ResizeTarget::ShortestEdge(edge(value)?)),
         Some(_) => Err(file.problem("size", PROBLEM)),
     }
 }
 
-/// An exact size under `key`: `{"height", "width"}`, `[height, width]`, or a number for a square. A
-/// missing one is the default.
+/// Reads an exact size under `key`: `{"height", "width"}`, `[height, width]`, or a number for a
+/// square.
+///
+/// A missing key means `default`.
 pub(crate) fn exact_size(
     file: &Section,
     key: &'static str,
     default: ImageSize,
 ) -> Result<ImageSize, VisionError> {
     let side = |value: Option<&Value>| {
-        let side = value.and_then(Value::as_u64).filter(|side| (1..=LONGEST).contains(side));
+        let side =
+            value.and_then(Value::as_u64).filter(|side| (1..=MAX_SIDE_PIXELS).contains(side));
         side.map(|side| side as u32).ok_or_else(|| {
             file.problem(
                 key,
                 format!(
-                    "must be an object with height and width, or a number, from 1 to {LONGEST}"
+                    "must be an object with height and width, or a number, from 1 to \
+                     {MAX_SIDE_PIXELS}"
                 ),
             )
         })
@@ -149,7 +168,7 @@ pub(crate) fn exact_size(
     }
 }
 
-/// The filter of the resize, by its number in Pillow (`PILImageResampling`).
+/// Reads the filter of the resize, given by its number in Pillow (`PILImageResampling`).
 pub(crate) fn resample(file: &Section, default: Filter) -> Result<Filter, VisionError> {
     match file.get("resample").map(Value::as_u64) {
         None => Ok(default),
@@ -162,8 +181,9 @@ pub(crate) fn resample(file: &Section, default: Filter) -> Result<Filter, Vision
     }
 }
 
-/// Rescaling and normalising as the torchvision backend does it; `default` is the class's mean and
-/// deviation.
+/// Reads the settings of rescaling and normalising as the torchvision backend does.
+///
+/// `default` is the mean and standard deviation of the class.
 pub(crate) fn normalization(
     file: &Section,
     default: MeanStd,
@@ -172,21 +192,18 @@ pub(crate) fn normalization(
     Ok(Normalization::new(rescale, normalize))
 }
 
-/// The rescale factor if rescaling is on; mean and standard deviation if normalising is.
+/// Reads the rescale factor if rescaling is on, and mean and standard deviation if normalising is.
 pub(crate) fn rescale_and_normalize(
     file: &Section,
     default: MeanStd,
 ) -> Result<(Option<f64>, Option<MeanStd>), VisionError> {
-    let rescale = match file.flag("do_rescale", true)? {
-        true => Some(rescale_factor(file)?),
-        false => None,
-    };
-    let normalize = match file.flag("do_normalize", true)? {
-        true => Some((
-            channels(file, "image_mean", default.0)?,
-            channels(file, "image_std", default.1)?,
-        )),
-        false => None,
+    let rescale = if file.flag("do_rescale", true)? { Some(rescale_factor(file)?) } else { None };
+    let normalize = if file.flag("do_normalize", true)? {
+        let mean = channels(file, "image_mean", default.0)?;
+        let std = channels(file, "image_std", default.1)?;
+        Some((mean, std))
+    } else {
+        None
     };
     if normalize.is_some_and(|(_, std)| std.iter().any(|std| *std as f32 == 0.0)) {
         return Err(file.problem("image_std", "must not be 0"));
@@ -194,6 +211,7 @@ pub(crate) fn rescale_and_normalize(
     Ok((rescale, normalize))
 }
 
+/// Reads the rescale factor; 1/255 if missing.
 fn rescale_factor(file: &Section) -> Result<f64, VisionError> {
     file.get("rescale_factor").map_or(Ok(1.0 / 255.0), |value| {
         value
@@ -203,7 +221,7 @@ fn rescale_factor(file: &Section) -> Result<f64, VisionError> {
     })
 }
 
-/// One number per channel, or one for all.
+/// Reads one number per channel, or one number for all channels.
 fn channels(file: &Section, key: &'static str, default: [f64; 3]) -> Result<[f64; 3], VisionError> {
     let Some(value) = file.get(key) else {
         return Ok(default);

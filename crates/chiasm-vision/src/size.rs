@@ -2,22 +2,22 @@
 
 use std::fmt;
 
-/// Width and height in pixels, after the image's EXIF orientation was applied. Written `280x224`.
+/// A width and height in pixels, after the EXIF orientation was applied. Displayed as `280x224`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ImageSize {
-    /// Pixels per row.
+    /// The number of pixels per row.
     pub width: u32,
-    /// Rows.
+    /// The number of rows.
     pub height: u32,
 }
 
 impl ImageSize {
-    /// A size as wide as high.
+    /// Creates the size of a square.
     pub const fn square(side: u32) -> Self {
         Self { width: side, height: side }
     }
 
-    /// `width * height`.
+    /// Returns `width * height`.
     pub const fn area(self) -> u64 {
         self.width as u64 * self.height as u64
     }

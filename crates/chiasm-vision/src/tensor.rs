@@ -1,20 +1,23 @@
-//! What comes out: the tensors of one item, as vLLM's wire describes them.
+//! The tensors of one item, as vLLM's wire format describes them.
 
 use chiasm_types::{Dtype, TensorField};
 
-/// The form in which pixels are written, which says who normalises them.
+/// The format of the pixel tensor, which decides where pixels are normalised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PixelFormat {
-    /// Resized 8-bit pixels: the engine rescales and normalises (vLLM's `mm_device_do_normalize`).
+    /// Resized 8-bit pixels. The engine rescales and normalises them (`mm_device_do_normalize` of
+    /// vLLM).
     RawU8,
-    /// Rescaled and normalised here as the model directory asks, computed in f32, then rounded to
-    /// nearest even: [`Dtype::F32`], [`Dtype::F16`] or [`Dtype::BF16`]. Other types are refused by
-    /// [`crate::VisionModel::process`].
+    /// Pixels rescaled and normalised here with the settings of the model directory. They are
+    /// computed in f32, then rounded to nearest even.
+    ///
+    /// The type is [`Dtype::F32`], [`Dtype::F16`] or [`Dtype::BF16`];
+    /// [`crate::VisionModel::process`] refuses others.
     Normalized(Dtype),
 }
 
 impl PixelFormat {
-    /// Element type of the pixel tensor.
+    /// Returns the element type of the pixel tensor.
     pub const fn dtype(self) -> Dtype {
         match self {
             Self::RawU8 => Dtype::U8,
@@ -23,26 +26,26 @@ impl PixelFormat {
     }
 }
 
-/// One tensor of an item. Its elements lie densely, last dimension fastest, little-endian.
+/// One tensor of an item: dense, in row-major order, little-endian.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
-    /// Its name among the item's mm_kwargs, for instance `pixel_values`.
+    /// The name of the tensor in the item's mm_kwargs, for instance `pixel_values`.
     pub name: &'static str,
-    /// Element type.
+    /// The element type.
     pub dtype: Dtype,
-    /// Extents.
+    /// The extents.
     pub shape: Vec<usize>,
-    /// How the engine joins it with the same tensor of other items.
+    /// The rule by which the engine joins this tensor with those of other items.
     pub field: TensorField,
-    /// The source of its bytes.
+    /// The source of the bytes.
     pub contents: Contents,
 }
 
 /// The source of a tensor's bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Contents {
-    /// [`crate::VisionModel::process`] writes them.
+    /// The bytes are written by [`crate::VisionModel::process`].
     Pixels,
-    /// Known from the plan: these, little-endian.
+    /// The bytes are known from the plan: little-endian values.
     Small(Vec<u8>),
 }

@@ -1,37 +1,37 @@
-//! What a family has to ask the model's tokenizer.
+//! The model's tokenizer as image families see it.
 
 use chiasm_types::TokenId;
 
-/// The tokens of a model. Families ask for the tokens around an image once, when the model is
+/// The tokens of a model. Families look up the tokens around an image once, when the model is
 /// loaded.
 pub trait Vocabulary {
-    /// The one token that is written so, special tokens included; `None` if there is none.
+    /// Returns the token with exactly this text, special tokens included; `None` if there is none.
     fn id(&self, token: &str) -> Option<TokenId>;
 
-    /// The tokens of a text, without those that a tokenizer puts around a whole prompt. Written
-    /// special tokens are recognised.
+    /// Encodes a text, without the tokens that a tokenizer adds around a whole prompt.
+    ///
+    /// Special tokens in the text are recognised.
     ///
     /// # Errors
-    /// The tokenizer cannot tokenize the text, or there is none.
+    /// Fails if there is no tokenizer or if it cannot encode the text.
     fn encode(&self, text: &str) -> Result<Vec<TokenId>, VocabularyError>;
 }
 
-/// Why a text has no tokens.
+/// An error from encoding a text.
 #[derive(Debug, thiserror::Error)]
 pub enum VocabularyError {
-    /// The model came without one.
+    /// The model has no tokenizer.
     #[error("there is no tokenizer")]
     NoTokenizer,
-    /// It has no tokens for this text.
+    /// The tokenizer has no tokens for this text.
     #[error("no token stands for {0:?}")]
     NoToken(String),
-    /// It failed.
+    /// The tokenizer failed.
     #[error(transparent)]
     Tokenizer(Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// A vocabulary without any token, for families that name all of theirs in config.json (Qwen-VL,
-/// LLaVA).
+/// An empty vocabulary, for families whose config.json has all their token ids (Qwen-VL, LLaVA).
 #[derive(Clone, Copy, Debug)]
 pub struct NoVocabulary;
 

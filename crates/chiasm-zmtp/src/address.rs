@@ -1,4 +1,4 @@
-//! Where a socket listens, or connects to.
+//! The addresses of sockets, with listeners and streams over TCP and Unix sockets.
 
 use std::fs;
 use std::io;
@@ -9,20 +9,23 @@ use std::path::{Path, PathBuf};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
-/// The two directions of a connection.
-pub(crate) type Reading = Box<dyn AsyncRead + Send + Sync + Unpin>;
-pub(crate) type Writing = Box<dyn AsyncWrite + Send + Sync + Unpin>;
+/// The reading half of a connection.
+pub(crate) type Reader = Box<dyn AsyncRead + Send + Sync + Unpin>;
+/// The writing half of a connection.
+pub(crate) type Writer = Box<dyn AsyncWrite + Send + Sync + Unpin>;
 
+/// A listening socket.
 pub(crate) enum Listener {
     Tcp(TcpListener),
-    /// The file goes before the socket, which keeps its inode from being another file's.
+    /// The file is removed before the socket is closed: the open socket keeps another file from
+    /// reusing its inode.
     Unix(SocketFile, UnixListener),
 }
 
-/// The file of a Unix socket, which nothing else removes.
+/// The file of a Unix socket, removed on drop. The system does not remove it.
 pub(crate) struct SocketFile {
     path: PathBuf,
-    /// Tells it from one that a successor has made in its place.
+    /// Distinguishes the file from one that a later process has created at the same path.
     inode: u64,
 }
 
@@ -37,30 +40,34 @@ impl Drop for SocketFile {
         if fs::symlink_metadata(&self.path).is_ok_and(|file| file.ino() == self.inode)
             && let Err(error) = fs::remove_file(&self.path)
         {
-            tracing::debug!(path = %self.path.display(), %error, "the file of a socket was not removed");
+            tracing::debug!(
+                path = %self.path.display(),
+                %error,
+                "the file of a socket was not removed"
+            );
         }
     }
 }
 
-/// A connection, before anything has been said.
+/// A connection before its handshake.
 pub(crate) struct Stream {
-    pub(crate) reading: Reading,
-    pub(crate) writing: Writing,
-    /// The other side; none for a Unix socket.
+    pub(crate) reader: Reader,
+    pub(crate) writer: Writer,
+    /// The peer's address; `None` for a Unix socket.
     pub(crate) peer: Option<IpAddr>,
 }
 
-/// A place as its address names it.
-enum Place<'a> {
+/// A parsed address.
+enum Endpoint<'a> {
     /// Host and port.
     Tcp(&'a str),
     Unix(&'a Path),
 }
 
-impl<'a> Place<'a> {
-    fn of(address: &'a str) -> io::Result<Self> {
-        if let Some(place) = address.strip_prefix("tcp://") {
-            return Ok(Self::Tcp(place));
+impl<'a> Endpoint<'a> {
+    fn parse(address: &'a str) -> io::Result<Self> {
+        if let Some(host_and_port) = address.strip_prefix("tcp://") {
+            return Ok(Self::Tcp(host_and_port));
         }
         let path = address.strip_prefix("ipc://").ok_or_else(|| {
             let expected =
@@ -73,16 +80,16 @@ impl<'a> Place<'a> {
 
 impl Listener {
     pub(crate) async fn bind(address: &str) -> io::Result<Self> {
-        Ok(match Place::of(address)? {
-            Place::Tcp(place) => Self::Tcp(TcpListener::bind(place).await?),
-            Place::Unix(path) => {
+        Ok(match Endpoint::parse(address)? {
+            Endpoint::Tcp(host_and_port) => Self::Tcp(TcpListener::bind(host_and_port).await?),
+            Endpoint::Unix(path) => {
                 let listener = UnixListener::bind(path)?;
                 Self::Unix(SocketFile::at(path)?, listener)
             }
         })
     }
 
-    /// The address as bound, in the form that peers are given.
+    /// Returns the bound address, in the form that peers need to connect.
     pub(crate) fn address(&self) -> io::Result<String> {
         match self {
             Self::Tcp(listener) => Ok(format!("tcp://{}", listener.local_addr()?)),
@@ -103,25 +110,25 @@ impl Listener {
 
 impl Stream {
     pub(crate) async fn connect(address: &str) -> io::Result<Self> {
-        match Place::of(address)? {
-            Place::Tcp(place) => {
-                let stream = TcpStream::connect(place).await?;
+        match Endpoint::parse(address)? {
+            Endpoint::Tcp(host_and_port) => {
+                let stream = TcpStream::connect(host_and_port).await?;
                 let to = stream.peer_addr()?;
                 Self::tcp(stream, to)
             }
-            Place::Unix(path) => UnixStream::connect(path).await.map(Self::unix),
+            Endpoint::Unix(path) => UnixStream::connect(path).await.map(Self::unix),
         }
     }
 
     fn tcp(stream: TcpStream, peer: SocketAddr) -> io::Result<Self> {
         stream.set_nodelay(true)?;
-        let (reading, writing) = stream.into_split();
+        let (reader, writer) = stream.into_split();
         let peer = Some(peer.ip().to_canonical());
-        Ok(Self { reading: Box::new(reading), writing: Box::new(writing), peer })
+        Ok(Self { reader: Box::new(reader), writer: Box::new(writer), peer })
     }
 
     fn unix(stream: UnixStream) -> Self {
-        let (reading, writing) = stream.into_split();
-        Self { reading: Box::new(reading), writing: Box::new(writing), peer: None }
+        let (reader, writer) = stream.into_split();
+        Self { reader: Box::new(reader), writer: Box::new(writer), peer: None }
     }
 }

@@ -1,4 +1,4 @@
-//! Connections to sockets of others.
+//! Outgoing connections: SUB and DEALER.
 
 use std::io;
 use std::time::Duration;
@@ -8,78 +8,79 @@ use futures_util::StreamExt;
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::codec::FramedRead;
 
-use crate::address::{Reading, Stream, Writing};
-use crate::frames::{Frames, Said};
-use crate::introduction::{Kind, introduce};
+use crate::address::{Reader, Stream, Writer};
+use crate::frames::{FrameDecoder, Incoming};
+use crate::handshake::{Kind, handshake};
 use crate::sending::write_message;
 
-/// Between two tries to connect.
-const PAUSE: Duration = Duration::from_millis(50);
+/// The pause between two attempts to connect.
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
-/// A connection to one socket, which is not made again when it is lost. Dropping it closes it.
+/// A connection to one socket. It does not reconnect. Dropping it closes it.
 pub struct Connection {
-    said: FramedRead<Reading, Frames>,
-    writing: Writing,
+    incoming: FramedRead<Reader, FrameDecoder>,
+    writer: Writer,
 }
 
 impl Connection {
-    /// Subscribes to what a PUB or XPUB at `tcp://host:port` or `ipc://path` publishes, all whose
-    /// first frame begins with `topic`. Where nobody listens, or somebody else does, it is tried
-    /// again for as long as `within` says.
+    /// Connects a SUB to a PUB or XPUB at `tcp://host:port` or `ipc://path`, and subscribes to the
+    /// messages whose first frame begins with `topic`. Retries for `timeout` if the connection or
+    /// the handshake fails.
     ///
     /// # Errors
-    /// Why it could not connect at last.
-    pub async fn subscribe(address: &str, topic: &[u8], within: Duration) -> io::Result<Self> {
-        let mut connection = Self::open(Kind::Sub, address, within).await?;
+    /// The error of the last attempt, or a timeout.
+    pub async fn subscribe(address: &str, topic: &[u8], timeout: Duration) -> io::Result<Self> {
+        let mut connection = Self::open(Kind::Sub, address, timeout).await?;
         let subscription = [&[1], topic].concat();
         connection.send(vec![subscription.into()]).await?;
         Ok(connection)
     }
 
-    /// Connects a DEALER to a ROUTER, as [`subscribe`](Self::subscribe) does.
+    /// Connects a DEALER to a ROUTER, with retries as in [`subscribe`](Self::subscribe).
     ///
     /// # Errors
-    /// Why it could not connect at last.
-    pub async fn deal(address: &str, within: Duration) -> io::Result<Self> {
-        Self::open(Kind::Dealer, address, within).await
+    /// The error of the last attempt, or a timeout.
+    pub async fn connect_dealer(address: &str, timeout: Duration) -> io::Result<Self> {
+        Self::open(Kind::Dealer, address, timeout).await
     }
 
-    async fn open(kind: Kind, address: &str, within: Duration) -> io::Result<Self> {
-        let until = Instant::now() + within;
+    async fn open(kind: Kind, address: &str, timeout: Duration) -> io::Result<Self> {
+        let deadline = Instant::now() + timeout;
         loop {
-            let opened = timeout_at(until, async {
-                let Stream { reading, mut writing, .. } = Stream::connect(address).await?;
-                let (said, _) = introduce(kind, reading, &mut writing).await?;
-                Ok(Self { said, writing })
+            let attempt = timeout_at(deadline, async {
+                let Stream { reader, mut writer, .. } = Stream::connect(address).await?;
+                let (incoming, _) = handshake(kind, reader, &mut writer).await?;
+                Ok(Self { incoming, writer })
             });
-            match opened.await {
-                Ok(Err(_)) if Instant::now() + PAUSE < until => sleep(PAUSE).await,
-                Ok(opened) => return opened,
-                Err(late) => return Err(late.into()),
+            match attempt.await {
+                Ok(Err(_)) if Instant::now() + RETRY_PAUSE < deadline => sleep(RETRY_PAUSE).await,
+                Ok(result) => return result,
+                Err(elapsed) => return Err(elapsed.into()),
             }
         }
     }
 
-    /// Sends a message of one frame or more. Dropped before its end, what is sent later can't be
-    /// understood.
+    /// Sends a message of one or more frames. Not cancel-safe: a partly written message leaves the
+    /// connection unusable.
     ///
     /// # Errors
     /// The connection is lost.
     pub async fn send(&mut self, frames: Vec<Bytes>) -> io::Result<()> {
-        write_message(&mut self.writing, frames).await
+        write_message(&mut self.writer, frames).await
     }
 
-    /// Waits for the frames of the next message. May be dropped at any time; nothing is lost.
+    /// Returns the frames of the next message. Cancel-safe.
     ///
     /// # Errors
-    /// The connection is lost, or ended, [`UnexpectedEof`](io::ErrorKind::UnexpectedEof), after all
-    /// that came over it; or what came is no ZMTP, or too much of it.
+    /// The connection is lost, or the peer has sent invalid ZMTP or too large a message. The error
+    /// is [`UnexpectedEof`](io::ErrorKind::UnexpectedEof) if the peer has closed the connection
+    /// after its last message.
     pub async fn next(&mut self) -> io::Result<Vec<Bytes>> {
         loop {
-            match self.said.next().await {
-                Some(Ok(Said::Message(frames))) => return Ok(frames),
-                // There are none that would have to be answered in version 3.0.
-                Some(Ok(Said::Command(_))) => {}
+            match self.incoming.next().await {
+                Some(Ok(Incoming::Message(frames))) => return Ok(frames),
+                // Version 3.0 has no commands that need a response.
+                Some(Ok(Incoming::Command(_))) => {}
                 Some(Err(error)) => return Err(error),
                 None => return Err(io::ErrorKind::UnexpectedEof.into()),
             }

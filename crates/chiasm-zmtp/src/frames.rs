@@ -1,135 +1,151 @@
-//! Messages and commands as bytes.
+//! Encoding and decoding of messages and commands.
 //!
 //! A frame is a byte of flags, its length in one byte or in eight (big-endian), and its body. A
-//! message is one frame or several, all but the last with [`MORE`]; a command is one frame.
+//! message consists of one or more frames, all but the last with [`MORE`]. A command is one frame.
 
 use std::io;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tokio_util::codec::Decoder;
 
-/// The most bytes of one message, its frames together. Each frame counts as 64 more.
+/// The maximum size of a message to a PULL, over all its frames. Each frame counts 64 bytes more.
 pub const MAX_MESSAGE_BYTES: usize = 1 << 30;
-/// The same of what is published, and of answers to a DEALER: an engine that is told of a million
-/// tokens at once says 16 MiB of it. A small number takes one byte there and many where it is
-/// understood.
+/// The maximum size of a message to a SUB or a DEALER. An engine that gets a million tokens at once
+/// publishes 16 MiB. A small number takes one byte on the wire and many bytes once it is decoded.
 pub const MAX_PUBLISHED_BYTES: usize = 32 << 20;
-/// The same of a message to a ROUTER, where engines only say of themselves what they are.
-pub const MAX_QUESTION_BYTES: usize = 1 << 20;
+/// The maximum size of a message to a ROUTER, to which engines only send their handshakes.
+pub const MAX_ROUTER_MESSAGE_BYTES: usize = 1 << 20;
 
-/// What a frame costs beside its body, so that a message of empty frames has an end.
-const FRAME_COSTS: usize = 64;
-/// The most bytes of one command.
+/// The bytes that a frame counts in addition to its body. They limit the number of empty frames.
+const FRAME_OVERHEAD_BYTES: usize = 64;
+/// The maximum size of a command.
 const MAX_COMMAND_BYTES: usize = 4 << 10;
-/// Frames below this many bytes are copied to be sent together; others are sent from where they
-/// are.
-const SMALL: usize = 4 << 10;
-/// Room for what comes next, at most and at least: what an engine says in a step for some hundred
-/// requests, and for one.
-const READ: usize = 64 << 10;
-const LEAST_ROOM: usize = 8 << 10;
+/// The size below which frames are copied and sent together. Larger frames are sent without a copy.
+const MAX_COPIED_BYTES: usize = 4 << 10;
+/// The maximum room for the next read: the output of an engine's step for some hundred requests.
+const MAX_READ_BYTES: usize = 64 << 10;
+/// The minimum room for the next read: the output of a step for one request.
+const MIN_READ_BYTES: usize = 8 << 10;
 
 const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
 
-/// What a peer says.
+/// A message or a command from a peer.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Said {
+pub(crate) enum Incoming {
     Message(Vec<Bytes>),
     Command(Bytes),
 }
 
-/// Reads what a peer says.
-pub(crate) struct Frames {
-    /// Frames of the message that is not complete.
+/// A decoder of messages and commands.
+pub(crate) struct FrameDecoder {
+    /// The frames of the incomplete message.
     message: Vec<Bytes>,
-    /// How many bytes may still come of it.
-    left: usize,
+    /// The number of bytes that the incomplete message may still have.
+    remaining_bytes: usize,
     max_message_bytes: usize,
-    /// Bytes that are read at once: what is like the last message fits in half of them, as memory
-    /// for more costs time even if it stays empty.
-    room: usize,
+    /// The room for the next read. Half of it holds another message like the last one. Larger
+    /// buffers cost time even if they stay empty.
+    read_bytes: usize,
 }
 
-impl Frames {
+impl FrameDecoder {
     pub(crate) fn new(max_message_bytes: usize) -> Self {
-        Self { message: Vec::new(), left: max_message_bytes, max_message_bytes, room: LEAST_ROOM }
+        Self {
+            message: Vec::new(),
+            remaining_bytes: max_message_bytes,
+            max_message_bytes,
+            read_bytes: MIN_READ_BYTES,
+        }
     }
 }
 
-pub(crate) fn invalid(what: &'static str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what)
+/// Returns an error for invalid data from a peer.
+pub(crate) fn invalid(reason: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, reason)
 }
 
-/// The flags and the length of a frame, and how many bytes have told them; `None` while they are
-/// not all there.
-fn header(from: &[u8]) -> Option<(u8, u64, usize)> {
-    let (&flags, length) = from.split_first()?;
-    if flags & LONG == 0 {
-        return Some((flags, u64::from(*length.first()?), 2));
+/// The header of a frame.
+struct FrameHeader {
+    flags: u8,
+    body_bytes: u64,
+    header_bytes: usize,
+}
+
+impl FrameHeader {
+    /// Parses a header; `None` if it is incomplete.
+    fn parse(from: &[u8]) -> Option<Self> {
+        let (&flags, length) = from.split_first()?;
+        if flags & LONG == 0 {
+            return Some(Self { flags, body_bytes: u64::from(*length.first()?), header_bytes: 2 });
+        }
+        let body_bytes = u64::from_be_bytes(*length.first_chunk()?);
+        Some(Self { flags, body_bytes, header_bytes: 9 })
     }
-    Some((flags, u64::from_be_bytes(*length.first_chunk()?), 9))
 }
 
-impl Decoder for Frames {
-    type Item = Said;
+impl Decoder for FrameDecoder {
+    type Item = Incoming;
     type Error = io::Error;
 
-    fn decode(&mut self, from: &mut BytesMut) -> io::Result<Option<Said>> {
+    fn decode(&mut self, from: &mut BytesMut) -> io::Result<Option<Incoming>> {
         loop {
-            let Some((flags, length, header)) = header(from) else {
-                if from.capacity() - from.len() < self.room / 2 {
-                    from.reserve(self.room);
+            let Some(FrameHeader { flags, body_bytes, header_bytes }) = FrameHeader::parse(from)
+            else {
+                if from.capacity() - from.len() < self.read_bytes / 2 {
+                    from.reserve(self.read_bytes);
                 }
                 return Ok(None);
             };
             let is_command = flags & COMMAND != 0;
-            let most = match flags & !(MORE | LONG | COMMAND) {
+            let max_bytes = match flags & !(MORE | LONG | COMMAND) {
                 0 if is_command && flags & MORE != 0 => {
                     return Err(invalid("a command of several frames"));
                 }
                 0 if is_command => MAX_COMMAND_BYTES,
                 0 => self
-                    .left
-                    .checked_sub(FRAME_COSTS)
+                    .remaining_bytes
+                    .checked_sub(FRAME_OVERHEAD_BYTES)
                     .ok_or_else(|| invalid("a message of too many frames"))?,
                 _ => return Err(invalid("flags that no frame has")),
             };
-            let length = usize::try_from(length)
+            let length = usize::try_from(body_bytes)
                 .ok()
-                .filter(|&length| length <= most)
+                .filter(|&length| length <= max_bytes)
                 .ok_or_else(|| invalid("a message or command of too many bytes"))?;
-            if from.len() < header + length {
-                // Room grows by as much as has come: what is only announced costs nothing.
-                let missing = header + length - from.len();
-                from.reserve(missing.min(from.len().max(READ)));
+            if from.len() < header_bytes + length {
+                // The buffer grows with the bytes that have arrived: announced bytes cost nothing.
+                let missing = header_bytes + length - from.len();
+                from.reserve(missing.min(from.len().max(MAX_READ_BYTES)));
                 return Ok(None);
             }
-            from.advance(header);
+            from.advance(header_bytes);
             let body = from.split_to(length).freeze();
             if is_command {
-                return Ok(Some(Said::Command(body)));
+                return Ok(Some(Incoming::Command(body)));
             }
             self.message.push(body);
-            self.left = most - length;
+            self.remaining_bytes = max_bytes - length;
             if flags & MORE == 0 {
-                let bytes = self.max_message_bytes - self.left;
-                self.room = bytes.saturating_mul(4).clamp(LEAST_ROOM, READ);
-                self.left = self.max_message_bytes;
-                return Ok(Some(Said::Message(std::mem::take(&mut self.message))));
+                let bytes = self.max_message_bytes - self.remaining_bytes;
+                self.read_bytes = bytes.saturating_mul(4).clamp(MIN_READ_BYTES, MAX_READ_BYTES);
+                self.remaining_bytes = self.max_message_bytes;
+                return Ok(Some(Incoming::Message(std::mem::take(&mut self.message))));
             }
         }
     }
 }
 
-/// The pieces of a message, none of them empty: small frames together, large ones as they are.
-pub(crate) fn put_message(frames: Vec<Bytes>) -> Vec<Bytes> {
-    let (mut pieces, mut small) = (Vec::new(), BytesMut::new());
+/// Encodes a message as pieces, none of them empty. Small frames are copied into one piece; large
+/// frames are pieces of their own.
+pub(crate) fn encode_message(frames: Vec<Bytes>) -> Vec<Bytes> {
+    let mut pieces = Vec::new();
+    let mut small = BytesMut::new();
     let last = frames.len().saturating_sub(1);
     for (index, frame) in frames.into_iter().enumerate() {
         put_header(&mut small, if index < last { MORE } else { 0 }, frame.len());
-        if frame.len() < SMALL {
+        if frame.len() < MAX_COPIED_BYTES {
             small.put_slice(&frame);
         } else {
             pieces.push(small.split().freeze());
@@ -142,6 +158,7 @@ pub(crate) fn put_message(frames: Vec<Bytes>) -> Vec<Bytes> {
     pieces
 }
 
+/// Encodes a command.
 pub(crate) fn put_command(to: &mut BytesMut, command: &[u8]) {
     put_header(to, COMMAND, command.len());
     to.put_slice(command);
@@ -164,38 +181,38 @@ mod tests {
 
     const LIMIT: usize = 1000;
 
-    fn said(bytes: &[u8]) -> io::Result<Option<Said>> {
-        Frames::new(LIMIT).decode(&mut BytesMut::from(bytes))
+    fn decode(bytes: &[u8]) -> io::Result<Option<Incoming>> {
+        FrameDecoder::new(LIMIT).decode(&mut BytesMut::from(bytes))
     }
 
-    fn written(frames: Vec<Bytes>) -> Vec<u8> {
-        let pieces = put_message(frames);
+    fn encode(frames: Vec<Bytes>) -> Vec<u8> {
+        let pieces = encode_message(frames);
         assert!(pieces.iter().all(|piece| !piece.is_empty()));
         pieces.concat()
     }
 
     #[test]
-    fn frames_have_the_bytes_of_the_specification() {
-        assert_eq!(written(vec!["ab".into(), Bytes::new()]), b"\x01\x02ab\x00\x00");
-        let long = written(vec![vec![7; 256].into()]);
+    fn frames_match_the_specification() {
+        assert_eq!(encode(vec!["ab".into(), Bytes::new()]), b"\x01\x02ab\x00\x00");
+        let long = encode(vec![vec![7; 256].into()]);
         assert_eq!(long[..9], *b"\x02\0\0\0\0\0\0\x01\0");
-        assert_eq!(said(b"\x04\x03\x01AB").unwrap(), Some(Said::Command("\x01AB".into())));
+        assert_eq!(decode(b"\x04\x03\x01AB").unwrap(), Some(Incoming::Command("\x01AB".into())));
         assert_eq!(
-            said(b"\x01\x02ab\x00\x00").unwrap(),
-            Some(Said::Message(vec!["ab".into(), Bytes::new()]))
+            decode(b"\x01\x02ab\x00\x00").unwrap(),
+            Some(Incoming::Message(vec!["ab".into(), Bytes::new()]))
         );
     }
 
     #[test]
-    fn what_is_announced_takes_no_memory() {
-        let mut frames = Frames::new(MAX_MESSAGE_BYTES);
+    fn announced_bytes_take_no_memory() {
+        let mut decoder = FrameDecoder::new(MAX_MESSAGE_BYTES);
         let mut from = BytesMut::from(&b"\x02\0\0\0\0\x3f\0\0\0"[..]);
-        assert_eq!(frames.decode(&mut from).unwrap(), None);
+        assert_eq!(decoder.decode(&mut from).unwrap(), None);
         assert!(from.capacity() < 1 << 20, "{}", from.capacity());
     }
 
     #[test]
-    fn nothing_is_too_large() {
+    fn too_large_frames_are_refused() {
         for header in [
             &b"\x02\x10\0\0\0\0\0\0\0"[..],
             b"\x02\xff\xff\xff\xff\xff\xff\xff\xff",
@@ -204,56 +221,71 @@ mod tests {
             b"\x05\x01",
             b"\x08\x01",
         ] {
-            assert!(said(header).is_err(), "{header:?}");
+            assert!(decode(header).is_err(), "{header:?}");
         }
-        // Frames count together, and those with nothing in them count too.
-        let whole = written(vec![vec![1; LIMIT - 2 * FRAME_COSTS].into(), Bytes::new()]);
-        assert!(said(&whole).unwrap().is_some());
-        assert!(
-            said(&written(vec![vec![1; LIMIT - 2 * FRAME_COSTS + 1].into(), Bytes::new()]))
-                .is_err()
-        );
-        assert!(said(&[1, 0].repeat(LIMIT)).is_err());
+        // The limit covers all frames of a message, and empty frames count as well.
+        let whole = encode(vec![vec![1; LIMIT - 2 * FRAME_OVERHEAD_BYTES].into(), Bytes::new()]);
+        assert!(decode(&whole).unwrap().is_some());
+        let too_large =
+            encode(vec![vec![1; LIMIT - 2 * FRAME_OVERHEAD_BYTES + 1].into(), Bytes::new()]);
+        assert!(decode(&too_large).is_err());
+        assert!(decode(&[1, 0].repeat(LIMIT)).is_err());
     }
 
     #[test]
     fn each_message_has_the_whole_limit() {
-        let mut frames = Frames::new(LIMIT);
-        let one = written(vec![vec![1; 900].into()]);
+        let mut decoder = FrameDecoder::new(LIMIT);
+        let one = encode(vec![vec![1; 900].into()]);
         let mut from = BytesMut::from(&one.repeat(3)[..]);
         for _ in 0..3 {
-            assert!(frames.decode(&mut from).unwrap().is_some());
+            assert!(decoder.decode(&mut from).unwrap().is_some());
         }
+    }
+
+    /// Messages of up to three frames.
+    fn messages() -> impl Strategy<Value = Vec<Vec<Vec<u8>>>> {
+        let frame = prop::collection::vec(any::<u8>(), 0..600);
+        prop::collection::vec(prop::collection::vec(frame, 1..4), 1..5)
     }
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(
-            messages in prop::collection::vec(prop::collection::vec(prop::collection::vec(any::<u8>(), 0..600), 1..4), 1..5),
+        fn encoded_messages_decode_to_themselves(
+            messages in messages(),
             large in 0_usize..9000,
             step in 1_usize..2000,
         ) {
-            let mut messages: Vec<Vec<Bytes>> =
-                messages.into_iter().map(|message| message.into_iter().map(Bytes::from).collect()).collect();
+            let to_frames = |message: Vec<Vec<u8>>| -> Vec<Bytes> {
+                message.into_iter().map(Bytes::from).collect()
+            };
+            let mut messages: Vec<Vec<Bytes>> = messages.into_iter().map(to_frames).collect();
             messages[0].push(vec![3; large].into());
-            let bytes: Vec<u8> = messages.iter().flat_map(|message| written(message.clone())).collect();
-            let (mut frames, mut from, mut read) = (Frames::new(1 << 20), BytesMut::new(), Vec::new());
+            let bytes: Vec<u8> =
+                messages.iter().flat_map(|message| encode(message.clone())).collect();
+            let mut decoder = FrameDecoder::new(1 << 20);
+            let mut from = BytesMut::new();
+            let mut decoded = Vec::new();
             for piece in bytes.chunks(step) {
                 from.extend_from_slice(piece);
-                while let Some(said) = frames.decode(&mut from).unwrap() {
-                    let Said::Message(message) = said else { panic!("no command was sent") };
-                    read.push(message);
+                while let Some(incoming) = decoder.decode(&mut from).unwrap() {
+                    let Incoming::Message(message) = incoming else {
+                        panic!("no command was sent")
+                    };
+                    decoded.push(message);
                 }
             }
-            prop_assert_eq!(read, messages);
+            prop_assert_eq!(decoded, messages);
             prop_assert!(from.is_empty());
         }
 
         #[test]
-        fn nonsense_is_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-            let (mut frames, mut from) = (Frames::new(LIMIT), BytesMut::from(&bytes[..]));
-            while let Ok(Some(_)) = frames.decode(&mut from) {}
-            prop_assert!(from.capacity() < 4 * READ);
+        fn random_bytes_are_decoded_or_refused(
+            bytes in prop::collection::vec(any::<u8>(), 0..300),
+        ) {
+            let mut decoder = FrameDecoder::new(LIMIT);
+            let mut from = BytesMut::from(&bytes[..]);
+            while let Ok(Some(_)) = decoder.decode(&mut from) {}
+            prop_assert!(from.capacity() < 4 * MAX_READ_BYTES);
         }
     }
 }

@@ -1,38 +1,37 @@
-//! ZeroMQ's sockets as far as a frontend has them: ROUTER and PULL, which its engines connect to,
-//! and connections of a SUB or a DEALER to what engines publish.
+//! The ZeroMQ sockets of a frontend: ROUTER and PULL, to which engines connect, and connections as
+//! SUB or DEALER to the publishers of engines.
 //!
-//! They speak [ZMTP 3.0](https://rfc.zeromq.org/spec/23/) without authentication (its mechanism
-//! NULL), over TCP and Unix sockets. The `zeromq` crate does so too, but takes memory for as many
-//! bytes as a peer says that it will send: one header of a frame of 2^60 bytes, from anybody who
-//! reaches the port, ends the process. Here nothing waits to be sent but in the system's buffers,
-//! and all that a peer can make a socket hold is limited:
+//! They speak [ZMTP 3.0](https://rfc.zeromq.org/spec/23/) without authentication (the mechanism
+//! NULL), over TCP and Unix sockets. The `zeromq` crate does so, too, but allocates as many bytes
+//! as a peer announces: a single header of a frame of 2^60 bytes, from any client that reaches the
+//! port, kills the process. Here, outgoing messages are only queued in the system's buffers, and
+//! everything that a peer can make a socket hold is limited:
 //!
-//! | what | limit |
+//! | resource | limit |
 //! |---|---|
-//! | a message | [`MAX_MESSAGE_BYTES`], to a ROUTER [`MAX_QUESTION_BYTES`], to a SUB or a DEALER [`MAX_PUBLISHED_BYTES`]; memory is taken as its bytes come |
+//! | a message | [`MAX_MESSAGE_BYTES`], to a ROUTER [`MAX_ROUTER_MESSAGE_BYTES`], to a SUB or a DEALER [`MAX_PUBLISHED_BYTES`]; memory grows with the bytes that arrive |
 //! | a command | 4 KiB |
-//! | peers of a socket, and connections that have not introduced themselves yet | [`MAX_PEERS`] each |
-//! | time until a connection has introduced itself | 10 s |
+//! | peers of a socket, and connections still in their handshake | [`MAX_PEERS`] each |
+//! | time for a handshake | 10 s |
 //!
-//! Whoever says something else than ZMTP, or more than that, loses its connection, and nobody else
-//! notices.
+//! A peer that violates the protocol or a limit is disconnected. Other peers are not affected.
 //!
-//! | module | is |
+//! | module | contents |
 //! |---|---|
-//! | `address` | where a socket listens or connects to: TCP or a path |
-//! | `introduction` | what both sides of a connection say first |
-//! | `frames` | messages and commands as bytes |
+//! | `address` | the addresses of sockets: TCP or a path |
+//! | `handshake` | the handshake of a connection |
+//! | `frames` | encoding and decoding of messages and commands |
 //! | `sending` | writing to one peer |
-//! | `socket` | the sockets that others connect to |
-//! | `connection` | connections to sockets of others |
+//! | `socket` | listening sockets: ROUTER and PULL |
+//! | `connection` | outgoing connections: SUB and DEALER |
 
 mod address;
 mod connection;
 mod frames;
-mod introduction;
+mod handshake;
 mod sending;
 mod socket;
 
 pub use connection::Connection;
-pub use frames::{MAX_MESSAGE_BYTES, MAX_PUBLISHED_BYTES, MAX_QUESTION_BYTES};
+pub use frames::{MAX_MESSAGE_BYTES, MAX_PUBLISHED_BYTES, MAX_ROUTER_MESSAGE_BYTES};
 pub use socket::{Event, MAX_PEERS, Pull, Router, SendError};

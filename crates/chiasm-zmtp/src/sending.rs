@@ -5,23 +5,23 @@ use std::io::{self, IoSlice};
 use bytes::{Buf, Bytes};
 use tokio::io::AsyncWriteExt;
 
-use crate::address::Writing;
-use crate::frames::put_message;
+use crate::address::Writer;
+use crate::frames::encode_message;
 
-/// Pieces that are written with one call of the system.
-const PIECES: usize = 64;
+/// The maximum number of pieces per system call.
+const MAX_PIECES: usize = 64;
 
-/// Writes one message.
-pub(crate) async fn write_message(to: &mut Writing, frames: Vec<Bytes>) -> io::Result<()> {
-    let mut pieces = put_message(frames);
+/// Writes a message.
+pub(crate) async fn write_message(to: &mut Writer, frames: Vec<Bytes>) -> io::Result<()> {
+    let mut pieces = encode_message(frames);
     let mut first = 0;
     while first < pieces.len() {
-        let mut slices = [IoSlice::new(&[]); PIECES];
+        let mut slices = [IoSlice::new(&[]); MAX_PIECES];
         let rest = &pieces[first..];
         for (slice, piece) in slices.iter_mut().zip(rest) {
             *slice = IoSlice::new(piece);
         }
-        let mut written = to.write_vectored(&slices[..rest.len().min(PIECES)]).await?;
+        let mut written = to.write_vectored(&slices[..rest.len().min(MAX_PIECES)]).await?;
         if written == 0 {
             return Err(io::ErrorKind::WriteZero.into());
         }

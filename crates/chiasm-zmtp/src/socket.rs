@@ -1,4 +1,4 @@
-//! The sockets.
+//! Listening sockets: ROUTER and PULL, with a maximum number of peers and of handshakes.
 
 use std::io;
 use std::net::IpAddr;
@@ -11,47 +11,46 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::codec::FramedRead;
 
-use crate::address::{Listener, Reading, Stream, Writing};
-use crate::frames::{Frames, Said};
-use crate::introduction::{Kind, introduce};
+use crate::address::{Listener, Reader, Stream, Writer};
+use crate::frames::{FrameDecoder, Incoming};
+use crate::handshake::{Kind, handshake};
 use crate::sending::write_message;
 
-/// The most peers of one socket, and the most connections to it that have not introduced themselves
-/// yet.
+/// The maximum number of peers per socket, and of connections still in their handshake.
 pub const MAX_PEERS: usize = 64;
 
-/// The time within which a connection has to complete its handshake.
+/// The deadline for a peer's handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long nothing is accepted after that has failed: mostly for want of descriptors.
+/// The pause after a failed accept, which is usually caused by a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// What happens to a socket.
+/// An event on a socket.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A peer has introduced itself.
+    /// A peer has completed its handshake.
     Connected {
-        /// The name that it gives itself, and if it gives none one of five bytes that begins with a
-        /// zero.
+        /// The peer's own identity. A peer without one gets an identity of five bytes that begins
+        /// with a zero.
         identity: Bytes,
-        /// Where it comes from, an IPv4 address as such; `None` by a Unix socket.
+        /// The peer's address; `None` for a Unix socket. An IPv4-mapped address is given as IPv4.
         from: Option<IpAddr>,
     },
-    /// A peer says something.
+    /// A peer sent a message.
     Message {
-        /// The identity of the peer that says it.
+        /// The sender's identity.
         identity: Bytes,
-        /// One or more.
+        /// The message's frames; never empty.
         frames: Vec<Bytes>,
     },
-    /// A peer's connection is lost, after all that came from it. Nobody is told of a connection
-    /// whose identity another one has taken over.
+    /// A peer disconnected. Emitted after the peer's last message. Not emitted for a connection
+    /// that was replaced by a newer one with the same identity.
     Disconnected {
-        /// The identity that the peer had.
+        /// The peer's identity.
         identity: Bytes,
     },
 }
 
-/// Why a message can't be sent.
+/// The reason why a message can't be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendError {
     /// No peer has this identity.
@@ -71,53 +70,56 @@ impl std::fmt::Display for SendError {
 
 impl std::error::Error for SendError {}
 
-/// Hears peers and sends to each by its identity. Dropping it closes it, a moment later.
+/// A ROUTER socket: receives from all peers and sends to one by identity. Dropping it closes the
+/// listener in the background; use [`close`](Self::close) to wait for it.
 #[derive(Debug)]
 pub struct Router(Socket);
 
-/// Hears peers. Dropping it closes it, a moment later.
+/// A PULL socket: receives from all peers. Dropping it closes the listener in the background; use
+/// [`close`](Self::close) to wait for it.
 #[derive(Debug)]
 pub struct Pull(Socket);
 
 impl Router {
-    /// Listens at `tcp://host:port`, where a port of 0 stands for any free one, or at `ipc://path`.
+    /// Listens at `tcp://host:port` or `ipc://path`. Port 0 means any free port.
     ///
     /// # Errors
-    /// What is given is no address, or can't be listened on.
+    /// The address is invalid, or can't be listened on.
     pub async fn bind(address: &str) -> io::Result<Self> {
-        Self::bind_within(address, HANDSHAKE_TIMEOUT).await
+        Self::bind_with_timeout(address, HANDSHAKE_TIMEOUT).await
     }
 
-    /// Listens as [`bind`](Self::bind) does, for peers that complete their handshakes within this
-    /// time.
+    /// Listens like [`bind`](Self::bind), with a deadline for the handshakes of peers.
     ///
     /// # Errors
-    /// Those of [`bind`](Self::bind).
-    pub async fn bind_within(address: &str, handshake_timeout: Duration) -> io::Result<Self> {
+    /// The errors of [`bind`](Self::bind).
+    pub async fn bind_with_timeout(address: &str, handshake_timeout: Duration) -> io::Result<Self> {
         Socket::bind(Kind::Router, address, handshake_timeout).await.map(Self)
     }
 
-    /// The address as bound.
+    /// Returns the bound address.
     pub fn address(&self) -> &str {
         &self.0.address
     }
 
-    /// Waits for what happens next. May be dropped at any time; nothing is lost. Peers are read in
-    /// here only.
+    /// Returns the next event. Cancel-safe. Peers are only read while this is polled, which gives
+    /// back-pressure.
     pub async fn next(&mut self) -> Event {
         self.0.next().await
     }
 
-    /// Whether there is a peer of this identity, as far as [`next`](Self::next) has told.
-    pub fn has(&self, identity: &[u8]) -> bool {
+    /// Returns `true` if a peer with this identity is connected, according to the events returned
+    /// so far.
+    pub fn has_peer(&self, identity: &[u8]) -> bool {
         self.0.peers.iter().any(|peer| peer.identity == identity)
     }
 
-    /// Sends a message of one frame or more. Waits while the peer does not read what was sent
-    /// before; dropped then, the peer is sent nothing any more.
+    /// Sends a message of one or more frames. Waits while the peer does not read. Not cancel-safe:
+    /// a dropped call closes the connection for writing.
     ///
     /// # Errors
-    /// There is no such peer any more. One that goes later may not have got it.
+    /// [`SendError`] if the peer is gone. A peer that disconnects later may not have received the
+    /// message.
     pub async fn send(&mut self, identity: &[u8], frames: Vec<Bytes>) -> Result<(), SendError> {
         let peer = self
             .0
@@ -125,74 +127,76 @@ impl Router {
             .iter_mut()
             .find(|peer| peer.identity == identity)
             .ok_or(SendError::NoPeer)?;
-        // What comes after half a message can't be understood.
-        let mut writing = peer.writing.take().ok_or(SendError::Lost)?;
-        if let Err(error) = write_message(&mut writing, frames).await {
+        // A partly written message leaves the stream unusable, so the writer is only put back on
+        // success.
+        let mut writer = peer.writer.take().ok_or(SendError::Lost)?;
+        if let Err(error) = write_message(&mut writer, frames).await {
             tracing::debug!(?identity, %error, "a peer can't be written to");
             return Err(SendError::Lost);
         }
-        peer.writing = Some(writing);
+        peer.writer = Some(writer);
         Ok(())
     }
 
-    /// Closes it: when this returns the address is free.
+    /// Closes the socket. The address is free when this returns.
     pub async fn close(mut self) {
-        self.0.accepting.shutdown().await;
+        self.0.accept_task.shutdown().await;
     }
 }
 
 impl Pull {
-    /// Listens as [`Router::bind`] does.
+    /// Listens like [`Router::bind`].
     ///
     /// # Errors
-    /// What is given is no address, or can't be listened on.
+    /// The address is invalid, or can't be listened on.
     pub async fn bind(address: &str) -> io::Result<Self> {
         Socket::bind(Kind::Pull, address, HANDSHAKE_TIMEOUT).await.map(Self)
     }
 
-    /// The address as bound.
+    /// Returns the bound address.
     pub fn address(&self) -> &str {
         &self.0.address
     }
 
-    /// Waits for what happens next. May be dropped at any time; nothing is lost. Peers are read in
-    /// here only.
+    /// Returns the next event. Cancel-safe. Peers are only read while this is polled, which gives
+    /// back-pressure.
     pub async fn next(&mut self) -> Event {
         self.0.next().await
     }
 
-    /// How many peers there are, as far as [`next`](Self::next) has told.
-    pub fn peers(&self) -> usize {
+    /// Returns the number of connected peers, according to the events returned so far.
+    pub fn peer_count(&self) -> usize {
         self.0.peers.len()
     }
 
-    /// Closes it: when this returns the address is free.
+    /// Closes the socket. The address is free when this returns.
     pub async fn close(mut self) {
-        self.0.accepting.shutdown().await;
+        self.0.accept_task.shutdown().await;
     }
 }
 
 #[derive(Debug)]
 struct Socket {
     address: String,
-    /// The one task that accepts connections.
-    accepting: JoinSet<()>,
-    arrivals: mpsc::Receiver<Peer>,
+    /// The single task that accepts connections.
+    accept_task: JoinSet<()>,
+    /// Peers that have completed their handshake.
+    new_peers: mpsc::Receiver<Peer>,
     peers: Vec<Peer>,
-    /// Which peer is asked first, so that each has its turn.
+    /// The index of the peer that is polled first, for round-robin fairness.
     first: usize,
-    /// How many peers without a name there were.
+    /// The number of peers so far that had no identity of their own.
     unnamed: u32,
-    /// The number of connections that have lost their identity to a newer one.
+    /// The number of connections that were replaced by a newer one with the same identity.
     takeovers: u64,
 }
 
 struct Peer {
     identity: Bytes,
     from: Option<IpAddr>,
-    said: FramedRead<Reading, Frames>,
-    /// Until writing has failed.
-    writing: Option<Writing>,
+    incoming: FramedRead<Reader, FrameDecoder>,
+    /// `None` once writing has failed.
+    writer: Option<Writer>,
 }
 
 impl std::fmt::Debug for Peer {
@@ -208,14 +212,14 @@ impl Socket {
     async fn bind(kind: Kind, address: &str, handshake_timeout: Duration) -> io::Result<Self> {
         let listener = Listener::bind(address).await?;
         let address = listener.address()?;
-        // All that may have come are heard before anybody's end.
-        let (arrived, arrivals) = mpsc::channel(MAX_PEERS);
-        let mut accepting = JoinSet::new();
-        accepting.spawn(accept(listener, kind, handshake_timeout, arrived));
+        // New peers are returned before any disconnect.
+        let (sender, new_peers) = mpsc::channel(MAX_PEERS);
+        let mut accept_task = JoinSet::new();
+        accept_task.spawn(accept(listener, kind, handshake_timeout, sender));
         Ok(Self {
             address,
-            accepting,
-            arrivals,
+            accept_task,
+            new_peers,
             peers: Vec::new(),
             first: 0,
             unnamed: 0,
@@ -229,12 +233,12 @@ impl Socket {
 
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Event> {
         if self.peers.len() < MAX_PEERS
-            && let Poll::Ready(Some(peer)) = self.arrivals.poll_recv(context)
+            && let Poll::Ready(Some(peer)) = self.new_peers.poll_recv(context)
         {
-            return Poll::Ready(self.welcome(peer));
+            return Poll::Ready(self.admit(peer));
         }
-        for turn in 0..self.peers.len() {
-            let index = (self.first + turn) % self.peers.len();
+        for offset in 0..self.peers.len() {
+            let index = (self.first + offset) % self.peers.len();
             if let Poll::Ready(event) = self.poll_peer(index, context) {
                 self.first = index + 1;
                 return Poll::Ready(event);
@@ -246,15 +250,16 @@ impl Socket {
     fn poll_peer(&mut self, index: usize, context: &mut Context<'_>) -> Poll<Event> {
         let peer = &mut self.peers[index];
         loop {
-            match ready!(peer.said.poll_next_unpin(context)) {
-                Some(Ok(Said::Message(frames))) => {
+            match ready!(peer.incoming.poll_next_unpin(context)) {
+                Some(Ok(Incoming::Message(frames))) => {
                     return Poll::Ready(Event::Message { identity: peer.identity.clone(), frames });
                 }
-                // There are none that would have to be answered in version 3.0.
-                Some(Ok(Said::Command(_))) => {}
+                // Version 3.0 has no commands that need a response.
+                Some(Ok(Incoming::Command(_))) => {}
                 ended => {
                     if let Some(Err(error)) = ended {
-                        tracing::debug!(identity = ?peer.identity, %error, "a peer is not listened to any more");
+                        let identity = &peer.identity;
+                        tracing::debug!(?identity, %error, "a peer was disconnected");
                     }
                     let identity = self.peers.swap_remove(index).identity;
                     return Poll::Ready(Event::Disconnected { identity });
@@ -263,8 +268,8 @@ impl Socket {
         }
     }
 
-    /// Takes a peer in, in the place of one that has the same identity.
-    fn welcome(&mut self, mut peer: Peer) -> Event {
+    /// Adds a peer. Replaces the connection of a peer with the same identity.
+    fn admit(&mut self, mut peer: Peer) -> Event {
         if peer.identity.is_empty() {
             let [a, b, c, d] = self.unnamed.to_be_bytes();
             self.unnamed = self.unnamed.wrapping_add(1);
@@ -283,11 +288,11 @@ impl Socket {
     }
 }
 
-/// Logs that a connection has lost its identity to a newer one. A peer that reconnects before the
-/// end of its old connection is noticed looks like a second peer, too.
+/// Logs that a connection was replaced by a newer one with the same identity. A peer that
+/// reconnects before the end of its old connection is noticed looks like a second peer, too.
 ///
-/// Logs only counts that are powers of two: two peers with one identity may replace each other for
-/// ever.
+/// Only counts that are powers of two are logged, because two peers with one identity may replace
+/// each other forever.
 fn log_takeover(address: &str, count: u64, former: &Peer, peer: &Peer) {
     if count.is_power_of_two() {
         tracing::warn!(
@@ -301,37 +306,39 @@ fn log_takeover(address: &str, count: u64, former: &Peer, peer: &Peer) {
     }
 }
 
-/// Accepts connections and lets them introduce themselves, until nobody waits for them any more.
+/// Accepts connections and performs their handshakes concurrently, until the socket is dropped.
 async fn accept(
     listener: Listener,
     kind: Kind,
     handshake_timeout: Duration,
-    arrived: mpsc::Sender<Peer>,
+    new_peers: mpsc::Sender<Peer>,
 ) {
-    let mut strangers = JoinSet::new();
+    let mut handshakes = JoinSet::new();
     loop {
         tokio::select! {
-            accepted = listener.accept(), if strangers.len() < MAX_PEERS => match accepted {
+            accepted = listener.accept(), if handshakes.len() < MAX_PEERS => match accepted {
                 Ok(stream) => {
-                    strangers.spawn(tokio::time::timeout(handshake_timeout, meet(kind, stream)));
+                    let peer = connect_peer(kind, stream);
+                    handshakes.spawn(tokio::time::timeout(handshake_timeout, peer));
                 }
                 Err(error) => {
                     tracing::debug!(%error, "a connection to a socket can't be accepted");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             },
-            Some(met) = strangers.join_next() => match met {
-                Ok(Ok(Ok(peer))) => if arrived.send(peer).await.is_err() { break },
-                Ok(Ok(Err(error))) => tracing::debug!(%error, "a connection is no peer"),
-                Ok(Err(late)) => tracing::debug!(%late, "a connection does not introduce itself"),
-                Err(error) => tracing::debug!(%error, "a connection's introduction failed"),
+            Some(ended) = handshakes.join_next() => match ended {
+                Ok(Ok(Ok(peer))) => if new_peers.send(peer).await.is_err() { break },
+                Ok(Ok(Err(error))) => tracing::debug!(%error, "a handshake failed"),
+                Ok(Err(elapsed)) => tracing::debug!(%elapsed, "a handshake timed out"),
+                Err(error) => tracing::debug!(%error, "a handshake task failed"),
             },
         }
     }
 }
 
-async fn meet(kind: Kind, stream: Stream) -> io::Result<Peer> {
-    let Stream { reading, mut writing, peer: from } = stream;
-    let (said, identity) = introduce(kind, reading, &mut writing).await?;
-    Ok(Peer { identity, from, said, writing: Some(writing) })
+/// Performs the handshake of an accepted connection.
+async fn connect_peer(kind: Kind, stream: Stream) -> io::Result<Peer> {
+    let Stream { reader, mut writer, peer: from } = stream;
+    let (incoming, identity) = handshake(kind, reader, &mut writer).await?;
+    Ok(Peer { identity, from, incoming, writer: Some(writer) })
 }

@@ -1,4 +1,4 @@
-//! Sockets and peers of the `zeromq` crate.
+//! Tests of sockets with peers of the `zeromq` crate.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 #[path = "peers/log.rs"]
@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use chiasm_zmtp::{
-    Connection, Event, MAX_PEERS, MAX_PUBLISHED_BYTES, MAX_QUESTION_BYTES, Pull, Router, SendError,
+    Connection, Event, MAX_PEERS, MAX_PUBLISHED_BYTES, MAX_ROUTER_MESSAGE_BYTES, Pull, Router,
+    SendError,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -20,13 +21,15 @@ use zeromq::{
 
 use log::Log;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// The identity of an engine.
 const ENGINE: &[u8] = &[0, 0];
-/// A DEALER's, without an identity.
+/// The READY command of a DEALER without an identity.
 const READY: &[u8] = b"\x04\x1c\x05READY\x0bSocket-Type\0\0\0\x06DEALER";
 
-async fn soon<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, what).await.expect("it takes too long")
+/// Waits for a future with a timeout.
+async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(TIMEOUT, future).await.expect("it takes too long")
 }
 
 async fn router() -> Router {
@@ -47,13 +50,15 @@ async fn pusher(address: &str) -> PushSocket {
     socket
 }
 
-fn place(router: &Router) -> &str {
+fn host_and_port(router: &Router) -> &str {
     router.address().trim_start_matches("tcp://")
 }
 
 fn greeting(mechanism: &[u8]) -> [u8; 64] {
     let mut greeting = [0; 64];
-    (greeting[0], greeting[9], greeting[10]) = (0xff, 0x7f, 3);
+    greeting[0] = 0xff;
+    greeting[9] = 0x7f;
+    greeting[10] = 3;
     greeting[12..12 + mechanism.len()].copy_from_slice(mechanism);
     greeting
 }
@@ -62,7 +67,7 @@ fn text(frames: &[&'static str]) -> Vec<Bytes> {
     frames.iter().map(|frame| Bytes::from_static(frame.as_bytes())).collect()
 }
 
-/// Whose connection is made.
+/// Waits for a new peer and returns its identity.
 async fn connected(router: &mut Router) -> Bytes {
     match soon(router.next()).await {
         Event::Connected { identity, .. } => identity,
@@ -71,22 +76,22 @@ async fn connected(router: &mut Router) -> Bytes {
 }
 
 #[tokio::test]
-async fn a_dealer_is_heard_and_answered() {
+async fn router_exchanges_messages_with_a_dealer() {
     let folder = tempfile::tempdir().unwrap();
     let path = format!("ipc://{}/socket", folder.path().display());
     for address in ["tcp://127.0.0.1:0", "tcp://[::1]:0", "tcp://localhost:0", &path] {
         let mut router = Router::bind(address).await.unwrap();
         let mut engine = dealer(router.address()).await;
         let Event::Connected { identity, from } = soon(router.next()).await else {
-            panic!("nobody has come yet")
+            panic!("no peer has connected yet")
         };
         assert_eq!(
             (&identity[..], from.is_some_and(|from| from.is_loopback())),
             (ENGINE, address.starts_with("tcp"))
         );
-        assert!(router.has(ENGINE) && !router.has(b"other"));
+        assert!(router.has_peer(ENGINE) && !router.has_peer(b"other"));
 
-        let large = Bytes::from(vec![7; MAX_QUESTION_BYTES - 1000]);
+        let large = Bytes::from(vec![7; MAX_ROUTER_MESSAGE_BYTES - 1000]);
         let message: ZmqMessage =
             vec![Bytes::from_static(b"one"), Bytes::new(), large.clone()].try_into().unwrap();
         soon(engine.send(message.clone())).await.unwrap();
@@ -100,21 +105,21 @@ async fn a_dealer_is_heard_and_answered() {
         assert_eq!(soon(engine.recv()).await.unwrap().into_vec(), text(&["more"]));
         router.close().await;
     }
-    assert!(!folder.path().join("socket").exists(), "it is removed with the socket");
+    assert!(!folder.path().join("socket").exists(), "the file is removed with the socket");
 }
 
 #[tokio::test]
-async fn a_lost_peer_is_told_of_after_all_that_it_said() {
+async fn disconnect_follows_the_peers_last_message() {
     let mut pull = Pull::bind("tcp://127.0.0.1:0").await.unwrap();
     let mut push = pusher(pull.address()).await;
     for _ in 0..100 {
         soon(push.send("said".into())).await.unwrap();
     }
     let Event::Connected { identity, .. } = soon(pull.next()).await else {
-        panic!("nobody has come yet")
+        panic!("no peer has connected yet")
     };
     assert_eq!(identity[..], [0; 5]);
-    assert_eq!(pull.peers(), 1);
+    assert_eq!(pull.peer_count(), 1);
     for _ in 0..99 {
         assert!(matches!(soon(pull.next()).await, Event::Message { .. }));
     }
@@ -124,26 +129,26 @@ async fn a_lost_peer_is_told_of_after_all_that_it_said() {
         Event::Message { identity: identity.clone(), frames: text(&["said"]) }
     );
     assert_eq!(soon(pull.next()).await, Event::Disconnected { identity });
-    assert_eq!(pull.peers(), 0);
+    assert_eq!(pull.peer_count(), 0);
 }
 
 #[tokio::test]
-async fn an_identity_is_taken_over() {
+async fn newer_connection_takes_an_identity_over() {
     let mut router = router().await;
-    let mut first = TcpStream::connect(place(&router)).await.unwrap();
-    let introduction =
+    let mut first = TcpStream::connect(host_and_port(&router)).await.unwrap();
+    let handshake =
         [&greeting(b"NULL")[..], b"\x04\x2b", &READY[2..], b"\x08Identity\0\0\0\x02\0\0"].concat();
-    first.write_all(&introduction).await.unwrap();
+    first.write_all(&handshake).await.unwrap();
     assert_eq!(connected(&mut router).await, ENGINE);
     let mut second = dealer(router.address()).await;
     connected(&mut router).await;
     router.send(ENGINE, text(&["for the second"])).await.unwrap();
     assert_eq!(soon(second.recv()).await.unwrap().into_vec(), text(&["for the second"]));
-    soon(first.read_to_end(&mut Vec::new())).await.expect("its connection is closed");
+    soon(first.read_to_end(&mut Vec::new())).await.expect("the first connection is closed");
     soon(second.send("still".into())).await.unwrap();
     assert!(
         matches!(soon(router.next()).await, Event::Message { .. }),
-        "nobody is told of the first one's end"
+        "the end of the first connection is no event"
     );
 }
 
@@ -165,7 +170,7 @@ async fn second_peer_with_known_identity_is_logged() {
 }
 
 #[tokio::test]
-async fn who_is_not_there_gets_nothing() {
+async fn send_to_a_missing_peer_fails() {
     let mut router = router().await;
     assert_eq!(router.send(ENGINE, text(&["nobody"])).await, Err(SendError::NoPeer));
     let engine = dealer(router.address()).await;
@@ -176,7 +181,7 @@ async fn who_is_not_there_gets_nothing() {
 }
 
 #[tokio::test]
-async fn an_address_is_free_when_its_socket_is_closed() {
+async fn closed_socket_frees_its_address() {
     let mut pull = Pull::bind("tcp://127.0.0.1:0").await.unwrap();
     let address = pull.address().to_owned();
     assert_eq!(Pull::bind(&address).await.unwrap_err().kind(), std::io::ErrorKind::AddrInUse);
@@ -185,7 +190,7 @@ async fn an_address_is_free_when_its_socket_is_closed() {
     soon(pull.next()).await;
     pull.close().await;
     Pull::bind(&address).await.unwrap().close().await;
-    // Its peers are let go as well.
+    // Its peers are disconnected as well.
     soon(async { while push.send("more".into()).await.is_ok() {} }).await;
     for wrong in ["127.0.0.1:1", "udp://127.0.0.1:1", "tcp://127.0.0.1", "ipc:///nowhere/at/all"] {
         Pull::bind(wrong).await.unwrap_err();
@@ -193,7 +198,7 @@ async fn an_address_is_free_when_its_socket_is_closed() {
 }
 
 #[tokio::test]
-async fn a_successors_path_stays() {
+async fn closed_socket_keeps_a_successors_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
     let address = format!("ipc://{}", path.display());
@@ -204,22 +209,22 @@ async fn a_successors_path_stays() {
     assert!(path.exists());
 }
 
-/// Half a message is the last thing that a peer is told.
+/// A partly written message is the last one that a peer gets.
 #[tokio::test]
-async fn a_peer_that_does_not_read_is_given_up() {
+async fn peer_that_does_not_read_is_dropped() {
     let mut router = router().await;
     let mut engine = dealer(router.address()).await;
     connected(&mut router).await;
     let frames = vec![Bytes::from(vec![1; 64 << 20])];
     tokio::time::timeout(Duration::from_millis(100), router.send(ENGINE, frames))
         .await
-        .expect_err("nobody reads it");
+        .expect_err("the peer does not read");
     assert_eq!(router.send(ENGINE, text(&["more"])).await, Err(SendError::Lost));
     assert!(soon(engine.recv()).await.is_err());
 }
 
 #[tokio::test]
-async fn what_was_sent_is_read_after_the_end() {
+async fn sent_messages_are_read_after_close() {
     let mut router = router().await;
     let mut engine = dealer(router.address()).await;
     connected(&mut router).await;
@@ -228,9 +233,9 @@ async fn what_was_sent_is_read_after_the_end() {
     assert_eq!(soon(engine.recv()).await.unwrap().into_vec(), text(&["last words"]));
 }
 
-/// What a peer that is no peer may do: end its own connection.
+/// A client that violates the protocol only loses its own connection.
 #[tokio::test]
-async fn others_are_not_hurt_by_nonsense() {
+async fn invalid_input_does_not_affect_other_peers() {
     let mut router = router().await;
     let mut engine = dealer(router.address()).await;
     connected(&mut router).await;
@@ -249,18 +254,22 @@ async fn others_are_not_hurt_by_nonsense() {
         [&greeting[..], READY, b"\x02\0\0\0\0\0\x10\0\0"].concat(),
         [&greeting[..], READY, b"\x05\x01a"].concat(),
     ];
-    for said in strangers {
-        let mut stranger = TcpStream::connect(place(&router)).await.unwrap();
-        stranger.write_all(&said).await.unwrap();
-        let ends = async {
-            let mut heard = Vec::new();
-            // A reset is an end as well.
-            let _ = stranger.read_to_end(&mut heard).await;
+    for input in strangers {
+        let mut stranger = TcpStream::connect(host_and_port(&router)).await.unwrap();
+        stranger.write_all(&input).await.unwrap();
+        let disconnected = async {
+            let mut received = Vec::new();
+            // A reset is a disconnect as well.
+            let _ = stranger.read_to_end(&mut received).await;
         };
         soon(async {
             tokio::select! {
-                () = ends => {}
-                () = async { loop { assert!(!matches!(router.next().await, Event::Message { .. })) } } => {}
+                () = disconnected => {}
+                () = async {
+                    loop {
+                        assert!(!matches!(router.next().await, Event::Message { .. }));
+                    }
+                } => {}
             }
         })
         .await;
@@ -269,39 +278,39 @@ async fn others_are_not_hurt_by_nonsense() {
     soon(async { while !matches!(router.next().await, Event::Message { .. }) {} }).await;
 }
 
-/// Connections that say nothing don't keep an engine out for longer than they may take.
+/// Connections without a handshake keep an engine out for at most the handshake timeout.
 #[tokio::test]
-async fn silent_connections_make_room() {
+async fn silent_connections_time_out() {
     let mut router =
-        Router::bind_within("tcp://127.0.0.1:0", Duration::from_millis(500)).await.unwrap();
+        Router::bind_with_timeout("tcp://127.0.0.1:0", Duration::from_millis(500)).await.unwrap();
     let mut silent = Vec::new();
     for _ in 0..MAX_PEERS + 1 {
-        silent.push(TcpStream::connect(place(&router)).await.unwrap());
+        silent.push(TcpStream::connect(host_and_port(&router)).await.unwrap());
     }
     let _engine = dealer(router.address()).await;
     assert_eq!(connected(&mut router).await, ENGINE);
 }
 
 #[tokio::test]
-async fn a_publisher_is_followed_to_its_end() {
+async fn subscription_lasts_to_the_publishers_end() {
     let address = Pull::bind("tcp://127.0.0.1:0").await.unwrap().address().to_owned();
-    let soon_there = async {
-        // A while after it is looked for first.
+    let late_publisher = async {
+        // Some time after the first attempt to connect.
         tokio::time::sleep(Duration::from_millis(200)).await;
         let mut publisher = PubSocket::new();
         publisher.bind(&address).await.unwrap();
         publisher
     };
-    let following = Connection::subscribe(&address, b"a", PATIENCE);
-    let (mut publisher, followed) = tokio::join!(soon_there, following);
-    let mut followed = followed.unwrap();
-    let mut next = Box::pin(followed.next());
+    let subscribing = Connection::subscribe(&address, b"a", TIMEOUT);
+    let (mut publisher, subscription) = tokio::join!(late_publisher, subscribing);
+    let mut subscription = subscription.unwrap();
+    let mut next = Box::pin(subscription.next());
     let first = soon(async {
         loop {
             publisher.send("b, which is not its topic".into()).await.unwrap();
             publisher.send("a".into()).await.unwrap();
             tokio::select! {
-                heard = &mut next => break heard,
+                received = &mut next => break received,
                 () = tokio::time::sleep(Duration::from_millis(10)) => {}
             }
         }
@@ -312,7 +321,7 @@ async fn a_publisher_is_followed_to_its_end() {
     publisher.close().await;
     let end = soon(async {
         loop {
-            match followed.next().await {
+            match subscription.next().await {
                 Ok(frames) => assert_eq!(frames, text(&["a"])),
                 Err(error) => break error,
             }
@@ -323,31 +332,31 @@ async fn a_publisher_is_followed_to_its_end() {
 }
 
 #[tokio::test]
-async fn a_dealer_asks_a_router() {
+async fn dealer_exchanges_messages_with_a_router() {
     let mut router = RouterSocket::new();
     let address = router.bind("tcp://127.0.0.1:0").await.unwrap().to_string();
-    let mut asking = Connection::deal(&address, PATIENCE).await.unwrap();
-    asking.send(text(&["", "question"])).await.unwrap();
-    let mut heard = soon(router.recv()).await.unwrap().into_vec();
-    assert_eq!(heard[1..], text(&["", "question"]));
-    heard[2] = Bytes::from(vec![5; 1 << 20]);
-    soon(router.send(heard.clone().try_into().unwrap())).await.unwrap();
-    assert_eq!(soon(asking.next()).await.unwrap(), heard[1..]);
+    let mut dealer = Connection::connect_dealer(&address, TIMEOUT).await.unwrap();
+    dealer.send(text(&["", "question"])).await.unwrap();
+    let mut message = soon(router.recv()).await.unwrap().into_vec();
+    assert_eq!(message[1..], text(&["", "question"]));
+    message[2] = Bytes::from(vec![5; 1 << 20]);
+    soon(router.send(message.clone().try_into().unwrap())).await.unwrap();
+    assert_eq!(soon(dealer.next()).await.unwrap(), message[1..]);
 }
 
 #[tokio::test]
-async fn whom_it_can_t_talk_with_is_told_in_time() {
-    let within = Duration::from_millis(200);
+async fn connect_fails_within_the_timeout() {
+    let timeout = Duration::from_millis(200);
     let pull = Pull::bind("tcp://127.0.0.1:0").await.unwrap();
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let silent = format!("tcp://{}", silent.local_addr().unwrap());
     for address in [pull.address(), &silent, "tcp://127.0.0.1:1", "ipc:///nowhere", "nowhere"] {
-        assert!(soon(Connection::deal(address, within)).await.is_err(), "{address}");
+        assert!(soon(Connection::connect_dealer(address, timeout)).await.is_err(), "{address}");
     }
 }
 
 #[tokio::test]
-async fn who_publishes_too_much_at_once_is_left() {
+async fn too_large_publication_is_refused() {
     for (length, is_fine) in [(MAX_PUBLISHED_BYTES - 64, true), (MAX_PUBLISHED_BYTES - 63, false)] {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("tcp://{}", listener.local_addr().unwrap());
@@ -356,14 +365,14 @@ async fn who_publishes_too_much_at_once_is_left() {
             stream.write_all(&greeting(b"NULL")).await.unwrap();
             stream.write_all(b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03PUB").await.unwrap();
             stream.write_all(&[&[2][..], &(length as u64).to_be_bytes()].concat()).await.unwrap();
-            // It may have gone by then.
+            // The subscriber may have disconnected by then.
             let _ = stream.write_all(&vec![7; length]).await;
             stream
         });
-        let mut connection = Connection::subscribe(&address, b"", PATIENCE).await.unwrap();
-        let heard = soon(connection.next()).await;
+        let mut connection = Connection::subscribe(&address, b"", TIMEOUT).await.unwrap();
+        let received = soon(connection.next()).await;
         assert_eq!(
-            heard.map_err(|error| error.kind()).map(|frames| frames[0].len()).ok(),
+            received.map_err(|error| error.kind()).map(|frames| frames[0].len()).ok(),
             is_fine.then_some(length)
         );
         drop(connection);

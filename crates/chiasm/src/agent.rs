@@ -1,4 +1,4 @@
-//! `chiasm agent`: the engines of this machine, for frontends on any.
+//! `chiasm agent`: serves the engines of this machine to frontends on any machine.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use chiasm_pipeline::MachineMedia;
 
 use crate::cli::{AgentMediaArg, ProcessorChoice, ServeArgs};
 use crate::error::CliError;
-use crate::serve::{self, Machine};
+use crate::serve::{self, ServeSetup};
 use crate::side::Side;
 use crate::signals::{Hangup, Hangups, Interrupts};
 use crate::{kept_indexes, key_secret, nixl, open_files, signals};
@@ -17,14 +17,15 @@ use crate::{kept_indexes, key_secret, nixl, open_files, signals};
 /// Runs until SIGTERM or Ctrl-C.
 pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
     let mut hangups = Hangups::listen();
-    open_files::raise();
+    open_files::raise_limit();
     let address = SocketAddr::new(args.host, args.port);
     let tls = args.agents.tls.load()?;
     if tls.is_none() {
         args.agents.tls.check_plaintext_at(address)?;
     }
     if args.processor.processor == ProcessorChoice::Vllm && !args.agents.take_tensors {
-        let message = "--processor vllm: frontends make the tensors then, and an agent takes them with --take-tensors";
+        let message = "--processor vllm: frontends make the tensors then, and an agent takes them \
+                       with --take-tensors";
         return Err(CliError::Usage(message.to_owned()));
     }
     if args.agents.agent_media != AgentMediaArg::Auto {
@@ -33,33 +34,36 @@ pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
         ));
     }
     key_secret::share(args.agents.block_key_secret.as_deref(), args.engines.state_dir.as_deref())?;
-    let kept = kept_indexes::open(&args, true);
-    let Machine { model, door, patience, connectors, router, limits, adapters, .. } =
-        serve::machine(&mut args, Side::Agent).await?;
-    let reader = nixl::reader(&args).await?;
+    let kept_indexes = kept_indexes::open(&args, true);
+    let ServeSetup { model, loader, patience, connectors, router, limits, adapters, .. } =
+        serve::prepare(&mut args, Side::Agent).await?;
+    let reader = nixl::start_reader(&args).await?;
     let engines = connectors.len() as u32;
     let listener = serve::listen(address).await?;
     if connectors.is_empty() {
         return Err(NoEngines.into());
     }
     let fleet = Fleet::empty(router, patience, adapters);
-    kept.into_iter().for_each(|kept| fleet.keep_indexes(kept));
+    if let Some(indexes) = kept_indexes {
+        fleet.keep_indexes(indexes);
+    }
     for connector in connectors {
         fleet.add(connector);
     }
     let tensor_bytes = args.agents.take_tensors.then_some(args.processor.processor_item_bytes);
     let fetches = args.agents.fetch_media;
-    let budget = door.budget().clone();
+    let budget = loader.budget().clone();
     let media = MachineMedia::new(
         model.clone(),
-        door,
+        loader,
         fleet.clone(),
         &limits.pipeline,
         tensor_bytes,
         fetches,
     );
     if let Ok(address) = listener.local_addr() {
-        tracing::info!(model = model.name, engines, %address, tls = tls.is_some(), "an agent waits for frontends");
+        let tls = tls.is_some();
+        tracing::info!(model = model.name, engines, %address, tls, "an agent waits for frontends");
     }
     let agent = AgentServer::new(fleet.clone(), media, budget, engines);
     let agent = match reader {
@@ -68,24 +72,24 @@ pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
     };
     let drain = agent.drain();
     let registration = args.agents.register(listener.local_addr().ok(), &model.name)?;
-    let renewed = tls.clone();
+    let reloaded_tls = tls.clone();
     let stop = async {
         tokio::select! {
             () = signals::terminated() => {}
-            () = reload_at(&mut hangups, renewed) => {}
+            () = reload_on_hangup(&mut hangups, reloaded_tls) => {}
         }
         let mut interrupts = Interrupts::listen();
-        tracing::info!("going down: requests in flight finish, a second Ctrl-C cuts them off");
-        // First: nobody else is to come.
+        tracing::info!("shutting down: requests in flight finish, a second Ctrl-C cuts them off");
+        // First, so that no further frontend discovers this agent.
         if let Some(registration) = registration {
             registration.end().await;
         }
         let finished = tokio::select! {
-            finished = drain.finished_within(args.limits.drain_timeout) => finished,
+            finished = drain.finish_jobs(args.limits.drain_timeout) => finished,
             () = interrupts.next() => false,
         };
         if !finished {
-            tracing::warn!("requests were still in flight (--drain-timeout, or a second Ctrl-C)");
+            tracing::warn!("aborting requests in flight (--drain-timeout, or a second Ctrl-C)");
         }
     };
     let served = chiasm_agent::serve(agent, listener, tls, stop).await;
@@ -93,11 +97,10 @@ pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
     served.map_err(|error| CliError::Usage(format!("the agent failed: {error}")))
 }
 
-/// Reads the certificate again at each SIGHUP. Returns when the terminal that the process was
-/// started at is gone.
-async fn reload_at(hangups: &mut Hangups, tls: Option<Arc<AgentTls>>) {
+/// Reloads the certificate at each SIGHUP. Returns when the process's terminal is gone.
+async fn reload_on_hangup(hangups: &mut Hangups, tls: Option<Arc<AgentTls>>) {
     while hangups.next().await == Hangup::Reload {
-        tracing::info!("SIGHUP: certificates are read again");
+        tracing::info!("SIGHUP: reloading certificates");
         if let Some(tls) = &tls {
             tls.reload().await;
         }

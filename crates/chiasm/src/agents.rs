@@ -1,7 +1,7 @@
-//! The engines of agents as workers of a frontend: found by a list or by discovery, and let go when
-//! nothing names them and none answers.
+//! The engines of agents as workers of a frontend. Agents come from a list or from discovery, and
+//! are removed once nothing names them and they don't answer.
 
-mod turns;
+mod greeting_limiter;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use chiasm_agent::{
     AgentConnector, AgentLink, AgentMedia, AgentStatus, AgentTls, Greeting, Lending, LinkError,
 };
-use chiasm_discovery::{Following, Named};
+use chiasm_discovery::{NamedAgents, SourceFollower};
 use chiasm_fleet::Fleet;
 use chiasm_types::WorkerId;
 use tokio::sync::{OwnedSemaphorePermit, watch};
@@ -20,22 +20,22 @@ use crate::cli::{AgentTlsArgs, DrainArgs, ProbeArgs, ServeArgs};
 use crate::error::CliError;
 use crate::stdout::line;
 
-use turns::{SILENT_AFTER, Turns};
+use greeting_limiter::{GreetingLimiter, SILENT_AFTER};
 
-/// How often an agent is asked what it is: until it says so, and after it is named no more; and
-/// otherwise.
-const ASK_SOON: Duration = Duration::from_secs(1);
-const ASK_LATER: Duration = Duration::from_secs(10);
+/// The interval between greetings of an agent that has no worker here or is no longer named.
+const SHORT_INTERVAL: Duration = Duration::from_secs(1);
+/// The interval between greetings of any other agent.
+const LONG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// How often an agent is asked whether its last request has ended.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+/// The interval at which `chiasm drain` asks for the number of running requests.
+const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Finds agents and adds their engines to a fleet for as long as this lives.
+/// The discovery of agents for a fleet. Dropping it ends the discovery.
 pub(crate) struct Agents {
-    _sources: Vec<Following>,
+    _sources: Vec<SourceFollower>,
 }
 
-/// What all agents of a frontend have in common.
+/// The state that the tasks of all agents share.
 struct Shared {
     fleet: Arc<Fleet>,
     processor: Arc<[u8]>,
@@ -43,48 +43,46 @@ struct Shared {
     args: AgentTlsArgs,
     tls: Option<Arc<AgentTls>>,
     lending: Lending,
-    /// The address at which each start of an agent is served: some are named twice.
+    /// The address in use for each incarnation of an agent; an agent may be named by several.
     serving: Mutex<HashMap<u64, String>>,
-    /// The turns of agents that have no worker here.
-    turns: Turns,
+    /// The limit on greetings of agents that have no worker here.
+    greetings: GreetingLimiter,
 }
 
-/// Begins to look for agents.
-pub(crate) fn find(
+/// Starts to discover agents and to add their engines to the fleet.
+pub(crate) fn discover(
     args: &ServeArgs,
     fleet: &Arc<Fleet>,
     processor: Arc<[u8]>,
     lending: Option<Lending>,
 ) -> Result<Agents, CliError> {
-    let (fleet, tls) = (fleet.clone(), args.agents.tls.load()?);
-    let (media, lending) = (args.agents.agent_media.into(), lending.unwrap_or_default());
     let shared = Arc::new(Shared {
-        fleet,
+        fleet: fleet.clone(),
         processor,
-        media,
+        media: args.agents.agent_media.into(),
         args: args.agents.tls.clone(),
-        tls,
-        lending,
+        tls: args.agents.tls.load()?,
+        lending: lending.unwrap_or_default(),
         serving: Mutex::default(),
-        turns: Turns::new(),
+        greetings: GreetingLimiter::new(),
     });
-    // Those that are listed are told at once if they can't be.
+    // An invalid address on the command line fails at once.
     for address in &args.agents.agents {
         link(&shared.args, &shared.tls, address)?;
     }
     let sources = args.agents.sources()?;
     for source in &sources {
-        tokio::spawn(follow(source.named(), shared.clone()));
+        tokio::spawn(follow(source.subscribe(), shared.clone()));
     }
     Ok(Agents { _sources: sources })
 }
 
-/// Keeps an eye on each agent that a source names or has named.
-async fn follow(mut named: watch::Receiver<Named>, shared: Arc<Shared>) {
+/// Runs a reconciler for each agent that a source names or has named.
+async fn follow(mut named: watch::Receiver<NamedAgents>, shared: Arc<Shared>) {
     let mut agents: HashMap<String, watch::Sender<bool>> = HashMap::new();
     loop {
         let addresses = named.borrow_and_update().addresses.clone();
-        // Those whose keeper has ended, as nothing named them and they did not answer.
+        // A reconciler ends when its agent is neither named nor answering.
         agents.retain(|_, is_named| !is_named.is_closed());
         for (address, is_named) in &agents {
             is_named
@@ -94,10 +92,10 @@ async fn follow(mut named: watch::Receiver<Named>, shared: Arc<Shared>) {
             if agents.contains_key(&address) {
                 continue;
             }
-            let (told, is_named) = watch::channel(true);
+            let (set_named, is_named) = watch::channel(true);
             let shared = shared.clone();
-            tokio::spawn(Keeper::new(address.clone(), shared, is_named).keep());
-            agents.insert(address, told);
+            tokio::spawn(Reconciler::new(address.clone(), shared, is_named).run());
+            agents.insert(address, set_named);
         }
         tokio::select! {
             changed = named.changed() => {
@@ -105,12 +103,13 @@ async fn follow(mut named: watch::Receiver<Named>, shared: Arc<Shared>) {
                     return;
                 }
             }
-            // A keeper may have ended in the moment in which its agent was named again.
-            () = tokio::time::sleep(ASK_LATER) => {}
+            // A reconciler may have ended at the moment when its agent was named again.
+            () = tokio::time::sleep(LONG_INTERVAL) => {}
         }
     }
 }
 
+/// Creates a link to an agent; does not connect yet.
 fn link(
     args: &AgentTlsArgs,
     tls: &Option<Arc<AgentTls>>,
@@ -122,155 +121,167 @@ fn link(
     AgentLink::new(address, tls.clone()).map_err(|error| CliError::Usage(error.to_string()))
 }
 
-/// `chiasm drain`: has an agent refuse new jobs, and waits until none runs; or has it take them
-/// again.
+/// Runs `chiasm drain`: makes an agent refuse new jobs and waits until none runs, or makes it
+/// accept jobs again.
 pub(crate) async fn drain(args: DrainArgs) -> Result<(), CliError> {
     let link = link(&args.tls, &args.tls.load()?, &args.agent)?;
-    let until = Instant::now() + args.wait;
+    let deadline = Instant::now() + args.wait;
     loop {
         let running =
             link.drain(!args.resume).await.map_err(|error| CliError::Usage(error.to_string()))?;
         if running == 0 || args.resume || args.wait.is_zero() {
             return Ok(());
         }
-        if Instant::now() >= until {
+        if Instant::now() >= deadline {
             return Err(CliError::Usage(format!(
                 "{running} requests still run at the agent {} (--wait)",
                 args.agent
             )));
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(DRAIN_POLL_INTERVAL).await;
     }
 }
 
-/// `chiasm probe`: asks an agent how it is. Fails if it does not answer, or is not as it was asked
-/// to be.
+/// Runs `chiasm probe`: prints an agent's status. Fails if the agent does not answer, or does not
+/// meet the condition of the flags.
 pub(crate) async fn probe(args: ProbeArgs) -> Result<(), CliError> {
     let link = link(&args.tls, &args.tls.load()?, &args.agent)?;
     let status = link.status().await.map_err(|error| CliError::Usage(error.to_string()))?;
     let AgentStatus { engines, admitted, draining } = status;
-    let told = format!(
+    let summary = format!(
         "frontends have admitted {admitted} of {engines} engines of the agent at {}",
         args.agent
     );
-    match args.admitted {
-        true if draining => {
-            Err(CliError::Usage(format!("the agent at {} takes no new requests", args.agent)))
-        }
-        true if admitted < engines => Err(CliError::Usage(told)),
-        _ => {
-            line!("{told}");
-            Ok(())
-        }
+    if args.admitted && draining {
+        let message = format!("the agent at {} takes no new requests", args.agent);
+        return Err(CliError::Usage(message));
     }
+    if args.admitted && admitted < engines {
+        return Err(CliError::Usage(summary));
+    }
+    line!("{summary}");
+    Ok(())
 }
 
-/// Keeps the workers of one agent.
-struct Keeper {
+/// A task that keeps the fleet's workers equal to the engines of one agent.
+struct Reconciler {
     address: String,
-    /// None until the agent has answered: what is named may be nobody.
+    /// `None` until the agent has answered: a named address may have no agent.
     link: Option<AgentLink>,
     shared: Arc<Shared>,
     is_named: watch::Receiver<bool>,
-    /// Those of its engines, by their numbers.
+    /// The workers of the agent's engines, by engine index.
     workers: Vec<WorkerId>,
-    /// It did not answer within [`SILENT_AFTER`] when it was asked last.
+    /// Set if the agent did not answer the last greeting within [`SILENT_AFTER`].
     was_silent: bool,
 }
 
-impl Keeper {
+impl Reconciler {
     fn new(address: String, shared: Arc<Shared>, is_named: watch::Receiver<bool>) -> Self {
         Self { address, link: None, shared, is_named, workers: Vec::new(), was_silent: false }
     }
 
-    /// Asks the agent for its engines until nothing names it and it does not answer, or the fleet
-    /// is shut down. One that can't be reached is no reason to wait with others; one that is named
-    /// no more and answers goes on.
-    async fn keep(mut self) {
-        let mut told = None;
+    /// Greets the agent at intervals and follows the number of its engines. Ends when nothing names
+    /// the agent and it does not answer, or when the fleet is shut down.
+    ///
+    /// An agent that is no longer named stays while it answers.
+    async fn run(mut self) {
+        let mut last_error = None;
         let mut incarnation = None;
         loop {
-            let Some(greeted) = self.greet().await else { return self.forget(incarnation) };
+            let Some(greeted) = self.greet().await else {
+                return self.release_incarnation(incarnation);
+            };
             let is_named = *self.is_named.borrow_and_update();
             match greeted {
                 Ok(greeting) => {
-                    told = None;
-                    self.serve_once(&mut incarnation, &greeting);
+                    last_error = None;
+                    self.claim_incarnation(&mut incarnation, &greeting);
                     let engines = if incarnation.is_some() { greeting.engines } else { 0 };
-                    if !self.match_workers(engines) {
+                    if !self.set_worker_count(engines) {
                         return;
                     }
-                    self.workers
-                        .iter()
-                        .for_each(|worker| self.shared.fleet.set_named(*worker, is_named));
+                    for worker in &self.workers {
+                        self.shared.fleet.set_named(*worker, is_named);
+                    }
                 }
                 Err(error) if !is_named => {
-                    // There may be thousands of addresses that never answered.
+                    // Not logged for addresses that never answered: there may be thousands.
                     if !self.workers.is_empty() {
-                        tracing::info!(agent = self.address, %error, "an agent is gone: nothing names it, and it does not answer");
+                        tracing::info!(
+                            agent = self.address,
+                            %error,
+                            "an agent is gone: it is neither named nor answering"
+                        );
                     }
-                    self.match_workers(0);
-                    self.forget(incarnation);
+                    self.set_worker_count(0);
+                    self.release_incarnation(incarnation);
                     return;
                 }
                 Err(error) => {
                     let error = error.to_string();
-                    if told.as_ref() != Some(&error) {
+                    if last_error.as_ref() != Some(&error) {
                         tracing::warn!(
                             agent = self.address,
                             error,
                             "no engines of this agent can be used"
                         );
-                        told = Some(error);
+                        last_error = Some(error);
                     }
                 }
             }
-            let pause = if self.workers.is_empty() || !is_named { ASK_SOON } else { ASK_LATER };
+            let interval =
+                if self.workers.is_empty() || !is_named { SHORT_INTERVAL } else { LONG_INTERVAL };
             tokio::select! {
-                () = tokio::time::sleep(pause) => {}
+                () = tokio::time::sleep(interval) => {}
                 changed = self.is_named.changed() => {
                     if changed.is_err() {
-                        // Nobody looks for agents any more.
+                        // The discovery was dropped.
                         return;
                     }
                     if !*self.is_named.borrow() && !self.workers.is_empty() {
-                        tracing::info!(agent = self.address, "an agent is named no more; it goes on while it answers");
+                        tracing::info!(
+                            agent = self.address,
+                            "an agent is no longer named; it stays while it answers"
+                        );
                     }
                 }
             }
         }
     }
 
-    /// Asks the agent what it is. One without a worker here is asked in its turn, over connections
-    /// that stay only if it answers. None if it can't be asked, or is named no more before its
-    /// turn.
+    /// Greets the agent. An agent without a worker here needs a permit, and its connection is kept
+    /// only if it answers.
+    ///
+    /// Returns `None` if the address is invalid, or if the agent is no longer named before it gets
+    /// a permit.
     async fn greet(&mut self) -> Option<Result<Greeting, LinkError>> {
         if !self.workers.is_empty() {
-            return self.ask().await;
+            return self.greet_now().await;
         }
         if !self.was_silent {
-            let _turn = self.turn().await?;
-            match timeout(SILENT_AFTER, self.ask()).await {
+            let _permit = self.acquire_permit().await?;
+            match timeout(SILENT_AFTER, self.greet_now()).await {
                 Ok(greeted) => return greeted,
-                // It may be slow, and has longer next to others that are silent.
+                // The agent may just be slow. It gets more time, among the silent agents.
                 Err(_) => self.was_silent = true,
             }
         }
-        let _turn = self.turn().await?;
-        let began = Instant::now();
-        let greeted = self.ask().await;
-        self.was_silent = began.elapsed() >= SILENT_AFTER;
+        let _permit = self.acquire_permit().await?;
+        let started = Instant::now();
+        let greeted = self.greet_now().await;
+        self.was_silent = started.elapsed() >= SILENT_AFTER;
         greeted
     }
 
-    /// Asks the agent what it is, now.
-    async fn ask(&mut self) -> Option<Result<Greeting, LinkError>> {
+    /// Greets the agent without a permit. Returns `None` if the address is invalid.
+    async fn greet_now(&mut self) -> Option<Result<Greeting, LinkError>> {
         let link = match self.link.take() {
             Some(link) => link,
             None => match link(&self.shared.args, &self.shared.tls, &self.address) {
                 Ok(link) => link.with_lending(&self.shared.lending),
                 Err(error) => {
-                    tracing::warn!(agent = self.address, %error, "an agent that is named can't be asked");
+                    tracing::warn!(agent = self.address, %error, "can't use a named agent");
                     return None;
                 }
             },
@@ -280,21 +291,24 @@ impl Keeper {
         Some(greeted)
     }
 
-    /// Waits for the turn of an agent that has no worker here. None if it is named no more before.
-    async fn turn(&mut self) -> Option<OwnedSemaphorePermit> {
+    /// Waits for a permit to greet the agent. Returns `None` if the agent is no longer named
+    /// before.
+    async fn acquire_permit(&mut self) -> Option<OwnedSemaphorePermit> {
         tokio::select! {
-            turn = self.shared.turns.take(self.was_silent) => turn,
+            permit = self.shared.greetings.acquire(self.was_silent) => permit,
             _ = self.is_named.wait_for(|is_named| !is_named) => None,
         }
     }
 
-    /// Makes sure that an agent that is named by two addresses is served at one of them.
-    /// `incarnation` is the start of it that is served here.
-    fn serve_once(&self, incarnation: &mut Option<u64>, greeting: &Greeting) {
+    /// Claims the greeted incarnation of the agent for this address, unless another address has
+    /// claimed it: an agent that is named by two addresses must be used once.
+    ///
+    /// `incarnation` is the one that this address has claimed.
+    fn claim_incarnation(&self, incarnation: &mut Option<u64>, greeting: &Greeting) {
         if *incarnation == Some(greeting.incarnation) {
             return;
         }
-        self.forget(incarnation.take());
+        self.release_incarnation(incarnation.take());
         let mut serving = self.shared.serving.lock().unwrap_or_else(PoisonError::into_inner);
         match serving.get(&greeting.incarnation) {
             Some(other) => tracing::debug!(agent = self.address, other, "an agent is named twice"),
@@ -305,16 +319,19 @@ impl Keeper {
         }
     }
 
-    fn forget(&self, incarnation: Option<u64>) {
+    fn release_incarnation(&self, incarnation: Option<u64>) {
         if let Some(incarnation) = incarnation {
             self.shared.serving.lock().unwrap_or_else(PoisonError::into_inner).remove(&incarnation);
         }
     }
 
-    /// Has a worker for each of so many engines. False if the fleet takes none any more.
-    fn match_workers(&mut self, engines: u32) -> bool {
+    /// Adds or removes workers until there is one for each engine. Returns `false` if the fleet is
+    /// shut down.
+    fn set_worker_count(&mut self, engines: u32) -> bool {
         while self.workers.len() > engines as usize {
-            self.workers.pop().into_iter().for_each(|worker| self.shared.fleet.remove(worker));
+            if let Some(worker) = self.workers.pop() {
+                self.shared.fleet.remove(worker);
+            }
         }
         while self.workers.len() < engines as usize {
             let Shared { fleet, processor, media, .. } = &*self.shared;

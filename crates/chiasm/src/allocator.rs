@@ -1,8 +1,8 @@
 //! The allocator of this process, and the return of free memory to the system.
 
-/// Requests allocate and free bodies, images and many small things on different threads. glibc's
-/// allocator has up to eight pools per core for that, from which memory rarely returns; this one
-/// takes as little time, and gives back what is free.
+/// Requests allocate and free bodies, images and many small objects on different threads. glibc's
+/// allocator uses up to eight pools per core for that and rarely returns their memory. mimalloc is
+/// as fast and returns free memory.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -13,9 +13,9 @@ unsafe extern "C" {
     safe fn mi_collect(force: bool);
 }
 
-/// Returns memory to the system that this thread has allocated and others have freed. By itself the
-/// allocator does that only while the thread goes on allocating.
-pub(crate) fn give_back() {
+/// Returns memory to the system that this thread has allocated and other threads have freed. By
+/// itself the allocator does that only while the thread goes on allocating.
+pub(crate) fn return_memory() {
     mi_collect(true);
 }
 
@@ -25,7 +25,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the bytes that this process has in RAM, without mapped files.
+    /// Returns this process's resident memory in bytes, without mapped files.
     fn resident() -> u64 {
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
@@ -33,20 +33,20 @@ mod tests {
     }
 
     #[test]
-    fn memory_freed_by_another_thread_goes_back() {
+    fn memory_freed_by_other_thread_is_returned() {
         const BYTES: usize = 64 << 20;
         let (sender, receiver) = channel();
-        let (freed, is_freed) = channel();
+        let (signal_freed, freed) = channel();
         let allocating = std::thread::spawn(move || {
             let pieces: Vec<Vec<u8>> = (0..BYTES / 256).map(|_| vec![1; 256]).collect();
             sender.send(pieces).unwrap();
-            is_freed.recv().unwrap();
-            give_back();
+            freed.recv().unwrap();
+            return_memory();
         });
         let pieces = receiver.recv().unwrap();
         let full = resident();
         drop(pieces);
-        freed.send(()).unwrap();
+        signal_freed.send(()).unwrap();
         allocating.join().unwrap();
         let left = resident();
         assert!(left + BYTES as u64 / 2 < full, "{left} of {full}");

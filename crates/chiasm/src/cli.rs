@@ -1,5 +1,5 @@
-//! The command line. Every flag of `serve` but those of simulated engines may also be given as an
-//! environment variable `CHIASM_…`.
+//! The command line. Each flag of `serve` has an environment variable `CHIASM_…`, except the flags
+//! of simulated engines.
 
 mod access;
 mod agents;
@@ -50,9 +50,9 @@ pub(crate) use lora::LoraArgs;
 pub(crate) use media::MediaArgs;
 pub(crate) use nixl::NixlArgs;
 pub(crate) use processor::{ProcessorArgs, ProcessorChoice};
-pub(crate) use roles::{AttachArg, EngineCounts, RoleArgs, is_of_this_machine};
+pub(crate) use roles::{AttachArg, EngineCounts, RoleArgs, is_local_address};
 pub(crate) use routing::RoutingArgs;
-use sides::{is_not_of_agents, is_not_of_frontends};
+use sides::{is_agent_only, is_frontend_only};
 pub(crate) use simulate::SimulateArgs;
 pub(crate) use traces::TraceArgs;
 pub(crate) use upstream::UpstreamArg;
@@ -66,34 +66,33 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-/// An agent's port, if nobody says which.
+/// The default port of an agent.
 const AGENT_PORT: &str = "8100";
 
 impl Cli {
-    /// Reads the command line of this process, or ends it with what is wrong with it.
-    pub(crate) fn of_this_process() -> Self {
-        Self::read(std::env::args_os()).unwrap_or_else(|error| error.exit())
+    /// Parses the command line of this process. Prints the error and exits if it is invalid.
+    pub(crate) fn parse_or_exit() -> Self {
+        Self::parse_args(std::env::args_os()).unwrap_or_else(|error| error.exit())
     }
 
-    /// All commands and their flags, as people see them: agents and frontends show only what
-    /// concerns them.
+    /// Returns the definition of all commands. `serve` and `agent` hide each other's flags.
     pub(crate) fn definition() -> clap::Command {
-        let hiding = |command: clap::Command, is_of_others: fn(&Arg) -> bool| {
+        let hide = |command: clap::Command, is_foreign: fn(&Arg) -> bool| {
             command.mut_args(|arg| {
-                let hidden = arg.is_hide_set() || is_of_others(&arg);
+                let hidden = arg.is_hide_set() || is_foreign(&arg);
                 arg.hide(hidden)
             })
         };
         Self::command().mut_subcommands(|command| match command.get_name() {
-            "serve" => hiding(taking_negative_numbers(command), is_not_of_frontends),
-            "agent" => hiding(taking_negative_numbers(command), is_not_of_agents)
+            "serve" => hide(allow_negative_values(command), is_agent_only),
+            "agent" => hide(allow_negative_values(command), is_frontend_only)
                 .mut_arg("port", |port| port.default_value(AGENT_PORT)),
-            _ => taking_negative_numbers(command),
+            _ => allow_negative_values(command),
         })
     }
 
-    /// Reads a command line.
-    fn read(
+    /// Parses a command line. Refuses flags of frontends for `agent`.
+    fn parse_args(
         words: impl IntoIterator<Item = impl Into<OsString> + Clone>,
     ) -> Result<Self, clap::Error> {
         let mut command = Self::definition();
@@ -108,9 +107,9 @@ impl Cli {
             let is_given = |arg: &&Arg| {
                 given.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine)
             };
-            let wrong =
-                agent.filter(|arg| is_not_of_agents(arg)).find(is_given).map(ToString::to_string);
-            if let Some(arg) = wrong {
+            let refused =
+                agent.filter(|arg| is_frontend_only(arg)).find(is_given).map(ToString::to_string);
+            if let Some(arg) = refused {
                 let message = format!("{arg} is a frontend's: give it to chiasm serve");
                 return Err(command.error(ErrorKind::ArgumentConflict, message));
             }
@@ -119,7 +118,8 @@ impl Cli {
     }
 }
 
-/// Explains the place of a flag of `vllm serve` that stands before `--`, where it is unknown.
+/// Replaces the error of an unknown flag before `--` that is a flag of `vllm serve`: says where to
+/// give it.
 fn explain_vllm_flag(command: &clap::Command, error: clap::Error) -> clap::Error {
     let flag = match (error.kind(), error.get(ContextKind::InvalidArg)) {
         (ErrorKind::UnknownArgument, Some(ContextValue::String(flag))) => flag.clone(),
@@ -128,7 +128,8 @@ fn explain_vllm_flag(command: &clap::Command, error: clap::Error) -> clap::Error
     let message = match place_of_flag(&flag) {
         Some(FlagPlace::Engine) => {
             format!(
-                "{flag} is a flag of vLLM's engines: give it behind --, as in chiasm serve MODEL --engines 2 -- {flag} …"
+                "{flag} is a flag of vLLM's engines: give it behind --, as in chiasm serve MODEL \
+                 --engines 2 -- {flag} …"
             )
         }
         Some(FlagPlace::Instead(instead)) => format!("{flag} is a flag of vllm serve: {instead}"),
@@ -137,9 +138,9 @@ fn explain_vllm_flag(command: &clap::Command, error: clap::Error) -> clap::Error
     command.clone().error(ErrorKind::UnknownArgument, message)
 }
 
-/// Reads `-1` behind a flag as the flag's value, so that the error names the flag and its range
-/// instead of an unknown flag `-1`.
-fn taking_negative_numbers(command: clap::Command) -> clap::Command {
+/// Makes clap parse `-1` after a flag as the flag's value. The error then names the flag and its
+/// range instead of an unknown flag `-1`.
+fn allow_negative_values(command: clap::Command) -> clap::Command {
     command.mut_args(|arg| {
         let takes_values = arg.get_action().takes_values() && !arg.is_positional();
         arg.allow_negative_numbers(takes_values)
@@ -185,8 +186,8 @@ pub(crate) struct ServeArgs {
     /// Branch, tag or commit of a model on the hub, for all of its files [default: main]
     #[arg(long, env = "CHIASM_REVISION")]
     pub(crate) revision: Option<Revision>,
-    /// The paths of all files that a model on the hub has, here or not; none for a directory. Known
-    /// once the model is found
+    /// The paths of all files of a model on the hub, downloaded or not; empty for a directory. Set
+    /// when the model is resolved.
     #[arg(skip)]
     pub(crate) hub_files: Vec<String>,
     /// The model's name in requests [default: MODEL as given]
@@ -238,18 +239,18 @@ pub(crate) struct ServeArgs {
 }
 
 impl ServeArgs {
-    /// The engines that are launched here.
+    /// Returns the number of engines to launch here, by role.
     pub(crate) fn launched(&self) -> EngineCounts {
         let EngineArgs { sim, attach, upstream, engines, .. } = &self.engines;
         if sim.is_some() || !attach.is_empty() {
             return EngineCounts::aggregated(0);
         }
-        let has_others = self.agents.has_agents() || !upstream.is_empty();
-        engines.clone().unwrap_or_else(|| EngineCounts::aggregated(if has_others { 0 } else { 1 }))
+        let has_remote = self.agents.has_agents() || !upstream.is_empty();
+        engines.clone().unwrap_or_else(|| EngineCounts::aggregated(if has_remote { 0 } else { 1 }))
     }
 }
 
-/// A simulated engine's size and speed.
+/// Flags of the size and speed of simulated engines.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct SimArgs {
     /// Tokens per block of a simulated engine's KV cache
@@ -275,16 +276,16 @@ pub(crate) struct SimArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) sim_request_log: Option<PathBuf>,
     /// Prompt tokens that it computes per second
-    #[arg(long, default_value_t = 20_000.0, value_parser = weight)]
+    #[arg(long, default_value_t = 20_000.0, value_parser = non_negative)]
     pub(crate) sim_prefill_rate: f64,
     /// Steps that it decodes per second
-    #[arg(long, default_value_t = 100.0, value_parser = weight)]
+    #[arg(long, default_value_t = 100.0, value_parser = non_negative)]
     pub(crate) sim_decode_rate: f64,
     /// Milliseconds that it takes to encode an image
-    #[arg(long, default_value_t = 20.0, value_parser = weight)]
+    #[arg(long, default_value_t = 20.0, value_parser = non_negative)]
     pub(crate) sim_image_ms: f64,
     /// Runs all of that so many times faster
-    #[arg(long, default_value_t = 1.0, value_parser = weight)]
+    #[arg(long, default_value_t = 1.0, value_parser = non_negative)]
     pub(crate) sim_speedup: f64,
     /// The version of vLLM that it says it has [default: 0.32.0]
     #[arg(long, value_name = "VERSION")]
@@ -307,7 +308,7 @@ pub(crate) struct SimArgs {
     #[arg(long, requires = "sim_embeddings")]
     pub(crate) sim_encodes: bool,
     /// Seconds for which it keeps a prompt that it has left for another engine
-    #[arg(long, default_value = "30", value_parser = some_seconds)]
+    #[arg(long, default_value = "30", value_parser = positive_seconds)]
     pub(crate) sim_prompt_lease: Duration,
     /// Publishes no KV events
     #[arg(long)]
@@ -386,7 +387,7 @@ pub(crate) struct SimEngineArgs {
     #[arg(long, default_value_t = 0)]
     pub(crate) rank: u16,
     /// GiB of its cache of processed images, 0 for none
-    #[arg(long, default_value_t = 4.0, value_parser = weight)]
+    #[arg(long, default_value_t = 4.0, value_parser = non_negative)]
     pub(crate) receiver_cache_gb: f64,
     /// Address to publish KV events on; port 0 picks a free one
     #[arg(long, default_value = "tcp://127.0.0.1:0")]
@@ -404,20 +405,19 @@ fn seconds(text: &str) -> Result<Duration, ValueError> {
     Ok(Duration::try_from_secs_f64(seconds)?)
 }
 
-fn some_seconds(text: &str) -> Result<Duration, ValueError> {
-    match seconds(text)? {
-        Duration::ZERO => Err(ValueError::NoSeconds),
-        some => Ok(some),
-    }
+/// Parses a number of seconds above 0.
+fn positive_seconds(text: &str) -> Result<Duration, ValueError> {
+    let duration = seconds(text)?;
+    if duration.is_zero() { Err(ValueError::ZeroSeconds) } else { Ok(duration) }
 }
 
 fn json_object(text: &str) -> Result<Map<String, Value>, NotAnObject> {
     Ok(serde_json::from_str(text)?)
 }
 
-fn weight(text: &str) -> Result<f64, ValueError> {
+fn non_negative(text: &str) -> Result<f64, ValueError> {
     match text.parse::<f64>() {
-        Ok(weight) if weight.is_finite() && weight >= 0.0 => Ok(weight),
+        Ok(number) if number.is_finite() && number >= 0.0 => Ok(number),
         _ => Err(ValueError::Negative),
     }
 }
@@ -438,7 +438,7 @@ fn range(text: &str) -> Result<Range<u64>, ValueError> {
 }
 
 fn positive(text: &str) -> Result<f64, ValueError> {
-    weight(text).ok().filter(|&number| number > 0.0).ok_or(ValueError::NotPositive)
+    non_negative(text).ok().filter(|&number| number > 0.0).ok_or(ValueError::NotPositive)
 }
 
 #[cfg(test)]
@@ -448,12 +448,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_line_is_consistent() {
+    fn command_line_is_consistent() {
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn vllm_flags_come_after_two_dashes() {
+    fn vllm_flags_follow_two_dashes() {
         let cli =
             Cli::parse_from(["chiasm", "serve", "m", "--engines", "2", "--", "--dtype", "float32"]);
         let Command::Serve(args) = cli.command else { panic!("serve") };
@@ -462,22 +462,23 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_takes_what_engines_need_and_nothing_of_clients() {
-        let read = |more: &[&str]| Cli::read(["chiasm", "agent", "m"].iter().chain(more));
+    fn agent_refuses_frontend_flags() {
+        let parse = |more: &[&str]| Cli::parse_args(["chiasm", "agent", "m"].iter().chain(more));
         let Ok(Cli { command: Command::Agent(args) }) =
-            read(&["--sim", "2", "--mm-transfer", "inline"])
+            parse(&["--sim", "2", "--mm-transfer", "inline"])
         else {
             panic!("agent")
         };
         assert_eq!((args.engines.sim, args.port), (Some(EngineCounts::aggregated(2)), 8100));
-        let Ok(Cli { command: Command::Serve(args) }) = Cli::read(["chiasm", "serve", "m"]) else {
+        let Ok(Cli { command: Command::Serve(args) }) = Cli::parse_args(["chiasm", "serve", "m"])
+        else {
             panic!("serve")
         };
         assert_eq!(args.port, 8000);
         for (flag, value) in
             [("--api-key", "k"), ("--agents", "a:1"), ("--processors", "2"), ("--root-path", "/m")]
         {
-            let error = read(&[flag, value]).unwrap_err().to_string();
+            let error = parse(&[flag, value]).unwrap_err().to_string();
             assert!(error.contains(flag) && error.contains("chiasm serve"), "{error}");
         }
     }
@@ -493,7 +494,8 @@ mod tests {
             ("--request-timeout", "-1"),
             ("--max-requests", "-3"),
         ] {
-            let error = Cli::read(["chiasm", "serve", "m", flag, value]).unwrap_err().to_string();
+            let error = Cli::parse_args(["chiasm", "serve", "m", flag, value]);
+            let error = error.unwrap_err().to_string();
             assert!(error.contains(&format!("invalid value '{value}' for '{flag}")), "{error}");
         }
     }
@@ -516,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn policies_and_workloads_are_lists() {
+    fn list_flags_are_parsed() {
         let cli =
             Cli::parse_from(["chiasm", "simulate", "--policy", "kv,kv+media", "--workload", "all"]);
         let Command::Simulate(args) = cli.command else { panic!("simulate") };

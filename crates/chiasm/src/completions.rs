@@ -1,4 +1,4 @@
-//! `chiasm completions`: what a shell completes after `chiasm`.
+//! `chiasm completions`: prints completion scripts for shells.
 
 use std::io::{self, Write};
 
@@ -7,9 +7,9 @@ use clap_complete::{Shell, generate};
 use crate::cli::Cli;
 use crate::error::CliError;
 
-/// Prints the script for this shell. A reader that has gone is no failure.
+/// Prints the script for this shell. A closed standard output is not an error.
 pub(crate) fn run(shell: Shell) -> Result<(), CliError> {
-    // Made in memory first: the generator panics on a closed output.
+    // Generated into memory first: the generator panics on a closed output.
     let mut script = Vec::new();
     generate(shell, &mut Cli::definition(), "chiasm", &mut script);
     let _ = io::stdout().write_all(&script);
@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_shell_completes_commands_and_their_flags() {
+    fn each_shell_completes_commands_with_flags() {
         for shell in Shell::value_variants() {
             let mut script = Vec::new();
             generate(*shell, &mut Cli::definition(), "chiasm", &mut script);

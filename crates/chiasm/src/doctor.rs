@@ -1,12 +1,12 @@
-//! `chiasm doctor`: whether this machine has what `chiasm serve` needs, before anything is started.
+//! `chiasm doctor`: checks that this machine has what `chiasm serve` needs, without starting it.
 //!
 //! | module | is |
 //! |---|---|
-//! | `facts` | what is so on this machine; the only part that looks at it |
-//! | `environment` | what is in the Python environment of a `vllm` |
-//! | `deadline` | looks that end in time |
-//! | `checks` | what each fact means: pure functions |
-//! | `finding` | one line of the answer |
+//! | `facts` | gathers facts about this machine |
+//! | `environment` | inspects the Python environment of a `vllm` |
+//! | `deadline` | runs commands and blocking functions with a deadline |
+//! | `checks` | judges the facts: pure functions |
+//! | `finding` | one line of the output |
 
 mod checks;
 mod deadline;
@@ -24,15 +24,15 @@ use finding::Severity;
 /// Prints a line per check.
 ///
 /// # Errors
-/// [`CliError::Unhealthy`] if one of them has found a problem.
+/// [`CliError::Unhealthy`] if a check finds a problem.
 pub(crate) async fn run(args: DoctorArgs) -> Result<(), CliError> {
     let facts = Facts::gather(&args).await;
-    let findings = checks::all(&facts);
+    let findings = checks::run_all(&facts);
     for finding in &findings {
         if args.json {
-            line!("{}", finding.as_json());
+            line!("{}", finding.to_json());
         } else {
-            line!("{}", finding.as_text());
+            line!("{}", finding.to_text());
         }
     }
     match findings.iter().filter(|finding| finding.severity == Severity::Problem).count() {

@@ -1,5 +1,5 @@
-//! How far a download is: a bar on standard error if that is a terminal, else a line in the log now
-//! and then.
+//! The progress of a download: a bar if standard error is a terminal, otherwise a log line at
+//! intervals.
 
 use std::fs::File;
 use std::io::{self, IsTerminal, Write};
@@ -11,42 +11,46 @@ use std::time::Duration;
 
 use chiasm_hub::Progress;
 
-const ON_TERMINAL: Duration = Duration::from_millis(200);
-const IN_LOG: Duration = Duration::from_secs(10);
-/// How long its end waits for a terminal that is stuck.
-const LAST_LINE: Duration = Duration::from_millis(500);
-/// How much of the rate is that of the last moment.
-const NEWEST: f64 = 0.1;
-/// Characters of the bar itself, and of the model's name, at most.
-const WIDTH: usize = 20;
-const NAME: usize = 28;
+/// The interval between two updates of the bar.
+const BAR_INTERVAL: Duration = Duration::from_millis(200);
+/// The interval between two log lines.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+/// The time that dropping the bar waits for a blocked terminal.
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
+/// The weight of the newest interval in the smoothed rate.
+const NEWEST_WEIGHT: f64 = 0.1;
+/// The number of characters between the bar's brackets.
+const BAR_CHARS: usize = 20;
+/// The maximum number of characters of the model's name.
+const MAX_NAME_CHARS: usize = 28;
 
-/// Shows a download until it is dropped, from a thread of its own, as a terminal may be stuck.
+/// A display of a download that lasts until it is dropped. It runs on a thread of its own, as
+/// writes to a terminal may block.
 pub(crate) struct DownloadBar {
     stop: Option<Sender<()>>,
-    /// Nothing is sent: it ends with the thread.
+    /// Disconnected when the thread ends; carries no messages.
     ended: Receiver<()>,
 }
 
 impl DownloadBar {
+    /// Starts to show the download of the model `name`.
     pub(crate) fn show(name: String, progress: Arc<Progress>) -> Self {
         let (stop, stopped) = mpsc::channel();
         let (ending, ended) = mpsc::channel::<()>();
-        let shows = move || {
+        let show = move || {
             let _ending = ending;
             let stderr = io::stderr();
-            // A descriptor of its own: the lock of `io::stderr` would be held for as long as its
-            // reader is stuck.
+            // A descriptor of its own: a blocked write would hold the lock of `io::stderr`.
             let own = stderr.is_terminal().then(|| stderr.as_fd().try_clone_to_owned());
             match own {
                 Some(Ok(terminal)) => {
-                    on_terminal(&name, &progress, &stopped, &mut File::from(terminal))
+                    show_on_terminal(&name, &progress, &stopped, &mut File::from(terminal))
                 }
-                _ => in_log(&name, &progress, &stopped),
+                _ => show_in_log(&name, &progress, &stopped),
             }
         };
-        if let Err(error) = thread::Builder::new().name("download-bar".to_owned()).spawn(shows) {
-            tracing::debug!(%error, "the download is not shown");
+        if let Err(error) = thread::Builder::new().name("download-bar".to_owned()).spawn(show) {
+            tracing::debug!(%error, "can't show the progress of the download");
         }
         Self { stop: Some(stop), ended }
     }
@@ -55,32 +59,36 @@ impl DownloadBar {
 impl Drop for DownloadBar {
     fn drop(&mut self) {
         self.stop = None;
-        let _ = self.ended.recv_timeout(LAST_LINE);
+        let _ = self.ended.recv_timeout(CLOSE_TIMEOUT);
     }
 }
 
-fn in_log(name: &str, progress: &Progress, stopped: &Receiver<()>) {
-    let mut rate = Rate::new(IN_LOG);
-    while stopped.recv_timeout(IN_LOG) == Err(RecvTimeoutError::Timeout) {
-        let (done, total) = (progress.done(), progress.total());
+fn show_in_log(name: &str, progress: &Progress, stopped: &Receiver<()>) {
+    let mut rate = Rate::new(LOG_INTERVAL);
+    while stopped.recv_timeout(LOG_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+        let done = progress.done();
+        let total = progress.total();
         if total > 0 {
-            let (percent, rate) = (percent(done, total), rate.at(done));
-            let text = format!("{} of {}, {}/s", bytes(done), bytes(total), bytes(rate));
+            let percent = percent(done, total);
+            let rate = format_bytes(rate.update(done));
+            let text = format!("{} of {}, {rate}/s", format_bytes(done), format_bytes(total));
             tracing::info!(model = name, percent, "downloading: {text}");
         }
     }
 }
 
-fn on_terminal(name: &str, progress: &Progress, stopped: &Receiver<()>, terminal: &mut File) {
-    let mut rate = Rate::new(ON_TERMINAL);
+fn show_on_terminal(name: &str, progress: &Progress, stopped: &Receiver<()>, terminal: &mut File) {
+    let mut rate = Rate::new(BAR_INTERVAL);
     let mut is_shown = false;
-    while stopped.recv_timeout(ON_TERMINAL) == Err(RecvTimeoutError::Timeout) {
-        let (done, total) = (progress.done(), progress.total());
+    while stopped.recv_timeout(BAR_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+        let done = progress.done();
+        let total = progress.total();
         if total > 0 {
             is_shown = true;
-            // Back at the line's begin, so that a line of the log takes its place. Nobody can be
-            // told that a terminal is gone.
-            let _ = write!(terminal, "\r\x1b[K{}\r", bar(name, done, total, rate.at(done)));
+            let line = bar_line(name, done, total, rate.update(done));
+            // The cursor returns to the line's start, so that a log line overwrites the bar. A
+            // write error means that the terminal is gone.
+            let _ = write!(terminal, "\r\x1b[K{line}\r");
         }
     }
     if is_shown {
@@ -88,47 +96,49 @@ fn on_terminal(name: &str, progress: &Progress, stopped: &Receiver<()>, terminal
     }
 }
 
-/// Bytes per second, smoothed.
+/// A smoothed download rate.
 struct Rate {
-    every: Duration,
-    last: Option<u64>,
-    smooth: Option<f64>,
+    /// The interval between two updates.
+    interval: Duration,
+    last_done: Option<u64>,
+    /// Bytes per second.
+    smoothed: Option<f64>,
 }
 
 impl Rate {
-    fn new(every: Duration) -> Self {
-        Self { every, last: None, smooth: None }
+    fn new(interval: Duration) -> Self {
+        Self { interval, last_done: None, smoothed: None }
     }
 
-    /// The rate, with what is done now. What was there before the first moment was not downloaded
-    /// now.
-    fn at(&mut self, done: u64) -> u64 {
-        if let Some(last) = self.last {
-            let newest = done.saturating_sub(last) as f64 / self.every.as_secs_f64();
-            self.smooth =
-                Some(self.smooth.map_or(newest, |smooth| smooth + NEWEST * (newest - smooth)));
+    /// Records the `done` bytes and returns the rate in bytes per second. The first call only sets
+    /// the baseline: an earlier download may have left bytes.
+    fn update(&mut self, done: u64) -> u64 {
+        if let Some(last) = self.last_done {
+            let newest = done.saturating_sub(last) as f64 / self.interval.as_secs_f64();
+            let smoothed = self.smoothed.map_or(newest, |old| old + NEWEST_WEIGHT * (newest - old));
+            self.smoothed = Some(smoothed);
         }
-        self.last = Some(done);
-        self.smooth.unwrap_or(0.0) as u64
+        self.last_done = Some(done);
+        self.smoothed.unwrap_or(0.0) as u64
     }
 }
 
-/// One line of 80 characters at most.
-fn bar(name: &str, done: u64, total: u64, rate: u64) -> String {
+/// Formats the bar as one line of at most 80 characters.
+fn bar_line(name: &str, done: u64, total: u64, rate: u64) -> String {
     let name: String =
-        name.chars().rev().take(NAME).collect::<Vec<_>>().into_iter().rev().collect();
+        name.chars().rev().take(MAX_NAME_CHARS).collect::<Vec<_>>().into_iter().rev().collect();
     let percent = percent(done, total);
-    let full = percent as usize * WIDTH / 100;
-    let filled = format!("{}{}", "#".repeat(full), ".".repeat(WIDTH - full));
-    format!("{name} [{filled}] {percent}% of {}, {}/s", bytes(total), bytes(rate))
+    let filled = percent as usize * BAR_CHARS / 100;
+    let bar = format!("{}{}", "#".repeat(filled), ".".repeat(BAR_CHARS - filled));
+    format!("{name} [{bar}] {percent}% of {}, {}/s", format_bytes(total), format_bytes(rate))
 }
 
 fn percent(done: u64, total: u64) -> u64 {
-    // A number of 64 bits times 100 needs more of them.
+    // The product can exceed 64 bits.
     (u128::from(done.min(total)) * 100 / u128::from(total.max(1))) as u64
 }
 
-fn bytes(count: u64) -> String {
+fn format_bytes(count: u64) -> String {
     match count {
         0..1_000_000 => format!("{:.1} kB", count as f64 / 1e3),
         1_000_000..1_000_000_000 => format!("{:.1} MB", count as f64 / 1e6),
@@ -141,27 +151,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bar_fits_a_terminal_and_never_overflows() {
-        let half = bar("Qwen/Qwen2.5-VL-7B-Instruct", 8_000_000_000, 16_000_000_000, 112_000_000);
+    fn bar_line_fits_terminal_without_overflow() {
+        let model = "Qwen/Qwen2.5-VL-7B-Instruct";
+        let half = bar_line(model, 8_000_000_000, 16_000_000_000, 112_000_000);
         assert_eq!(
             half,
             "Qwen/Qwen2.5-VL-7B-Instruct [##########..........] 50% of 16.00 GB, 112.0 MB/s"
         );
         for (done, total) in [(0, 0), (5, 3), (u64::MAX, u64::MAX), (u64::MAX, 1)] {
-            assert!(bar("", done, total, 0).contains("] "), "{done} of {total}");
+            assert!(bar_line("", done, total, 0).contains("] "), "{done} of {total}");
         }
         assert_eq!(
-            bar(&"n".repeat(90), 1, 3, 999).chars().count(),
-            "x".repeat(28).len() + " [] 33% of 0.0 kB, 1.0 kB/s".len() + WIDTH
+            bar_line(&"n".repeat(90), 1, 3, 999).chars().count(),
+            "x".repeat(28).len() + " [] 33% of 0.0 kB, 1.0 kB/s".len() + BAR_CHARS
         );
     }
 
     #[test]
-    fn the_rate_is_of_what_comes_now() {
+    fn rate_is_smoothed_without_earlier_bytes() {
         let mut rate = Rate::new(Duration::from_secs(1));
-        assert_eq!(rate.at(5000), 0, "left of an earlier download");
-        assert_eq!(rate.at(6000), 1000);
-        assert_eq!(rate.at(6000), 900);
-        assert_eq!(rate.at(0), 810, "begun anew");
+        assert_eq!(rate.update(5000), 0, "left by an earlier download");
+        assert_eq!(rate.update(6000), 1000);
+        assert_eq!(rate.update(6000), 900);
+        assert_eq!(rate.update(0), 810, "restarted");
     }
 }

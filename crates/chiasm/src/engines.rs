@@ -1,4 +1,4 @@
-//! `chiasm engines`: engines that outlive their frontends.
+//! `chiasm engines`: lists or stops engines that outlive their frontends.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -11,9 +11,9 @@ use crate::error::CliError;
 use crate::state_folder;
 use crate::stdout::line;
 
-/// Lists engines, or stops them.
+/// Lists the engines of the state folder, or stops some.
 pub(crate) async fn run(args: EnginesArgs) -> Result<(), CliError> {
-    let state = state_folder::required(args.state_dir.as_deref())?;
+    let state = state_folder::open_required(args.state_dir.as_deref())?;
     let engines = state.records();
     if args.stop_all {
         for (name, record) in &engines {
@@ -23,27 +23,28 @@ pub(crate) async fn run(args: EnginesArgs) -> Result<(), CliError> {
         }
         return Ok(());
     }
-    if let Some(wanted) = args.stop {
-        let Some((name, record)) = engines.iter().find(|(name, _)| *name == wanted) else {
+    if let Some(stopped) = args.stop {
+        let Some((name, record)) = engines.iter().find(|(name, _)| *name == stopped) else {
             return Err(CliError::Usage(format!(
-                "no engine is named {wanted}; chiasm engines lists them"
+                "no engine is named {stopped}; chiasm engines lists them"
             )));
         };
         return stop(&state, name, record).await;
     }
     if engines.is_empty() && !args.json {
         line!(
-            "no engines: none was launched with --keep-engines or waits on --attach, by what the state folder has"
+            "no engines: none was launched with --keep-engines or waits on --attach, \
+             by what the state folder has"
         );
     }
     for (name, record) in &engines {
-        let text = if args.json { as_json(name, record) } else { as_text(name, record) };
+        let text = if args.json { to_json(name, record) } else { to_text(name, record) };
         line!("{text}");
     }
     Ok(())
 }
 
-/// Ends an engine that no frontend has, and forgets it.
+/// Stops an engine that no frontend uses, and removes its record.
 async fn stop(state: &StateDir, name: &str, record: &Record) -> Result<(), CliError> {
     let Some(launched) = record.launched else {
         return Err(CliError::Usage(format!(
@@ -51,24 +52,24 @@ async fn stop(state: &StateDir, name: &str, record: &Record) -> Result<(), CliEr
         )));
     };
     let file = state.file(name);
-    // From here on no frontend can take it over.
+    // While the lock is held, no frontend can take the engine over.
     if !file.try_lock().map_err(|error| CliError::Usage(error.to_string()))? {
         let pid = record.frontend.pid;
         return Err(CliError::Usage(format!(
             "{name} has a frontend, process {pid}; end that first"
         )));
     }
-    launch::end(launched).await;
+    launch::terminate(launched).await;
     file.forget();
     line!("{name} has ended");
     Ok(())
 }
 
-/// What becomes of an engine.
+/// Returns the word for an engine's condition.
 fn condition(record: &Record) -> &'static str {
     let served = record.frontend.is_alive();
     match record.report {
-        _ if record.is_over() => "ended",
+        _ if record.has_ended() => "ended",
         Some(_) if served => "served",
         None if served => "starting",
         _ if record.launched.is_none() => "unknown",
@@ -76,7 +77,7 @@ fn condition(record: &Record) -> &'static str {
     }
 }
 
-fn as_json(name: &str, record: &Record) -> String {
+fn to_json(name: &str, record: &Record) -> String {
     json!({
         "name": name,
         "model": record.model,
@@ -90,7 +91,7 @@ fn as_json(name: &str, record: &Record) -> String {
     .to_string()
 }
 
-fn as_text(name: &str, record: &Record) -> String {
+fn to_text(name: &str, record: &Record) -> String {
     let process =
         record.launched.map_or_else(|| "-".to_owned(), |launched| launched.process.pid.to_string());
     let frontend =

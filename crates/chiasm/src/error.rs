@@ -1,4 +1,4 @@
-//! What makes a command fail.
+//! The errors of commands.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use chiasm_pipeline::model::ModelError;
 use chiasm_sim_engine::SimError;
 use chiasm_vision::VisionError;
 
-/// Why a command ends with exit code 1.
+/// An error that ends a command with exit code 1.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CliError {
     #[error("{0}")]
@@ -48,12 +48,13 @@ pub(crate) enum CliError {
 }
 
 impl CliError {
+    /// Creates an error about a file.
     pub(crate) fn file(path: &Path, source: io::Error) -> Self {
         Self::File { path: path.to_owned(), source }
     }
 }
 
-/// What to do where nothing can listen.
+/// Returns the advice for a failed bind, or an empty string.
 fn listen_advice(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => "; is another server there? --port 0 picks a free one",

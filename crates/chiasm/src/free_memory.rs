@@ -1,27 +1,27 @@
-//! How much memory this process may take.
+//! The memory that this process may use.
 
 use std::path::{Path, PathBuf};
 
-/// Bytes that are free on this machine, and no more than the process's control group (version 2)
-/// and those above it may have. `None` where the system does not tell.
+/// Returns the free bytes of this machine, capped by the limits of the process's control group
+/// (version 2) and its ancestors. Returns `None` if `/proc/meminfo` can't be read.
 pub(crate) fn free_memory() -> Option<u64> {
     let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     Some(available(&meminfo)?.min(group_limit(&groups, Path::new("/sys/fs/cgroup"))))
 }
 
-/// The line `MemAvailable:   23456 kB` of `/proc/meminfo`.
+/// Parses the line `MemAvailable:   23456 kB` of `/proc/meminfo`; returns bytes.
 fn available(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib * 1024)
 }
 
-/// The least `memory.max` from the group of the line `0::/a/b` up to the root.
+/// Returns the smallest `memory.max` from the group of the line `0::/a/b` up to the root.
 fn group_limit(groups: &str, root: &Path) -> u64 {
     let group = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
     let folders = Path::new(group).ancestors().map(|group| root.join(group));
-    // A group without a limit has the word `max` there.
+    // `memory.max` of a group without a limit has the word `max`.
     let limit = |folder: PathBuf| {
         std::fs::read_to_string(folder.join("memory.max")).ok()?.trim().parse().ok()
     };
@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_machine_tells() {
+    fn mem_available_is_parsed() {
         assert_eq!(
             available("MemTotal:  9 kB\nMemFree: 1 kB\nMemAvailable:    2048 kB\n"),
             Some(2 << 20)
@@ -42,7 +42,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_limit_of_the_groups_holds() {
+    fn smallest_cgroup_limit_applies() {
         let root = tempfile::tempdir().unwrap();
         let inner = root.path().join("pods/one");
         std::fs::create_dir_all(&inner).unwrap();
@@ -53,7 +53,7 @@ mod tests {
         std::fs::write(inner.join("memory.max"), "900\n").unwrap();
         assert_eq!(group_limit("4:memory:/x\n0::/pods/one\n", root.path()), 900);
         assert_eq!(group_limit("0::/pods\n", root.path()), 1000);
-        // What a process sees in a group namespace of its own.
+        // A process in a control group namespace of its own sees `/`.
         std::fs::write(root.path().join("memory.max"), "800\n").unwrap();
         assert_eq!(group_limit("0::/\n", root.path()), 800);
     }

@@ -4,41 +4,49 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use chiasm_hub::{HubRequest, HubSettings, Progress, Revision, Wanted, Weights, fetch};
+use chiasm_hub::{HubRequest, HubSettings, Progress, Revision, WantedFiles, Weights, fetch};
 
 use crate::cli::ServeArgs;
 use crate::download_bar::DownloadBar;
 use crate::error::CliError;
 use crate::vllm_flags::VllmFlags;
 
-/// Makes MODEL a directory: one that exists is left as it is, the id of a model on the hub becomes
-/// the folder of its snapshot in the hub's cache, into which what is missing is downloaded. Engines
-/// that are launched get that folder too, so that all have the same revision.
+/// Resolves MODEL to a directory.
+///
+/// An existing directory is left as it is. The id of a model on the hub is replaced with the folder
+/// of its snapshot in the hub's cache, after a download of missing files. Launched engines get that
+/// folder too, so that all use the same revision.
 ///
 /// # Errors
-/// [`CliError::Usage`] if it is neither, or for a revision that can't be heeded; [`CliError::Hub`]
-/// if the model can't be had.
-pub(crate) async fn locate(args: &mut ServeArgs, flags: &VllmFlags) -> Result<(), CliError> {
-    let Some(request) = request(args, flags)? else { return Ok(()) };
+/// [`CliError::Usage`] if MODEL is neither, or if a revision is given that can't be applied;
+/// [`CliError::HubModel`] if the download fails.
+pub(crate) async fn resolve(args: &mut ServeArgs, flags: &VllmFlags) -> Result<(), CliError> {
+    let Some(request) = hub_request(args, flags)? else { return Ok(()) };
     let progress = Arc::new(Progress::default());
     let bar = DownloadBar::show(request.repo.to_string(), progress.clone());
     let fetched = fetch(&request, &progress).await;
     drop(bar);
     let snapshot =
         fetched.map_err(|source| CliError::HubModel { model: args.model.clone(), source })?;
-    let (model, dir) = (&request.repo, snapshot.dir.display());
-    tracing::info!(%model, revision = %request.revision, commit = snapshot.commit, %dir, "the model is in the hub's cache");
-    (args.model, args.hub_files) = (snapshot.dir, snapshot.files);
+    tracing::info!(
+        model = %request.repo,
+        revision = %request.revision,
+        commit = snapshot.commit,
+        dir = %snapshot.dir.display(),
+        "the model is in the hub's cache"
+    );
+    args.model = snapshot.dir;
+    args.hub_files = snapshot.files;
     Ok(())
 }
 
-/// The folder of a LoRA adapter that is given by its id on the hub; `None` for what is no id.
+/// Downloads a LoRA adapter of the hub and returns its folder, or `None` if `id` is not a hub id.
 ///
 /// # Errors
-/// [`CliError::Hub`] if the adapter can't be had.
+/// [`CliError::Hub`] if the download fails.
 pub(crate) async fn fetch_adapter(id: &str) -> Result<Option<PathBuf>, CliError> {
     let Ok(repo) = id.parse() else { return Ok(None) };
-    let wanted = Wanted { weights: Some(Weights::All), code: false };
+    let wanted = WantedFiles { weights: Some(Weights::All), code: false };
     let request = HubRequest {
         repo,
         revision: Revision::default(),
@@ -52,22 +60,23 @@ pub(crate) async fn fetch_adapter(id: &str) -> Result<Option<PathBuf>, CliError>
     Ok(Some(fetched?.dir))
 }
 
-/// What is to be fetched; nothing for a directory.
-fn request(args: &ServeArgs, flags: &VllmFlags) -> Result<Option<HubRequest>, CliError> {
+/// Returns the download that MODEL needs, or `None` for a directory.
+fn hub_request(args: &ServeArgs, flags: &VllmFlags) -> Result<Option<HubRequest>, CliError> {
     let model = args.model.display();
     if args.model.is_file() {
         let message = format!(
-            "MODEL {model} is a file: give the directory that has config.json and the other files of the model"
+            "MODEL {model} is a file: give the directory that has config.json \
+             and the other files of the model"
         );
         return Err(CliError::Usage(message));
     }
-    let is_there = match args.model.try_exists() {
+    let exists = match args.model.try_exists() {
         Err(source) if source.kind() == ErrorKind::PermissionDenied => {
             return Err(CliError::file(&args.model, source));
         }
-        is_there => is_there.unwrap_or(false),
+        exists => exists.unwrap_or(false),
     };
-    if is_there {
+    if exists {
         check_folder(&args.model)?;
         return match &args.revision {
             Some(_) => Err(CliError::Usage(format!(
@@ -83,8 +92,9 @@ fn request(args: &ServeArgs, flags: &VllmFlags) -> Result<Option<HubRequest>, Cl
         )));
     };
     if flags.has_revision {
-        // vLLM is given a directory and would take no notice of it.
-        let message = "--revision after -- would say nothing to vLLM: give it before --, for Chiasm and vLLM together";
+        // vLLM gets a directory and would ignore the flag.
+        let message = "--revision after -- has no effect on vLLM: give it before --, \
+                       for Chiasm and vLLM together";
         return Err(CliError::Usage(message.to_owned()));
     }
     let launches = args.launched().total() > 0;
@@ -92,18 +102,18 @@ fn request(args: &ServeArgs, flags: &VllmFlags) -> Result<Option<HubRequest>, Cl
     Ok(Some(HubRequest {
         repo,
         revision: args.revision.clone().unwrap_or_default(),
-        wanted: Wanted { weights: launches.then_some(kind), code: flags.trust_remote_code },
+        wanted: WantedFiles { weights: launches.then_some(kind), code: flags.trust_remote_code },
         settings: HubSettings::from_env()?,
     }))
 }
 
-/// Refuses a folder that has no model in the form of `transformers`, saying what it has instead.
+/// Refuses a folder without a model in the format of `transformers`.
 ///
 /// # Errors
 /// [`CliError::Usage`] for a folder without `config.json`, `params.json` and `tokenizer.json`.
 fn check_folder(folder: &Path) -> Result<(), CliError> {
     let has = |name: &str| folder.join(name).exists();
-    // Mistral's own form has params.json; tests and tools may do with a tokenizer alone.
+    // Mistral's own format has params.json; a tokenizer alone is enough for tests and tools.
     if ["config.json", "params.json", "tokenizer.json"].into_iter().any(has) {
         return Ok(());
     }
@@ -112,13 +122,15 @@ fn check_folder(folder: &Path) -> Result<(), CliError> {
     };
     let has_gguf =
         folder.read_dir().is_ok_and(|files| files.flatten().any(|file| is_gguf(file.path())));
-    let what = if has_gguf {
-        "has GGUF files alone: Chiasm reads config.json, tokenizer.json and the processor's configuration, which GGUF \
-         lacks; give the folder or the hub's id of the model that the GGUF files were made from"
+    let problem = if has_gguf {
+        "has GGUF files alone: Chiasm reads config.json, tokenizer.json and the processor's \
+         configuration, which GGUF lacks; give the folder or the hub's id of the model that the \
+         GGUF files were made from"
     } else {
-        "has no config.json: give the folder that has the model's config.json, tokenizer.json and weights"
+        "has no config.json: give the folder that has the model's config.json, tokenizer.json and \
+         weights"
     };
-    Err(CliError::Usage(format!("MODEL {} {what}", folder.display())))
+    Err(CliError::Usage(format!("MODEL {} {problem}", folder.display())))
 }
 
 #[cfg(test)]
@@ -128,37 +140,37 @@ mod tests {
     use super::*;
     use crate::cli::{Cli, Command};
 
-    fn asked(args: &[&str]) -> Result<Option<HubRequest>, String> {
+    fn parse(args: &[&str]) -> Result<Option<HubRequest>, String> {
         let cli = ["chiasm", "serve"].iter().chain(args);
         let Command::Serve(args) = Cli::parse_from(cli).command else { panic!("serve") };
-        request(&args, &VllmFlags::read(&args.vllm_args).unwrap())
+        hub_request(&args, &VllmFlags::parse(&args.vllm_args).unwrap())
             .map_err(|error| error.to_string())
     }
 
     #[test]
-    fn a_directory_is_left_alone() {
+    fn directory_needs_no_download() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().to_str().unwrap();
         std::fs::write(dir.path().join("config.json"), "{}").unwrap();
-        assert!(asked(&[path]).unwrap().is_none());
-        assert!(asked(&[path, "--", "--revision", "v1"]).unwrap().is_none(), "as ever");
-        assert!(asked(&[path, "--revision", "v1"]).unwrap_err().contains("--revision"));
+        assert!(parse(&[path]).unwrap().is_none());
+        assert!(parse(&[path, "--", "--revision", "v1"]).unwrap().is_none());
+        assert!(parse(&[path, "--revision", "v1"]).unwrap_err().contains("--revision"));
     }
 
     #[test]
     fn folder_without_a_model_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().to_str().unwrap();
-        assert!(asked(&[path]).unwrap_err().contains("has no config.json"));
+        assert!(parse(&[path]).unwrap_err().contains("has no config.json"));
         std::fs::write(dir.path().join("model-q4_k_m.GGUF"), "GGUF").unwrap();
-        assert!(asked(&[path]).unwrap_err().contains("has GGUF files alone"));
+        assert!(parse(&[path]).unwrap_err().contains("has GGUF files alone"));
     }
 
     #[test]
-    fn weights_are_for_engines_that_are_launched_and_code_for_those_that_trust_it() {
+    fn download_includes_weights_and_code_only_if_needed() {
         let wanted = |args: &[&str]| {
-            let Wanted { weights, code } =
-                asked(&[&["owner/name"], args].concat()).unwrap().unwrap().wanted;
+            let WantedFiles { weights, code } =
+                parse(&[&["owner/name"], args].concat()).unwrap().unwrap().wanted;
             (weights, code)
         };
         assert_eq!(wanted(&[]), (Some(Weights::AsVllmChooses), false));
@@ -180,12 +192,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_model_or_no_revision_is_refused() {
+    fn invalid_model_or_revision_is_refused() {
         for model in ["/models/typo", "./typo", "a/b/c", "~/x"] {
-            assert!(asked(&[model]).unwrap_err().contains(model), "{model}");
+            assert!(parse(&[model]).unwrap_err().contains(model), "{model}");
         }
-        assert!(asked(&["owner/name", "--", "--revision=v1"]).unwrap_err().contains("before --"));
-        let revision = asked(&["owner/name", "--revision", "refs/pr/1"]).unwrap().unwrap().revision;
+        assert!(parse(&["owner/name", "--", "--revision=v1"]).unwrap_err().contains("before --"));
+        let revision = parse(&["owner/name", "--revision", "refs/pr/1"]).unwrap().unwrap().revision;
         assert_eq!(revision.as_str(), "refs/pr/1");
         assert!(
             Cli::try_parse_from(["chiasm", "serve", "owner/name", "--revision", "../x"]).is_err()

@@ -1,4 +1,4 @@
-//! `chiasm inspect`: what an image means for a model's prompt.
+//! `chiasm inspect`: prints an image's identity, layout and tensors for a model.
 
 use std::fs::{self, File};
 use std::io::BufWriter;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use chiasm_backend::PlanClass;
 use chiasm_media::{
-    ByteBudget, EncodedMedia, ImageHeader, MediaConfig, MediaDoor, MediaHeader, MediaPart,
+    ByteBudget, EncodedMedia, ImageHeader, MediaConfig, MediaHeader, MediaLoader, MediaPart,
 };
 use chiasm_pipeline::model::{ModelError, TokenizerVocabulary};
 use chiasm_prompt::Tokenizer;
@@ -33,7 +33,7 @@ pub(crate) async fn run(args: InspectArgs) -> Result<(), CliError> {
     };
     let block_size = BlockSize::new(args.block_size)
         .ok_or_else(|| CliError::Usage("--block-size is 0".to_owned()))?;
-    // The person at the command line may read what they can reach.
+    // The user of the command line may read any file and reach any address.
     let media = MediaConfig {
         allow_private_addresses: true,
         allowed_local_media_path: Some("/".into()),
@@ -41,35 +41,36 @@ pub(crate) async fn run(args: InspectArgs) -> Result<(), CliError> {
         ..MediaConfig::default()
     };
     let budget = ByteBudget::new(media.limits.max_bytes(&Modality::Image));
-    let door = MediaDoor::new(media, budget)?;
+    let loader = MediaLoader::new(media, budget)?;
     if let Some(dir) = &args.dump {
         fs::create_dir_all(dir).map_err(|error| CliError::file(dir, error))?;
     }
-    let identity = PlanClass::identify(model.processor(), &model.fingerprint(&kwargs));
+    let identity =
+        PlanClass::item_identity(model.default_fingerprint(), &model.fingerprint(&kwargs));
     for (index, source) in args.images.iter().enumerate() {
-        let image = open(&door, source).await?;
+        let image = open(&loader, source).await?;
         let MediaHeader::Image(header) = image.header else {
             return Err(CliError::Usage(format!("{source} is no image but {}", image.modality)));
         };
         let size = ImageSize { width: header.width, height: header.height };
         let plan = model.plan(size, &kwargs)?;
         let hash = chiasm_media::mm_hash(&image.content, &image.modality, &identity);
-        let facts = Facts {
+        let inspection = Inspection {
             source: if source.starts_with("data:") { "data: URI" } else { source },
             hash,
-            blocks: blocks(&plan, block_size),
+            blocks: full_blocks(&plan, block_size),
             tensors: plan.tensors(format),
             image,
             header,
             plan,
         };
         if args.json {
-            line!("{}", facts.to_json());
+            line!("{}", inspection.to_json());
         } else {
-            facts.print(block_size);
+            inspection.print(block_size);
         }
         if let Some(dir) = &args.dump {
-            for path in facts.dump(dir, index, &model, format)? {
+            for path in inspection.dump(dir, index, &model, format)? {
                 eprintln!("wrote {}", path.display());
             }
         }
@@ -77,8 +78,8 @@ pub(crate) async fn run(args: InspectArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The image family of a model directory. One without a tokenizer is enough for families that need
-/// none.
+/// Reads the image family of a model directory. The tokenizer may be missing, for families that
+/// need none.
 fn read_model(dir: &Path) -> Result<Option<VisionModel>, CliError> {
     if !dir.join("tokenizer.json").exists() {
         return Ok(VisionModel::from_model_dir(dir, &NoVocabulary)?);
@@ -87,22 +88,23 @@ fn read_model(dir: &Path) -> Result<Option<VisionModel>, CliError> {
     Ok(VisionModel::from_model_dir(dir, &TokenizerVocabulary(&tokenizer))?)
 }
 
-async fn open(door: &MediaDoor, source: &str) -> Result<EncodedMedia, CliError> {
+/// Opens an image by its URL or path.
+async fn open(loader: &MediaLoader, source: &str) -> Result<EncodedMedia, CliError> {
     if source.starts_with("data:") || source.contains("://") {
-        return Ok(door.open(source).await?);
+        return Ok(loader.open(source).await?);
     }
     let path = Path::new(source);
-    let opened = async { door.open(MediaPart::file(path)?).await };
+    let opened = async { loader.open(MediaPart::file(path)?).await };
     opened.await.map_err(|error| CliError::file(path, std::io::Error::other(error)))
 }
 
-/// Full blocks of a prompt that is this image alone.
-fn blocks(plan: &ImagePlan, block_size: BlockSize) -> usize {
+/// Returns the number of full blocks of a prompt that consists of this image only.
+fn full_blocks(plan: &ImagePlan, block_size: BlockSize) -> usize {
     plan.placeholder.iter().map(|run| run.count).sum::<usize>() / block_size.get()
 }
 
-/// All that is known of one image.
-struct Facts<'a> {
+/// The result for one image.
+struct Inspection<'a> {
     source: &'a str,
     image: EncodedMedia,
     header: ImageHeader,
@@ -112,12 +114,15 @@ struct Facts<'a> {
     blocks: usize,
 }
 
-impl Facts<'_> {
+impl Inspection<'_> {
     fn to_json(&self) -> Value {
         let Self { source, header, plan, hash, tensors, blocks, .. } = self;
         let tensors: Vec<Value> = tensors
             .iter()
-            .map(|tensor| json!({"name": tensor.name, "dtype": tensor.dtype.torch_name(), "shape": tensor.shape}))
+            .map(|tensor| {
+                let dtype = tensor.dtype.torch_name();
+                json!({"name": tensor.name, "dtype": dtype, "shape": tensor.shape})
+            })
             .collect();
         let layout: Vec<Value> = plan
             .placeholder
@@ -186,7 +191,7 @@ impl Facts<'_> {
         );
     }
 
-    /// Decodes and processes the image and writes each tensor to a file; returns the files.
+    /// Decodes and processes the image, writes each tensor to a file and returns the paths.
     fn dump(
         &self,
         dir: &Path,

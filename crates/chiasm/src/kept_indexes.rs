@@ -1,4 +1,4 @@
-//! The folder in which knowledge of KV caches outlives this process.
+//! The folder for prefix indexes that outlive this process.
 
 use chiasm_fleet::KeptIndexes;
 
@@ -9,9 +9,10 @@ use crate::{key_secret, state_folder};
 /// The name of the folder within the state folder.
 const NAME: &str = "kv";
 
-/// Opens the folder if some workers outlive this process. Block keys then need a secret that the
-/// next process has, too: it is set here unless it is already (`has_secret`). A folder that can't
-/// be opened is a warning, and everything else works.
+/// Opens the folder if some workers outlive this process.
+///
+/// Block keys then need a secret that the next process has, too. It is set here unless it is set
+/// already (`has_secret`). A folder that can't be opened only causes a warning.
 pub(crate) fn open(args: &ServeArgs, has_secret: bool) -> Option<KeptIndexes> {
     let engines = &args.engines;
     let is_server = |upstream: &UpstreamArg| matches!(upstream, UpstreamArg::Server(_));
@@ -23,18 +24,21 @@ pub(crate) fn open(args: &ServeArgs, has_secret: bool) -> Option<KeptIndexes> {
     }
     let opened = try_open(args, has_secret);
     let warn = |error: &CliError| {
-        tracing::warn!(%error, "what is known of KV caches ends with this process (--state-dir names a folder for it)");
+        tracing::warn!(
+            %error,
+            "knowledge of KV caches is lost when this process ends; give a folder with --state-dir"
+        );
     };
     opened.inspect_err(warn).ok()
 }
 
 fn try_open(args: &ServeArgs, has_secret: bool) -> Result<KeptIndexes, CliError> {
-    let asked = args.engines.state_dir.as_deref();
-    // Creates the folder, for this user alone.
-    state_folder::required(asked)?;
+    let state_dir = args.engines.state_dir.as_deref();
+    // Creates the folder, readable by this user only.
+    state_folder::open_required(state_dir)?;
     if !has_secret {
-        key_secret::share(args.agents.block_key_secret.as_deref(), asked)?;
+        key_secret::share(args.agents.block_key_secret.as_deref(), state_dir)?;
     }
-    let folder = state_folder::path(asked)?.join(NAME);
+    let folder = state_folder::path(state_dir)?.join(NAME);
     KeptIndexes::open(&folder).map_err(|source| CliError::file(&folder, source))
 }

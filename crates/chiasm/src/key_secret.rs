@@ -10,27 +10,27 @@ use chiasm_kv::KeySecret;
 use crate::error::CliError;
 use crate::state_folder;
 
-/// The file in the state folder.
-const NAME: &str = "block-key-secret";
+/// The name of the file in the state folder.
+const FILE_NAME: &str = "block-key-secret";
 
-/// Makes the secret of a file that of this process: of the one that is given, or of one in the
-/// state folder, which is made if it is not there. Must come before the first block key is made.
+/// Sets this process's block key secret from `file`, or from a file in the state folder. Creates
+/// the latter if it does not exist. Must be called before the first block key is computed.
 pub(crate) fn share(file: Option<&Path>, state_dir: Option<&Path>) -> Result<(), CliError> {
     let secret = match file {
         Some(file) => read(file)?,
         None => {
             let folder = state_folder::path(state_dir)?;
-            read_or_make(&folder)?
+            read_or_create(&folder)?
         }
     };
     secret.use_in_process().map_err(|error| CliError::Usage(error.to_string()))
 }
 
 fn read(path: &Path) -> Result<KeySecret, CliError> {
-    let wrong = |reason: &dyn Display| {
+    let invalid = |reason: &dyn Display| {
         CliError::Usage(format!("--block-key-secret: {}: {reason}", path.display()))
     };
-    let text = fs::read_to_string(path).map_err(|error| wrong(&error))?;
+    let text = fs::read_to_string(path).map_err(|error| invalid(&error))?;
     let digits = text.trim();
     let byte = |at: usize| {
         digits.get(2 * at..2 * at + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok())
@@ -38,14 +38,14 @@ fn read(path: &Path) -> Result<KeySecret, CliError> {
     let bytes: Option<Vec<u8>> = (0..32).map(byte).collect();
     let bytes = bytes.and_then(|bytes| bytes.try_into().ok()).filter(|_| digits.len() == 64);
     let bytes = bytes
-        .ok_or_else(|| wrong(&"expected 64 hex digits, as openssl rand -hex 32 prints them"))?;
+        .ok_or_else(|| invalid(&"expected 64 hex digits, as openssl rand -hex 32 prints them"))?;
     Ok(KeySecret::new(bytes))
 }
 
-fn read_or_make(folder: &Path) -> Result<KeySecret, CliError> {
-    let path: PathBuf = folder.join(NAME);
+fn read_or_create(folder: &Path) -> Result<KeySecret, CliError> {
+    let path: PathBuf = folder.join(FILE_NAME);
     if !path.exists() {
-        make(folder, &path).map_err(|error| {
+        create(folder, &path).map_err(|error| {
             let path = path.display();
             CliError::Usage(format!(
                 "can't write {path}: {error}; give another folder with --state-dir"
@@ -55,9 +55,9 @@ fn read_or_make(folder: &Path) -> Result<KeySecret, CliError> {
     read(&path)
 }
 
-/// Writes a random secret, all of it at once and for this user alone; without effect if another
-/// process was first.
-fn make(folder: &Path, path: &Path) -> io::Result<()> {
+/// Atomically writes a random secret that only this user can read. Does nothing if another process
+/// was first.
+fn create(folder: &Path, path: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
     let digits: String =
@@ -76,21 +76,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_secret_is_made_once_and_for_its_user_alone() {
+    fn secret_is_created_once_for_user_only() {
         let folder = tempfile::tempdir().unwrap();
         let state = folder.path().join("a/b");
-        let made = read_or_make(&state).unwrap();
-        assert!(read_or_make(&state).unwrap() == made);
-        let mode = fs::metadata(state.join(NAME)).unwrap().permissions().mode();
+        let created = read_or_create(&state).unwrap();
+        assert!(read_or_create(&state).unwrap() == created);
+        let mode = fs::metadata(state.join(FILE_NAME)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
     }
 
     #[test]
-    fn a_file_has_64_hex_digits() {
+    fn secret_file_needs_64_hex_digits() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("secret");
         let digits = "0123456789abcdefABCDEF000000000000000000000000000000000000000042";
-        for (text, is_one) in [
+        for (text, is_valid) in [
             (digits.to_owned(), true),
             (format!("{digits}\n"), true),
             (format!("{digits}00"), false),
@@ -100,7 +100,7 @@ mod tests {
             (String::new(), false),
         ] {
             fs::write(&path, &text).unwrap();
-            assert_eq!(read(&path).is_ok(), is_one, "{text}");
+            assert_eq!(read(&path).is_ok(), is_valid, "{text}");
         }
         assert!(read(&folder.path().join("none")).is_err());
     }

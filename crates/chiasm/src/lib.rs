@@ -3,24 +3,24 @@
 //! | module | is |
 //! |---|---|
 //! | `cli` | the command line |
-//! | `agent` | the engines of this machine, for frontends on any |
-//! | `agents` | the engines of agents, for this frontend |
-//! | `key_secret` | what block keys of several processes are made with |
-//! | `serve` | engines, a frontend before them, an orderly end |
+//! | `agent` | `chiasm agent`: this machine's engines, for frontends on any machine |
+//! | `agents` | a frontend's side of agents: finding them and connecting their engines |
+//! | `key_secret` | the block key secret that several processes share |
+//! | `serve` | `chiasm serve`: engines, the frontend, graceful shutdown |
 //! | `hub_model` | a model given by its id on the Hugging Face hub |
-//! | `download_bar` | how far its download is, on a terminal or in the log |
-//! | `vllm_command` | which `vllm` is meant |
-//! | `vllm_flags` | flags for vLLM that change what an image becomes |
+//! | `download_bar` | the progress of its download, on a terminal or in the log |
+//! | `vllm_command` | the path of the `vllm` program |
+//! | `vllm_flags` | vLLM flags that change image tensors or prompts |
 //! | `demo` | the main job in a minute, on simulated engines |
-//! | `log` | lines on standard error that nobody waits for |
-//! | `inspect` | what an image means for a model's prompt |
-//! | `doctor` | whether this machine has what serving needs |
-//! | `completions` | what a shell completes |
+//! | `log` | non-blocking log lines on standard error |
+//! | `inspect` | an image's identity, layout and tensors for a model |
+//! | `doctor` | checks of what serving needs on this machine |
+//! | `completions` | shell completions |
 //! | `engines` | engines that outlive their frontends |
 //! | `sim_engine` | one simulated engine as a process |
-//! | `state_folder` | where what is known of engines outlives their frontend |
+//! | `state_folder` | the folder for state that outlives a frontend |
 //! | `simulate` | routing policies on a modelled fleet |
-//! | [`scenarios`] | the conversations of demo and tests, and what they must show |
+//! | [`scenarios`] | the conversations of demo and tests, with their expectations |
 #![forbid(unsafe_code)]
 
 mod agent;
@@ -60,42 +60,45 @@ use std::cell::Cell;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use chiasm_backend::unread::Unread;
+use chiasm_backend::unread::UnreadBudget;
 
 use cli::{Cli, Command};
 use log::Log;
 
-/// Makes ring the cryptography of all TLS in this process. No request of ours needs it, but HTTP
-/// clients ask for one.
-pub fn use_ring() {
-    // Fails only when one was chosen before, and that one does too.
+/// Installs ring as the crypto provider for all TLS in this process.
+///
+/// Chiasm's own requests need none, but HTTP clients require that one is installed.
+pub fn install_crypto_provider() {
+    // Fails only if a provider is installed already, which works as well.
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
 thread_local! {
-    /// The amount of unread answers that had been released when this thread last gave back memory,
-    /// in steps of 16 MiB.
-    static GAVE_BACK_AT: Cell<u64> = const { Cell::new(0) };
+    /// The total of released unread answers when this thread last returned memory, in steps of
+    /// 16 MiB.
+    static LAST_RETURN: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Calls `give_back` on a thread that is about to wait, once for every 16 MiB of unread answers
-/// that were released.
-fn give_back_if_due(give_back: fn()) {
-    /// The amount that is worth the milliseconds which giving back takes.
-    const WORTH_BYTES: u64 = 16 << 20;
-    let released = Unread::of_process().released() / WORTH_BYTES;
-    if GAVE_BACK_AT.replace(released) != released {
-        give_back();
+/// Calls `return_memory` once for every 16 MiB of unread answers that were released. Runs on a
+/// thread that is about to park.
+fn return_memory_if_due(return_memory: fn()) {
+    /// Returning memory takes milliseconds, which pays off from this amount on.
+    const STEP_BYTES: u64 = 16 << 20;
+    let released_steps = UnreadBudget::global().released() / STEP_BYTES;
+    if LAST_RETURN.replace(released_steps) != released_steps {
+        return_memory();
     }
 }
 
-/// Runs the command line of this process. `give_back` returns memory to the system that the calling
-/// thread has allocated and others have freed.
-pub fn main(give_back: fn()) -> ExitCode {
-    let cli = Cli::of_this_process();
-    use_ring();
-    // The demo's own lines are its output; what its parts log would only blur them.
-    // Engines say a lot while they start; their last lines are told when they fail.
+/// Runs the command line of this process.
+///
+/// `return_memory` returns memory to the system that the calling thread has allocated and other
+/// threads have freed.
+pub fn main(return_memory: fn()) -> ExitCode {
+    let cli = Cli::parse_or_exit();
+    install_crypto_provider();
+    // The other commands print their own output, which log lines would clutter.
+    // Engines log a lot while they start; their last lines are reported when they fail.
     let filter = if matches!(cli.command, Command::Serve(_) | Command::Agent(_)) {
         "info,vllm=warn"
     } else {
@@ -104,28 +107,28 @@ pub fn main(give_back: fn()) -> ExitCode {
     let log = match Log::to_stderr(filter) {
         Ok(log) => log,
         Err(error) => {
-            // Nobody may be there to read it.
+            // Standard error may be closed.
             let _ = writeln!(io::stderr(), "error: can't log to standard error: {error}");
             return ExitCode::FAILURE;
         }
     };
     let mut builder = tokio::runtime::Builder::new_multi_thread();
-    // Threads that have work see only between so many tasks whose sockets are ready. Of a client
-    // that asks ahead without end each takes a millisecond or two.
+    // Busy threads poll for ready sockets only between this many tasks. With a client that
+    // pipelines requests without end, each task takes a millisecond or two.
     builder.event_interval(16);
-    builder.on_thread_park(move || give_back_if_due(give_back));
+    builder.on_thread_park(move || return_memory_if_due(return_memory));
     if let Command::Serve(args) | Command::Agent(args) = &cli.command {
         builder.worker_threads(args.limits.async_threads());
-        Unread::of_process().set_max_bytes(args.limits.max_unread_bytes);
+        UnreadBudget::global().set_max_bytes(args.limits.max_unread_bytes);
     }
     let runtime = match builder.enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => {
-            log.say(&format!("error: can't start the async runtime: {error}"));
+            log.print(&format!("error: can't start the async runtime: {error}"));
             return ExitCode::FAILURE;
         }
     };
-    let done = runtime.block_on(async {
+    let outcome = runtime.block_on(async {
         match cli.command {
             Command::Serve(args) => serve::run(*args, log.counts()).await,
             Command::Agent(args) => agent::run(*args).await,
@@ -141,10 +144,10 @@ pub fn main(give_back: fn()) -> ExitCode {
             Command::Simulate(args) => simulate::run(&args),
         }
     });
-    match done {
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            log.say(&format!("error: {error}"));
+            log.print(&format!("error: {error}"));
             ExitCode::FAILURE
         }
     }

@@ -1,8 +1,8 @@
-//! The log: lines on standard error, written by a thread that nobody waits for.
+//! The log: lines on standard error, written by a background thread.
 //!
-//! Whoever reads them may be slow, stuck or gone, and a request must not notice. So a line goes
-//! into a queue, which takes no more when it is full; what is not written is counted. Warnings come
-//! in a few at a time for each place that makes them, as an engine or a client can cause thousands.
+//! The reader of standard error may be slow, blocked or gone, which must not delay requests. Lines
+//! therefore go through a bounded queue; lines that don't fit or can't be written are dropped and
+//! counted. Warnings are rate-limited per call site, as an engine or a client can cause thousands.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::collections::HashMap;
@@ -21,63 +21,62 @@ use tracing::{Level, Metadata};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
-/// The variable that says what is logged.
-const FILTER: &str = "CHIASM_LOG";
-/// Bytes of lines that wait to be written; as many again are being written.
-const QUEUE: usize = 4 << 20;
-/// Bytes of one line.
-const LONGEST: usize = 16 << 10;
-/// How long the first line waits for others, to be written with them: a write costs about as much
-/// as a line.
-const GATHERING: Duration = Duration::from_millis(5);
-/// How long the end of the process waits for the last lines.
-const LAST_LINES: Duration = Duration::from_secs(1);
-/// Warnings and errors of one place in the code that are written at once, and how soon there may be
-/// another. All that engines say comes from one place, and a traceback has to pass.
-const BURST: u32 = 100;
-const PAUSE: Duration = Duration::from_millis(100);
+/// The environment variable with the log filter.
+const FILTER_VARIABLE: &str = "CHIASM_LOG";
+/// The maximum number of bytes in the queue. The batch being written may have as many again.
+const MAX_QUEUED_BYTES: usize = 4 << 20;
+/// The maximum number of bytes of one line; the rest is cut off.
+const MAX_LINE_BYTES: usize = 16 << 10;
+/// The time that the first line of a batch waits for more: a write costs about as much as a line.
+const BATCH_DELAY: Duration = Duration::from_millis(5);
+/// The time that dropping the log waits for the last lines.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+/// The warnings and errors that one call site may write at once. All output of engines comes from
+/// one call site, and a whole traceback must fit.
+const BURST_LINES: u32 = 100;
+/// The interval at which a call site may write another line after its burst.
+const REFILL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The log of this process. Dropping it writes what waits, for a second at most.
+/// The log of this process. Dropping it writes the queued lines, within [`FLUSH_TIMEOUT`].
 pub(crate) struct Log {
     queue: Arc<Queue>,
-    /// Nothing is sent: it ends with the thread that writes.
-    written: mpsc::Receiver<()>,
+    /// Disconnected when the writing thread ends; carries no messages.
+    writer_ended: mpsc::Receiver<()>,
 }
 
 impl Log {
-    /// Logs what `CHIASM_LOG` says, or else `default_filter`, to standard error from now on; panics
-    /// too.
+    /// Starts logging to standard error, panics included. Filters by `CHIASM_LOG`, or by
+    /// `default_filter` if the variable is not set.
     ///
     /// # Errors
-    /// Standard error can't be had, or there can be no thread.
+    /// Standard error can't be duplicated, or the thread can't be started.
     pub(crate) fn to_stderr(default_filter: &str) -> io::Result<Self> {
-        // A descriptor of its own: the lock of `io::stderr` would be held for as long as its reader
-        // is stuck.
+        // A descriptor of its own: a blocked write would hold the lock of `io::stderr`.
         let stderr = File::from(io::stderr().as_fd().try_clone_to_owned()?);
         let log = Self::to(stderr)?;
-        let asked = EnvFilter::try_from_env(FILTER);
-        let wrong = asked
+        let from_env = EnvFilter::try_from_env(FILTER_VARIABLE);
+        let filter_error = from_env
             .as_ref()
             .err()
-            .filter(|_| std::env::var_os(FILTER).is_some())
+            .filter(|_| std::env::var_os(FILTER_VARIABLE).is_some())
             .map(ToString::to_string);
-        let filter = asked.unwrap_or_else(|_| EnvFilter::new(default_filter));
+        let filter = from_env.unwrap_or_else(|_| EnvFilter::new(default_filter));
         tracing_subscriber::fmt()
             .with_env_filter(filter)
             .with_target(false)
             .with_ansi(io::stderr().is_terminal())
-            .with_writer(Lines { queue: log.queue.clone(), places: Mutex::default() })
+            .with_writer(LineWriters { queue: log.queue.clone(), call_sites: Mutex::default() })
             .init();
         let queue = log.queue.clone();
         std::panic::set_hook(Box::new(move |panic| {
             queue.panics.fetch_add(1, Ordering::Relaxed);
-            tell(panic);
+            log_panic(panic);
         }));
-        if let Some(reason) = wrong {
+        if let Some(reason) = filter_error {
             tracing::warn!(
                 reason,
                 default = default_filter,
-                "{FILTER} is no filter, the default is taken"
+                "{FILTER_VARIABLE} is not a valid filter; the default is used"
             );
         }
         Ok(log)
@@ -85,27 +84,27 @@ impl Log {
 
     fn to(mut sink: impl Write + Send + 'static) -> io::Result<Self> {
         let queue = Arc::new(Queue::default());
-        let (ended, written) = mpsc::channel::<()>();
-        let writes = queue.clone();
+        let (ending, writer_ended) = mpsc::channel::<()>();
+        let writer_queue = queue.clone();
         thread::Builder::new().name("log".to_owned()).spawn(move || {
-            let _ended = ended;
+            let _ending = ending;
             let mut batch = Vec::new();
-            while let Some(lines) = writes.take(&mut batch) {
-                // There is nobody to tell of an error but the metrics.
+            while let Some(lines) = writer_queue.take_batch(&mut batch) {
+                // The metrics are the only place to report a write error.
                 if sink.write_all(&batch).is_err() {
-                    writes.unwritten.fetch_add(lines, Ordering::Relaxed);
+                    writer_queue.unwritten.fetch_add(lines, Ordering::Relaxed);
                 }
             }
         })?;
-        Ok(Self { queue, written })
+        Ok(Self { queue, writer_ended })
     }
 
-    /// Writes what the process itself has to say, after all that was logged before.
-    pub(crate) fn say(&self, text: &str) {
+    /// Writes a line of the command itself, after the lines that were logged before.
+    pub(crate) fn print(&self, text: &str) {
         self.queue.push(format!("{text}\n").as_bytes());
     }
 
-    /// What was counted so far.
+    /// Returns a function that reads the current counts.
     pub(crate) fn counts(&self) -> impl Fn() -> LogCounts + Send + Sync + 'static {
         let queue = self.queue.clone();
         move || LogCounts {
@@ -117,8 +116,8 @@ impl Log {
     }
 }
 
-/// Logs a panic: the usual hook writes to standard error itself, and waits for its reader.
-fn tell(panic: &PanicHookInfo<'_>) {
+/// Logs a panic. The default hook would write to standard error itself, which may block.
+fn log_panic(panic: &PanicHookInfo<'_>) {
     let thread = thread::current();
     let backtrace = Backtrace::capture();
     let backtrace =
@@ -128,16 +127,16 @@ fn tell(panic: &PanicHookInfo<'_>) {
 
 impl Drop for Log {
     fn drop(&mut self) {
-        self.queue.waiting().closed = true;
+        self.queue.lock_pending().closed = true;
         self.queue.changed.notify_one();
-        let _ = self.written.recv_timeout(LAST_LINES);
+        let _ = self.writer_ended.recv_timeout(FLUSH_TIMEOUT);
     }
 }
 
-/// Lines on their way to the thread that writes them, and the counts.
+/// The queue of lines for the writing thread, and the counts.
 #[derive(Default)]
 struct Queue {
-    waiting: Mutex<Waiting>,
+    pending: Mutex<PendingLines>,
     changed: Condvar,
     full: AtomicU64,
     unwritten: AtomicU64,
@@ -146,131 +145,136 @@ struct Queue {
 }
 
 #[derive(Default)]
-struct Waiting {
+struct PendingLines {
     bytes: Vec<u8>,
     lines: u64,
-    /// The thread waits for a first line, and has to be woken.
-    idle: bool,
-    /// There will be no more.
+    /// Set while the writing thread waits for a first line and has to be woken.
+    writer_idle: bool,
+    /// Set when the log is dropped: no more lines are accepted.
     closed: bool,
 }
 
 impl Queue {
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_pending(&self) -> MutexGuard<'_, PendingLines> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn push(&self, line: &[u8]) {
-        let mut waiting = self.waiting();
-        if waiting.closed || waiting.bytes.len() + line.len() > QUEUE {
+        let mut pending = self.lock_pending();
+        if pending.closed || pending.bytes.len() + line.len() > MAX_QUEUED_BYTES {
             self.full.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        waiting.bytes.extend_from_slice(line);
-        waiting.lines += 1;
-        if std::mem::take(&mut waiting.idle) {
+        pending.bytes.extend_from_slice(line);
+        pending.lines += 1;
+        if std::mem::take(&mut pending.writer_idle) {
             self.changed.notify_one();
         }
     }
 
-    /// Waits for lines and puts them in the place of what is in `batch`; their number. `None` after
-    /// the last.
-    fn take(&self, batch: &mut Vec<u8>) -> Option<u64> {
-        let mut waiting = self.waiting();
-        while waiting.lines == 0 {
-            if waiting.closed {
+    /// Waits for lines, replaces the contents of `batch` with them and returns their number.
+    /// Returns `None` after the last line of a closed queue.
+    fn take_batch(&self, batch: &mut Vec<u8>) -> Option<u64> {
+        let mut pending = self.lock_pending();
+        while pending.lines == 0 {
+            if pending.closed {
                 return None;
             }
-            waiting.idle = true;
-            waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+            pending.writer_idle = true;
+            pending = self.changed.wait(pending).unwrap_or_else(PoisonError::into_inner);
         }
-        waiting.idle = false;
-        let gathered =
-            self.changed.wait_timeout_while(waiting, GATHERING, |waiting| !waiting.closed);
-        let (mut waiting, _) = gathered.unwrap_or_else(PoisonError::into_inner);
+        pending.writer_idle = false;
+        let waited =
+            self.changed.wait_timeout_while(pending, BATCH_DELAY, |pending| !pending.closed);
+        let (mut pending, _) = waited.unwrap_or_else(PoisonError::into_inner);
         batch.clear();
-        std::mem::swap(batch, &mut waiting.bytes);
-        Some(std::mem::take(&mut waiting.lines))
+        std::mem::swap(batch, &mut pending.bytes);
+        Some(std::mem::take(&mut pending.lines))
     }
 }
 
-/// Makes writers of single lines.
-struct Lines {
+/// Creates a [`LineWriter`] for each log event.
+struct LineWriters {
     queue: Arc<Queue>,
-    places: Mutex<HashMap<Identifier, Bucket>>,
+    call_sites: Mutex<HashMap<Identifier, TokenBucket>>,
 }
 
-/// How many more lines of one place may be written.
-struct Bucket {
-    left: u32,
-    since: Instant,
-    /// Lines left out since the last one that was written.
-    left_out: u64,
+/// The rate limit of one call site.
+struct TokenBucket {
+    tokens: u32,
+    refilled_at: Instant,
+    /// The number of lines dropped since the last one that was written.
+    dropped: u64,
 }
 
-impl Bucket {
+impl TokenBucket {
     fn new(now: Instant) -> Self {
-        Self { left: BURST, since: now, left_out: 0 }
+        Self { tokens: BURST_LINES, refilled_at: now, dropped: 0 }
     }
 
-    /// `None` if there may be no line now, else how many were left out before it.
-    fn take(&mut self, now: Instant) -> Option<u64> {
-        let pauses = now.saturating_duration_since(self.since).as_nanos() / PAUSE.as_nanos();
-        let pauses = u32::try_from(pauses).unwrap_or(u32::MAX);
-        if pauses >= BURST - self.left {
-            (self.left, self.since) = (BURST, now);
+    /// Takes the token for one line and returns the number of lines dropped before it. Returns
+    /// `None` if the line has to be dropped, too.
+    fn try_take(&mut self, now: Instant) -> Option<u64> {
+        let elapsed = now.saturating_duration_since(self.refilled_at);
+        let intervals = elapsed.as_nanos() / REFILL_INTERVAL.as_nanos();
+        let intervals = u32::try_from(intervals).unwrap_or(u32::MAX);
+        if intervals >= BURST_LINES - self.tokens {
+            self.tokens = BURST_LINES;
+            self.refilled_at = now;
         } else {
-            self.left += pauses;
-            self.since += PAUSE * pauses;
+            self.tokens += intervals;
+            self.refilled_at += REFILL_INTERVAL * intervals;
         }
-        if self.left == 0 {
-            self.left_out += 1;
+        if self.tokens == 0 {
+            self.dropped += 1;
             return None;
         }
-        self.left -= 1;
-        Some(std::mem::take(&mut self.left_out))
+        self.tokens -= 1;
+        Some(std::mem::take(&mut self.dropped))
     }
 }
 
-impl<'a> MakeWriter<'a> for Lines {
-    type Writer = Line<'a>;
+impl<'a> MakeWriter<'a> for LineWriters {
+    type Writer = LineWriter<'a>;
 
-    fn make_writer(&'a self) -> Line<'a> {
-        Line { queue: &self.queue, left_out: Some(0) }
+    fn make_writer(&'a self) -> LineWriter<'a> {
+        LineWriter { queue: &self.queue, dropped_before: Some(0) }
     }
 
-    fn make_writer_for(&'a self, meta: &Metadata<'_>) -> Line<'a> {
+    fn make_writer_for(&'a self, meta: &Metadata<'_>) -> LineWriter<'a> {
         if *meta.level() > Level::WARN {
             return self.make_writer();
         }
         let now = Instant::now();
-        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        let left_out = places.entry(meta.callsite()).or_insert_with(|| Bucket::new(now)).take(now);
-        if left_out.is_none() {
+        let mut call_sites = self.call_sites.lock().unwrap_or_else(PoisonError::into_inner);
+        let bucket = call_sites.entry(meta.callsite()).or_insert_with(|| TokenBucket::new(now));
+        let dropped_before = bucket.try_take(now);
+        if dropped_before.is_none() {
             self.queue.repeated.fetch_add(1, Ordering::Relaxed);
         }
-        Line { queue: &self.queue, left_out }
+        LineWriter { queue: &self.queue, dropped_before }
     }
 }
 
-/// Takes one line.
-struct Line<'a> {
+/// A writer for one line.
+struct LineWriter<'a> {
     queue: &'a Queue,
-    /// How many lines like it were left out before it; `None` if it is left out itself.
-    left_out: Option<u64>,
+    /// The number of lines of this call site dropped before this one; `None` if this one is
+    /// dropped.
+    dropped_before: Option<u64>,
 }
 
-impl Write for Line<'_> {
-    /// `line` is whole, as the formatter makes it.
+impl Write for LineWriter<'_> {
+    /// Queues a whole line, which the formatter passes in one call.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        if let Some(left_out) = self.left_out {
-            let mut one = one_line(line);
-            if left_out > 0 {
-                one.extend_from_slice(
-                    format!("    {left_out} more like this were left out\n").as_bytes(),
+        if let Some(dropped) = self.dropped_before {
+            let mut output = one_line(line);
+            if dropped > 0 {
+                output.extend_from_slice(
+                    format!("    {dropped} more like this were left out\n").as_bytes(),
                 );
             }
-            self.queue.push(&one);
+            self.queue.push(&output);
         }
         Ok(line.len())
     }
@@ -280,23 +284,23 @@ impl Write for Line<'_> {
     }
 }
 
-/// A line that is no two, and not too long: what a client or an engine said may have line breaks.
-/// Other control characters are escaped by the formatter.
+/// Escapes line breaks, which text of a client or an engine may have, and cuts a long line off. The
+/// formatter escapes other control characters.
 fn one_line(line: &[u8]) -> Vec<u8> {
     let text = line.strip_suffix(b"\n").unwrap_or(line);
-    let mut one = Vec::with_capacity(text.len().min(LONGEST) + 32);
-    for &byte in text.iter().take(LONGEST) {
+    let mut escaped = Vec::with_capacity(text.len().min(MAX_LINE_BYTES) + 32);
+    for &byte in text.iter().take(MAX_LINE_BYTES) {
         match byte {
-            b'\n' => one.extend_from_slice(b"\\n"),
-            b'\r' => one.extend_from_slice(b"\\r"),
-            byte => one.push(byte),
+            b'\n' => escaped.extend_from_slice(b"\\n"),
+            b'\r' => escaped.extend_from_slice(b"\\r"),
+            byte => escaped.push(byte),
         }
     }
-    if text.len() > LONGEST {
-        one.extend_from_slice("…".as_bytes());
+    if text.len() > MAX_LINE_BYTES {
+        escaped.extend_from_slice("…".as_bytes());
     }
-    one.push(b'\n');
-    one
+    escaped.push(b'\n');
+    escaped
 }
 
 #[cfg(test)]
@@ -304,34 +308,42 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_has_a_burst_and_then_a_line_per_pause_that_tells_what_was_left_out() {
+    fn call_site_is_limited_after_burst_with_drop_count() {
         let start = Instant::now();
-        let mut bucket = Bucket::new(start);
-        let written = (0..5 * BURST).filter(|_| bucket.take(start).is_some()).count();
-        assert_eq!(written, BURST as usize);
-        assert_eq!(bucket.take(start + PAUSE), Some(4 * u64::from(BURST)));
-        assert_eq!(bucket.take(start + PAUSE), None);
-        assert_eq!(bucket.take(start + PAUSE * 2), Some(1));
-        // After a long silence all is as at the start.
-        let later = start + PAUSE * 10 * BURST;
-        assert_eq!((0..5 * BURST).filter(|_| bucket.take(later).is_some()).count(), BURST as usize);
+        let mut bucket = TokenBucket::new(start);
+        let written = (0..5 * BURST_LINES).filter(|_| bucket.try_take(start).is_some()).count();
+        assert_eq!(written, BURST_LINES as usize);
+        assert_eq!(bucket.try_take(start + REFILL_INTERVAL), Some(4 * u64::from(BURST_LINES)));
+        assert_eq!(bucket.try_take(start + REFILL_INTERVAL), None);
+        assert_eq!(bucket.try_take(start + REFILL_INTERVAL * 2), Some(1));
+        // After a long silence the bucket is full again.
+        let later = start + REFILL_INTERVAL * 10 * BURST_LINES;
+        let written = (0..5 * BURST_LINES).filter(|_| bucket.try_take(later).is_some()).count();
+        assert_eq!(written, BURST_LINES as usize);
     }
 
     #[test]
-    fn foreign_text_makes_no_second_line_and_no_endless_one() {
+    fn line_breaks_are_escaped_within_length_limit() {
         assert_eq!(one_line(b"a\nINFO b\r\n"), b"a\\nINFO b\\r\n");
         assert_eq!(one_line(b"plain\n"), b"plain\n");
-        let long = one_line(&[b'x'; 2 * LONGEST]);
-        assert!(long.len() < LONGEST + 8 && long.ends_with("…\n".as_bytes()), "{}", long.len());
+        let long = one_line(&[b'x'; 2 * MAX_LINE_BYTES]);
+        assert!(
+            long.len() < MAX_LINE_BYTES + 8 && long.ends_with("…\n".as_bytes()),
+            "{}",
+            long.len()
+        );
     }
 
-    /// Fails after `0` writes, whose bytes it notes.
-    struct Sink(usize, Arc<Mutex<Vec<u8>>>);
+    /// A sink that records bytes and fails after some writes.
+    struct Sink {
+        writes_left: usize,
+        written: Arc<Mutex<Vec<u8>>>,
+    }
 
     impl Write for Sink {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0 = self.0.checked_sub(1).ok_or(io::ErrorKind::BrokenPipe)?;
-            self.1.lock().unwrap().extend_from_slice(bytes);
+            self.writes_left = self.writes_left.checked_sub(1).ok_or(io::ErrorKind::BrokenPipe)?;
+            self.written.lock().unwrap().extend_from_slice(bytes);
             Ok(bytes.len())
         }
         fn flush(&mut self) -> io::Result<()> {
@@ -340,9 +352,9 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_at_the_end_is_written_together() {
+    fn queued_lines_are_written_together_on_drop() {
         let written = Arc::default();
-        let log = Log::to(Sink(1, Arc::clone(&written))).unwrap();
+        let log = Log::to(Sink { writes_left: 1, written: Arc::clone(&written) }).unwrap();
         (0..1000).for_each(|_| log.queue.push(b"line\n"));
         let counts = log.counts();
         drop(log);
@@ -351,8 +363,8 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_takes_is_counted() {
-        let log = Log::to(Sink(0, Arc::default())).unwrap();
+    fn failed_writes_are_counted() {
+        let log = Log::to(Sink { writes_left: 0, written: Arc::default() }).unwrap();
         let counts = log.counts();
         (0..3).for_each(|_| log.queue.push(b"line\n"));
         drop(log);
@@ -360,10 +372,10 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_room_is_counted() {
+    fn lines_beyond_full_queue_are_counted() {
         let queue = Queue::default();
-        let line = vec![b'x'; QUEUE / 4];
+        let line = vec![b'x'; MAX_QUEUED_BYTES / 4];
         (0..6).for_each(|_| queue.push(&line));
-        assert_eq!((queue.full.load(Ordering::Relaxed), queue.waiting().lines), (2, 4));
+        assert_eq!((queue.full.load(Ordering::Relaxed), queue.lock_pending().lines), (2, 4));
     }
 }

@@ -7,12 +7,12 @@ mod allocator;
 use std::process::ExitCode;
 
 #[cfg(feature = "mimalloc")]
-use allocator::give_back;
+use allocator::return_memory;
 
-/// Gives back no memory: the system's allocator decides alone.
+/// Does nothing: the system's allocator decides by itself when to return memory.
 #[cfg(not(feature = "mimalloc"))]
-fn give_back() {}
+fn return_memory() {}
 
 fn main() -> ExitCode {
-    chiasm::main(give_back)
+    chiasm::main(return_memory)
 }

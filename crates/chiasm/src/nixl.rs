@@ -1,4 +1,4 @@
-//! What lends tensors to agents, or reads them out of frontends' memory, as the command line says.
+//! Starts NIXL as the command line asks: to lend tensors to agents, or to read lent tensors.
 
 use std::env;
 use std::fs;
@@ -11,50 +11,51 @@ use chiasm_backend::PrivateNetwork;
 use chiasm_nixl::{Lender, NixlError, Reader, Settings};
 use tokio::task::JoinError;
 
-use crate::cli::{NixlArgs, ServeArgs, is_of_this_machine};
+use crate::cli::{NixlArgs, ServeArgs, is_local_address};
 use crate::error::CliError;
 
 const LIBRARY: &str = "libnixl_capi.so";
-/// What an operator may say to UCX.
+/// UCX's variable with the network devices that it may use; an operator may set it.
 const NET_DEVICES: &str = "UCX_NET_DEVICES";
 
-/// NIXL can't be used.
+/// The reason why NIXL can't be used.
 #[derive(Debug, thiserror::Error)]
-enum NoNixl {
-    /// The environment of this `vllm` has no library.
+enum NixlUnavailable {
+    /// The Python environment of this `vllm` lacks the library.
     #[error("there is no {LIBRARY} in the environment of {} (pip install nixl)", .0.display())]
     NoLibrary(PathBuf),
     #[error(transparent)]
     Nixl(#[from] NixlError),
-    /// The thread that opened the library has panicked.
+    /// The thread that opened the library panicked.
     #[error(transparent)]
     Task(#[from] JoinError),
 }
 
-/// What a frontend lends tensors with, if it is to. Where NIXL can't be used that is told and
-/// counted, and tensors are sent.
-pub(crate) async fn lending(args: &ServeArgs) -> Result<Option<Lending>, CliError> {
-    let lender = started(args, |settings| Lender::start(&settings)).await?;
+/// Starts what a frontend lends tensors with, if `--nixl-library` is given. If NIXL can't be used,
+/// this is logged and counted, and tensors are sent.
+pub(crate) async fn start_lending(args: &ServeArgs) -> Result<Option<Lending>, CliError> {
+    let lender = start_nixl(args, |settings| Lender::start(&settings)).await?;
     Ok(lender.map(|lender| match lender {
         Ok(lender) => Lending::new(Arc::new(lender)),
         Err(error) => Lending::unavailable(error),
     }))
 }
 
-/// What an agent reads lent tensors with, if it is to and NIXL can be used.
-pub(crate) async fn reader(args: &ServeArgs) -> Result<Option<Reader>, CliError> {
+/// Starts what an agent reads lent tensors with, if `--nixl-library` is given and NIXL can be used.
+pub(crate) async fn start_reader(args: &ServeArgs) -> Result<Option<Reader>, CliError> {
     if args.agents.nixl.nixl_library.is_some() && !args.agents.take_tensors {
         return Err(CliError::Usage(
             "--nixl-library: an agent reads tensors where it takes any (--take-tensors)".to_owned(),
         ));
     }
-    Ok(started(args, |settings| Reader::start(&settings)).await?.and_then(Result::ok))
+    Ok(start_nixl(args, |settings| Reader::start(&settings)).await?.and_then(Result::ok))
 }
 
-async fn started<T: Send + 'static>(
+/// Opens the library and calls `start`. Returns `None` without `--nixl-library`.
+async fn start_nixl<T: Send + 'static>(
     args: &ServeArgs,
     start: impl FnOnce(Settings) -> Result<T, NixlError> + Send + 'static,
-) -> Result<Option<Result<T, NoNixl>>, CliError> {
+) -> Result<Option<Result<T, NixlUnavailable>>, CliError> {
     let NixlArgs { nixl_library, nixl_pool_bytes, nixl_deadline, nixl_private_network } =
         &args.agents.nixl;
     let Some(library) = nixl_library else {
@@ -67,37 +68,38 @@ async fn started<T: Send + 'static>(
     };
     let devices = devices(*nixl_private_network)?;
     let found = match library.to_str() {
-        Some("auto") => beside_vllm(&args.engines.vllm),
+        Some("auto") => library_beside_vllm(&args.engines.vllm),
         _ => Ok(library.clone()),
     };
-    let (pool_bytes, within) = (*nixl_pool_bytes, *nixl_deadline);
-    let told = devices.clone();
-    // Takes most of a second.
+    let pool_bytes = *nixl_pool_bytes;
+    let within = *nixl_deadline;
+    let logged_devices = devices.clone();
+    // Starting takes most of a second.
     let started = tokio::task::spawn_blocking(move || {
-        let settings = Settings { library: found?, pool_bytes, within, devices };
+        let settings = Settings { library: found?, pool_bytes, read_timeout: within, devices };
         let library = settings.library.clone();
-        Ok::<_, NoNixl>((start(settings)?, library))
+        Ok::<_, NixlUnavailable>((start(settings)?, library))
     });
     let started = started.await.unwrap_or_else(|error| Err(error.into()));
     match &started {
         Ok((_, library)) => {
-            let (library, devices) =
-                (library.display(), told.as_deref().unwrap_or("those of UCX_NET_DEVICES"));
+            let library = library.display();
+            let devices = logged_devices.as_deref().unwrap_or("those of UCX_NET_DEVICES");
             tracing::info!(%library, devices, pool_bytes, "agents read tensors by NIXL");
         }
-        Err(error) => tracing::warn!(%error, "NIXL can't be used: tensors are sent"),
+        Err(error) => tracing::warn!(%error, "NIXL can't be used: tensors are sent in messages"),
     }
     Ok(Some(started.map(|(started, _)| started)))
 }
 
-/// The network devices that UCX may use: as the operator says to UCX himself, else that of the
-/// private network, else this machine's own.
+/// Returns the network device that UCX may use: that of the private network, or the loopback device
+/// without one. Returns `None` if the operator has set [`NET_DEVICES`].
 fn devices(network: Option<PrivateNetwork>) -> Result<Option<String>, CliError> {
-    let wrong = |why: String| Err(CliError::Usage(format!("--nixl-private-network: {why}")));
+    let invalid = |why: String| Err(CliError::Usage(format!("--nixl-private-network: {why}")));
     if let Some(PrivateNetwork { address, .. }) = network
-        && !is_of_this_machine(address)
+        && !is_local_address(address)
     {
-        return wrong(format!("{address} is no address of this machine"));
+        return invalid(format!("{address} is no address of this machine"));
     }
     if env::var_os(NET_DEVICES).is_some() {
         return Ok(None);
@@ -106,14 +108,12 @@ fn devices(network: Option<PrivateNetwork>) -> Result<Option<String>, CliError> 
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     match interface(address, &read("/proc/net/route"), &read("/proc/net/if_inet6")) {
         Some(interface) => Ok(Some(interface)),
-        None => {
-            wrong(format!("which interface has {address} can't be told: name it in {NET_DEVICES}"))
-        }
+        None => invalid(format!("the interface of {address} is unknown: name it in {NET_DEVICES}")),
     }
 }
 
-/// The interface of an address of this machine, by the kernel's tables of routes and of IPv6
-/// addresses.
+/// Returns the interface of an address of this machine, from the kernel's tables of routes and of
+/// IPv6 addresses.
 fn interface(address: IpAddr, routes: &str, addresses: &str) -> Option<String> {
     match address {
         address if address.is_loopback() => Some("lo".to_owned()),
@@ -121,10 +121,12 @@ fn interface(address: IpAddr, routes: &str, addresses: &str) -> Option<String> {
             let address = u32::from(address);
             let direct = routes.lines().skip(1).filter_map(|line| {
                 let words: Vec<&str> = line.split_whitespace().collect();
-                // The kernel's own order of bytes, as the hexadecimal digits of a word of memory.
+                // The digits are those of a native 32-bit word that holds network byte order.
                 let number =
                     |at: usize| u32::from_str_radix(words.get(at)?, 16).ok().map(u32::to_be);
-                let (destination, gateway, mask) = (number(1)?, number(2)?, number(7)?);
+                let destination = number(1)?;
+                let gateway = number(2)?;
+                let mask = number(7)?;
                 let reaches = gateway == 0 && mask != 0 && address & mask == destination;
                 reaches.then_some((mask.count_ones(), *words.first()?))
             });
@@ -140,30 +142,33 @@ fn interface(address: IpAddr, routes: &str, addresses: &str) -> Option<String> {
     }
 }
 
-/// The library of NIXL's wheel in the environment of this `vllm`.
-fn beside_vllm(vllm: &Path) -> Result<PathBuf, NoNixl> {
-    let none = || NoNixl::NoLibrary(vllm.to_owned());
-    let program = match vllm.components().count() {
-        1 => env::split_paths(&env::var_os("PATH").unwrap_or_default())
+/// Finds the library of NIXL's wheel in the Python environment of this `vllm`.
+fn library_beside_vllm(vllm: &Path) -> Result<PathBuf, NixlUnavailable> {
+    let not_found = || NixlUnavailable::NoLibrary(vllm.to_owned());
+    let program = if vllm.components().count() == 1 {
+        env::split_paths(&env::var_os("PATH").unwrap_or_default())
             .map(|dir| dir.join(vllm))
-            .find(|path| path.is_file()),
-        _ => Some(vllm.to_owned()),
+            .find(|path| path.is_file())
+    } else {
+        Some(vllm.to_owned())
     };
-    let root = program.as_deref().and_then(Path::parent).and_then(Path::parent).ok_or_else(none)?;
-    let below = |dir: &Path, starts: &str| {
-        let names = fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
-        let is_one = |path: &PathBuf| {
-            path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(starts))
+    let root =
+        program.as_deref().and_then(Path::parent).and_then(Path::parent).ok_or_else(not_found)?;
+    let entries = |dir: &Path, prefix: &str| {
+        let paths = fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+        let has_prefix = |path: &PathBuf| {
+            path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix))
         };
-        let mut found: Vec<PathBuf> = names.filter(is_one).collect();
-        // What is newest by its name.
-        found.sort_by(|one, other| other.cmp(one));
-        found
+        let mut entries: Vec<PathBuf> = paths.filter(has_prefix).collect();
+        // The newest comes first, by its name.
+        entries.sort_by(|one, other| other.cmp(one));
+        entries
     };
-    let packages =
-        below(&root.join("lib"), "python3").into_iter().map(|python| python.join("site-packages"));
-    let folders = packages.flat_map(|packages| below(&packages, ".nixl_cu"));
-    folders.map(|folder| folder.join(LIBRARY)).find(|library| library.is_file()).ok_or_else(none)
+    let pythons = entries(&root.join("lib"), "python3");
+    let packages = pythons.into_iter().map(|python| python.join("site-packages"));
+    let folders = packages.flat_map(|packages| entries(&packages, ".nixl_cu"));
+    let mut libraries = folders.map(|folder| folder.join(LIBRARY));
+    libraries.find(|library| library.is_file()).ok_or_else(not_found)
 }
 
 #[cfg(test)]
@@ -181,8 +186,8 @@ fd000000000000000000000000000002 04 40 00 82     eth0
 ";
 
     #[test]
-    fn an_address_has_the_interface_of_its_nearest_route() {
-        let of = |address: &str| interface(address.parse().unwrap(), ROUTES, ADDRESSES);
+    fn interface_of_longest_matching_route_is_chosen() {
+        let interface_of = |address: &str| interface(address.parse().unwrap(), ROUTES, ADDRESSES);
         for (address, expected) in [
             ("127.0.0.2", Some("lo")),
             ("192.0.2.7", Some("eth0")),
@@ -195,16 +200,16 @@ fd000000000000000000000000000002 04 40 00 82     eth0
             ("::1", Some("lo")),
             ("fd00::3", None),
         ] {
-            assert_eq!(of(address).as_deref(), expected, "{address}");
+            assert_eq!(interface_of(address).as_deref(), expected, "{address}");
         }
         assert_eq!(interface("10.1.0.9".parse().unwrap(), "", ""), None);
     }
 
     #[test]
-    fn the_library_of_vllms_environment_is_found() {
+    fn library_is_found_in_vllm_environment() {
         let root = tempfile::tempdir().unwrap();
         let vllm = root.path().join("bin/vllm");
-        let error = beside_vllm(&vllm).unwrap_err().to_string();
+        let error = library_beside_vllm(&vllm).unwrap_err().to_string();
         assert!(error.contains("pip install nixl"), "{error}");
         let packages = root.path().join("lib/python3.12/site-packages");
         for name in [".nixl_cu12.mesonpy.libs", ".nixl_cu13.mesonpy.libs", "nixl_cu13.libs"] {
@@ -212,20 +217,20 @@ fd000000000000000000000000000002 04 40 00 82     eth0
             fs::write(packages.join(name).join(LIBRARY), "").unwrap();
         }
         assert_eq!(
-            beside_vllm(&vllm).unwrap(),
+            library_beside_vllm(&vllm).unwrap(),
             packages.join(".nixl_cu13.mesonpy.libs").join(LIBRARY)
         );
     }
 
     #[test]
-    fn a_network_has_to_be_this_machines() {
-        let of = |text: &str| devices(Some(text.parse().unwrap()));
-        assert!(
-            matches!(of("192.0.2.77/24"), Err(CliError::Usage(why)) if why.contains("no address of this machine"))
-        );
+    fn private_network_needs_address_of_this_machine() {
+        let devices_of = |text: &str| devices(Some(text.parse().unwrap()));
+        let error = devices_of("192.0.2.77/24").unwrap_err();
+        assert!(matches!(&error, CliError::Usage(_)), "{error}");
+        assert!(error.to_string().contains("no address of this machine"), "{error}");
         if env::var_os(NET_DEVICES).is_none() {
             assert_eq!(devices(None).unwrap().as_deref(), Some("lo"));
-            assert_eq!(of("127.0.0.2/8").unwrap().as_deref(), Some("lo"));
+            assert_eq!(devices_of("127.0.0.2/8").unwrap().as_deref(), Some("lo"));
         }
     }
 }

@@ -24,11 +24,11 @@ pub(crate) fn write(
         Dtype::F32 => "<f4",
         Dtype::F64 => "<f8",
     };
-    // A tuple of one needs its comma.
+    // A Python tuple with one element needs its comma.
     let shape: String = shape.iter().map(|dim| format!("{dim},")).collect();
     let mut header =
         format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({shape}), }}");
-    // Magic, version, length and header with its newline together fill multiples of 64 bytes.
+    // Magic, version, length, header and newline together are padded to a multiple of 64 bytes.
     let unpadded = 6 + 2 + 2 + header.len() + 1;
     header.extend(std::iter::repeat_n(' ', unpadded.next_multiple_of(64) - unpadded));
     header.push('\n');
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_data_starts_at_a_multiple_of_64_bytes() {
+    fn data_starts_at_multiple_of_64_bytes() {
         let mut file = Vec::new();
         write(&mut file, Dtype::F32, &[2, 3], &[7; 24]).unwrap();
         assert_eq!(&file[..8], b"\x93NUMPY\x01\x00");

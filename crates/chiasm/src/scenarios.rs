@@ -1,6 +1,7 @@
-//! Ten small conversations that show what image-aware KV routing must get right. The demo plays
-//! them on simulated engines, the tests play them on simulated and on real ones and check what each
-//! request expects.
+//! Ten small conversations with the expectations of image-aware KV routing.
+//!
+//! The demo plays them on simulated engines. The tests play them on simulated and real engines, and
+//! check the expectation of each request.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -9,9 +10,9 @@ use serde_json::{Value, json};
 /// A picture that is part of the binary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Picture {
-    /// Its file name.
+    /// The file name.
     pub name: &'static str,
-    /// Its JPEG bytes.
+    /// The JPEG bytes.
     pub jpeg: &'static [u8],
 }
 
@@ -22,7 +23,7 @@ macro_rules! pictures {
             pub const $constant: Picture =
                 Picture { name: $file, jpeg: include_bytes!(concat!("../assets/images/", $file)) };
         )+
-        /// All of them.
+        /// All pictures.
         pub const PICTURES: &[Picture] = &[$($constant),+];
     };
 }
@@ -36,41 +37,40 @@ pictures! {
     SNOW = "snow.jpg",
 }
 
-/// How a picture is put into a request.
+/// A picture, and the way that a request refers to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Image {
-    /// The image is part of the request, as a `data:` URI.
+    /// Part of the request, as a `data:` URI.
     Data(Picture),
-    /// The image has an `http://` URL below the address that plays the origin.
+    /// An `http://` URL on the origin server.
     Http(Picture),
 }
 
-/// What must be true of a request's overlap.
+/// The expectation of a request's overlap. Numbers are indexes of earlier requests of the scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expect {
-    /// Nothing in particular: it is new.
+    /// A new prompt: no expectation.
     New,
-    /// All its full blocks but one at most are there, on the worker of that earlier request.
+    /// A repeat of an earlier request: its worker holds all full blocks, except at most one.
     Repeat(usize),
-    /// It goes on from that earlier request: at least its full blocks but two are there, on its
-    /// worker.
+    /// A continuation of an earlier request: its worker holds that request's full blocks, except at
+    /// most two.
     Extends(usize),
-    /// Its overlap is less than that of this other request.
+    /// A smaller overlap than that of an earlier request.
     LessThan(usize),
-    /// The images are there, but at other places, which makes them useless: at most one block is
-    /// found.
+    /// Known images in another order, which makes their blocks useless: at most one block overlaps.
     OtherOrder,
-    /// The images before the question are those of that earlier request: at least half of the
-    /// blocks are there, on its worker.
+    /// The images of an earlier request before another question: its worker holds at least half of
+    /// the blocks.
     SharesImages(usize),
 }
 
 /// One request of a scenario.
 #[derive(Clone, Debug)]
 pub struct Turn {
-    /// Its parts in order.
+    /// The content parts, in order.
     parts: Vec<Part>,
-    /// What must be true of it.
+    /// The expectation of the overlap.
     pub expect: Expect,
 }
 
@@ -80,18 +80,18 @@ enum Part {
     Image(Image),
 }
 
-/// Several requests, sent one after the other.
+/// A sequence of requests.
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    /// Its name in reports.
+    /// The name in reports.
     pub name: &'static str,
-    /// Its requests.
+    /// The requests, in order.
     pub turns: Vec<Turn>,
 }
 
 impl Turn {
-    /// The body of a chat request. `origin` is where `http://` pictures are, such as
-    /// `http://127.0.0.1:9000`.
+    /// Returns the body of the chat request. `origin` is the base URL of `http://` pictures, such
+    /// as `http://127.0.0.1:9000`.
     pub fn body(&self, model: &str, origin: &str, max_tokens: u32) -> Value {
         let content: Vec<Value> = self
             .parts
@@ -111,7 +111,7 @@ impl Turn {
         })
     }
 
-    /// Number of its images.
+    /// Returns the number of images.
     pub fn images(&self) -> usize {
         self.parts.iter().filter(|part| matches!(part, Part::Image(_))).count()
     }
@@ -144,11 +144,13 @@ fn http(picture: Picture) -> Part {
     Part::Image(Image::Http(picture))
 }
 
-/// The ten scenarios. Each opens with words of its own, so that none finds blocks of another.
+/// Returns the ten scenarios. Each opens with different words, so that no scenario hits blocks of
+/// another.
 pub fn all() -> Vec<Scenario> {
-    const LONG: &str = "Tell a short story about a careful assistant who looks at pictures and describes what is in \
-        them. The assistant first describes the colours of each picture, then compares the first picture with the \
-        second, and at last tells which of these pictures is the brightest.";
+    const LONG: &str = "Tell a short story about a careful assistant who looks at pictures and \
+        describes what is in them. The assistant first describes the colours of each picture, then \
+        compares the first picture with the second, and at last tells which of these pictures is \
+        the brightest.";
     const ASK: &str = "What is in this picture?";
     let repeat = |name, parts: Vec<Part>| Scenario {
         name,
@@ -214,69 +216,70 @@ pub fn all() -> Vec<Scenario> {
     ]
 }
 
-/// One answered request, as far as expectations go.
+/// The observed routing of an answered request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Observed {
     /// The worker's name.
     pub worker: String,
-    /// Full blocks of the prompt that the worker held.
+    /// The number of full prompt blocks that the worker held.
     pub overlap: usize,
-    /// Full blocks of the prompt.
+    /// The number of full prompt blocks.
     pub total: usize,
 }
 
-/// A request that is not as expected.
+/// The violation of an expectation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unexpected {
-    /// No request was made.
+    /// There is no observation.
     #[error("nothing was observed")]
     Nothing,
-    /// It went to a worker without its blocks.
+    /// The request went to a worker that lacks its blocks.
     #[error("it went to {worker}, the blocks are on {holder}")]
     OtherWorker {
-        /// Its worker.
+        /// The request's worker.
         worker: String,
         /// The worker that has the blocks.
         holder: String,
     },
-    /// Its worker held too few of its blocks.
+    /// The worker held too few of the request's blocks.
     #[error("overlap {overlap}/{total}, at least {least} expected")]
     TooLittle {
-        /// Blocks that the worker held.
+        /// The number of blocks that the worker held.
         overlap: usize,
-        /// Blocks of the prompt.
+        /// The number of prompt blocks.
         total: usize,
-        /// Blocks that it should have held.
+        /// The minimum overlap.
         least: usize,
     },
-    /// Its worker held too many of its blocks.
+    /// The worker held too many of the request's blocks.
     #[error("overlap {overlap}/{total}, at most {most} expected")]
     TooMuch {
-        /// Blocks that the worker held.
+        /// The number of blocks that the worker held.
         overlap: usize,
-        /// Blocks of the prompt.
+        /// The number of prompt blocks.
         total: usize,
-        /// Blocks that it may have held.
+        /// The maximum overlap.
         most: usize,
     },
 }
 
 impl Expect {
-    /// Checks the last of `observed`.
+    /// Checks the last observation; the others are those of the earlier requests.
     ///
     /// # Errors
-    /// It is not as expected.
+    /// The last observation violates the expectation.
     pub fn check(self, observed: &[Observed]) -> Result<(), Unexpected> {
-        let Some((now, before)) = observed.split_last() else {
+        let Some((last, earlier)) = observed.split_last() else {
             return Err(Unexpected::Nothing);
         };
-        let Observed { overlap, total, .. } = *now;
-        let same_worker = |of: &Observed| {
-            if now.worker == of.worker {
+        let Observed { overlap, total, .. } = *last;
+        let same_worker = |other: &Observed| {
+            if last.worker == other.worker {
                 return Ok(());
             }
-            Err(Unexpected::OtherWorker { worker: now.worker.clone(), holder: of.worker.clone() })
+            let holder = other.worker.clone();
+            Err(Unexpected::OtherWorker { worker: last.worker.clone(), holder })
         };
         let at_least = |least: usize| {
             if overlap >= least {
@@ -290,13 +293,16 @@ impl Expect {
         };
         match self {
             Self::New => Ok(()),
-            Self::Repeat(of) => same_worker(&before[of]).and(at_least(now.total.saturating_sub(1))),
-            Self::Extends(of) => {
-                same_worker(&before[of]).and(at_least(before[of].total.saturating_sub(2)))
+            Self::Repeat(index) => {
+                same_worker(&earlier[index]).and(at_least(total.saturating_sub(1)))
             }
-            Self::LessThan(of) => at_most(before[of].overlap.saturating_sub(1)),
+            Self::Extends(index) => {
+                let least = earlier[index].total.saturating_sub(2);
+                same_worker(&earlier[index]).and(at_least(least))
+            }
+            Self::LessThan(index) => at_most(earlier[index].overlap.saturating_sub(1)),
             Self::OtherOrder => at_most(1),
-            Self::SharesImages(of) => same_worker(&before[of]).and(at_least(now.total / 2)),
+            Self::SharesImages(index) => same_worker(&earlier[index]).and(at_least(total / 2)),
         }
     }
 }
@@ -305,27 +311,27 @@ impl Expect {
 mod tests {
     use super::*;
 
-    fn seen(worker: &str, overlap: usize, total: usize) -> Observed {
+    fn observed(worker: &str, overlap: usize, total: usize) -> Observed {
         Observed { worker: worker.to_owned(), overlap, total }
     }
 
     #[test]
-    fn a_repeat_on_another_worker_or_with_less_overlap_fails() {
-        let first = seen("worker_0", 0, 9);
-        assert!(Expect::Repeat(0).check(&[first.clone(), seen("worker_0", 8, 9)]).is_ok());
-        assert!(Expect::Repeat(0).check(&[first.clone(), seen("worker_0", 7, 9)]).is_err());
-        assert!(Expect::Repeat(0).check(&[first, seen("worker_1", 9, 9)]).is_err());
+    fn repeat_on_other_worker_or_with_less_overlap_fails() {
+        let first = observed("worker_0", 0, 9);
+        assert!(Expect::Repeat(0).check(&[first.clone(), observed("worker_0", 8, 9)]).is_ok());
+        assert!(Expect::Repeat(0).check(&[first.clone(), observed("worker_0", 7, 9)]).is_err());
+        assert!(Expect::Repeat(0).check(&[first, observed("worker_1", 9, 9)]).is_err());
     }
 
     #[test]
-    fn another_image_must_overlap_less() {
-        let first = seen("worker_0", 8, 9);
-        assert!(Expect::LessThan(0).check(&[first.clone(), seen("worker_0", 1, 9)]).is_ok());
-        assert!(Expect::LessThan(0).check(&[first, seen("worker_0", 8, 9)]).is_err());
+    fn other_image_must_overlap_less() {
+        let first = observed("worker_0", 8, 9);
+        assert!(Expect::LessThan(0).check(&[first.clone(), observed("worker_0", 1, 9)]).is_ok());
+        assert!(Expect::LessThan(0).check(&[first, observed("worker_0", 8, 9)]).is_err());
     }
 
     #[test]
-    fn there_are_ten_and_each_opens_with_words_of_its_own() {
+    fn ten_scenarios_open_with_different_words() {
         let scenarios = all();
         assert_eq!(scenarios.len(), 10);
         let mut openings: Vec<_> = scenarios

@@ -1,4 +1,4 @@
-//! `chiasm serve`: engines, a frontend before them, and an orderly end.
+//! `chiasm serve`: engines, the frontend in front of them, and graceful shutdown.
 
 mod engines;
 mod reload;
@@ -17,9 +17,9 @@ use chiasm_backend::{Connector, PrivateNetwork};
 use chiasm_engine::{ClientOptions, EngineOptions, SocketDir};
 use chiasm_fleet::adapters::Adapters;
 use chiasm_fleet::{Fleet, NoEngines, Patience};
-use chiasm_media::MediaDoor;
+use chiasm_media::MediaLoader;
 use chiasm_pipeline::model::ServedModel;
-use chiasm_pipeline::{HelperOptions, Objectives, Pipeline};
+use chiasm_pipeline::{Objectives, Pipeline, VllmProcessorOptions};
 use chiasm_processor::ProcessorError;
 use chiasm_router::RouterConfig;
 use chiasm_server::{Certificate, LogCounts, PAGE_PATH, Page, Server, ServerSettings};
@@ -32,7 +32,7 @@ use crate::error::CliError;
 use crate::lora;
 use crate::side::Side;
 use crate::signals::{Hangups, Interrupts};
-use crate::vllm_flags::{PROCESSOR_KWARGS, VllmFlags, for_engines_alone};
+use crate::vllm_flags::{PROCESSOR_KWARGS, VllmFlags, first_engine_only_flag};
 use crate::{
     agents, dynamo, hub_model, kept_indexes, key_secret, nixl, open_files, signals, vllm_command,
     vllm_processor,
@@ -42,26 +42,27 @@ pub(crate) use engines::connector;
 use engines::{connectors, embedding_store, upstreams, vllm_args};
 use reload::Reload;
 use settings::{
-    Limits, arena_policy, format_policy, limits, media_door, patience, receiver_cache_bytes,
+    Limits, arena_policy, format_policy, limits, media_loader, patience, receiver_cache_bytes,
     router_config, routing_options,
 };
 pub(crate) use settings::{cache_bytes, client_options};
 
-/// How long the errors of requests that were cut off may take on their way to the clients.
-const LAST_CHUNKS: Duration = Duration::from_secs(1);
-/// How long a collector may take with the last traces.
-const LAST_TRACES: Duration = Duration::from_secs(3);
+/// The time for sending the errors of aborted requests to the clients.
+const ERROR_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+/// The time for sending the last traces to the collector.
+const TRACE_FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Runs until SIGTERM or Ctrl-C. `log_counts` tells what the log has counted so far.
+/// Runs until SIGTERM or Ctrl-C. `log_counts` reads the counts of the log.
 pub(crate) async fn run(
     mut args: ServeArgs,
     log_counts: impl Fn() -> LogCounts + Send + Sync + 'static,
 ) -> Result<(), CliError> {
-    // Before anything takes long: from here on a SIGHUP does not end the process.
+    // Before anything slow: from here on, SIGHUP does not end the process.
     let hangups = Hangups::listen();
     let keys = args.access.keys()?;
-    let has_keys = keys.are_asked_for();
-    let (certificate, cors) = (args.http.certificate()?, args.http.cors()?);
+    let has_keys = keys.are_required();
+    let certificate = args.http.certificate()?;
+    let cors = args.http.cors()?;
     if args.agents.announce.is_some() {
         return Err(CliError::Usage(
             "--announce is of chiasm agent: frontends are not looked for".to_owned(),
@@ -83,51 +84,57 @@ pub(crate) async fn run(
             args.engines.state_dir.as_deref(),
         )?;
     }
-    args.limits.max_connections = open_files::raise_for(args.limits.max_connections);
-    let kept = kept_indexes::open(&args, args.agents.has_agents());
-    let Machine {
+    args.limits.max_connections = open_files::raise_limit_for(args.limits.max_connections);
+    let kept_indexes = kept_indexes::open(&args, args.agents.has_agents());
+    let ServeSetup {
         model,
-        door,
+        loader,
         patience,
         connectors,
         upstream_keys,
         router,
         limits,
         adapters,
-        helper,
-    } = machine(&mut args, Side::Frontend).await?;
+        processor,
+    } = prepare(&mut args, Side::Frontend).await?;
     if args.agents.nixl.nixl_library.is_some() && !args.agents.has_agents() {
         return Err(CliError::Usage(
             "--nixl-library: there are no agents that could read (--agents)".to_owned(),
         ));
     }
-    let lending = nixl::lending(&args).await?;
+    let lending = nixl::start_lending(&args).await?;
     let workers = connectors.len();
     let routing = routing_options(&args.routing)?;
-    // Bound before any engine is started: a taken port is told at once.
+    // Bound before any engine is started, so that a taken port fails at once.
     let address = SocketAddr::new(args.host, args.port);
     let listener = listen(address).await?;
-    if workers == 0 && !args.agents.has_agents() && !dynamo::is_asked_for(&args) {
+    if workers == 0 && !args.agents.has_agents() && !dynamo::is_enabled(&args) {
         return Err(NoEngines.into());
     }
     let fleet = Fleet::empty(router, patience, adapters);
-    kept.into_iter().for_each(|kept| fleet.keep_indexes(kept));
+    if let Some(indexes) = kept_indexes {
+        fleet.keep_indexes(indexes);
+    }
     for connector in connectors {
         fleet.add(connector);
     }
-    let _agents = agents::find(&args, &fleet, model.processor(), lending)?;
-    let _dynamo = dynamo::find(&args, &fleet, &model)?;
+    let _agents = agents::discover(&args, &fleet, model.processor(), lending)?;
+    let _dynamo = dynamo::discover(&args, &fleet, &model)?;
     let page = args.http.page(args.host).map(|options| Arc::new(Page::new(options)));
-    let starting = helper.as_ref().filter(|helper| helper.at_start).map(|helper| helper.required);
+    // Whether the processor is required, if it starts with the server.
+    let starts_required = processor
+        .as_ref()
+        .filter(|processor| processor.at_start)
+        .map(|processor| processor.required);
     let mut pipeline =
-        Pipeline::new(model.clone(), door, fleet.clone(), limits.pipeline).with_objectives(
+        Pipeline::new(model.clone(), loader, fleet.clone(), limits.pipeline).with_objectives(
             Objectives { first_token: args.limits.slo_ttft, between_tokens: args.limits.slo_itl },
         );
     if let Some(page) = &page {
         pipeline = pipeline.with_observer(page.clone());
     }
-    if let Some(helper) = helper {
-        pipeline = pipeline.with_processor(helper);
+    if let Some(processor) = processor {
+        pipeline = pipeline.with_processor(processor);
     }
     let pipeline = Arc::new(pipeline);
     let settings = ServerSettings {
@@ -146,13 +153,13 @@ pub(crate) async fn run(
         log_counts: Some(Box::new(log_counts)),
     };
     let server = Arc::new(Server::new(pipeline.clone(), settings));
-    let traced = server.clone();
-    // Ends if there has to be a processor and none can be had.
-    let unhelped = async {
-        if let (Some(required), Some(helped)) = (starting, &pipeline.helpers)
-            && let Err(error) = helped.started().await
+    let traced_server = server.clone();
+    // Returns only if a processor is required and can't be started.
+    let processor_failed = async {
+        if let (Some(required), Some(processor)) = (starts_required, &pipeline.vllm_processors)
+            && let Err(error) = processor.start_all().await
             && required
-            && matches!(error, ProcessorError::NotServed(_) | ProcessorError::NoPython { .. })
+            && matches!(error, ProcessorError::Unsupported(_) | ProcessorError::NoPython { .. })
         {
             return error;
         }
@@ -170,16 +177,16 @@ pub(crate) async fn run(
     let terminated = async {
         tokio::select! {
             () = signals::terminated() => {}
-            () = reload.follow() => {}
+            () = reload.run() => {}
         }
         tracing::info!(
             delay = drain.delay.as_secs_f64(),
-            "going down: requests in flight finish, a second Ctrl-C cuts them off"
+            "shutting down: requests in flight finish, a second Ctrl-C cuts them off"
         );
     };
-    let summary = say_where(&listener, certificate.is_some(), &server, has_keys);
+    let summary = log_addresses(&listener, certificate.is_some(), &server, has_keys);
     let announce = async {
-        // Those of agents come as they are found.
+        // Engines of agents are not waited for.
         if workers > 0 && fleet.wait_ready(workers).await {
             tracing::info!(workers, "all engines are ready");
             if let Some(summary) = &summary {
@@ -187,26 +194,26 @@ pub(crate) async fn run(
             }
         }
     };
-    let renewed = certificate.clone();
-    let follow = async {
-        if let Some(certificate) = renewed {
+    let watched_certificate = certificate.clone();
+    let watch_certificate = async {
+        if let Some(certificate) = watched_certificate {
             certificate.follow().await;
         }
         std::future::pending().await
     };
     let ended = tokio::select! {
         () = serve(listener, certificate, server, terminated, drain) => Ok(()),
-        () = follow => Ok(()),
+        () = watch_certificate => Ok(()),
         () = async { announce.await; std::future::pending().await } => Ok(()),
-        error = unhelped => Err(CliError::Usage(error.to_string())),
+        error = processor_failed => Err(CliError::Usage(error.to_string())),
     };
-    tokio::join!(fleet.shutdown(), traced.finish_traces(LAST_TRACES));
+    tokio::join!(fleet.shutdown(), traced_server.finish_traces(TRACE_FLUSH_TIMEOUT));
     ended
 }
 
-/// Says where the server is, before its engines are ready. Returns what whoever sits at a terminal
-/// is shown when they are.
-fn say_where(
+/// Logs the server's addresses, before its engines are ready. Returns the summary to show once they
+/// are, if standard error is a terminal.
+fn log_addresses(
     listener: &TcpListener,
     is_encrypted: bool,
     server: &Server,
@@ -219,7 +226,8 @@ fn say_where(
     if !has_keys && !address.ip().is_loopback() {
         tracing::warn!(
             %address,
-            "whoever reaches this address may use the model: give --api-key, or keep strangers from it"
+            "whoever reaches this address may use the model: give --api-key, \
+             or keep strangers from it"
         );
     }
     let page = server.has_page().then(|| format!("{base}{}/", PAGE_PATH));
@@ -231,34 +239,36 @@ fn say_where(
         .then(|| summary::summary(&base, model, page.as_deref(), has_keys))
 }
 
-/// What an engine's machine needs, for a frontend or an agent.
-pub(crate) struct Machine {
+/// The parts that a frontend or an agent is built from.
+pub(crate) struct ServeSetup {
     pub(crate) model: Arc<ServedModel>,
-    pub(crate) door: MediaDoor,
+    pub(crate) loader: MediaLoader,
     pub(crate) patience: Patience,
     pub(crate) connectors: Vec<Box<dyn Connector>>,
-    /// The keys for servers of `--upstream`.
+    /// The keys of requests to the servers of `--upstream`.
     pub(crate) upstream_keys: Vec<Arc<UpstreamKey>>,
     pub(crate) router: RouterConfig,
     pub(crate) limits: Limits,
     pub(crate) adapters: Arc<Adapters>,
-    pub(crate) helper: Option<HelperOptions>,
+    /// The settings of vLLM's processor, if it is used.
+    pub(crate) processor: Option<VllmProcessorOptions>,
 }
 
-/// Reads the model and makes ready what engines are started with.
-pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine, CliError> {
+/// Loads the model and prepares everything that engines are started with.
+pub(crate) async fn prepare(args: &mut ServeArgs, side: Side) -> Result<ServeSetup, CliError> {
     let given = args.model.display().to_string();
     let name = args.served_model_name.clone().unwrap_or_else(|| given.clone());
     let chats = args.prompts.chats()?;
     let private_network = args.roles.private_network(args.engines.roles())?;
-    let flags = VllmFlags::read(&args.vllm_args)?;
+    let flags = VllmFlags::parse(&args.vllm_args)?;
     server_flags::check(args, side)?;
     args.engines.vllm = vllm_command::locate(&args.engines.vllm);
-    // From here on the model is a directory, for engines and processor too.
-    hub_model::locate(args, &flags).await?;
-    let native = vllm_processor::native_images(args, &flags)?;
-    let model = ServedModel::load_with(&args.model, name, args.chat_template.as_deref(), native)?;
-    let model = match args.prompts.chat_template_content_format.given() {
+    // From here on, `args.model` is a directory.
+    hub_model::resolve(args, &flags).await?;
+    let native_images = vllm_processor::native_images(args, &flags)?;
+    let template = args.chat_template.as_deref();
+    let model = ServedModel::load_with(&args.model, name, template, native_images)?;
+    let model = match args.prompts.chat_template_content_format.explicit() {
         None => model,
         Some(format) => model.with_content_format(format),
     };
@@ -267,7 +277,7 @@ pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine,
         model.with_parsers(&args.answers.tool_call_parser, &args.answers.reasoning_parser)?;
     let model = model.with_token_cache(args.prompts.token_cache_bytes);
     let model = Arc::new(ServedModel { root: given, chats, ..model });
-    let helper = match side {
+    let processor = match side {
         Side::Frontend => vllm_processor::options(
             args,
             &model,
@@ -276,60 +286,60 @@ pub(crate) async fn machine(args: &mut ServeArgs, side: Side) -> Result<Machine,
         )?,
         Side::Agent => None,
     };
-    warn_of_flags_for_nobody(args, helper.is_some());
-    let takes_media =
-        vllm_processor::takes_media(args, &model, helper.is_some() || args.agents.take_tensors);
-    let door = media_door(&args.media, helper.is_some())?;
+    warn_about_unused_flags(args, processor.is_some());
+    let has_tensors = processor.is_some() || args.agents.take_tensors;
+    let accepts_media = vllm_processor::accepts_media(args, &model, has_tensors);
+    let loader = media_loader(&args.media, processor.is_some())?;
     let patience = patience(args);
     let options = EngineOptions {
         startup_timeout: args.engines.startup_timeout,
         client: ClientOptions {
             strict_version: args.engines.strict_vllm_version,
             receiver_cache_bytes: receiver_cache_bytes(args),
-            ask_after: Some(patience.look_every()),
+            probe_after: Some(patience.check_interval()),
             ..client_options(&model)
         },
         format: format_policy(args, &flags, &model),
-        arena: arena_policy(args, takes_media),
+        arena: arena_policy(args, accepts_media),
         processor: model.processor(),
-        largest_item: model.largest_item(flags.taken_kinds()),
+        largest_item: model.largest_item(flags.accepted_media()),
         role: Role::Aggregated,
         embeddings: embedding_store(args)?,
         private_network: private_network.map(|PrivateNetwork { network, .. }| network),
         starts: args.engines.share_gpu.then(Arc::default),
     };
-    let loras = lora::prepare(args, &model.name, lora::stamps(args, side)).await?;
+    let loras = lora::prepare(args, &model.name, lora::stamp_source(args, side)).await?;
     let mut connectors = connectors(args, &model, &options, private_network, &loras)?;
     let upstreams = upstreams(args, &model)?;
     connectors.extend(upstreams.connectors);
     let swept = SocketDir::sweep();
     if swept > 0 {
-        tracing::info!(swept, "removed folders of sockets that killed processes had left");
+        tracing::info!(swept, "removed socket folders that killed processes had left");
     }
     options.arena.check(connectors.len())?;
-    Ok(Machine {
+    Ok(ServeSetup {
         model,
-        door,
+        loader,
         patience,
         connectors,
         upstream_keys: upstreams.keys,
         router: RouterConfig { stages: args.roles.weights(), ..router_config(&args.routing) },
         limits: limits(args),
         adapters: loras.adapters,
-        helper,
+        processor,
     })
 }
 
-/// Flags behind `--` are for engines that are launched, and for vLLM's processor, which makes what
-/// such engines would take.
-fn warn_of_flags_for_nobody(args: &ServeArgs, has_helper: bool) {
+/// Warns about flags after `--` that have no effect. Only launched engines get them, and vLLM's
+/// processor, which makes the tensors that such engines would accept.
+fn warn_about_unused_flags(args: &ServeArgs, has_processor: bool) {
     if args.launched().total() == 0
-        && !has_helper
-        && let Some(flag) = for_engines_alone(&args.vllm_args)
+        && !has_processor
+        && let Some(flag) = first_engine_only_flag(&args.vllm_args)
     {
         tracing::warn!(
             flag,
-            "nobody heeds what is behind --: neither an engine nor vLLM's processor is launched here"
+            "flags after -- have no effect: neither an engine nor vLLM's processor is launched here"
         );
     }
 }
@@ -339,18 +349,18 @@ pub(crate) async fn listen(address: SocketAddr) -> Result<TcpListener, CliError>
     TcpListener::bind(address).await.map_err(|source| CliError::Listen { address, source })
 }
 
-/// How a server goes down.
+/// The times of a graceful shutdown.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Drain {
-    /// Time for which it is not ready and still takes requests, so that whoever sends them can
-    /// learn of it.
+    /// The time for which the server reports that it is not ready and still accepts requests, so
+    /// that load balancers can react.
     pub(crate) delay: Duration,
-    /// Time that requests in flight have after that.
+    /// The time for requests in flight to finish after that.
     pub(crate) timeout: Duration,
 }
 
-/// Serves until `stop`, then lets requests in flight finish. Those that take too long end with an
-/// error.
+/// Serves until `stop`, then lets requests in flight finish. Requests that take too long are
+/// aborted with an error.
 pub(crate) async fn serve(
     listener: TcpListener,
     certificate: Option<Arc<Certificate>>,
@@ -358,8 +368,7 @@ pub(crate) async fn serve(
     stop: impl Future<Output = ()>,
     drain: Drain,
 ) {
-    // The time that requests in flight have once no more are taken, and the Ctrl-Cs that cut them
-    // off.
+    // Carries the time left for requests in flight, and the listener for another Ctrl-C.
     let (stopping, stopped) = tokio::sync::oneshot::channel::<(Duration, Interrupts)>();
     let graceful = {
         let server = server.clone();
@@ -374,8 +383,8 @@ pub(crate) async fn serve(
             let _ = stopping.send((timeout, interrupts));
         }
     };
-    let too_long = async {
-        // Fails only if the server is gone already.
+    let timed_out = async {
+        // Fails only if the server has ended.
         let Ok((timeout, mut interrupts)) = stopped.await else {
             return std::future::pending().await;
         };
@@ -389,17 +398,17 @@ pub(crate) async fn serve(
     tokio::select! {
         () = &mut serving => return,
         never = server.keep_page() => match never {},
-        () = too_long => {}
+        () = timed_out => {}
     }
     tracing::warn!(
         seconds = drain.timeout.as_secs(),
-        "requests were still in flight (--drain-timeout, or a second Ctrl-C)"
+        "aborting requests in flight (--drain-timeout, or a second Ctrl-C)"
     );
-    server.pipeline().fleet.cut("the frontend is going down");
-    let _ = tokio::time::timeout(LAST_CHUNKS, serving).await;
+    server.pipeline().fleet.abort_requests("the frontend is going down");
+    let _ = tokio::time::timeout(ERROR_FLUSH_TIMEOUT, serving).await;
 }
 
-/// The settings of the image processor that the engines have, from Chiasm's flag or from vLLM's.
+/// Adds the engines' image processor settings to the model, from Chiasm's flag or from vLLM's.
 fn with_engine_kwargs(
     model: ServedModel,
     args: &ServeArgs,

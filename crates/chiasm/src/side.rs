@@ -1,10 +1,11 @@
 //! The two kinds of process that start engines.
 
-/// Whose engines they are.
+/// The kind of process that owns engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
-    /// What takes requests of clients.
+    /// A frontend: takes requests from clients.
     Frontend,
-    /// What takes jobs of frontends, whose processes make what Chiasm's own code does not.
+    /// An agent: takes jobs from frontends. The frontends run vLLM's processor for media that
+    /// Chiasm's own code does not process.
     Agent,
 }

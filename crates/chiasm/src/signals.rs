@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// A listener for Ctrl-C. Misses none from its creation on.
+/// A listener for Ctrl-C. Catches every one from its creation on.
 pub(crate) struct Interrupts(Option<Signal>);
 
 impl Interrupts {
@@ -12,8 +12,8 @@ impl Interrupts {
         Self(signal(SignalKind::interrupt()).ok())
     }
 
-    /// Waits for the next Ctrl-C: whoever presses it again does not want to wait. SIGTERM does not
-    /// count, as supervisors may repeat it.
+    /// Waits for the next Ctrl-C, which cuts a graceful shutdown short. SIGTERM does not count, as
+    /// supervisors may repeat it.
     pub(crate) async fn next(&mut self) {
         wait(&mut self.0).await;
     }
@@ -28,7 +28,7 @@ pub(crate) struct Hangups {
 /// The reason for a SIGHUP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hangup {
-    /// Somebody has sent it: files are to be read again.
+    /// A request to read files again, sent by an operator or a program.
     Reload,
     /// The terminal that the process was started at is gone.
     TerminalGone,
@@ -39,13 +39,14 @@ impl Hangups {
         Self { hangups: signal(SignalKind::hangup()).ok(), had_terminal: has_terminal() }
     }
 
+    /// Waits for the next SIGHUP and returns its reason.
     pub(crate) async fn next(&mut self) -> Hangup {
         wait(&mut self.hangups).await;
         if self.had_terminal && !has_terminal() { Hangup::TerminalGone } else { Hangup::Reload }
     }
 }
 
-/// Waits for the next of these signals, or for ever if there is no listener.
+/// Waits for the next signal, or for ever if there is no listener.
 async fn wait(signals: &mut Option<Signal>) {
     if let Some(signals) = signals
         && signals.recv().await.is_some()
@@ -55,12 +56,12 @@ async fn wait(signals: &mut Option<Signal>) {
     std::future::pending().await
 }
 
-/// Returns `true` if an input or output of the process is a terminal. One that has gone is none.
+/// Returns `true` if an input or output of the process is a terminal that still exists.
 fn has_terminal() -> bool {
     io::stdin().is_terminal() || io::stdout().is_terminal() || io::stderr().is_terminal()
 }
 
-/// Ends when the process is asked to end.
+/// Waits for SIGTERM or Ctrl-C.
 pub(crate) async fn terminated() {
     let Ok(mut terminate) = signal(SignalKind::terminate()) else {
         return std::future::pending().await;

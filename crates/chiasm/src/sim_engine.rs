@@ -9,7 +9,7 @@ use crate::serve::cache_bytes;
 use crate::signals;
 use crate::sim_host::sim_config;
 
-/// Runs until SIGTERM or until the engine ends.
+/// Runs until SIGTERM, Ctrl-C or the end of the engine.
 pub(crate) async fn run(args: SimEngineArgs) -> Result<(), CliError> {
     let model = match &args.model {
         Some(dir) => Some(ServedModel::load_with(

@@ -23,10 +23,10 @@ impl SimHost {
     }
 }
 
-/// A simulated engine's settings for a model; its handshake address is still to be set.
+/// Returns a simulated engine's settings for a model. The caller sets the handshake address.
 ///
-/// Told which values it will be sent, it takes no others: what would be normalised twice, silently,
-/// must not pass.
+/// With a `format`, the engine accepts tensors of that format only: otherwise images could be
+/// normalised twice without an error.
 pub(crate) fn sim_config(
     args: &SimArgs,
     model: Option<&ServedModel>,
@@ -41,14 +41,15 @@ pub(crate) fn sim_config(
         config.images.dtypes =
             if raw { vec![Dtype::U8] } else { vec![Dtype::F16, Dtype::BF16, Dtype::F32] };
     }
-    // clap has checked that it is not 0
+    // clap has checked that the block size is not 0.
     if let Some(block_size) = BlockSize::new(args.sim_block_size) {
         config.block_size = block_size;
     }
     config.plugin = !args.sim_no_plugin;
-    config.leaves_prompts = args.sim_kv_connector;
+    config.kv_connector = args.sim_kv_connector;
     let folder = args.sim_embeddings.clone();
-    config.embeddings = folder.map(|folder| EmbeddingFolder { folder, leaves: args.sim_encodes });
+    config.embeddings =
+        folder.map(|folder| EmbeddingFolder { folder, encode_only: args.sim_encodes });
     config.prompt_lease = args.sim_prompt_lease;
     config.lora = args.sim_lora.then(LoraLimits::default);
     config.kv_events = (!args.sim_no_kv_events)
@@ -68,17 +69,17 @@ pub(crate) fn sim_config(
     if let Some(model) = model {
         config.eos = model.tokenizer.eos_token();
         config.vocab_size = model.tokenizer.vocab_size() as u32;
-        config.reply = speaking(model.tokenizer.clone());
+        config.reply = encode_reply(model.tokenizer.clone());
     }
     if let Some(answer) = args.sim_answer.clone() {
-        let speak = config.reply;
-        config.reply = Arc::new(move |_| speak(&answer));
+        let encode = config.reply;
+        config.reply = Arc::new(move |_| encode(&answer));
     }
     config
 }
 
-/// Answers in the model's own tokens.
-fn speaking(tokenizer: Tokenizer) -> chiasm_sim_engine::TextToTokens {
+/// Returns a function that encodes replies with the model's tokenizer.
+fn encode_reply(tokenizer: Tokenizer) -> chiasm_sim_engine::TextToTokens {
     Arc::new(move |text| tokenizer.encode(text, false).unwrap_or_default())
 }
 

@@ -1,10 +1,10 @@
-//! `chiasm simulate`: policies against each other, on a modelled fleet in virtual time.
+//! `chiasm simulate`: compares routing policies on a modelled fleet in virtual time.
 //!
 //! | module | is about |
 //! |---|---|
-//! | `page` | runs as a page to look at |
+//! | `page` | an HTML page of the runs |
 //! | `chart` | one chart of that page |
-//! | `side_by_side` | fleets of several shapes in one table |
+//! | `side_by_side` | a table of several fleets |
 
 mod chart;
 mod page;
@@ -26,22 +26,25 @@ use crate::cli::{EngineCounts, SimulateArgs};
 use crate::error::CliError;
 use crate::stdout::line;
 
+/// The default number of requests per worker of the largest fleet.
 const REQUESTS_PER_WORKER: u64 = 1000;
-const LOAD: f64 = 0.7;
+/// The default request rate, as a fraction of the saturation.
+const DEFAULT_LOAD: f64 = 0.7;
+/// The bytes of a GiB.
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// One fleet that was asked one workload, under each policy.
+/// The reports of one workload on one fleet, one for each policy.
 struct Run {
     workload: String,
     fleet: EngineCounts,
-    /// It says in words how large the fleet is, what was asked of it, and how fast.
+    /// A description of the fleet, the workload and the request rate.
     about: String,
     reports: Vec<PolicyReport>,
 }
 
-/// Prints a table, or lines, per workload and fleet, and writes the page of all.
+/// Prints a table, or JSON lines, per workload and fleet, and writes the page of all runs.
 pub(crate) fn run(args: &SimulateArgs) -> Result<(), CliError> {
-    // Before what takes long.
+    // Created first, so that an invalid path fails before the long runs.
     let page = match &args.html {
         Some(path) => Some((path, File::create(path).map_err(unwritable(path))?)),
         None => None,
@@ -67,7 +70,7 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<(), CliError> {
     }
     if let Some((path, mut file)) = page {
         let command: Vec<String> = std::env::args().skip(1).collect();
-        file.write_all(page::page(&command.join(" "), &runs).as_bytes())
+        file.write_all(page::render(&command.join(" "), &runs).as_bytes())
             .map_err(unwritable(path))?;
         if !args.json {
             line!("The same to look at: {}", path.display());
@@ -80,7 +83,7 @@ fn unwritable(path: &Path) -> impl Fn(io::Error) -> CliError + '_ {
     |source| CliError::File { path: path.to_owned(), source }
 }
 
-/// What goes wrong is in the flags or in the file that they name.
+/// Converts an error, whose cause is in the flags or in the trace file.
 fn usage(error: SimulateError) -> CliError {
     CliError::Usage(error.to_string())
 }
@@ -101,14 +104,12 @@ fn simulate(
     source: Source,
 ) -> Result<Run, SimulateError> {
     let trace = source.trace_summary()?;
-    let largest = largest(args);
-    let most = trace.map_or(largest * REQUESTS_PER_WORKER, |trace| trace.requests);
     let requests = match trace {
-        Some(_) => args.requests.map_or(most, |requests| requests.min(most)),
-        None => args.requests.unwrap_or(most),
+        Some(trace) => args.requests.map_or(trace.requests, |limit| limit.min(trace.requests)),
+        None => args.requests.unwrap_or_else(|| largest_fleet(args) * REQUESTS_PER_WORKER),
     };
     let scenario = scenario(args, workers, source, requests);
-    let load = args.load.or((args.rate.is_none() && trace.is_none()).then_some(LOAD));
+    let load = args.load.or((args.rate.is_none() && trace.is_none()).then_some(DEFAULT_LOAD));
     let saturation = load.map(|_| scenario.saturation(args.saturation_of)).transpose()?;
     let rate = args.rate.or(load.zip(saturation).map(|(load, saturation)| load * saturation));
     let arrivals = match (trace, rate) {
@@ -119,30 +120,30 @@ fn simulate(
     let reports = scenario.run_all(&args.policy.0, arrivals, usize::from(args.threads))?;
     let speed = rate
         .map_or_else(|| "at the trace's times".to_owned(), |rate| format!("{rate:.1} a second"));
-    let part = load.zip(saturation).map_or_else(String::new, |(load, saturation)| {
+    let load_text = load.zip(saturation).map_or_else(String::new, |(load, saturation)| {
         format!(" = {load} of the saturation of {}, {saturation:.1}", args.saturation_of)
     });
     let fleet = format!("{workers} workers{}", frontends(args));
     let about = format!(
-        "{name}: {fleet}, {requests} requests, {} of them warm-up, {speed}{part}",
+        "{name}: {fleet}, {requests} requests, {} of them warm-up, {speed}{load_text}",
         scenario.warm_up
     );
     if args.json {
-        reports.iter().for_each(|report| {
-            line!("{}", row(args, name, workers, requests, rate, saturation, report))
-        });
+        for report in &reports {
+            line!("{}", json_row(args, name, workers, requests, rate, saturation, report));
+        }
     } else {
         line!("{about}\n\n{}", table(&reports));
     }
     Ok(Run { workload: name.to_owned(), fleet: workers.clone(), about, reports })
 }
 
-/// The workers of the largest fleet, for which requests are generated.
-fn largest(args: &SimulateArgs) -> u64 {
+/// Returns the number of workers of the largest fleet, for which requests are generated.
+fn largest_fleet(args: &SimulateArgs) -> u64 {
     args.fleets().map(EngineCounts::total).max().unwrap_or(1)
 }
 
-/// The frontends in words, if there are several.
+/// Describes the frontends, if there are several.
 fn frontends(args: &SimulateArgs) -> String {
     match (args.frontends, announce_ms(args)) {
         (0 | 1, _) => String::new(),
@@ -155,7 +156,8 @@ fn frontends(args: &SimulateArgs) -> String {
     }
 }
 
-/// Until frontends know of each other's requests; `None` when they never do, or there is only one.
+/// Returns the delay of announcements between frontends in milliseconds. Returns `None` without
+/// announcements, or with a single frontend.
 fn announce_ms(args: &SimulateArgs) -> Option<f64> {
     (args.frontends > 1 && !args.no_announcements).then_some(args.announce_ms)
 }
@@ -197,12 +199,12 @@ fn scenario(
         transfer: args.weights.transfer_weight,
         hop: args.weights.hop_weight,
         disturb: args.weights.disturb_weight,
-        // There is one machine.
+        // The fleet is on one machine, so the weights between machines don't matter.
         ..StageWeights::default()
     };
     Scenario {
         workers: workers.roles().collect(),
-        sized_for: largest(args) as usize,
+        sized_for: largest_fleet(args) as usize,
         requests,
         warm_up: (requests as f64 * args.warm_up) as u64,
         source,
@@ -224,8 +226,8 @@ fn scenario(
     }
 }
 
-/// The report's fields, and what they are of.
-fn row(
+/// Returns a report and its parameters as a JSON object.
+fn json_row(
     args: &SimulateArgs,
     name: &str,
     workers: &EngineCounts,
@@ -248,7 +250,7 @@ fn row(
             workers.by_role().iter().map(|(role, count)| (role.name().to_owned(), json!(count)));
         row.insert("roles".to_owned(), serde_json::Value::Object(counts.collect()));
     }
-    // A report is an object of numbers: nothing in it can fail.
+    // A report is an object of numbers, so its conversion can't fail.
     if let (Some(row), Ok(serde_json::Value::Object(report))) =
         (row.as_object_mut(), serde_json::to_value(report))
     {

@@ -1,4 +1,4 @@
-//! Where what is known of engines outlives their frontend.
+//! The state folder: knowledge of engines that outlives their frontend.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -7,14 +7,14 @@ use chiasm_engine::state::StateDir;
 
 use crate::error::CliError;
 
-/// The state folder: the one that was asked for, else the user's. `None`, with a warning, where the
-/// user's can't be had.
+/// Opens the `given` state folder, or the user's. Returns `None`, with a warning, if the user's
+/// folder can't be used.
 ///
 /// # Errors
-/// The folder that was asked for can't be used.
-pub(crate) fn open(asked: Option<&Path>) -> Result<Option<StateDir>, CliError> {
-    match required(asked) {
-        Err(error) if asked.is_none() => {
+/// The given folder can't be used.
+pub(crate) fn open(given: Option<&Path>) -> Result<Option<StateDir>, CliError> {
+    match open_required(given) {
+        Err(error) if given.is_none() => {
             tracing::warn!(%error, "a later frontend can't take over the engines of this one");
             Ok(None)
         }
@@ -22,27 +22,27 @@ pub(crate) fn open(asked: Option<&Path>) -> Result<Option<StateDir>, CliError> {
     }
 }
 
-/// The state folder: the one that was asked for, else the user's.
+/// Opens the `given` state folder, or the user's.
 ///
 /// # Errors
-/// It can't be used, or the user has none.
-pub(crate) fn required(asked: Option<&Path>) -> Result<StateDir, CliError> {
-    StateDir::open(path(asked)?).map_err(|error| CliError::Usage(error.to_string()))
+/// The folder can't be used, or the user has none.
+pub(crate) fn open_required(given: Option<&Path>) -> Result<StateDir, CliError> {
+    StateDir::open(path(given)?).map_err(|error| CliError::Usage(error.to_string()))
 }
 
-/// Where the state folder is, or is to be: the one that was asked for, else the user's.
+/// Returns the path of the `given` state folder, or of the user's. The folder need not exist.
 ///
 /// # Errors
-/// The user has none.
-pub(crate) fn path(asked: Option<&Path>) -> Result<PathBuf, CliError> {
-    let path = asked.map(Path::to_owned).or_else(of_user);
+/// The user has no home folder.
+pub(crate) fn path(given: Option<&Path>) -> Result<PathBuf, CliError> {
+    let path = given.map(Path::to_owned).or_else(user_path);
     path.ok_or_else(|| {
         CliError::Usage("there is no state folder; give one with --state-dir".to_owned())
     })
 }
 
-/// The place that the XDG base directory specification has for it.
-fn of_user() -> Option<PathBuf> {
+/// Returns the user's state folder by the XDG base directory specification.
+fn user_path() -> Option<PathBuf> {
     let folder = |name| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let states = folder("XDG_STATE_HOME").or_else(|| Some(folder("HOME")?.join(".local/state")))?;
     Some(states.join("chiasm"))

@@ -1,6 +1,6 @@
 //! Lines on standard output, for commands whose reader may go away, as in `chiasm demo | head`.
 
-/// Like `println!`, but a reader that has gone is no reason to panic.
+/// Prints a line like `println!`, but ignores a closed standard output instead of panicking.
 macro_rules! line {
     ($($text:tt)*) => {{
         use std::io::Write as _;

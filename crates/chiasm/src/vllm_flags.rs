@@ -1,45 +1,43 @@
-//! The flags for vLLM, given after `--`, that change what an image becomes, or how a conversation
-//! is written.
+//! The vLLM flags after `--` that change image tensors, or how conversations become prompts.
 //!
-//! vLLM's own frontend would heed them, but here Chiasm does both: it does as they say or refuses
-//! to start. They are read as vLLM 0.32 reads them (`FlexibleArgumentParser` in
+//! These are tasks of vLLM's frontend, which Chiasm replaces: it applies the flags or refuses to
+//! start. They are parsed as vLLM 0.32 parses them (`FlexibleArgumentParser` in
 //! `utils/argparse_utils.py`): `_` for `-`, `--flag=value`, `--flag.key value` for a part of an
 //! object, and abbreviations.
 
 use std::path::Path;
 
-use chiasm_vision::TakenKinds;
+use chiasm_vision::AcceptedMedia;
 use serde_json::{Map, Value, json};
 
 use crate::error::CliError;
 
 /// Settings of the image processor for all requests.
 pub(crate) const PROCESSOR_KWARGS: &str = "--mm-processor-kwargs";
-/// How many media items of each kind a prompt may have. One that may have none of a kind is not
-/// taken into account.
+/// The maximum number of media items of each kind in a prompt. Only a limit of 0 matters here.
 const LIMIT: &str = "--limit-mm-per-prompt";
-/// None of any kind.
+/// Limits all kinds of media to 0.
 const LANGUAGE_ONLY: &str = "--language-model-only";
 const NOT_LANGUAGE_ONLY: &str = "--no-language-model-only";
-/// How media are read.
+/// Settings of the decoders of media.
 const MEDIA_IO_KWARGS: &str = "--media-io-kwargs";
-/// Whether the engine normalises pixels.
+/// Lets the engine normalise pixels.
 const NORMALIZE: &str = "--mm-device-do-normalize";
 const NO_NORMALIZE: &str = "--no-mm-device-do-normalize";
-/// It chooses which code runs the model: vLLM's own class, or the generic ones of `transformers`.
+/// Selects the code that runs the model: vLLM's own class, or a generic one of `transformers`.
 const MODEL_IMPL: &str = "--model-impl";
-/// Which files the model's configuration is read from: those of `transformers` or those of Mistral.
+/// Selects the format of the model's configuration: that of `transformers` or of Mistral.
 const CONFIG_FORMAT: &str = "--config-format";
-/// It chooses tokenizer and renderer. There is a `--tokenizer`, too.
+/// Selects the tokenizer and the renderer of conversations. `--tokenizer` is another flag.
 const TOKENIZER_MODE: &str = "--tokenizer-mode";
-/// Runs Python code that comes with the model.
+/// Allows Python code that comes with the model.
 const TRUST_REMOTE_CODE: &str = "--trust-remote-code";
 const NO_TRUST_REMOTE_CODE: &str = "--no-trust-remote-code";
-/// Which weights are loaded, of a model that has several kinds.
+/// Selects the format of the weights, for a model that has several.
 const LOAD_FORMAT: &str = "--load-format";
-/// Which revision of a model on the hub.
+/// The revision of a model on the hub.
 const REVISION: &str = "--revision";
-/// What LoRA adapters are to engines (`lora`).
+/// Settings of LoRA adapters, which the module `lora` applies.
 const LORA: [&str; 5] = [
     "--max-loras",
     "--max-cpu-loras",
@@ -50,8 +48,8 @@ const LORA: [&str; 5] = [
 /// A YAML file of further flags.
 const CONFIG: &str = "--config";
 
-/// What Chiasm heeds itself, whoever starts the engines.
-const HEEDED: [&str; 14] = [
+/// The flags that Chiasm applies itself, even if it launches no engine.
+const APPLIED_BY_CHIASM: [&str; 14] = [
     PROCESSOR_KWARGS,
     LIMIT,
     LANGUAGE_ONLY,
@@ -68,13 +66,14 @@ const HEEDED: [&str; 14] = [
     REVISION,
 ];
 
-/// The first flag that is for engines alone.
-pub(crate) fn for_engines_alone(args: &[String]) -> Option<String> {
-    let mut flags = args.iter().filter_map(|arg| Spelled::read(arg));
-    flags.find(|flag| !HEEDED.iter().any(|heeded| flag.means(heeded))).map(|flag| flag.name)
+/// Returns the first flag that only engines apply.
+pub(crate) fn first_engine_only_flag(args: &[String]) -> Option<String> {
+    let mut flags = args.iter().filter_map(|arg| FlagArg::parse(arg));
+    let is_applied = |flag: &FlagArg<'_>| APPLIED_BY_CHIASM.iter().any(|name| flag.matches(name));
+    flags.find(|flag| !is_applied(flag)).map(|flag| flag.name)
 }
 
-/// What the flags say.
+/// The values of the flags.
 #[derive(Debug, PartialEq)]
 pub(crate) struct VllmFlags {
     /// Empty if the flag is not given.
@@ -82,37 +81,37 @@ pub(crate) struct VllmFlags {
     /// Empty if the flag is not given.
     limits: Map<String, Value>,
     language_only: bool,
-    /// Whether the engine normalises the pixels of models that can be normalised there.
+    /// Lets the engine normalise pixels, for models that support it.
     pub(crate) normalize: bool,
-    /// Whether the model is run by code that is not vLLM's own of it, and takes other tensors:
+    /// Set if code other than vLLM's own class runs the model, which then takes other tensors:
     /// `--model-impl transformers`.
     pub(crate) foreign_model: bool,
     /// `auto` unless the flag is given.
     pub(crate) config_format: String,
     /// `auto` unless the flag is given.
     pub(crate) tokenizer_mode: String,
-    /// Whether Python code that comes with the model is run.
+    /// Allows Python code that comes with the model.
     pub(crate) trust_remote_code: bool,
     /// `auto` unless the flag is given.
     pub(crate) load_format: String,
-    /// Whether the flag is given.
+    /// Set if the flag is given.
     pub(crate) has_revision: bool,
 }
 
 impl VllmFlags {
-    /// Reads the flags and, for vLLM's `--config`, makes sure that its file has none of them.
+    /// Parses the flags. Refuses a file for vLLM's `--config` that has any of them.
     ///
     /// # Errors
-    /// [`CliError::Usage`] names the flag that has no value, a wrong one or several, or asks for
-    /// what is not supported; [`CliError::File`] the configuration that can't be read.
-    pub(crate) fn read(args: &[String]) -> Result<Self, CliError> {
-        let (mut processor, mut media) =
-            (JsonFlag::new(PROCESSOR_KWARGS), JsonFlag::new(MEDIA_IO_KWARGS));
+    /// [`CliError::Usage`] names a flag with a missing, wrong, repeated or unsupported value;
+    /// [`CliError::File`] names a configuration file that can't be read.
+    pub(crate) fn parse(args: &[String]) -> Result<Self, CliError> {
+        let mut processor = JsonFlag::new(PROCESSOR_KWARGS);
+        let mut media = JsonFlag::new(MEDIA_IO_KWARGS);
         let mut limit = JsonFlag::new(LIMIT);
         let mut flags = Self::default();
         let mut args = args.iter();
         while let Some(arg) = args.next() {
-            let Some(flag) = Spelled::read(arg) else { continue };
+            let Some(flag) = FlagArg::parse(arg) else { continue };
             let mut value = || {
                 let value = flag.value.or_else(|| args.next().map(String::as_str));
                 value.ok_or_else(|| CliError::Usage(format!("{arg} needs a value")))
@@ -121,38 +120,38 @@ impl VllmFlags {
                 check_config(Path::new(value()?))?;
             } else if let Some(json) = [&mut processor, &mut media, &mut limit]
                 .into_iter()
-                .find(|json| flag.means(json.name))
+                .find(|json| flag.matches(json.name))
             {
                 json.add(flag.path, value()?)?;
-            } else if flag.name != "--model" && flag.means(MODEL_IMPL) {
+            } else if flag.name != "--model" && flag.matches(MODEL_IMPL) {
                 flags.foreign_model = !["auto", "vllm"].contains(&value()?);
-            } else if flag.means(CONFIG_FORMAT) {
+            } else if flag.matches(CONFIG_FORMAT) {
                 value()?.clone_into(&mut flags.config_format);
-            } else if flag.name != "--tokenizer" && flag.means(TOKENIZER_MODE) {
-                // vLLM does not mind capitals.
+            } else if flag.name != "--tokenizer" && flag.matches(TOKENIZER_MODE) {
+                // vLLM ignores the case of the value.
                 flags.tokenizer_mode = value()?.to_lowercase();
-            } else if flag.means(LOAD_FORMAT) {
+            } else if flag.matches(LOAD_FORMAT) {
                 value()?.clone_into(&mut flags.load_format);
-            } else if flag.means(LANGUAGE_ONLY) || flag.means(NOT_LANGUAGE_ONLY) {
-                flags.language_only = flag.means(LANGUAGE_ONLY);
-            } else if flag.means(REVISION) {
+            } else if flag.matches(LANGUAGE_ONLY) || flag.matches(NOT_LANGUAGE_ONLY) {
+                flags.language_only = flag.matches(LANGUAGE_ONLY);
+            } else if flag.matches(REVISION) {
                 flags.has_revision = true;
-            } else if flag.means(TRUST_REMOTE_CODE) || flag.means(NO_TRUST_REMOTE_CODE) {
-                flags.trust_remote_code = flag.means(TRUST_REMOTE_CODE);
-            } else if flag.means(NORMALIZE) || flag.means(NO_NORMALIZE) {
-                flags.normalize = flag.means(NORMALIZE);
+            } else if flag.matches(TRUST_REMOTE_CODE) || flag.matches(NO_TRUST_REMOTE_CODE) {
+                flags.trust_remote_code = flag.matches(TRUST_REMOTE_CODE);
+            } else if flag.matches(NORMALIZE) || flag.matches(NO_NORMALIZE) {
+                flags.normalize = flag.matches(NORMALIZE);
             }
         }
         check_media_io(&media.object)?;
         Ok(Self { processor_kwargs: processor.object, limits: limit.object, ..flags })
     }
 
-    /// The kinds of media that the engines take, of those that their model has.
-    pub(crate) fn taken_kinds(&self) -> TakenKinds {
+    /// Returns the kinds of media that the flags let engines accept.
+    pub(crate) fn accepted_media(&self) -> AcceptedMedia {
         // A number, or an object with one (`BaseDummyOptions` in vLLM's `config/multimodal.py`).
-        let is_none = |limit: &Value| limit.get("count").unwrap_or(limit).as_u64() == Some(0);
-        let takes = |kind| !self.language_only && !self.limits.get(kind).is_some_and(is_none);
-        TakenKinds { images: takes("image"), videos: takes("video") }
+        let is_zero = |limit: &Value| limit.get("count").unwrap_or(limit).as_u64() == Some(0);
+        let accepts = |kind| !self.language_only && !self.limits.get(kind).is_some_and(is_zero);
+        AcceptedMedia { images: accepts("image"), videos: accepts("video") }
     }
 }
 
@@ -173,37 +172,38 @@ impl Default for VllmFlags {
     }
 }
 
-/// An argument that is a flag.
-pub(crate) struct Spelled<'a> {
-    /// The flag with its dashes, and none of the underscores that vLLM takes for dashes.
+/// A command line argument that is a flag.
+pub(crate) struct FlagArg<'a> {
+    /// The flag's name with its leading dashes, and `-` for `_`.
     pub(crate) name: String,
-    /// What follows the name's first dot: a place in a JSON object.
+    /// The text after the name's first dot: a path in a JSON object.
     path: &'a str,
-    /// What follows an equals sign.
+    /// The text after an equals sign.
     pub(crate) value: Option<&'a str>,
 }
 
-impl<'a> Spelled<'a> {
-    pub(crate) fn read(arg: &'a str) -> Option<Self> {
+impl<'a> FlagArg<'a> {
+    /// Parses an argument; returns `None` if it does not begin with two dashes.
+    pub(crate) fn parse(arg: &'a str) -> Option<Self> {
         let (flag, value) =
             arg.split_once('=').map_or((arg, None), |(flag, value)| (flag, Some(value)));
         let (name, path) = flag.split_once('.').unwrap_or((flag, ""));
         arg.starts_with("--").then(|| Self { name: name.replace('_', "-"), path, value })
     }
 
-    /// Whether it is this flag, or could be short for it.
-    pub(crate) fn means(&self, flag: &str) -> bool {
-        is_short_for(&self.name, flag)
+    /// Returns `true` if the argument is `flag` or an abbreviation of it.
+    pub(crate) fn matches(&self, flag: &str) -> bool {
+        is_abbreviation(&self.name, flag)
     }
 }
 
-/// Whether a name is this flag or could be short for it. Where it could be short for others too,
-/// vLLM refuses it.
-fn is_short_for(name: &str, flag: &str) -> bool {
+/// Returns `true` if `name` is `flag` or an abbreviation of it. vLLM refuses ambiguous
+/// abbreviations.
+fn is_abbreviation(name: &str, flag: &str) -> bool {
     name.len() > "--m".len() && flag.starts_with(name)
 }
 
-/// A flag whose value is a JSON object, given as a whole or key by key.
+/// A flag with a JSON object as its value, given as a whole or key by key.
 struct JsonFlag {
     name: &'static str,
     object: Map<String, Value>,
@@ -215,7 +215,7 @@ impl JsonFlag {
         Self { name, object: Map::new(), is_whole: false }
     }
 
-    /// Adds a value. vLLM drops one of two; here that is an error.
+    /// Adds a value. A value given twice is an error; vLLM would drop one of the two.
     fn add(&mut self, path: &str, text: &str) -> Result<(), CliError> {
         let name = self.name;
         let twice = || {
@@ -226,7 +226,7 @@ impl JsonFlag {
         }
         if path.is_empty() {
             self.object = match text {
-                // Python's words for nothing.
+                // Spellings of an absent value in Python and JSON.
                 "" | "None" | "null" => Map::new(),
                 _ => serde_json::from_str(text).map_err(|error| {
                     CliError::Usage(format!("{name} after -- is no JSON object: {error}"))
@@ -235,13 +235,13 @@ impl JsonFlag {
             self.is_whole = true;
             return Ok(());
         }
-        // What is no JSON is a string.
+        // A value that is not JSON is a string.
         let value = serde_json::from_str(text).unwrap_or_else(|_| Value::from(text));
         if insert(&mut self.object, path, value) { Ok(()) } else { Err(twice()) }
     }
 }
 
-/// Puts a value at a dotted path; false if something is there.
+/// Inserts a value at a dotted path. Returns `false` if the path has a value already.
 fn insert(object: &mut Map<String, Value>, path: &str, value: Value) -> bool {
     let Some((key, rest)) = path.split_once('.') else {
         return object.insert(path.to_owned(), value).is_none();
@@ -250,7 +250,7 @@ fn insert(object: &mut Map<String, Value>, path: &str, value: Value) -> bool {
     inner.as_object_mut().is_some_and(|inner| insert(inner, rest, value))
 }
 
-/// Takes what changes no image: vLLM's defaults, and settings for media that are refused anyway.
+/// Accepts settings that change no image: vLLM's defaults, and settings of other media.
 fn check_media_io(kwargs: &Map<String, Value>) -> Result<(), CliError> {
     let refused =
         |problem: &str| Err(CliError::Usage(format!("{MEDIA_IO_KWARGS} after --: {problem}")));
@@ -268,7 +268,8 @@ fn check_media_io(kwargs: &Map<String, Value>) -> Result<(), CliError> {
                 };
                 if let Some((key, value)) = settings.iter().find(|setting| !is_default(setting)) {
                     return refused(&format!(
-                        "image.{key} as {value} is not supported: images are read as RGB, what is transparent on white"
+                        "image.{key} as {value} is not supported: images are read as RGB, \
+                         what is transparent on white"
                     ));
                 }
             }
@@ -283,8 +284,8 @@ fn check_media_io(kwargs: &Map<String, Value>) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Refuses a file for `--config` in which one of the flags seems to be a key. Its YAML is not
-/// understood here, so a word that only looks like one is refused too.
+/// Refuses a file for `--config` that seems to have one of the flags as a key. The YAML is not
+/// parsed, so a word that only looks like such a key is refused, too.
 fn check_config(path: &Path) -> Result<(), CliError> {
     let text = std::fs::read_to_string(path).map_err(|error| CliError::file(path, error))?;
     let is_word = |char: char| char.is_alphanumeric() || char == '-' || char == '_';
@@ -298,7 +299,7 @@ fn check_config(path: &Path) -> Result<(), CliError> {
             .chain(&LORA)
             .copied()
             .find(|flag| name == *flag);
-        if let Some(flag) = flags.into_iter().find(|flag| is_short_for(&name, flag)).or(whole) {
+        if let Some(flag) = flags.into_iter().find(|flag| is_abbreviation(&name, flag)).or(whole) {
             let path = path.display();
             return Err(CliError::Usage(format!(
                 "{key} in {path} is not read by Chiasm: give {flag} after --"

@@ -1,5 +1,5 @@
-"""The `anthropic` package against a Chiasm frontend: plain, streamed, with an image, with tools, counted, and refused. Run by
-real_vllm.
+"""Tests a Chiasm frontend with the `anthropic` package: plain, streamed, with an image, with tools, token counts and refusals.
+Run by real_vllm.
 
 usage: anthropic_client.py BASE_URL MODEL PICTURE, with the URL without /v1
 """

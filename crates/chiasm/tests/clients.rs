@@ -1,9 +1,8 @@
-//! Clients that other people use against a server: each finds its words, usage, reasons and calls
-//! where it looks for them, and what it breaks off ends in the engine. `cargo xtask test` provides
-//! the packages.
+//! Third-party clients: they find texts, usage, finish reasons and calls where they expect them.
+//! Requests that they cancel end in the engine. `cargo xtask test` provides their packages.
 //!
-//! The engines are simulated: they say what they saw, which tells whether all of a request arrived,
-//! or what they are told to.
+//! The engines are simulated. Their answers describe the request, which shows that all of it
+//! arrived, or are fixed texts.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -14,11 +13,11 @@ use chiasm_sim_engine::{Pace, SimConfig, SimEngine};
 
 use crate::support::{Server, demo_model, free_port, wait_for};
 
-const SOON: Duration = Duration::from_secs(20);
-/// A call in the format that the servers are told to read.
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// A call in the format of `--tool-call-parser hermes`.
 const CALL: &str =
     "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}\n</tool_call>";
-/// An answer that begins with reasoning, in the format that `qwen3` reads.
+/// An answer that begins with reasoning, in the format of `--reasoning-parser qwen3`.
 const THOUGHT: &str = "<think>Let me see.</think>\nIt is fine.";
 const PICTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/images/dawn.jpg");
 
@@ -31,16 +30,16 @@ async fn serve(flags: &[&str]) -> Server {
     let server = Server::start(
         &[&[&model, "--served-model-name", "m", "--tool-call-parser", "hermes"], flags].concat(),
     );
-    server.wait_ready(1, SOON).await;
+    server.wait_ready(1, TIMEOUT).await;
     server
 }
 
-/// A server whose engine says the same to everybody.
+/// Starts a server whose engine always answers `text`.
 async fn serve_text(text: &'static str) -> (Server, SimEngine) {
     serve_text_with(text, &[]).await
 }
 
-/// The same with these flags.
+/// Like [`serve_text`], with flags of the server.
 async fn serve_text_with(text: &'static str, flags: &[&str]) -> (Server, SimEngine) {
     let tokenizer = Tokenizer::from_model_dir(&demo_model()).expect("a tokenizer");
     let handshake = format!("tcp://127.0.0.1:{}", free_port());
@@ -54,26 +53,26 @@ async fn serve_text_with(text: &'static str, flags: &[&str]) -> (Server, SimEngi
     (serve(&[&["--attach", &handshake], flags].concat()).await, engine)
 }
 
-/// Runs a script of this folder, which fails by its exit status.
-async fn run(program: &str, script: &str, args: &[&str]) {
+/// Runs a script of `tests/clients` and asserts that its exit status is 0.
+async fn run_script(program: &str, script: &str, args: &[&str]) {
     let mut command = Command::new(program);
     command.arg(format!("{}/tests/clients/{script}", env!("CARGO_MANIFEST_DIR"))).args(args);
-    // Nothing is asked of the network, which for LiteLLM would be its list of prices.
+    // No network access. LiteLLM would otherwise load its list of prices.
     command.envs([
         ("LITELLM_LOCAL_MODEL_COST_MAP", "True"),
         ("HF_HUB_OFFLINE", "1"),
         ("LANGSMITH_TRACING", "false"),
     ]);
-    let output = tokio::task::spawn_blocking(move || command.output().expect("it starts"))
+    let output = tokio::task::spawn_blocking(move || command.output().expect("the script starts"))
         .await
         .expect("no panic");
-    let told =
+    let streams =
         [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
-    assert!(output.status.success(), "{script}: {}", told.concat());
+    assert!(output.status.success(), "{script}: {}", streams.concat());
 }
 
-/// Fails unless all requests come to their end, long before they would by themselves.
-async fn nothing_is_left(server: &Server, script: &str) {
+/// Asserts that all requests end within 5 s, long before they would complete.
+async fn assert_requests_end(server: &Server, script: &str) {
     for metric in ["chiasm_in_flight_requests", "chiasm_worker_running_requests"] {
         let what = format!("end of requests ({metric}) after {script}");
         wait_for(&what, Duration::from_secs(5), async || server.metric(metric).await == 0.0).await;
@@ -82,44 +81,45 @@ async fn nothing_is_left(server: &Server, script: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs packages of clients: `cargo xtask test` runs it"]
-async fn clients_find_what_they_look_for() {
-    let sees = serve(&["--sim", "1", "--sim-speedup", "1000"]).await;
-    let (calls, _calling) = serve_text(CALL).await;
-    let (says_json, _saying) = serve_text(r#"{"city": "Paris"}"#).await;
-    let [of_sees, of_calls, of_json] =
-        [&sees, &calls, &says_json].map(|server| format!("{}/v1", server.url));
+async fn third_party_clients_understand_answers() {
+    let describing = serve(&["--sim", "1", "--sim-speedup", "1000"]).await;
+    let (calling, _calling_engine) = serve_text(CALL).await;
+    let (json, _json_engine) = serve_text(r#"{"city": "Paris"}"#).await;
+    let [describing_url, calling_url, json_url] =
+        [&describing, &calling, &json].map(|server| format!("{}/v1", server.url));
     let python = variable("CHIASM_TEST_CLIENTS_PYTHON");
-    run(&python, "langchain_client.py", &[&of_sees, &of_calls, &of_json, PICTURE]).await;
-    run(&python, "litellm_client.py", &[&of_sees, &of_calls, PICTURE]).await;
-    let (node, packages) = (variable("CHIASM_TEST_NODE"), variable("CHIASM_TEST_NODE_PACKAGES"));
-    run(&node, "openai_npm.mjs", &[&packages, &of_sees, &of_calls, PICTURE]).await;
-    for server in [&sees, &calls, &says_json] {
-        nothing_is_left(server, "all clients").await;
-        assert_eq!(
-            server.metric("chiasm_refusals_total").await,
-            0.0,
-            "nothing that they sent was refused"
-        );
+    let urls = [&*describing_url, &calling_url, &json_url, PICTURE];
+    run_script(&python, "langchain_client.py", &urls).await;
+    run_script(&python, "litellm_client.py", &[&describing_url, &calling_url, PICTURE]).await;
+    let node = variable("CHIASM_TEST_NODE");
+    let packages = variable("CHIASM_TEST_NODE_PACKAGES");
+    let args = [&*packages, &describing_url, &calling_url, PICTURE];
+    run_script(&node, "openai_npm.mjs", &args).await;
+    for server in [&describing, &calling, &json] {
+        assert_requests_end(server, "all clients").await;
+        assert_eq!(server.metric("chiasm_refusals_total").await, 0.0, "no request was refused");
         assert_eq!(server.metric("chiasm_stream_ends_total{how=\"left\"}").await, 0.0);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs packages of clients: `cargo xtask test` runs it"]
-async fn answers_fit_the_models_of_official_sdks() {
-    let says = serve(&["--sim", "1", "--sim-speedup", "1000"]).await;
-    let (calls, _calling) = serve_text(CALL).await;
-    let (thinks, _thinking) = serve_text_with(THOUGHT, &["--reasoning-parser", "qwen3"]).await;
-    let [of_says, of_calls, of_thinks] =
-        [&says, &calls, &thinks].map(|server| format!("{}/v1", server.url));
+async fn answers_match_the_models_of_official_sdks() {
+    let describing = serve(&["--sim", "1", "--sim-speedup", "1000"]).await;
+    let (calling, _calling_engine) = serve_text(CALL).await;
+    let (thinking, _thinking_engine) =
+        serve_text_with(THOUGHT, &["--reasoning-parser", "qwen3"]).await;
+    let [describing_url, calling_url, thinking_url] =
+        [&describing, &calling, &thinking].map(|server| format!("{}/v1", server.url));
     let python = variable("CHIASM_TEST_CLIENTS_PYTHON");
-    run(&python, "conformance.py", &[&of_says, &of_calls, &of_thinks, PICTURE]).await;
+    let args = [&*describing_url, &calling_url, &thinking_url, PICTURE];
+    run_script(&python, "conformance.py", &args).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs packages of clients: `cargo xtask test` runs it"]
-async fn what_clients_break_off_ends_in_the_engine() {
-    // An answer takes minutes, and the first token of one with a long prompt some seconds.
+async fn cancelled_requests_end_in_the_engine() {
+    // An answer takes minutes, and the first token of a long prompt some seconds.
     let server =
         serve(&["--sim", "1", "--sim-decode-rate", "30", "--sim-prefill-rate", "200"]).await;
     let url = format!("{}/v1", server.url);
@@ -129,12 +129,13 @@ async fn what_clients_break_off_ends_in_the_engine() {
         (variable("CHIASM_TEST_NODE"), "openai_npm_leaves.mjs", vec![&packages, &url]),
     ];
     for (number, (program, script, args)) in (1..).zip(clients) {
-        run(&program, script, &args).await;
-        nothing_is_left(&server, script).await;
-        // Each script leaves one stream in its midst, and times out over one that has not begun and
-        // over a whole answer.
-        let left = f64::from(number);
-        assert_eq!(server.metric("chiasm_stream_ends_total{how=\"left\"}").await, left, "{script}");
+        run_script(&program, script, &args).await;
+        assert_requests_end(&server, script).await;
+        // Each script cancels one stream halfway, and times out on a stream without tokens and on a
+        // whole answer.
+        let count = f64::from(number);
+        let left = server.metric("chiasm_stream_ends_total{how=\"left\"}").await;
+        assert_eq!(left, count, "{script}");
         assert_eq!(
             server.metric("chiasm_stream_ends_total{how=\"finished\"}").await,
             0.0,
@@ -142,7 +143,7 @@ async fn what_clients_break_off_ends_in_the_engine() {
         );
         assert_eq!(
             server.metric("chiasm_requests_total{endpoint=\"chat\",status=\"499\"}").await,
-            2.0 * left,
+            2.0 * count,
             "{script}"
         );
     }
@@ -150,18 +151,14 @@ async fn what_clients_break_off_ends_in_the_engine() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs vLLM: `cargo xtask test` runs it"]
-async fn vllms_benchmark_measures() {
-    // It loads the tokenizer by the model's name, and asks for the server's by it, too.
+async fn vllm_benchmark_runs() {
+    // The benchmark loads the tokenizer by the model's name, and requests the server's, too.
     let model = demo_model().display().to_string();
     let server = Server::start(&[&model, "--sim", "1", "--sim-speedup", "1000"]);
-    server.wait_ready(1, SOON).await;
-    run(&variable("CHIASM_TEST_PYTHON"), "vllm_bench.py", &[&server.url, &model]).await;
-    nothing_is_left(&server, "vllm_bench.py").await;
-    assert_eq!(
-        server.metric("chiasm_refusals_total").await,
-        0.0,
-        "nothing that it sent was refused"
-    );
+    server.wait_ready(1, TIMEOUT).await;
+    run_script(&variable("CHIASM_TEST_PYTHON"), "vllm_bench.py", &[&server.url, &model]).await;
+    assert_requests_end(&server, "vllm_bench.py").await;
+    assert_eq!(server.metric("chiasm_refusals_total").await, 0.0, "no request was refused");
     assert!(
         server.metric("chiasm_requests_total{endpoint=\"tokenize\",status=\"200\"}").await >= 1.0
     );

@@ -1,6 +1,7 @@
-//! kill -9 of frontends and engines at random moments under load, with simulated engines as
-//! processes of their own that check every slot they read. Engines go with their frontend or are
-//! taken over by the next one.
+//! `kill -9` of frontends and engines at random moments under load.
+//!
+//! Simulated engines run as separate processes and check every slot that they read. When a frontend
+//! dies, its engines are restarted or taken over by the next one.
 
 use std::collections::HashMap;
 use std::process::Stdio;
@@ -20,44 +21,47 @@ use tokio::sync::watch;
 
 const ENGINES: usize = 2;
 const CLIENTS: usize = 4;
-/// Pictures that a receiver cache holds.
+/// The number of pictures that fit a receiver cache.
 const CACHED: usize = 3;
+/// The raw patches of a picture: 320 patches of 1,176 values.
 const PICTURE_BYTES: usize = 320 * 1176;
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Hundreds by hand.
+/// Returns the number of kills; `CHIASM_TEST_KILLS` overrides the default for long runs.
 fn kills() -> usize {
     std::env::var("CHIASM_TEST_KILLS").map_or(100, |kills| kills.parse().expect("a number"))
 }
 
+/// Returns the size of this many pictures in GiB, as a flag's value.
 fn gib(pictures: usize) -> String {
     format!("{}", (pictures * (PICTURE_BYTES + 8192)) as f64 / (1_u64 << 30) as f64)
 }
 
-/// A frontend and its engines, all processes that can be killed.
-struct Stand {
+/// A frontend and its engines, as processes that can be killed.
+struct TestHarness {
     model: String,
     addresses: Vec<String>,
     engines: Vec<Process>,
     frontend: Server,
-    /// The process ids of the frontends before this one.
+    /// The process ids of earlier frontends.
     ended: Vec<u32>,
-    /// What each frontend leaves for the next one.
+    /// The state folder shared by all frontends.
     state: TempDir,
+    /// The number of engines that earlier frontends have taken over.
     taken_over: usize,
-    /// For each engine how many lines of the frontend's log tell of a ready engine once the last
-    /// one that was started is.
-    awaited: [usize; ENGINES],
+    /// For each engine, the number of "ready" lines in the frontend's log once its latest process
+    /// is ready.
+    expected_ready_lines: [usize; ENGINES],
 }
 
-/// What becomes of the engines when their frontend ends.
+/// The fate of the engines when their frontend is replaced.
 #[derive(Clone, Copy, PartialEq)]
-enum Engines {
+enum EngineFate {
     Restarted,
     TakenOver,
 }
 
-impl Stand {
+impl TestHarness {
     fn start() -> Self {
         let model = demo_model().display().to_string();
         let addresses: Vec<_> =
@@ -73,54 +77,58 @@ impl Stand {
             ended: Vec::new(),
             state,
             taken_over: 0,
-            awaited: [1; ENGINES],
+            expected_ready_lines: [1; ENGINES],
         }
     }
 
-    /// A simulated engine ends by itself when a slot was written to while it was lent.
+    /// Asserts that all engines run. A simulated engine exits if a slot is written to while it is
+    /// lent.
     fn check_engines(&mut self) {
         for engine in &mut self.engines {
-            let ended = engine.0.try_wait().expect("it can be asked");
-            assert!(ended.is_none(), "an engine that nobody killed has ended: {ended:?}");
+            let status = engine.0.try_wait().expect("a status");
+            assert!(status.is_none(), "an engine has exited by itself: {status:?}");
         }
     }
 
     fn kill_engine(&mut self, index: usize) {
         self.engines[index].end();
-        self.awaited[index] = self.times_ready(index) + 1;
+        self.expected_ready_lines[index] = self.ready_lines(index) + 1;
         self.engines[index] = engine(&self.model, &self.addresses[index]);
     }
 
-    fn times_ready(&self, index: usize) -> usize {
-        self.frontend.lines_logged(&format!(" ready worker=worker_{index} "))
+    /// Returns the number of log lines so far that report engine `index` as ready.
+    fn ready_lines(&self, index: usize) -> usize {
+        self.frontend.count_logged(&format!(" ready worker=worker_{index} "))
     }
 
-    /// Waits until the engines that now run are ready. Those that were killed count as ready until
-    /// the frontend notices.
-    async fn settle(&self) {
-        let all = async || (0..ENGINES).all(|index| self.times_ready(index) >= self.awaited[index]);
-        wait_for("word of the engines that were started", PATIENCE, all).await;
-        self.frontend.wait_ready(ENGINES as u64, PATIENCE).await;
+    /// Waits until all running engines are ready. `/ready` alone is not enough: killed engines
+    /// count as ready until the frontend detects their death.
+    async fn wait_all_ready(&self) {
+        let all_ready = async || {
+            (0..ENGINES).all(|index| self.ready_lines(index) >= self.expected_ready_lines[index])
+        };
+        wait_for("log lines about ready engines", TIMEOUT, all_ready).await;
+        self.frontend.wait_ready(ENGINES as u64, TIMEOUT).await;
     }
 
-    /// Ends the frontend by a signal and starts another one.
-    fn replace_frontend(&mut self, signal: &str, engines: Engines) {
-        self.taken_over += self.frontend.lines_logged(TAKEN_OVER);
+    /// Ends the frontend with a signal and starts another one.
+    fn replace_frontend(&mut self, signal: &str, fate: EngineFate) {
+        self.taken_over += self.frontend.count_logged(TAKEN_OVER);
         self.ended.push(self.frontend.pid());
-        self.frontend.end_by(signal);
-        if engines == Engines::Restarted {
+        self.frontend.signal_and_wait(signal);
+        if fate == EngineFate::Restarted {
             self.engines.clear();
         }
         self.frontend = frontend(&self.model, &self.addresses, &self.state);
-        self.awaited = [1; ENGINES];
-        if engines == Engines::Restarted {
+        self.expected_ready_lines = [1; ENGINES];
+        if fate == EngineFate::Restarted {
             self.engines =
                 self.addresses.iter().map(|address| engine(&self.model, address)).collect();
         }
     }
 
-    /// Returns the names of the arenas that frontends of this test have left.
-    fn abandoned(&self) -> Vec<String> {
+    /// Returns the names of arenas that earlier frontends have left in `/dev/shm`.
+    fn abandoned_arenas(&self) -> Vec<String> {
         let names = std::fs::read_dir("/dev/shm").expect("/dev/shm").flatten();
         let names = names.filter_map(|entry| entry.file_name().into_string().ok());
         names
@@ -132,15 +140,17 @@ impl Stand {
     }
 }
 
-/// What a frontend logs of each engine that it has taken over.
+/// The log line about an engine that was taken over.
 const TAKEN_OVER: &str = "took over an engine";
 
 fn frontend(model: &str, addresses: &[String], state: &TempDir) -> Server {
-    let (cache, arena, attach) = (gib(CACHED), gib(CACHED + 5), addresses.join(","));
+    let cache = gib(CACHED);
+    let arena = gib(CACHED + 5);
+    let attach = addresses.join(",");
     let args =
         [model, "--served-model-name", "m", "--attach", &attach, "--receiver-cache-gb", &cache];
     let state = state.path().display().to_string();
-    let more = [
+    let flags = [
         "--mm-arena-gb",
         &arena,
         "--mm-transfer",
@@ -150,7 +160,7 @@ fn frontend(model: &str, addresses: &[String], state: &TempDir) -> Server {
         "--drain-timeout",
         "0.2",
     ];
-    Server::start(&[&args[..], &more].concat())
+    Server::start(&[&args[..], &flags].concat())
 }
 
 fn engine(model: &str, address: &str) -> Process {
@@ -175,16 +185,20 @@ fn body(pictures: &[usize], salt: u64, stream: bool) -> Value {
     };
     let content: Vec<Value> = pictures.iter().map(part).collect();
     json!({
-        "model": "m", "max_tokens": 256, "cache_salt": salt.to_string(), "stream": stream,
+        "model": "m",
+        "max_tokens": 256,
+        "cache_salt": salt.to_string(),
+        "stream": stream,
         "messages": [{"role": "user", "content": content}],
     })
 }
 
-/// What an engine says of pictures that it saw rightly, in each's own words.
-struct Truth(HashMap<usize, String>);
+/// An engine's correct description of each picture, by the picture's index.
+struct ExpectedAnswers(HashMap<usize, String>);
 
-impl Truth {
-    async fn learn() -> Self {
+impl ExpectedAnswers {
+    /// Asks an undisturbed server about each picture.
+    async fn record() -> Self {
         let model = demo_model().display().to_string();
         let server = Server::start(&[
             &model,
@@ -195,47 +209,46 @@ impl Truth {
             "--mm-transfer",
             "off",
         ]);
-        server.wait_ready(1, PATIENCE).await;
-        let mut words = HashMap::new();
+        server.wait_ready(1, TIMEOUT).await;
+        let mut descriptions = HashMap::new();
         for index in 0..PICTURES.len() {
             let answer = server.chat(&body(&[index], 0, false)).await.ok();
             let text =
                 answer["choices"][0]["message"]["content"].as_str().expect("text").to_owned();
-            let seen = text.split(';').next().unwrap_or_default();
-            words.insert(index, seen.strip_prefix("1 image ").expect("one image").to_owned());
+            let first_part = text.split(';').next().unwrap_or_default();
+            let description = first_part.strip_prefix("1 image ").expect("one image");
+            descriptions.insert(index, description.to_owned());
         }
-        let mut distinct: Vec<_> = words.values().collect();
+        let mut distinct: Vec<_> = descriptions.values().collect();
         distinct.sort();
         distinct.dedup();
-        assert_eq!(distinct.len(), PICTURES.len(), "the pictures can be told apart");
-        Self(words)
+        assert_eq!(distinct.len(), PICTURES.len(), "descriptions of pictures differ");
+        Self(descriptions)
     }
 
-    /// How the answer must begin, up to what was cached.
-    fn of(&self, pictures: &[usize]) -> String {
-        let each: Vec<_> = pictures.iter().map(|index| self.0[index].as_str()).collect();
-        format!(
-            "{} image{} {};",
-            pictures.len(),
-            if pictures.len() == 1 { "" } else { "s" },
-            each.join(", ")
-        )
+    /// Returns the start of the correct answer, before the number of cached tokens.
+    fn prefix(&self, pictures: &[usize]) -> String {
+        let descriptions: Vec<_> = pictures.iter().map(|index| self.0[index].as_str()).collect();
+        let plural = if pictures.len() == 1 { "" } else { "s" };
+        format!("{} image{plural} {};", pictures.len(), descriptions.join(", "))
     }
 }
 
+/// The results of all requests.
 #[derive(Default)]
 struct Tally {
-    right: AtomicUsize,
-    told: AtomicUsize,
+    correct: AtomicUsize,
+    errors: AtomicUsize,
     cut_off: AtomicUsize,
+    /// Twice the number of replaced frontends; odd during a replacement.
     frontend_kills: AtomicUsize,
 }
 
-/// Sends requests until told to stop. Every answer is right, a clear error, or cut off by the end
-/// of the frontend.
-async fn load(
+/// Sends requests until `stop` is set. Asserts that every answer is correct, a valid error, or cut
+/// off by the end of the frontend.
+async fn run_client(
     seed: u64,
-    truth: Arc<Truth>,
+    expected: Arc<ExpectedAnswers>,
     url: watch::Receiver<String>,
     stop: Arc<AtomicBool>,
     tally: Arc<Tally>,
@@ -247,12 +260,11 @@ async fn load(
             .map(|_| random.random_range(0..PICTURES.len()))
             .collect();
         let body = body(&pictures, random.random(), random.random());
-        // Before the address is read: one that was read first could be of a frontend whose kill is
-        // counted by then.
+        // Read before the URL: otherwise the kill of that URL's frontend might be counted already.
         let before = tally.frontend_kills.load(Ordering::SeqCst);
-        let to = format!("{}/v1/chat/completions", *url.borrow());
+        let url = format!("{}/v1/chat/completions", *url.borrow());
         let request =
-            client.post(to).header("content-type", "application/json").body(body.to_string());
+            client.post(url).header("content-type", "application/json").body(body.to_string());
         let answer = async {
             let response = request.send().await?;
             let status = response.status().as_u16();
@@ -260,7 +272,7 @@ async fn load(
         };
         match answer.await {
             Ok((status, text)) => {
-                check(status, &text, body["stream"] == true, &truth.of(&pictures), &tally);
+                check(status, &text, body["stream"] == true, &expected.prefix(&pictures), &tally);
                 if status != 200 {
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
@@ -269,7 +281,7 @@ async fn load(
                 let after = tally.frontend_kills.load(Ordering::SeqCst);
                 assert!(
                     after > before || after % 2 == 1,
-                    "no frontend was killed, and yet: {error}"
+                    "the connection broke although no frontend was killed: {error}"
                 );
                 tally.cut_off.fetch_add(1, Ordering::Relaxed);
                 tokio::time::sleep(Duration::from_millis(20)).await;
@@ -278,7 +290,8 @@ async fn load(
     }
 }
 
-fn check(status: u16, text: &str, stream: bool, expected: &str, tally: &Tally) {
+/// Asserts that an answer starts with `prefix` or is a valid error, and counts it.
+fn check(status: u16, text: &str, stream: bool, prefix: &str, tally: &Tally) {
     if status != 200 {
         assert!(matches!(status, 500 | 502 | 503), "{status}: {text}");
         let error: Value = serde_json::from_str(text).expect("an error in JSON");
@@ -286,56 +299,54 @@ fn check(status: u16, text: &str, stream: bool, expected: &str, tally: &Tally) {
             error["error"]["message"].as_str().is_some_and(|message| !message.is_empty()),
             "{text}"
         );
-        tally.told.fetch_add(1, Ordering::Relaxed);
+        tally.errors.fetch_add(1, Ordering::Relaxed);
         return;
     }
     if !stream {
         let answer: Value = serde_json::from_str(text).expect("JSON");
-        let said = answer["choices"][0]["message"]["content"].as_str().expect("text");
-        assert!(said.starts_with(expected), "'{said}' is not '{expected}'");
-        tally.right.fetch_add(1, Ordering::Relaxed);
+        let content = answer["choices"][0]["message"]["content"].as_str().expect("text");
+        assert!(content.starts_with(prefix), "'{content}' is not '{prefix}'");
+        tally.correct.fetch_add(1, Ordering::Relaxed);
         return;
     }
     let events: Vec<Value> = text
         .split("\n\n")
         .filter_map(|event| serde_json::from_str(event.strip_prefix("data: ")?).ok())
         .collect();
-    let said: String = events
+    let content: String = events
         .iter()
         .filter_map(|event| event["choices"][0]["delta"]["content"].as_str())
         .collect();
-    let finished = events.iter().any(|event| event["choices"][0]["finish_reason"].is_string());
-    match finished {
-        true => assert!(said.starts_with(expected), "'{said}' is not '{expected}'"),
-        // The engine died in the middle.
-        false => {
-            assert!(
-                said.starts_with(expected) || expected.starts_with(&said),
-                "'{said}' is not of '{expected}'"
-            );
-            assert!(
-                events.iter().any(|event| event["error"]["message"].is_string()),
-                "no word of the error: {text}"
-            );
-        }
+    if events.iter().any(|event| event["choices"][0]["finish_reason"].is_string()) {
+        assert!(content.starts_with(prefix), "'{content}' is not '{prefix}'");
+        tally.correct.fetch_add(1, Ordering::Relaxed);
+        return;
     }
-    let counter = if finished { &tally.right } else { &tally.told };
-    counter.fetch_add(1, Ordering::Relaxed);
+    // The engine died during the stream.
+    assert!(
+        content.starts_with(prefix) || prefix.starts_with(&content),
+        "'{content}' is no part of '{prefix}'"
+    );
+    assert!(
+        events.iter().any(|event| event["error"]["message"].is_string()),
+        "no error event: {text}"
+    );
+    tally.errors.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Shows all pictures and checks what is said of them.
-async fn shows_pictures(frontend: &Server, truth: &Truth, salt: u64) {
+/// Asks about all pictures and checks the answers.
+async fn check_pictures(frontend: &Server, expected: &ExpectedAnswers, salt: u64) {
     for index in 0..PICTURES.len() {
         let answer = frontend.chat(&body(&[index], salt, false)).await.ok();
-        let said = answer["choices"][0]["message"]["content"].as_str().expect("text").to_owned();
-        assert!(said.starts_with(&truth.of(&[index])), "{said}");
+        let content = answer["choices"][0]["message"]["content"].as_str().expect("text").to_owned();
+        assert!(content.starts_with(&expected.prefix(&[index])), "{content}");
     }
 }
 
-/// Leading blocks of a prompt that the frontend takes its engines to hold, once it knows all that
-/// they have told.
-async fn known_blocks(frontend: &Server, prompt: &Value) -> u64 {
-    let exact = async || {
+/// Waits until knowledge of all engines is exact. Returns the number of predicted blocks of a
+/// prompt.
+async fn predicted_blocks(frontend: &Server, prompt: &Value) -> u64 {
+    let is_exact = async || {
         let Ok(response) = frontend.client.get(format!("{}/workers", frontend.url)).send().await
         else {
             return false;
@@ -345,7 +356,7 @@ async fn known_blocks(frontend: &Server, prompt: &Value) -> u64 {
             .as_array()
             .is_some_and(|all| all.iter().all(|worker| worker["knowledge"] == "exact"))
     };
-    wait_for("exact knowledge", PATIENCE, exact).await;
+    wait_for("exact knowledge", TIMEOUT, is_exact).await;
     let answer = frontend.chat(prompt).await;
     answer.ok();
     answer
@@ -357,59 +368,67 @@ async fn known_blocks(frontend: &Server, prompt: &Value) -> u64 {
 }
 
 #[tokio::test]
-async fn a_frontend_that_is_started_again_keeps_its_engines() {
-    let truth = Truth::learn().await;
-    let mut stand = Stand::start();
-    stand.frontend.wait_ready(ENGINES as u64, PATIENCE).await;
-    shows_pictures(&stand.frontend, &truth, 1).await;
+async fn restarted_frontend_keeps_its_engines() {
+    let expected = ExpectedAnswers::record().await;
+    let mut harness = TestHarness::start();
+    harness.frontend.wait_ready(ENGINES as u64, TIMEOUT).await;
+    check_pictures(&harness.frontend, &expected, 1).await;
     let words = "All that an engine has told is told again. ".repeat(20);
     let prompt =
         json!({"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": words}]});
-    assert_eq!(known_blocks(&stand.frontend, &prompt).await, 0);
+    assert_eq!(predicted_blocks(&harness.frontend, &prompt).await, 0);
     for signal in ["KILL", "TERM"] {
-        // Answers that nobody will read to their ends.
-        let endless = json!({"model": "m", "prompt": "x", "max_tokens": 8000, "ignore_eos": true, "stream": true, "n": 4});
+        // Long answers that are never read to their end.
+        let endless = json!({
+            "model": "m",
+            "prompt": "x",
+            "max_tokens": 8000,
+            "ignore_eos": true,
+            "stream": true,
+            "n": 4,
+        });
         let mut streams = Vec::new();
         for _ in 0..8 {
-            let mut stream = stand.frontend.open("/v1/completions", &endless).await;
+            let mut stream = harness.frontend.open("/v1/completions", &endless).await;
             stream.chunk().await.expect("a first chunk");
             streams.push(stream);
         }
-        stand.replace_frontend(signal, Engines::TakenOver);
+        harness.replace_frontend(signal, EngineFate::TakenOver);
         drop(streams);
-        let frontend = &stand.frontend;
-        frontend.wait_ready(ENGINES as u64, PATIENCE).await;
-        let taken_over = async || frontend.lines_logged(TAKEN_OVER) == ENGINES;
-        wait_for("word of the engines", PATIENCE, taken_over).await;
-        assert!(known_blocks(frontend, &prompt).await > 0, "after {signal}");
-        // Nothing is taken to be in the engines' caches that is not.
-        shows_pictures(frontend, &truth, 1).await;
-        shows_pictures(frontend, &truth, 2).await;
+        let frontend = &harness.frontend;
+        frontend.wait_ready(ENGINES as u64, TIMEOUT).await;
+        let taken_over = async || frontend.count_logged(TAKEN_OVER) == ENGINES;
+        wait_for("log lines about both engines", TIMEOUT, taken_over).await;
+        assert!(predicted_blocks(frontend, &prompt).await > 0, "after {signal}");
+        // The frontend's mirror claims nothing that is missing in the engines' receiver caches.
+        check_pictures(frontend, &expected, 1).await;
+        check_pictures(frontend, &expected, 2).await;
         assert_eq!(frontend.metric("chiasm_mm_cache_misses_total").await, 0.0);
-        // What the engines did for the last frontend has ended.
+        // Requests of the last frontend have ended.
         let running = async || frontend.metric("chiasm_worker_running_requests").await;
-        wait_for("idle engines", PATIENCE, async || running().await == 0.0).await;
-        stand.check_engines();
-        assert_eq!(stand.abandoned(), Vec::<String>::new());
+        wait_for("idle engines", TIMEOUT, async || running().await == 0.0).await;
+        harness.check_engines();
+        assert_eq!(harness.abandoned_arenas(), Vec::<String>::new());
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn killing_anybody_at_any_moment_leaks_nothing_and_mixes_nothing_up() {
+async fn random_kills_leak_no_slots_or_arenas() {
     let seed = std::env::var("CHIASM_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed: u64 = seed.unwrap_or_else(rand::random);
     eprintln!("CHIASM_TEST_SEED={seed}");
     let mut random = SmallRng::seed_from_u64(seed);
-    let truth = Arc::new(Truth::learn().await);
-    let mut stand = Stand::start();
-    stand.frontend.wait_ready(ENGINES as u64, PATIENCE).await;
-    let (url, urls) = watch::channel(stand.frontend.url.clone());
-    let (stop, tally) = (Arc::new(AtomicBool::new(false)), Arc::new(Tally::default()));
+    let expected = Arc::new(ExpectedAnswers::record().await);
+    let mut harness = TestHarness::start();
+    harness.frontend.wait_ready(ENGINES as u64, TIMEOUT).await;
+    let (url, urls) = watch::channel(harness.frontend.url.clone());
+    let stop = Arc::new(AtomicBool::new(false));
+    let tally = Arc::new(Tally::default());
     let mut clients: Vec<_> = (0..CLIENTS as u64)
         .map(|client| {
-            tokio::spawn(load(
+            tokio::spawn(run_client(
                 seed ^ client,
-                truth.clone(),
+                expected.clone(),
                 urls.clone(),
                 stop.clone(),
                 tally.clone(),
@@ -417,63 +436,65 @@ async fn killing_anybody_at_any_moment_leaks_nothing_and_mixes_nothing_up() {
         })
         .collect();
 
-    // Engines whose frontend ends while they introduce themselves are lost to the next one, with
-    // real ones too.
-    let mut settled = true;
+    // An engine whose frontend ends during the handshake can't be taken over, not even a real one.
+    let mut all_ready = true;
     let kills = kills();
     for kill in 0..kills {
         let frontend = random.random_ratio(1, 5);
         if frontend {
             let signal = if random.random_ratio(1, 3) { "TERM" } else { "KILL" };
-            let stay = settled && random.random_ratio(2, 3);
-            // Odd while there is none.
+            let stay = all_ready && random.random_ratio(2, 3);
             tally.frontend_kills.fetch_add(1, Ordering::SeqCst);
-            stand.replace_frontend(
+            harness.replace_frontend(
                 signal,
-                if stay { Engines::TakenOver } else { Engines::Restarted },
+                if stay { EngineFate::TakenOver } else { EngineFate::Restarted },
             );
-            url.send_replace(stand.frontend.url.clone());
+            url.send_replace(harness.frontend.url.clone());
             tally.frontend_kills.fetch_add(1, Ordering::SeqCst);
         } else {
-            stand.kill_engine(random.random_range(0..ENGINES));
+            harness.kill_engine(random.random_range(0..ENGINES));
         }
-        // Some kills hit those that are just starting, handing over and opening arenas.
-        settled = random.random_ratio(3, 4);
-        if settled {
-            stand.settle().await;
+        // Without waiting, some kills hit processes that are starting, handing over or opening
+        // arenas.
+        all_ready = random.random_ratio(3, 4);
+        if all_ready {
+            harness.wait_all_ready().await;
         }
         tokio::time::sleep(Duration::from_millis(random.random_range(0..300))).await;
         if let Some(client) = clients.iter_mut().find(|client| client.is_finished()) {
             panic!("a client failed by kill {kill}: {:?}", client.await);
         }
-        stand.check_engines();
+        harness.check_engines();
     }
     stop.store(true, Ordering::Relaxed);
     for client in clients {
-        client.await.expect("a client that found nothing wrong");
+        client.await.expect("only expected answers");
     }
     let count = |counter: &AtomicUsize| counter.load(Ordering::Relaxed);
-    let (right, told, cut_off) = (count(&tally.right), count(&tally.told), count(&tally.cut_off));
-    eprintln!("{right} right, {told} with an error, {cut_off} cut off by the end of a frontend");
-    assert!(right > kills, "{right} right, {told} with an error, {cut_off} cut off");
-    assert!(stand.taken_over > 0, "no frontend has taken over an engine");
+    let correct = count(&tally.correct);
+    let errors = count(&tally.errors);
+    let cut_off = count(&tally.cut_off);
+    eprintln!("{correct} correct, {errors} errors, {cut_off} cut off by the end of a frontend");
+    assert!(correct > kills, "{correct} correct, {errors} errors, {cut_off} cut off");
+    assert!(harness.taken_over > 0, "no frontend has taken over an engine");
 
-    // No slot is lost: what is in use is what the engines' caches hold, once they have been sent
-    // something else.
-    stand.frontend.wait_ready(ENGINES as u64, PATIENCE).await;
-    wait_for("slots to come back", PATIENCE, async || {
+    // No slot has leaked: once the engines have got other requests, only the items in their caches
+    // use slots.
+    harness.frontend.wait_ready(ENGINES as u64, TIMEOUT).await;
+    wait_for("slots to be freed", TIMEOUT, async || {
         let words = rand::random::<u64>().to_string();
-        let text = json!({"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": words}]});
-        stand.frontend.chat(&text).await;
+        let messages = json!([{"role": "user", "content": words}]);
+        let text = json!({"model": "m", "max_tokens": 1, "messages": messages});
+        harness.frontend.chat(&text).await;
         let mut slots = 0.0_f64;
         for worker in 0..ENGINES {
-            slots =
-                slots.max(stand.frontend.metric(&format!("chiasm_arena_slots{{worker=\"worker_{worker}\"}}")).await);
+            let name = format!("chiasm_arena_slots{{worker=\"worker_{worker}\"}}");
+            slots = slots.max(harness.frontend.metric(&name).await);
         }
         slots <= CACHED as f64
     })
     .await;
-    stand.check_engines();
-    // Whatever the last kills have left was removed by the frontend that started after them.
-    assert_eq!(stand.abandoned(), Vec::<String>::new());
+    harness.check_engines();
+    // Arenas left by the last kills were removed by the frontend that started after them.
+    assert_eq!(harness.abandoned_arenas(), Vec::<String>::new());
 }

@@ -1,4 +1,4 @@
-//! Tools of the demo's model: an agent that is pointed at `chiasm demo --keep` can call them.
+//! Tools of the demo's model, as an agent uses them with `chiasm demo --keep`.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn parameters() -> Value {
     json!({"type": "object", "properties": {"city": {"type": "string"}}})
 }
 
-/// A conversation in which the model has called the tool and was told the result.
+/// Returns a conversation with a tool call and its result.
 fn conversation() -> Value {
     let tool =
         json!({"type": "function", "function": {"name": "weather", "parameters": parameters()}});
@@ -35,7 +35,7 @@ fn conversation() -> Value {
 }
 
 #[tokio::test]
-async fn demo_model_calls_tools_over_every_api() {
+async fn demo_model_calls_tools_in_all_apis() {
     let server = serve().await;
     let chat = server.chat(&conversation()).await.ok();
     let call = &chat["choices"][0]["message"]["tool_calls"][0]["function"];
@@ -53,22 +53,27 @@ async fn demo_model_calls_tools_over_every_api() {
         (&json!("function_call"), &json!("weather"))
     );
 
-    let body = json!({"model": "m", "max_tokens": 200, "messages": [{"role": "user", "content": "x"}],
-        "tools": [{"name": "weather", "input_schema": parameters()}]});
+    let body = json!({
+        "model": "m",
+        "max_tokens": 200,
+        "messages": [{"role": "user", "content": "x"}],
+        "tools": [{"name": "weather", "input_schema": parameters()}],
+    });
     let message = server.post("/v1/messages", &body).await.ok();
     assert_eq!(message["content"][0]["input"], json!({"city": "Ulm"}));
     assert_eq!(message["stop_reason"], "tool_use");
 }
 
 #[tokio::test]
-async fn demo_model_reads_tools_calls_and_results() {
+async fn demo_template_renders_tools_with_results() {
     let server = serve().await;
     let tokens = server.post("/tokenize", &conversation()).await.ok()["tokens"].take();
     let prompt = server.post("/detokenize", &json!({"model": "m", "tokens": tokens})).await.ok();
     let prompt = prompt["prompt"].as_str().expect("text");
-    // As vLLM gives a tool to templates: with all fields of its type.
-    let tool = r#"{"type": "function", "function": {"name": "weather", "description": null, "parameters": "#.to_owned()
-        + r#"{"type": "object", "properties": {"city": {"type": "string"}}}}}"#;
+    // Like vLLM, the template gets a tool with all fields of its type.
+    let tool = r#"{"type": "function", "function": {"name": "weather", "description": null, "#
+        .to_owned()
+        + r#""parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}"#;
     let expected = format!(
         "<|im_start|>system\nThese are the tools:\n<tools>\n{tool}\n</tools>\n\
          To call one, write its name and its arguments:\n\

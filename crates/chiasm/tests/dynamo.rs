@@ -1,8 +1,8 @@
-//! Dynamo's own mockers as workers, found in a real etcd: what a frontend makes of them.
+//! A frontend of Dynamo's own mocker workers, found in a real etcd.
 //!
-//! `CHIASM_TEST_DYNAMO` names a Python that has Dynamo 1.6.1, `CHIASM_TEST_ETCD` an etcd. With
-//! `CHIASM_TEST_PYTHON`, which has vLLM, and `CHIASM_TEST_MODELS` tensors are compared with those
-//! of vLLM's own processor.
+//! `CHIASM_TEST_DYNAMO` is the path of a Python with Dynamo 1.6.1, `CHIASM_TEST_ETCD` that of etcd.
+//! If `CHIASM_TEST_PYTHON` (a Python with vLLM) and `CHIASM_TEST_MODELS` are set, tensors are
+//! compared with those of vLLM's own processor.
 
 mod failures;
 mod folder;
@@ -18,38 +18,41 @@ use chiasm::scenarios::DAWN;
 use mocker::Mocker;
 use serde_json::{Value, json};
 
-/// How long processes may take to find each other on a busy machine.
-const SOON: Duration = Duration::from_secs(60);
-/// Tokens of a block.
+/// The deadline for processes to find each other on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// The block size in tokens.
 const BLOCK: u64 = 16;
 const NAMESPACE: &str = "chiasm-test";
 
-fn ask(text: &str, tokens: u32) -> Value {
-    json!({"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": tokens, "ignore_eos": true})
+fn chat_body(text: &str, tokens: u32) -> Value {
+    json!({
+        "model": "m",
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": tokens,
+        "ignore_eos": true,
+    })
 }
 
-/// A frontend before whatever is named there.
-fn frontend(etcd: &Etcd, more: &[&str]) -> Server {
-    let (model, url) = (
-        demo_model().display().to_string(),
-        format!("dynamo+etcd://{}/{NAMESPACE}", etcd.server()),
-    );
+/// Starts a frontend of the workers in etcd.
+fn frontend(etcd: &Etcd, flags: &[&str]) -> Server {
+    let model = demo_model().display().to_string();
+    let url = format!("dynamo+etcd://{}/{NAMESPACE}", etcd.server());
     let args = [&model, "--served-model-name", "m", "--upstream", &url];
-    Server::start(&[&args, more].concat())
+    Server::start(&[&args, flags].concat())
 }
 
-/// What a frontend knows of all its workers.
+/// Returns the frontend's list of workers.
 async fn workers(server: &Server) -> Vec<Value> {
     let response =
         server.client.get(format!("{}/workers", server.url)).send().await.expect("an answer");
     crate::support::json(response).await["workers"].as_array().expect("a list").clone()
 }
 
-/// What each worker is known to hold, once that is exact for all of them.
-async fn known_exactly(server: &Server) -> Vec<u64> {
+/// Waits until knowledge of all workers is exact. Returns the sorted numbers of their known blocks.
+async fn wait_known_blocks(server: &Server) -> Vec<u64> {
     let is_exact =
         async || workers(server).await.iter().all(|worker| worker["knowledge"] == "exact");
-    wait_for("exact knowledge", SOON, is_exact).await;
+    wait_for("exact knowledge", TIMEOUT, is_exact).await;
     let mut known: Vec<u64> = workers(server)
         .await
         .iter()
@@ -59,42 +62,41 @@ async fn known_exactly(server: &Server) -> Vec<u64> {
     known
 }
 
-/// Blocks of a prompt that were predicted, and all of them.
+/// Returns the number of predicted blocks of a prompt, and of all its blocks.
 fn overlap(answer: &Answer) -> (u64, u64) {
-    let told = answer.header("x-chiasm-overlap");
-    let blocks =
-        told.split_once('/').and_then(|(some, all)| Some((some.parse().ok()?, all.parse().ok()?)));
-    blocks.expect("X/Y")
+    let header = answer.header("x-chiasm-overlap");
+    let (predicted, total) = header.split_once('/').expect("X/Y");
+    (predicted.parse().expect("a number"), total.parse().expect("a number"))
 }
 
 #[tokio::test]
 #[ignore = "needs Dynamo and etcd"]
-async fn what_is_predicted_is_what_workers_count_and_a_new_frontend_knows_it_at_once() {
+async fn predictions_match_worker_caches_in_each_frontend() {
     let etcd = Etcd::start().await;
     let _mockers = [Mocker::start(&etcd, NAMESPACE), Mocker::start(&etcd, NAMESPACE)];
     let server = frontend(&etcd, &[]);
-    server.wait_ready(2, SOON).await;
-    known_exactly(&server).await;
+    server.wait_ready(2, TIMEOUT).await;
+    wait_known_blocks(&server).await;
     scenario_run::play_all_with("text", &server, "m", BLOCK, 16).await;
     assert_eq!(server.metric("chiasm_distrusted_workers_total").await, 0.0);
 
     let second = frontend(&etcd, &[]);
-    second.wait_ready(2, SOON).await;
-    wait_for("what the first one knows", SOON, async || {
-        known_exactly(&second).await == known_exactly(&server).await
+    second.wait_ready(2, TIMEOUT).await;
+    wait_for("the knowledge of the first frontend", TIMEOUT, async || {
+        wait_known_blocks(&second).await == wait_known_blocks(&server).await
     })
     .await;
-    let known = known_exactly(&second).await;
+    let known = wait_known_blocks(&second).await;
     assert!(known.iter().sum::<u64>() > 100, "{known:?}");
     let long =
         "A prompt that the first frontend sent and the second one finds, word by word. ".repeat(20);
-    let new = overlap(&server.chat(&ask(&long, 4)).await).1;
-    let in_all = known.iter().sum::<u64>() + new;
-    wait_for("what the other one sent", SOON, async || {
-        known_exactly(&second).await.iter().sum::<u64>() >= in_all
+    let new = overlap(&server.chat(&chat_body(&long, 4)).await).1;
+    let total = known.iter().sum::<u64>() + new;
+    wait_for("the blocks of the first frontend's prompt", TIMEOUT, async || {
+        wait_known_blocks(&second).await.iter().sum::<u64>() >= total
     })
     .await;
-    let answer = second.chat(&ask(&long, 4)).await;
+    let answer = second.chat(&chat_body(&long, 4)).await;
     let cached =
         answer.ok()["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a count");
     assert_eq!((overlap(&answer), cached), ((new, new), BLOCK * new));
@@ -102,11 +104,11 @@ async fn what_is_predicted_is_what_workers_count_and_a_new_frontend_knows_it_at_
 
 #[tokio::test]
 #[ignore = "needs Dynamo and etcd"]
-async fn what_a_worker_can_t_be_asked_for_is_refused_by_its_name() {
+async fn unsupported_parameters_are_refused_by_name() {
     let etcd = Etcd::start().await;
     let _mocker = Mocker::start(&etcd, NAMESPACE);
     let server = frontend(&etcd, &[]);
-    server.wait_ready(1, SOON).await;
+    server.wait_ready(1, TIMEOUT).await;
     for (field, value) in [
         ("logit_bias", json!({"5": 1.0})),
         ("bad_words", json!(["no"])),
@@ -115,26 +117,26 @@ async fn what_a_worker_can_t_be_asked_for_is_refused_by_its_name() {
         ("cache_salt", json!("mine")),
         ("logprobs", json!(true)),
     ] {
-        let mut body = ask("hello", 4);
+        let mut body = chat_body("hello", 4);
         body[field] = value;
         let refused = server.chat(&body).await.refused(400);
         assert_eq!(refused, field);
     }
     let picture = base64::engine::general_purpose::STANDARD.encode(DAWN.jpeg);
-    let image = json!({"type": "image_url", "image_url": {"url": format!("data:image/jpeg;base64,{picture}")}});
+    let url = format!("data:image/jpeg;base64,{picture}");
+    let image = json!({"type": "image_url", "image_url": {"url": url}});
     let body =
         json!({"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": [image]}]});
     assert_eq!(server.chat(&body).await.refused(400), "messages");
-    // A mocker takes images and does not make more tokens of them, which is noticed.
+    // A mocker accepts images but does not expand their tokens, which the frontend detects.
     let url = format!("dynamo+etcd://{}/{NAMESPACE},images", etcd.server());
-    let (model, flags) =
-        (demo_model().display().to_string(), ["--served-model-name", "m", "--upstream", &url]);
-    let with_images = Server::start(&[&[model.as_str()], &flags[..]].concat());
-    with_images.wait_ready(1, SOON).await;
+    let model = demo_model().display().to_string();
+    let with_images = Server::start(&[&model, "--served-model-name", "m", "--upstream", &url]);
+    with_images.wait_ready(1, TIMEOUT).await;
     with_images.chat(&body).await.ok();
-    with_images.logged("that was expected to have");
-    // Several answers are several requests to the worker.
-    let mut body = ask("hello", 4);
+    with_images.wait_for_log("that was expected to have");
+    // Each choice is a request of its own to the worker.
+    let mut body = chat_body("hello", 4);
     body["n"] = json!(3);
     assert_eq!(server.chat(&body).await.ok()["choices"].as_array().expect("a list").len(), 3);
 }
@@ -150,13 +152,13 @@ async fn workers_of_another_model_are_not_served() {
     }
     let config = folder.path().join("config.json");
     let text = std::fs::read_to_string(&config).expect("a configuration");
-    std::fs::write(&config, format!("{text}\n")).expect("another one");
-    let _mocker = Mocker::start_with(&etcd, NAMESPACE, folder.path());
+    std::fs::write(&config, format!("{text}\n")).expect("a changed configuration");
+    let _mocker = Mocker::start_with_model(&etcd, NAMESPACE, folder.path());
     let server = frontend(&etcd, &[]);
-    server.logged("the config.json of its model 'mocked' is another one than here");
+    server.wait_for_log("the config.json of its model 'mocked' is another one than here");
     assert_eq!(server.ready_workers().await, 0);
     let url = format!("dynamo+etcd://{}/{NAMESPACE},model=mocked", etcd.server());
-    let believing = frontend(&etcd, &["--upstream", &url]);
-    believing.wait_ready(1, SOON).await;
-    believing.chat(&ask("hello", 4)).await.ok();
+    let with_model_name = frontend(&etcd, &["--upstream", &url]);
+    with_model_name.wait_ready(1, TIMEOUT).await;
+    with_model_name.chat(&chat_body("hello", 4)).await.ok();
 }

@@ -1,4 +1,4 @@
-//! A light client beside heavy ones: what others ask for must not be what it waits for.
+//! A light client beside heavy ones: its requests must not wait for theirs.
 
 use std::process::Stdio;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-const SOON: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 async fn serve(extra: &[&str]) -> Server {
     let model = demo_model().display().to_string();
@@ -24,17 +24,17 @@ async fn serve(extra: &[&str]) -> Server {
         vec![model.as_str(), "--served-model-name", "m", "--sim", "1", "--sim-speedup", "1000"];
     args.extend(extra);
     let server = Server::start(&args);
-    server.wait_ready(1, SOON).await;
+    server.wait_ready(1, TIMEOUT).await;
     server
 }
 
-/// A JPEG whose samples are a function of their place.
+/// Encodes a JPEG whose samples are a function of their index.
 fn jpeg(width: usize, height: usize, sample: impl Fn(usize) -> u8) -> Vec<u8> {
     let pixels: Vec<u8> = (0..3 * width * height).map(sample).collect();
     Encoder::new(&pixels, width, height, PixelFormat::Rgb).encode().expect("a JPEG")
 }
 
-/// A progressive JPEG of one colour with so many scans, all but the first few of them the same.
+/// Encodes a progressive JPEG of one colour with `scans` scans, which repeats the last scan.
 fn bomb(width: usize, height: usize, scans: usize) -> Vec<u8> {
     let pixels = vec![128; 3 * width * height];
     let file = Encoder::new(&pixels, width, height, PixelFormat::Rgb)
@@ -48,34 +48,35 @@ fn bomb(width: usize, height: usize, scans: usize) -> Vec<u8> {
     [head, &scan.repeat(scans + 1 - starts.len()), &[0xff, 0xd9]].concat()
 }
 
-/// A picture that can be had in as many files of different content as wanted.
+/// A picture that is available as any number of different files.
 struct Picture {
     base64: String,
-    next: AtomicU64,
+    next_number: AtomicU64,
 }
 
 impl Picture {
     fn new(mut file: Vec<u8>) -> Self {
-        // What follows the end of a JPEG file is nobody's business; so much that base64 can be
-        // appended to.
+        // Decoders ignore bytes after the end of a JPEG. A multiple of three bytes encodes without
+        // padding, so that more base64 can be appended.
         file.resize(file.len().next_multiple_of(3), 0);
-        Self { base64: STANDARD.encode(file), next: AtomicU64::default() }
+        Self { base64: STANDARD.encode(file), next_number: AtomicU64::default() }
     }
 
-    /// A file that no request has had before.
+    /// Returns a file that no request has had before.
     fn data_uri(&self) -> String {
-        format!("data:image/jpeg;base64,{}{}", self.base64, self.number())
+        format!("data:image/jpeg;base64,{}{}", self.base64, self.next_suffix())
     }
 
-    /// The last eight characters of such a file.
-    fn number(&self) -> String {
-        STANDARD.encode(&self.next.fetch_add(1, Ordering::Relaxed).to_be_bytes()[2..])
+    /// Returns the last eight characters of a new file.
+    fn next_suffix(&self) -> String {
+        STANDARD.encode(&self.next_number.fetch_add(1, Ordering::Relaxed).to_be_bytes()[2..])
     }
 }
 
 fn images(uris: &[String]) -> Value {
-    let parts = uris.iter().map(|uri| json!({"type": "image_url", "image_url": {"url": uri}}));
-    json!({"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": parts.collect::<Vec<_>>()}]})
+    let parts: Vec<_> =
+        uris.iter().map(|uri| json!({"type": "image_url", "image_url": {"url": uri}})).collect();
+    json!({"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": parts}]})
 }
 
 fn text(text: &str) -> Value {
@@ -83,24 +84,26 @@ fn text(text: &str) -> Value {
 }
 
 #[tokio::test]
-async fn a_small_image_does_not_wait_for_large_ones() {
+async fn small_image_does_not_wait_for_large_ones() {
     let server = serve(&["--max-request-cost", "1000"]).await;
-    let (small, large) = (Picture::new(DAWN.jpeg.to_vec()), Picture::new(bomb(8000, 6000, 100)));
+    let small = Picture::new(DAWN.jpeg.to_vec());
+    let large = Picture::new(bomb(8000, 6000, 100));
     let all: Vec<_> = (0..6).map(|_| large.data_uri()).collect();
-    let (url, body) = (format!("{}/v1/chat/completions", server.url), images(&all).to_string());
+    let url = format!("{}/v1/chat/completions", server.url);
+    let body = images(&all).to_string();
     let heavy = client().post(url).header("content-type", "application/json").body(body).send();
     let heavy = tokio::spawn(heavy);
-    wait_for("large images", SOON, async || {
+    wait_for("large images", TIMEOUT, async || {
         server.metric("chiasm_cpu_queued_jobs{lane=\"heavy\"}").await >= 1.0
     })
     .await;
     for _ in 0..20 {
         server.chat(&images(&[small.data_uri()])).await.ok();
     }
-    assert!(!heavy.is_finished(), "the small images came after the large ones");
-    // Nobody waits for them any more.
+    assert!(!heavy.is_finished(), "the small images waited for the large ones");
+    // Cancelled images leave the queue.
     heavy.abort();
-    wait_for("empty queue", SOON, async || {
+    wait_for("empty queue", TIMEOUT, async || {
         server.metric("chiasm_cpu_queued_jobs{lane=\"heavy\"}").await == 0.0
     })
     .await;
@@ -108,10 +111,10 @@ async fn a_small_image_does_not_wait_for_large_ones() {
 }
 
 #[tokio::test]
-async fn what_would_take_too_long_is_refused_before_it_is_done() {
+async fn costly_request_is_refused_before_decoding() {
     let server = serve(&["--max-request-cost", "0.25"]).await;
-    let question = images(&[Picture::new(bomb(64, 64, 101)).data_uri()]);
-    assert_eq!(server.chat(&question).await.refused(413), "messages[0].content[0].image_url");
+    let body = images(&[Picture::new(bomb(64, 64, 101)).data_uri()]);
+    assert_eq!(server.chat(&body).await.refused(413), "messages[0].content[0].image_url");
     server.chat(&images(&[Picture::new(bomb(64, 64, 100)).data_uri()])).await.ok();
 
     let picture = Picture::new(jpeg(6000, 6000, |_| 128));
@@ -120,17 +123,17 @@ async fn what_would_take_too_long_is_refused_before_it_is_done() {
     let refused = server.chat(&both).await;
     assert!(refused.refused(413).starts_with("messages[0].content["), "{}", refused.text);
     assert_eq!(refused.json()["error"]["code"], "request_too_costly");
-    // Each alone may be had, and what the engine then holds costs nothing.
+    // Each image alone is allowed. An image in the engine's cache costs nothing.
     server.chat(&images(&[first])).await.ok();
     server.chat(&both).await.ok();
 }
 
-/// Makes the bodies of requests, one after the other.
+/// A function that returns the next request body.
 type Bodies = Box<dyn Fn() -> Bytes + Send + Sync>;
 
-/// What heavy clients send, as fast as they get answers.
+/// The kind of requests that heavy clients send, as fast as they get answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mix {
+enum Workload {
     LargeBodies,
     NestedJson,
     LargeImages,
@@ -138,10 +141,15 @@ enum Mix {
     ManyMessages,
 }
 
-const MIXES: [Mix; 5] =
-    [Mix::LargeBodies, Mix::NestedJson, Mix::LargeImages, Mix::ProgressiveBombs, Mix::ManyMessages];
+const WORKLOADS: [Workload; 5] = [
+    Workload::LargeBodies,
+    Workload::NestedJson,
+    Workload::LargeImages,
+    Workload::ProgressiveBombs,
+    Workload::ManyMessages,
+];
 
-impl Mix {
+impl Workload {
     fn bodies(self) -> Bodies {
         let always = |body: String| -> Bodies {
             let body = Bytes::from(body);
@@ -158,11 +166,11 @@ impl Mix {
                 .map(|(end, _)| end - 8)
                 .collect();
             assert_eq!(places.len(), count);
-            // Made without effort, which would be taken from the server's cores.
+            // Patches a copy: building bodies from scratch would take CPU time from the server.
             Box::new(move || {
                 let mut body = body.clone();
                 for place in &places {
-                    body[*place..place + 8].copy_from_slice(picture.number().as_bytes());
+                    body[*place..place + 8].copy_from_slice(picture.next_suffix().as_bytes());
                 }
                 body.into()
             })
@@ -176,9 +184,9 @@ impl Mix {
                 let nests = vec![nest; 10_000].join(",");
                 always(format!("{{\"model\": \"m\", \"metadata\": [{nests}], \"messages\": []}}"))
             }
-            // Waves, which take some bytes.
+            // Waves, which don't compress to nothing.
             Self::LargeImages => pictures(2, jpeg(8000, 6000, |at| (at / 40 % 251) as u8)),
-            // As many scans as are let in, and more pixels than a camera has.
+            // The maximum number of scans, and more pixels than a camera's.
             Self::ProgressiveBombs => pictures(2, bomb(4000, 4000, 100)),
             Self::ManyMessages => {
                 let message = "{\"role\": \"user\", \"content\": \"x\"}";
@@ -191,8 +199,8 @@ impl Mix {
     }
 }
 
-/// Clients that send one mix until this is stopped. They share the server's cores, so they give way
-/// to whatever else runs.
+/// Clients that send one workload until they are stopped. They share the server's cores, so they
+/// run at the lowest priority.
 struct HeavyClients {
     stop: Arc<AtomicBool>,
     answers: Arc<AtomicU64>,
@@ -201,11 +209,13 @@ struct HeavyClients {
 
 const HEAVY_CLIENTS: usize = 4;
 
-/// What is answered to this body. It is sent in small pieces: while the operating system copies a
-/// large one, on some machines no other thread can have the core.
-async fn ask(address: &str, body: &[u8]) -> String {
+/// Sends `body` and returns the answer.
+///
+/// The body is sent in small pieces: on some machines, no other thread gets the core while the
+/// operating system copies a large one.
+async fn send_body(address: &str, body: &[u8]) -> String {
     let mut answer = String::new();
-    let mut asked = async || {
+    let mut exchange = async || {
         let mut stream = TcpStream::connect(address).await?;
         let head = format!(
             "POST /v1/chat/completions HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\
@@ -218,21 +228,23 @@ async fn ask(address: &str, body: &[u8]) -> String {
         }
         stream.read_to_string(&mut answer).await
     };
-    // What came before a broken connection counts.
-    drop(asked().await);
+    // An answer counts even if the connection breaks afterwards.
+    drop(exchange().await);
     answer
 }
 
 impl HeavyClients {
-    fn start(mix: Mix, server: &Server) -> Self {
-        let (stop, answers) = (Arc::new(AtomicBool::default()), Arc::new(AtomicU64::default()));
-        let (stopped, answered, address) =
-            (stop.clone(), answers.clone(), server.url["http://".len()..].to_owned());
-        let bodies = mix.bodies();
+    fn start(workload: Workload, server: &Server) -> Self {
+        let stop = Arc::new(AtomicBool::default());
+        let answers = Arc::new(AtomicU64::default());
+        let stopped = stop.clone();
+        let answered = answers.clone();
+        let address = server.url["http://".len()..].to_owned();
+        let bodies = workload.bodies();
         let send_all = async move {
             let send = async || {
                 while !stopped.load(Ordering::Relaxed) {
-                    let answer = ask(&address, &bodies()).await;
+                    let answer = send_body(&address, &bodies()).await;
                     answered
                         .fetch_add(u64::from(answer.starts_with("HTTP/1.1 ")), Ordering::Relaxed);
                 }
@@ -241,7 +253,7 @@ impl HeavyClients {
         };
         let thread = std::thread::spawn(move || {
             #[cfg(target_os = "linux")]
-            rustix::process::nice(19).expect("nicer");
+            rustix::process::nice(19).expect("a lower priority");
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()
@@ -258,70 +270,75 @@ impl HeavyClients {
     }
 }
 
-/// How many requests are timed, and for how long: several heavy requests come and go meanwhile.
-const FEWEST_REQUESTS: usize = 500;
-const SHORTEST: Duration = Duration::from_secs(5);
+/// The minimum number of timed requests.
+const MIN_REQUESTS: usize = 500;
+/// The minimum duration of a measurement, during which several heavy requests start and end.
+const MIN_DURATION: Duration = Duration::from_secs(5);
 
-/// Times of one client's requests, one after the other.
-struct Times(Vec<Duration>);
+/// The sorted latencies of a client's sequential requests.
+struct Latencies(Vec<Duration>);
 
-impl Times {
-    async fn of(server: &Server, body: impl Fn() -> Value) -> Self {
-        let (mut times, started) = (Vec::new(), Instant::now());
-        while times.len() < FEWEST_REQUESTS || started.elapsed() < SHORTEST {
+impl Latencies {
+    async fn measure(server: &Server, body: impl Fn() -> Value) -> Self {
+        let mut times = Vec::new();
+        let started = Instant::now();
+        while times.len() < MIN_REQUESTS || started.elapsed() < MIN_DURATION {
             let body = body();
-            let asked = Instant::now();
+            let sent_at = Instant::now();
             server.chat(&body).await.ok();
-            times.push(asked.elapsed());
+            times.push(sent_at.elapsed());
         }
         times.sort();
         Self(times)
     }
 
-    fn at(&self, percent: usize) -> Duration {
+    fn percentile(&self, percent: usize) -> Duration {
         self.0[self.0.len() * percent / 100]
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "takes minutes, and its times mean something on a quiet machine only"]
-async fn a_light_client_is_served_beside_every_heavy_mix() {
-    const MOST: u32 = 4;
-    let (model, handshake) =
-        (demo_model().display().to_string(), format!("tcp://127.0.0.1:{}", free_port()));
-    // An engine of its own: its steps wait for nothing that the frontend does.
+#[ignore = "takes minutes, and its times are only meaningful on a quiet machine"]
+async fn light_client_keeps_its_latency_beside_heavy_ones() {
+    const MAX_RATIO: u32 = 4;
+    let model = demo_model().display().to_string();
+    let handshake = format!("tcp://127.0.0.1:{}", free_port());
+    // The engine is a separate process, so that its steps don't wait for the frontend.
     let engine =
         ["sim-engine", "--handshake", &handshake, "--model", &model, "--sim-speedup", "1000"];
     let _engine = Process(chiasm(&engine).stderr(Stdio::null()).spawn().expect("an engine"));
     let server = Server::start(&[&model, "--served-model-name", "m", "--attach", &handshake]);
-    server.wait_ready(1, SOON).await;
+    server.wait_ready(1, TIMEOUT).await;
     let small = Picture::new(DAWN.jpeg.to_vec());
-    let text_times = async || Times::of(&server, || text("What is the weather like?")).await;
-    let image_times = async || Times::of(&server, || images(&[small.data_uri()])).await;
-    // Once for whatever first requests do.
-    drop([text_times().await, image_times().await]);
+    let text_latencies =
+        async || Latencies::measure(&server, || text("What is the weather like?")).await;
+    let image_latencies =
+        async || Latencies::measure(&server, || images(&[small.data_uri()])).await;
+    // Warm-up.
+    drop([text_latencies().await, image_latencies().await]);
     println!("| beside | light | p50 | p99 | heavy requests |\n|---|---|---|---|---|");
     let mut slow = Vec::new();
-    for mix in MIXES {
-        // Right before, as the machine's other work changes.
-        let alone = [text_times().await, image_times().await];
-        let heavy = HeavyClients::start(mix, &server);
-        // By then all of its clients have one under way.
-        wait_for("heavy answer", 3 * SOON, async || heavy.answers.load(Ordering::Relaxed) > 0)
+    for workload in WORKLOADS {
+        // Measured right before, as the machine's other load changes.
+        let alone = [text_latencies().await, image_latencies().await];
+        let heavy = HeavyClients::start(workload, &server);
+        // After the first answer, every heavy client has a request in flight.
+        wait_for("heavy answer", 3 * TIMEOUT, async || heavy.answers.load(Ordering::Relaxed) > 0)
             .await;
-        let beside = [text_times().await, image_times().await];
+        let beside = [text_latencies().await, image_latencies().await];
         let answers = heavy.stop();
         for ((light, alone), beside) in ["text", "image"].into_iter().zip(&alone).zip(&beside) {
-            let ratio = beside.at(99).as_secs_f64() / alone.at(99).as_secs_f64();
+            let ratio = beside.percentile(99).as_secs_f64() / alone.percentile(99).as_secs_f64();
             println!(
-                "| {mix:?} | {light} | {:.2?} / {:.2?} | {:.2?} / {:.2?} = {ratio:.1} | {answers} |",
-                beside.at(50),
-                alone.at(50),
-                beside.at(99),
-                alone.at(99),
+                "| {workload:?} | {light} | {:.2?} / {:.2?} | {:.2?} / {:.2?} = {ratio:.1} \
+                 | {answers} |",
+                beside.percentile(50),
+                alone.percentile(50),
+                beside.percentile(99),
+                alone.percentile(99),
             );
-            if beside.at(99) > MOST * alone.at(99) {
-                slow.push((mix, light, ratio));
+            if beside.percentile(99) > MAX_RATIO * alone.percentile(99) {
+                slow.push((workload, light, ratio));
             }
         }
     }

@@ -1,5 +1,5 @@
-//! Requests that no sane client sends: each gets an answer, none a server error, and the engine
-//! lives on.
+//! Malformed and oversized requests: each gets an answer, none a server error, and the engine
+//! survives.
 
 use std::io::{ErrorKind, Read};
 use std::time::{Duration, Instant};
@@ -17,7 +17,8 @@ use tokio::net::TcpStream;
 
 const REQUESTS: u64 = 400;
 
-fn valid() -> Value {
+/// Returns a valid request with many fields.
+fn valid_request() -> Value {
     let url = format!("data:image/jpeg;base64,{}", STANDARD.encode(DAWN.jpeg));
     json!({
         "model": "m",
@@ -32,16 +33,18 @@ fn valid() -> Value {
             ]},
             {"role": "tool", "content": "done", "tool_call_id": "1"},
         ],
-        "stream": false, "max_tokens": 4, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 1, "n": 1,
-        "stop": ["x"], "stop_token_ids": [1], "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1,
-        "logprobs": true, "top_logprobs": 1, "ignore_eos": false, "min_tokens": 0, "cache_salt": "s",
-        "chat_template_kwargs": {"a": 1}, "mm_processor_kwargs": {"max_pixels": 100_352}, "priority": 0, "user": "u",
+        "stream": false, "max_tokens": 4, "temperature": 0.5, "top_p": 0.9, "top_k": 5,
+        "min_p": 0.1, "seed": 1, "n": 1, "stop": ["x"], "stop_token_ids": [1],
+        "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1,
+        "logprobs": true, "top_logprobs": 1, "ignore_eos": false, "min_tokens": 0,
+        "cache_salt": "s", "chat_template_kwargs": {"a": 1},
+        "mm_processor_kwargs": {"max_pixels": 100_352}, "priority": 0, "user": "u",
         "return_token_ids": true,
     })
 }
 
 fn odd_value(rng: &mut SmallRng) -> Value {
-    let odd = [
+    let values = [
         json!(null),
         json!(true),
         json!(-1),
@@ -67,18 +70,18 @@ fn odd_value(rng: &mut SmallRng) -> Value {
         json!(vec![1; 2000]),
         json!({"shortest_edge": 1, "longest_edge": u64::MAX}),
     ];
-    odd.choose(rng).cloned().expect("there are some")
+    values.choose(rng).cloned().expect("not empty")
 }
 
-/// Replaces, removes or doubles something somewhere below `value`.
-fn disturb(value: &mut Value, rng: &mut SmallRng) {
-    let deeper = rng.random_bool(0.6);
+/// Replaces, removes or duplicates a random value inside `value`.
+fn mutate(value: &mut Value, rng: &mut SmallRng) {
+    let goes_deeper = rng.random_bool(0.6);
     match value {
         Value::Object(map) if !map.is_empty() => {
             let keys: Vec<String> = map.keys().cloned().collect();
             let key = keys.choose(rng).expect("not empty");
-            if deeper && let Some(inner) = map.get_mut(key) {
-                return disturb(inner, rng);
+            if goes_deeper && let Some(inner) = map.get_mut(key) {
+                return mutate(inner, rng);
             }
             match rng.random_range(0..3) {
                 0 => drop(map.remove(key)),
@@ -88,8 +91,8 @@ fn disturb(value: &mut Value, rng: &mut SmallRng) {
         }
         Value::Array(list) if !list.is_empty() => {
             let index = rng.random_range(0..list.len());
-            if deeper {
-                return disturb(&mut list[index], rng);
+            if goes_deeper {
+                return mutate(&mut list[index], rng);
             }
             match rng.random_range(0..3) {
                 0 => drop(list.remove(index)),
@@ -102,7 +105,7 @@ fn disturb(value: &mut Value, rng: &mut SmallRng) {
 }
 
 #[tokio::test]
-async fn odd_requests_are_answered_and_leave_the_engine_unharmed() {
+async fn malformed_requests_leave_the_engine_unharmed() {
     let model = demo_model().display().to_string();
     let args = [
         model.as_str(),
@@ -117,34 +120,34 @@ async fn odd_requests_are_answered_and_leave_the_engine_unharmed() {
     ];
     let server = Server::start(&args);
     server.wait_ready(1, Duration::from_secs(20)).await;
-    server.chat(&valid()).await.ok();
+    server.chat(&valid_request()).await.ok();
     let mut accepted = 0;
     for seed in 0..REQUESTS {
         let mut rng = SmallRng::seed_from_u64(seed);
-        let mut body = valid();
+        let mut body = valid_request();
         for _ in 0..rng.random_range(1..3) {
-            disturb(&mut body, &mut rng);
+            mutate(&mut body, &mut rng);
         }
         let answer = server.chat(&body).await;
-        let shown = || body.to_string().chars().take(3000).collect::<String>();
+        let excerpt = || body.to_string().chars().take(3000).collect::<String>();
         assert!(
             answer.status < 500 || answer.status == 502,
             "seed {seed}: {} for {}",
             answer.text,
-            shown()
+            excerpt()
         );
         match answer.status {
             200 => accepted += 1,
             status => drop(answer.refused(status)),
         }
     }
-    // Not everything odd is wrong; were all refused, something else would be.
+    // Some mutated requests are valid: both outcomes must occur.
     assert!((10..REQUESTS - 10).contains(&accepted), "{accepted} accepted");
     assert_eq!(server.metric("chiasm_engine_deaths_total").await, 0.0);
-    server.chat(&valid()).await.ok();
+    server.chat(&valid_request()).await.ok();
 }
 
-/// Whether the other side has closed a connection that never blocks. Reads what is left of it.
+/// Returns `true` if the peer has closed a non-blocking connection. Discards unread bytes.
 fn is_closed(mut connection: &std::net::TcpStream) -> bool {
     let mut rest = [0; 1024];
     loop {
@@ -157,7 +160,7 @@ fn is_closed(mut connection: &std::net::TcpStream) -> bool {
 }
 
 #[tokio::test]
-async fn connections_that_say_nothing_do_not_keep_others_out() {
+async fn silent_connections_do_not_block_others() {
     let model = demo_model().display().to_string();
     let args = [
         model.as_str(),
@@ -177,8 +180,8 @@ async fn connections_that_say_nothing_do_not_keep_others_out() {
     let mut slow = connect().await;
     slow.write_all(b"GET /health HTTP/1.1\r\nx: ").await.expect("sent");
     let [silent, slow] = [silent, slow].map(|stream| stream.into_std().expect("a stream"));
-    // The third has to wait until one of them is to be closed.
-    let begun = Instant::now();
+    // The third connection waits until one of the others is closed.
+    let started = Instant::now();
     let mut third = connect().await;
     third
         .write_all(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
@@ -187,14 +190,14 @@ async fn connections_that_say_nothing_do_not_keep_others_out() {
     let mut answer = String::new();
     third.read_to_string(&mut answer).await.expect("an answer");
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    assert!(begun.elapsed() >= Duration::from_millis(500), "it did not wait");
+    assert!(started.elapsed() >= Duration::from_millis(500), "the third connection did not wait");
     for connection in [&silent, &slow] {
         crate::support::wait_for("end of the connection", Duration::from_secs(20), async || {
             is_closed(connection)
         })
         .await;
     }
-    // Only HTTP/1.1 is spoken.
+    // HTTP/2 is not supported.
     let mut http2 = connect().await;
     http2.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.expect("sent");
     let mut answer = Vec::new();
@@ -207,9 +210,9 @@ async fn connections_that_say_nothing_do_not_keep_others_out() {
 }
 
 #[tokio::test]
-async fn a_small_request_does_not_make_an_answer_that_takes_all_memory() {
+async fn small_request_for_a_huge_answer_is_refused() {
     let model = demo_model().display().to_string();
-    let room = [
+    let limits = [
         "--max-bytes-in-flight",
         "67108864",
         "--media-cache-bytes",
@@ -218,26 +221,37 @@ async fn a_small_request_does_not_make_an_answer_that_takes_all_memory() {
         "0",
     ];
     let server = Server::start(
-        &[&[model.as_str(), "--sim", "1", "--sim-speedup", "1000"], &room[..]].concat(),
+        &[&[model.as_str(), "--sim", "1", "--sim-speedup", "1000"], &limits[..]].concat(),
     );
     server.wait_ready(1, Duration::from_secs(20)).await;
-    let asked = |choices: u64| json!({"prompt": ["a", "b"], "n": choices, "max_tokens": 60, "ignore_eos": true, "logprobs": 20});
-    server.post("/v1/completions", &asked(128)).await.refused(413);
-    server.post("/v1/completions", &asked(16)).await.ok();
-    // Each of the prompts alone may have as many.
-    let asked = |prompts: usize| json!({"prompt": vec![vec![1; 400]; prompts], "max_tokens": 1, "prompt_logprobs": 20});
-    assert_eq!(server.post("/v1/completions", &asked(128)).await.refused(400), "prompt_logprobs");
-    server.post("/v1/completions", &asked(16)).await.ok();
-    let named = |words: usize| json!({"prompt": " a".repeat(words), "return_token_strs": true});
-    server.post("/tokenize", &named(2 << 20)).await.refused(413);
-    server.post("/tokenize", &named(1 << 16)).await.ok();
+    let choices = |count: u64| {
+        json!({
+            "prompt": ["a", "b"],
+            "n": count,
+            "max_tokens": 60,
+            "ignore_eos": true,
+            "logprobs": 20,
+        })
+    };
+    server.post("/v1/completions", &choices(128)).await.refused(413);
+    server.post("/v1/completions", &choices(16)).await.ok();
+    // One such prompt is within the limits, and so are sixteen.
+    let prompts = |count: usize| {
+        let prompts = vec![vec![1; 400]; count];
+        json!({"prompt": prompts, "max_tokens": 1, "prompt_logprobs": 20})
+    };
+    assert_eq!(server.post("/v1/completions", &prompts(128)).await.refused(400), "prompt_logprobs");
+    server.post("/v1/completions", &prompts(16)).await.ok();
+    let words = |count: usize| json!({"prompt": " a".repeat(count), "return_token_strs": true});
+    server.post("/tokenize", &words(2 << 20)).await.refused(413);
+    server.post("/tokenize", &words(1 << 16)).await.ok();
     assert_eq!(
         server.post("/detokenize", &json!({"tokens": vec![1; (1 << 20) + 1]})).await.refused(400),
         "tokens"
     );
-    // Each is given back once its client has it.
-    let patience = Duration::from_secs(20);
-    crate::support::wait_for("memory", patience, async || {
+    // Memory is released once the client has the answer.
+    let timeout = Duration::from_secs(20);
+    crate::support::wait_for("memory to be released", timeout, async || {
         server.metric("chiasm_held_bytes").await == 0.0
     })
     .await;

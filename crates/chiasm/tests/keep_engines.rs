@@ -1,4 +1,4 @@
-//! Launched engines that outlive their frontend, with simulated ones in the place of vLLM's.
+//! Launched engines that outlive their frontend, with simulated engines in place of vLLM's.
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,13 +7,13 @@ use crate::support::{Server, chiasm, demo_model, send_signal, wait_for};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 const ENGINES: u64 = 2;
 
-/// A state folder and what is known there. Ends the engines that are left when it is dropped.
-struct State(TempDir);
+/// A state folder and the engines recorded in it. Stops those that are left on drop.
+struct StateFolder(TempDir);
 
-impl State {
+impl StateFolder {
     fn new() -> Self {
         Self(tempfile::tempdir().expect("a folder"))
     }
@@ -23,8 +23,9 @@ impl State {
     }
 
     async fn serve(&self, keep: &str, flags: &[&str]) -> Server {
-        let (model, engines, state) =
-            (demo_model().display().to_string(), ENGINES.to_string(), self.path());
+        let model = demo_model().display().to_string();
+        let engines = ENGINES.to_string();
+        let state = self.path();
         let vllm = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/stand_in_vllm.sh");
         let args = [
             &model,
@@ -40,10 +41,11 @@ impl State {
         let args = [&args[..], &["--keep-engines", keep, "--drain-timeout", "1"], flags].concat();
         let server =
             Server::start_with(&args, &[("CHIASM_TEST_BINARY", env!("CARGO_BIN_EXE_chiasm"))]);
-        server.wait_ready(ENGINES, PATIENCE).await;
+        server.wait_ready(ENGINES, TIMEOUT).await;
         server
     }
 
+    /// Runs `chiasm engines`. Returns `true` if it succeeds, and its stdout.
     fn command(&self, args: &[&str]) -> (bool, String) {
         let output = chiasm(&["engines", "--state-dir", &self.path()])
             .args(args)
@@ -53,34 +55,37 @@ impl State {
     }
 
     fn engines(&self) -> Vec<Value> {
-        let (listed, lines) = self.command(&["--json"]);
-        assert!(listed);
+        let (is_success, lines) = self.command(&["--json"]);
+        assert!(is_success);
         lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
     }
 
-    /// The engines' processes. One that is being started has none for a moment.
+    /// Returns the engines' process ids. An engine has none for a moment while it starts.
     fn pids(&self) -> Vec<u64> {
         self.engines().iter().filter_map(|engine| engine["pid"].as_u64()).collect()
     }
 
-    fn are(&self, condition: &str) -> bool {
+    /// Returns `true` if all engines are in this condition.
+    fn all_are(&self, condition: &str) -> bool {
         self.engines().iter().all(|engine| engine["condition"] == condition)
     }
 }
 
-impl Drop for State {
+impl Drop for StateFolder {
     fn drop(&mut self) {
         self.command(&["--stop-all"]);
     }
 }
 
-fn runs(pid: u64) -> bool {
+/// Returns `true` if the process exists and is no zombie.
+fn is_running(pid: u64) -> bool {
     let stat = std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat"))
         .unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with('Z'))
 }
 
-async fn answers(server: &Server) {
+/// Asserts that the server answers several requests.
+async fn check_answers(server: &Server) {
     let body = json!({"model": "m", "prompt": "a", "max_tokens": 3, "ignore_eos": true});
     for _ in 0..4 {
         assert_eq!(
@@ -91,45 +96,45 @@ async fn answers(server: &Server) {
 }
 
 #[tokio::test]
-async fn engines_are_taken_over_by_a_frontend_with_the_same_command() {
-    let state = State::new();
+async fn frontend_with_same_command_takes_over_engines() {
+    let state = StateFolder::new();
     let mut server = state.serve("600", &[]).await;
-    answers(&server).await;
+    check_answers(&server).await;
     let pids = state.pids();
-    assert_eq!((pids.len() as u64, state.are("served")), (ENGINES, true));
+    assert_eq!((pids.len() as u64, state.all_are("served")), (ENGINES, true));
     let name = state.engines()[0]["name"].as_str().expect("a name").to_owned();
-    assert!(!state.command(&["--stop", &name]).0, "it has a frontend");
+    assert!(!state.command(&["--stop", &name]).0, "the engine has a frontend");
     for signal in ["KILL", "TERM"] {
-        server.end_by(signal);
-        assert_eq!((state.pids(), state.are("left")), (pids.clone(), true), "after {signal}");
+        server.signal_and_wait(signal);
+        assert_eq!((state.pids(), state.all_are("left")), (pids.clone(), true), "after {signal}");
         server = state.serve("600", &[]).await;
-        let taken_over = async || server.lines_logged("took over an engine") as u64 == ENGINES;
-        wait_for("word of the engines", PATIENCE, taken_over).await;
-        answers(&server).await;
-        assert_eq!((state.pids(), state.are("served")), (pids.clone(), true), "after {signal}");
+        let taken_over = async || server.count_logged("took over an engine") as u64 == ENGINES;
+        wait_for("log lines about both engines", TIMEOUT, taken_over).await;
+        check_answers(&server).await;
+        assert_eq!((state.pids(), state.all_are("served")), (pids.clone(), true), "after {signal}");
     }
 
-    // It is watched as one that was launched here.
+    // The frontend watches it like an engine that it has launched.
     send_signal(u32::try_from(pids[0]).expect("a process id"), "KILL");
-    wait_for("another engine", PATIENCE, async || !state.pids().contains(&pids[0])).await;
-    server.wait_ready(ENGINES, PATIENCE).await;
+    wait_for("another engine", TIMEOUT, async || !state.pids().contains(&pids[0])).await;
+    server.wait_ready(ENGINES, TIMEOUT).await;
 
-    server.end_by("TERM");
+    server.signal_and_wait("TERM");
     let left = state.pids();
     let other = state.serve("600", &["--receiver-cache-gb", "1"]).await;
-    answers(&other).await;
+    check_answers(&other).await;
     assert_eq!(
-        other.lines_logged("took over an engine"),
+        other.count_logged("took over an engine"),
         0,
-        "they were launched with another command"
+        "the engines were launched with another command"
     );
     assert_eq!(state.pids().len() as u64, 2 * ENGINES);
     assert!(state.command(&["--stop-all"]).0);
-    assert!(!left.iter().any(|&pid| runs(pid)));
+    assert!(!left.iter().any(|&pid| is_running(pid)));
     assert_eq!(
-        (state.pids().len() as u64, state.are("served")),
+        (state.pids().len() as u64, state.all_are("served")),
         (ENGINES, true),
-        "those that have a frontend stay"
+        "engines with a frontend are kept"
     );
     drop(other);
     assert!(state.command(&["--stop-all"]).0);
@@ -137,15 +142,15 @@ async fn engines_are_taken_over_by_a_frontend_with_the_same_command() {
 }
 
 #[tokio::test]
-async fn engines_that_nobody_takes_over_end_and_are_replaced() {
-    let state = State::new();
+async fn orphaned_engines_end_after_their_timeout() {
+    let state = StateFolder::new();
     let mut server = state.serve("1", &[]).await;
     let pids = state.pids();
-    server.end_by("KILL");
-    wait_for("their end", PATIENCE, async || !pids.iter().any(|&pid| runs(pid))).await;
-    assert!(state.are("ended"));
+    server.signal_and_wait("KILL");
+    wait_for("the engines' end", TIMEOUT, async || !pids.iter().any(|&pid| is_running(pid))).await;
+    assert!(state.all_are("ended"));
     let server = state.serve("1", &[]).await;
-    answers(&server).await;
-    assert_eq!(server.lines_logged("took over an engine"), 0);
-    assert!(state.are("served"));
+    check_answers(&server).await;
+    assert_eq!(server.count_logged("took over an engine"), 0);
+    assert!(state.all_are("served"));
 }

@@ -1,5 +1,5 @@
-//! What the frontend knows of its engines' caches, how far that can be trusted, and what follows
-//! from it for a client.
+//! The frontend's knowledge of engines' caches: exact, approximate, lost and restored, and its
+//! effects on routing.
 
 use std::time::Duration;
 
@@ -7,29 +7,30 @@ use crate::support::{Answer, Process, Server, chiasm, demo_model, free_port, wai
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-const SOON: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 async fn serve(engines: u64, extra: &[&str]) -> Server {
-    let (model, count) = (demo_model().display().to_string(), engines.to_string());
+    let model = demo_model().display().to_string();
+    let count = engines.to_string();
     let mut args = vec![model.as_str(), "--served-model-name", "m", "--sim", &count];
     args.extend(extra);
     let server = Server::start(&args);
-    server.wait_ready(engines, SOON).await;
+    server.wait_ready(engines, TIMEOUT).await;
     wait_until_caught_up(&server).await;
     server
 }
 
-/// Waits until no worker is catching up. Events from before the subscription would be lost: the
-/// engines of these tests replay few batches or none.
+/// Waits until no worker is catching up. Engines of these tests replay few batches or none, so
+/// events from before the subscription would be lost.
 async fn wait_until_caught_up(server: &Server) {
     let caught_up =
         async || workers(server).await.iter().all(|worker| worker["knowledge"] != "catching-up");
-    wait_for("exact or approximate knowledge", SOON, caught_up).await;
+    wait_for("exact or approximate knowledge", TIMEOUT, caught_up).await;
 }
 
-/// Some hundred tokens of prompt.
-fn ask(about: &str) -> Value {
-    let text = format!("Tell me about {about}. ").repeat(40);
+/// Returns a request with a prompt of some hundred tokens.
+fn body_about(topic: &str) -> Value {
+    let text = format!("Tell me about {topic}. ").repeat(40);
     json!({"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": 4})
 }
 
@@ -42,46 +43,47 @@ async fn workers(server: &Server) -> Vec<Value> {
 }
 
 fn number(value: &Value) -> u64 {
-    value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
+    value.as_u64().unwrap_or_else(|| panic!("{value} is not a number"))
 }
 
-/// Blocks that the engine says it found, of those that the answer's header says it was predicted to
-/// have.
-fn predicted_and_found(answer: &Answer) -> (usize, usize) {
+/// Returns the number of blocks that the router predicted, and of those cached in the engine.
+fn overlap_in_blocks(answer: &Answer) -> (usize, usize) {
     let overlap = answer.header("x-chiasm-overlap");
     let predicted = overlap
         .split('/')
         .next()
         .and_then(|blocks| blocks.parse().ok())
         .expect("a number of blocks");
-    let found =
+    let cached =
         number(&answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]) as usize / 16;
-    (predicted, found)
+    (predicted, cached)
 }
 
 #[tokio::test]
-async fn an_engine_with_events_is_known_exactly_and_the_predictions_are_right() {
+async fn events_give_exact_predictions() {
     let server = serve(2, &["--sim-speedup", "1000"]).await;
-    let exact = async || workers(&server).await.iter().all(|worker| worker["knowledge"] == "exact");
-    wait_for("exact knowledge", SOON, exact).await;
+    let is_exact =
+        async || workers(&server).await.iter().all(|worker| worker["knowledge"] == "exact");
+    wait_for("exact knowledge", TIMEOUT, is_exact).await;
     for round in 0..3 {
-        for about in ["owls", "moons"] {
-            let answer = server.chat(&ask(about)).await;
+        for topic in ["owls", "moons"] {
+            let answer = server.chat(&body_about(topic)).await;
             answer.ok();
-            let (predicted, found) = predicted_and_found(&answer);
-            assert_eq!(predicted, found);
+            let (predicted, cached) = overlap_in_blocks(&answer);
+            assert_eq!(predicted, cached);
             assert_eq!(predicted > 0, round > 0);
-            // What it stored is told, perhaps after the answer.
-            let settled = async || {
+            // Events about stored blocks may arrive after the answer.
+            let is_settled = async || {
                 let promised: u64 =
                     workers(&server).await.iter().map(|w| number(&w["promised_blocks"])).sum();
                 promised == 0
             };
-            wait_for("confirmed blocks", SOON, settled).await;
+            wait_for("confirmed blocks", TIMEOUT, is_settled).await;
         }
     }
-    for too in ["high", "low"] {
-        let name = format!("chiasm_overlap_error_blocks_total{{too=\"{too}\",state=\"exact\"}}");
+    for direction in ["high", "low"] {
+        let labels = format!("{{too=\"{direction}\",state=\"exact\"}}");
+        let name = format!("chiasm_overlap_error_blocks_total{labels}");
         assert_eq!(server.metric(&name).await, 0.0, "{name}");
     }
     let report = workers(&server).await;
@@ -109,50 +111,52 @@ async fn an_engine_with_events_is_known_exactly_and_the_predictions_are_right() 
 }
 
 #[tokio::test]
-async fn an_engine_without_events_is_served_in_approximate_mode_and_says_so() {
+async fn engine_without_events_is_known_approximately() {
     let server = serve(2, &["--sim-speedup", "1000", "--sim-no-kv-events"]).await;
-    wait_for("a warning for each", SOON, async || server.lines_logged("approximate mode") >= 2)
-        .await;
-    assert_eq!(server.lines_logged("approximate mode"), 2);
+    wait_for("a warning for each engine", TIMEOUT, async || {
+        server.count_logged("approximate mode") >= 2
+    })
+    .await;
+    assert_eq!(server.count_logged("approximate mode"), 2);
     assert!(workers(&server).await.iter().all(|worker| worker["knowledge"] == "approximate"));
-    let first = server.chat(&ask("owls")).await;
-    assert_eq!(predicted_and_found(&first), (0, 0));
+    let first = server.chat(&body_about("owls")).await;
+    assert_eq!(overlap_in_blocks(&first), (0, 0));
     for _ in 0..5 {
-        let again = server.chat(&ask("owls")).await;
-        let (predicted, found) = predicted_and_found(&again);
-        assert!(predicted > 0 && found > 0);
+        let again = server.chat(&body_about("owls")).await;
+        let (predicted, cached) = overlap_in_blocks(&again);
+        assert!(predicted > 0 && cached > 0);
         assert_eq!(again.header("x-chiasm-worker"), first.header("x-chiasm-worker"));
     }
     let high = "chiasm_overlap_error_blocks_total{too=\"high\",state=\"approximate\"}";
-    assert_eq!(server.metric(high).await, 0.0, "the engine had room for all of it");
+    assert_eq!(server.metric(high).await, 0.0, "the engine has evicted nothing");
 }
 
-/// One engine whose batches of events 1 and 2 get lost; five different prompts twice over. What the
-/// router claims must be there whatever was lost.
+/// Sends prompts to an engine whose batches of events 1 and 2 get lost. Checks that predictions are
+/// never too high, and returns the worker's event counts.
 async fn lose_events(extra: &[&str], knowledge: &str) -> Value {
     let server =
         serve(1, &[&["--sim-speedup", "1000", "--sim-lose-kv-batches", "1..3"], extra].concat())
             .await;
-    for about in ["owls", "moons", "rivers", "stones", "winds"].repeat(2) {
-        let answer = server.chat(&ask(about)).await;
+    for topic in ["owls", "moons", "rivers", "stones", "winds"].repeat(2) {
+        let answer = server.chat(&body_about(topic)).await;
         answer.ok();
-        let (predicted, found) = predicted_and_found(&answer);
-        assert!(predicted <= found, "{predicted} of {found}");
+        let (predicted, cached) = overlap_in_blocks(&answer);
+        assert!(predicted <= cached, "{predicted} of {cached}");
     }
     let high = "chiasm_overlap_error_blocks_total{too=\"high\"";
     assert_eq!(server.metric(high).await, 0.0);
-    let expected =
+    let is_expected =
         async || workers(&server).await.iter().all(|worker| worker["knowledge"] == knowledge);
-    wait_for(knowledge, SOON, expected).await;
-    // From here on it is known again, whatever comes before it in the prompt.
+    wait_for(knowledge, TIMEOUT, is_expected).await;
+    // New blocks are known again, even after blocks that are not.
     for round in 0..2 {
-        let answer = server.chat(&ask("owls, after all that")).await;
-        let (predicted, found) = predicted_and_found(&answer);
-        assert!(predicted <= found && (round == 0 || predicted > 0), "{predicted} of {found}");
-        let settled = async || {
+        let answer = server.chat(&body_about("owls, after all that")).await;
+        let (predicted, cached) = overlap_in_blocks(&answer);
+        assert!(predicted <= cached && (round == 0 || predicted > 0), "{predicted} of {cached}");
+        let is_settled = async || {
             workers(&server).await.iter().all(|worker| number(&worker["promised_blocks"]) == 0)
         };
-        wait_for("confirmed blocks", SOON, settled).await;
+        wait_for("confirmed blocks", TIMEOUT, is_settled).await;
     }
     workers(&server).await[0]["kv_events"].clone()
 }
@@ -169,7 +173,7 @@ async fn lost_events_are_replayed() {
 }
 
 #[tokio::test]
-async fn events_that_no_replay_brings_make_the_router_forget_and_learn_again() {
+async fn events_without_replay_reset_the_index() {
     let counts = lose_events(&["--sim-replay-batches", "0"], "approximate").await;
     assert_eq!(
         (number(&counts["gaps"]), number(&counts["dropped"]), number(&counts["resets"])),
@@ -179,9 +183,9 @@ async fn events_that_no_replay_brings_make_the_router_forget_and_learn_again() {
 }
 
 #[tokio::test]
-async fn a_belief_that_is_wrong_shows() {
-    // 64 blocks: the next prompt drives the one before out, while the router believes for a while
-    // that it is there.
+async fn wrong_approximate_prediction_is_counted() {
+    // With 64 blocks, each prompt evicts the one before, which the router still predicts for a
+    // while.
     let small = [
         "--sim-blocks",
         "64",
@@ -197,13 +201,13 @@ async fn a_belief_that_is_wrong_shows() {
         server.post("/v1/completions", &prompt(text)).await.ok();
     }
     let high = "chiasm_overlap_error_blocks_total{too=\"high\",state=\"approximate\"}";
-    assert!(server.metric(high).await > 0.0, "the engine's count and the belief differ");
+    assert!(server.metric(high).await > 0.0, "the engine's count differs from the prediction");
 }
 
 #[tokio::test]
-async fn a_session_stays_on_one_worker() {
+async fn session_stays_on_one_worker() {
     let server = serve(4, &["--sim-speedup", "1000", "--policy", "random"]).await;
-    let ask_in = async |session: Option<&str>| {
+    let send = async |session: Option<&str>| {
         let request = server.client.post(format!("{}/v1/chat/completions", server.url));
         let request = match session {
             Some(session) => request.header("x-session-id", session),
@@ -211,39 +215,39 @@ async fn a_session_stays_on_one_worker() {
         };
         let response = request
             .header("content-type", "application/json")
-            .body(ask("x").to_string())
+            .body(body_about("x").to_string())
             .send()
             .await;
         let response = response.expect("an answer");
         assert_eq!(response.status(), 200);
         response.headers()["x-chiasm-worker"].to_str().expect("text").to_owned()
     };
-    let first = ask_in(Some("alice")).await;
+    let first = send(Some("alice")).await;
     for _ in 0..12 {
-        assert_eq!(ask_in(Some("alice")).await, first);
+        assert_eq!(send(Some("alice")).await, first);
     }
     let mut others = Vec::new();
     for _ in 0..24 {
-        others.push(ask_in(None).await);
+        others.push(send(None).await);
     }
     assert!(others.iter().any(|worker| *worker != first), "{others:?}");
 }
 
 #[tokio::test]
-async fn when_all_engines_are_busy_a_request_is_refused_as_configured() {
+async fn busy_engines_refuse_with_the_configured_status() {
     let slow = ["--sim-prefill-rate", "50", "--busy-pending-tokens", "100", "--busy-status", "529"];
     let server = serve(1, &slow).await;
-    let body = ask("owls").to_string();
+    let body = body_about("owls").to_string();
     let url = format!("{}/v1/chat/completions", server.url);
     let client = server.client.clone();
     let waiting = tokio::spawn(async move {
         client.post(url).header("content-type", "application/json").body(body).send().await
     });
-    let pending = async || {
+    let is_busy = async || {
         workers(&server).await.iter().any(|worker| number(&worker["pending_tokens"]) >= 100)
     };
-    wait_for("a busy engine", SOON, pending).await;
-    let refused = server.chat(&ask("moons")).await;
+    wait_for("a busy engine", TIMEOUT, is_busy).await;
+    let refused = server.chat(&body_about("moons")).await;
     assert_eq!(refused.status, 529, "{}", refused.text);
     assert_eq!(refused.json()["error"]["code"], "engines_busy");
     assert_eq!(refused.header("retry-after"), "1");
@@ -251,16 +255,16 @@ async fn when_all_engines_are_busy_a_request_is_refused_as_configured() {
     waiting.abort();
 }
 
-/// An attached engine that replays only its last few batches, and the state folder that its
-/// frontends share.
-struct Attached {
+/// An attached engine that replays only its last three batches, and the state folder of its
+/// frontends.
+struct AttachedEngine {
     model: String,
     address: String,
     engine: Process,
     state: TempDir,
 }
 
-impl Attached {
+impl AttachedEngine {
     fn start() -> Self {
         let model = demo_model().display().to_string();
         let address = format!("tcp://127.0.0.1:{}", free_port());
@@ -271,10 +275,11 @@ impl Attached {
     fn engine(model: &str, address: &str) -> Process {
         let args =
             ["sim-engine", "--handshake", address, "--model", model, "--sim-replay-batches", "3"];
-        let more = ["--receiver-cache-gb", "4", "--sim-speedup", "1000"];
-        Process(chiasm(&[&args[..], &more].concat()).spawn().expect("chiasm starts"))
+        let flags = ["--receiver-cache-gb", "4", "--sim-speedup", "1000"];
+        Process(chiasm(&[&args[..], &flags].concat()).spawn().expect("chiasm starts"))
     }
 
+    /// Starts a frontend and waits until it has caught up.
     async fn frontend(&self) -> Server {
         let state = self.state.path().display().to_string();
         let args = [
@@ -287,12 +292,13 @@ impl Attached {
             &state,
         ];
         let server = Server::start(&[&args[..], &["--receiver-cache-gb", "4"]].concat());
-        server.wait_ready(1, SOON).await;
+        server.wait_ready(1, TIMEOUT).await;
         wait_until_caught_up(&server).await;
         server
     }
 
-    fn left_files(&self) -> usize {
+    /// Returns the number of files with kept knowledge.
+    fn kept_files(&self) -> usize {
         std::fs::read_dir(self.state.path().join("kv")).expect("a folder").count()
     }
 }
@@ -300,99 +306,100 @@ impl Attached {
 const TOPICS: [&str; 8] =
     ["owls", "moons", "rivers", "stones", "winds", "roots", "clouds", "shells"];
 
-/// Asks about all topics. Returns the blocks that were predicted and those that were found.
-async fn ask_about_all(server: &Server) -> (usize, usize) {
+/// Sends a prompt about each topic. Returns the numbers of predicted and of cached blocks.
+async fn send_all_topics(server: &Server) -> (usize, usize) {
     let mut all_predicted = 0;
-    let mut all_found = 0;
-    for about in TOPICS {
-        let answer = server.chat(&ask(about)).await;
+    let mut all_cached = 0;
+    for topic in TOPICS {
+        let answer = server.chat(&body_about(topic)).await;
         answer.ok();
-        let (predicted, found) = predicted_and_found(&answer);
+        let (predicted, cached) = overlap_in_blocks(&answer);
         all_predicted += predicted;
-        all_found += found;
+        all_cached += cached;
     }
-    (all_predicted, all_found)
+    (all_predicted, all_cached)
 }
 
+/// Waits until knowledge of all workers has this state and no promises are open.
 async fn wait_for_knowledge(server: &Server, knowledge: &str) {
-    let known =
+    let is_expected =
         async || workers(server).await.iter().all(|worker| worker["knowledge"] == knowledge);
-    wait_for(knowledge, SOON, known).await;
-    let settled =
+    wait_for(knowledge, TIMEOUT, is_expected).await;
+    let is_settled =
         async || workers(server).await.iter().all(|worker| number(&worker["promised_blocks"]) == 0);
-    wait_for("confirmed blocks", SOON, settled).await;
+    wait_for("confirmed blocks", TIMEOUT, is_settled).await;
 }
 
 #[tokio::test]
 async fn exact_knowledge_survives_an_orderly_restart() {
-    let attached = Attached::start();
+    let attached = AttachedEngine::start();
     let server = attached.frontend().await;
-    ask_about_all(&server).await;
+    send_all_topics(&server).await;
     wait_for_knowledge(&server, "exact").await;
-    let (predicted, found) = ask_about_all(&server).await;
-    assert!(predicted > 0 && predicted == found);
-    assert!(server.terminate(SOON).await);
-    assert_eq!(attached.left_files(), 1);
+    let (predicted, cached) = send_all_topics(&server).await;
+    assert!(predicted > 0 && predicted == cached);
+    assert!(server.terminate(TIMEOUT).await);
+    assert_eq!(attached.kept_files(), 1);
 
     let server = attached.frontend().await;
     wait_for_knowledge(&server, "exact").await;
-    server.logged("its KV events go on from what the process before this one knew");
-    assert_eq!(attached.left_files(), 0, "it is used once");
-    assert_eq!(ask_about_all(&server).await, (found, found));
-    assert_eq!(server.lines_logged("first KV events are lost"), 0);
+    server.wait_for_log("its KV events go on from what the process before this one knew");
+    assert_eq!(attached.kept_files(), 0, "the file is used once");
+    assert_eq!(send_all_topics(&server).await, (cached, cached));
+    assert_eq!(server.count_logged("first KV events are lost"), 0);
 }
 
 #[tokio::test]
-async fn crash_leaves_approximate_knowledge_and_says_so() {
-    let attached = Attached::start();
+async fn crash_leaves_approximate_knowledge() {
+    let attached = AttachedEngine::start();
     let mut server = attached.frontend().await;
-    ask_about_all(&server).await;
+    send_all_topics(&server).await;
     wait_for_knowledge(&server, "exact").await;
-    server.end_by("KILL");
-    assert_eq!(attached.left_files(), 0);
+    server.signal_and_wait("KILL");
+    assert_eq!(attached.kept_files(), 0);
     let server = attached.frontend().await;
     wait_for_knowledge(&server, "approximate").await;
-    server.logged("first KV events are lost");
+    server.wait_for_log("first KV events are lost");
 
     // Approximate knowledge stays approximate over the next restart.
-    ask_about_all(&server).await;
-    assert!(server.terminate(SOON).await);
+    send_all_topics(&server).await;
+    assert!(server.terminate(TIMEOUT).await);
     let server = attached.frontend().await;
     wait_for_knowledge(&server, "approximate").await;
-    server.logged("first KV events were lost before");
-    let (predicted, found) = ask_about_all(&server).await;
-    assert!(0 < predicted && predicted <= found, "{predicted} of {found}");
+    server.wait_for_log("first KV events were lost before");
+    let (predicted, cached) = send_all_topics(&server).await;
+    assert!(0 < predicted && predicted <= cached, "{predicted} of {cached}");
 }
 
 #[tokio::test]
-async fn engine_that_was_restarted_meanwhile_is_known_anew() {
-    let mut attached = Attached::start();
+async fn restarted_engine_discards_kept_knowledge() {
+    let mut attached = AttachedEngine::start();
     let server = attached.frontend().await;
-    ask_about_all(&server).await;
+    send_all_topics(&server).await;
     wait_for_knowledge(&server, "exact").await;
-    assert!(server.terminate(SOON).await);
+    assert!(server.terminate(TIMEOUT).await);
     attached.engine.end();
-    attached.engine = Attached::engine(&attached.model, &attached.address);
+    attached.engine = AttachedEngine::engine(&attached.model, &attached.address);
     let server = attached.frontend().await;
     wait_for_knowledge(&server, "exact").await;
     assert_eq!(number(&workers(&server).await[0]["known_blocks"]), 0);
-    let (predicted, found) = predicted_and_found(&server.chat(&ask("owls")).await);
-    assert_eq!((predicted, found), (0, 0));
+    let (predicted, cached) = overlap_in_blocks(&server.chat(&body_about("owls")).await);
+    assert_eq!((predicted, cached), (0, 0));
 }
 
 #[tokio::test]
-async fn damaged_file_of_the_last_frontend_is_ignored() {
-    let attached = Attached::start();
+async fn damaged_file_of_kept_knowledge_is_ignored() {
+    let attached = AttachedEngine::start();
     let server = attached.frontend().await;
-    ask_about_all(&server).await;
+    send_all_topics(&server).await;
     wait_for_knowledge(&server, "exact").await;
-    assert!(server.terminate(SOON).await);
+    assert!(server.terminate(TIMEOUT).await);
     let folder = std::fs::read_dir(attached.state.path().join("kv")).expect("a folder");
     for entry in folder.map(|entry| entry.expect("a file")) {
         std::fs::write(entry.path(), "chiasm kv kept 1 and nothing more").expect("written");
     }
     let server = attached.frontend().await;
     wait_for_knowledge(&server, "approximate").await;
-    server.logged("what was known of an engine's KV cache is ignored");
-    assert_eq!(attached.left_files(), 0);
+    server.wait_for_log("what was known of an engine's KV cache is ignored");
+    assert_eq!(attached.kept_files(), 0);
 }

@@ -1,4 +1,4 @@
-//! LoRA adapters before simulated engines, which say who has answered.
+//! LoRA adapters with simulated engines, whose answers name the adapter that they used.
 
 use std::time::Duration;
 
@@ -6,24 +6,25 @@ use crate::support::adapters::{adapter, answered_by, body, overlap};
 use crate::support::{Answer, Server, demo_model};
 use serde_json::{Value, json};
 
-const SOON: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 async fn serve(engines: &str, flags: &[&str]) -> Server {
     let model = demo_model().display().to_string();
-    let fixed = [&model, "--served-model-name", "m", "--sim", engines, "--sim-speedup", "1000"];
-    let server = Server::start(&[&fixed, flags].concat());
-    server.wait_ready(engines.parse().expect("a number"), SOON).await;
+    let args = [&model, "--served-model-name", "m", "--sim", engines, "--sim-speedup", "1000"];
+    let server = Server::start(&[&args, flags].concat());
+    server.wait_ready(engines.parse().expect("a number"), TIMEOUT).await;
     server
 }
 
 async fn get(server: &Server, path: &str) -> Value {
     let response =
         server.client.get(format!("{}{path}", server.url)).send().await.expect("an answer");
-    Answer::of(response).await.ok()
+    Answer::read(response).await.ok()
 }
 
+/// Asserts a refusal with this status and `error.param`. Returns its message.
 #[track_caller]
-fn refused(answer: &Answer, status: u16, param: &str) -> String {
+fn assert_refused(answer: &Answer, status: u16, param: &str) -> String {
     assert_eq!(answer.status, status, "{}", answer.text);
     let error = answer.json()["error"].clone();
     assert_eq!(error["param"], param, "{}", answer.text);
@@ -31,7 +32,7 @@ fn refused(answer: &Answer, status: u16, param: &str) -> String {
 }
 
 #[tokio::test]
-async fn an_adapter_answers_by_its_name_in_every_api_and_shares_no_block() {
+async fn adapters_work_in_all_apis_with_separate_blocks() {
     let dir = tempfile::tempdir().expect("a folder");
     let a = format!("a={}", adapter(dir.path(), "one", 8).display());
     let b = json!({"name": "b", "path": adapter(dir.path(), "two", 24), "base_model_name": "m"})
@@ -59,22 +60,22 @@ async fn an_adapter_answers_by_its_name_in_every_api_and_shares_no_block() {
             name.as_deref().and_then(|name| name.split('@').next()),
             (model != "m").then_some(model)
         );
-        assert_eq!(overlap(&first), (0, 0), "{model} shares nothing");
+        assert_eq!(overlap(&first), (0, 0), "{model} shares no blocks");
         let again = server.chat(&body(model)).await;
-        let (predicted, found) = overlap(&again);
+        let (predicted, cached) = overlap(&again);
         assert!(
-            predicted > 5 && found == 16 * predicted,
-            "{model}: {predicted} blocks, {found} tokens"
+            predicted > 5 && cached == 16 * predicted,
+            "{model}: {predicted} blocks, {cached} tokens"
         );
         assert_eq!(
             again.header("x-chiasm-worker"),
             first.header("x-chiasm-worker"),
-            "where its blocks are"
+            "the worker with the model's blocks"
         );
     }
     assert_eq!(server.metric("chiasm_overlap_error_blocks_total").await, 0.0);
 
-    let named = |model: &str, fields: Value| {
+    let request = |model: &str, fields: Value| {
         let mut body = json!({"model": model});
         body.as_object_mut()
             .expect("an object")
@@ -87,17 +88,17 @@ async fn an_adapter_answers_by_its_name_in_every_api_and_shares_no_block() {
         ("/v1/responses", json!({"input": "hi"})),
         ("/v1/messages", json!({"messages": messages, "max_tokens": 8})),
     ] {
-        let answer = server.post(path, &named("a", fields.clone())).await;
+        let answer = server.post(path, &request("a", fields.clone())).await;
         assert_eq!(answer.ok()["model"], "a", "{path}");
-        assert_eq!(server.post(path, &named("c", fields)).await.status, 404, "{path}");
+        assert_eq!(server.post(path, &request("c", fields)).await.status, 404, "{path}");
     }
     for (path, fields) in [
         ("/v1/messages/count_tokens", json!({"messages": messages})),
         ("/tokenize", json!({"prompt": "hi"})),
         ("/detokenize", json!({"tokens": [1]})),
     ] {
-        server.post(path, &named("a", fields.clone())).await.ok();
-        assert_eq!(server.post(path, &named("c", fields)).await.status, 404, "{path}");
+        server.post(path, &request("a", fields.clone())).await.ok();
+        assert_eq!(server.post(path, &request("c", fields)).await.status, 404, "{path}");
     }
     assert_eq!(server.post("/v1/load_lora_adapter", &json!({})).await.status, 404, "not allowed");
     let loaded = get(&server, "/workers").await["workers"][1]["lora_adapters"].clone();
@@ -105,7 +106,7 @@ async fn an_adapter_answers_by_its_name_in_every_api_and_shares_no_block() {
 }
 
 #[tokio::test]
-async fn adapters_come_and_go_at_run_time() {
+async fn adapters_are_loaded_at_run_time() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = adapter(dir.path(), "one", 8);
     let server = serve("2", &["--allow-runtime-lora-updating", "--max-lora-adapters", "2"]).await;
@@ -122,23 +123,29 @@ async fn adapters_come_and_go_at_run_time() {
     let first = answered_by(&server.chat(&body("a")).await).expect("an adapter");
     assert!(overlap(&server.chat(&body("a")).await).1 > 0);
     let message =
-        refused(&load(json!({"lora_name": "a", "lora_path": path})).await, 400, "lora_name");
+        assert_refused(&load(json!({"lora_name": "a", "lora_path": path})).await, 400, "lora_name");
     assert!(message.contains("load_inplace"), "{message}");
-    refused(&load(json!({"lora_name": "m", "lora_path": path})).await, 400, "lora_name");
-    refused(
+    assert_refused(&load(json!({"lora_name": "m", "lora_path": path})).await, 400, "lora_name");
+    assert_refused(
         &load(json!({"lora_name": "b", "lora_path": dir.path().join("none")})).await,
         404,
         "lora_path",
     );
-    refused(&load(json!({"lora_name": "b", "lora_path": dir.path()})).await, 400, "lora_path");
+    assert_refused(
+        &load(json!({"lora_name": "b", "lora_path": dir.path()})).await,
+        400,
+        "lora_path",
+    );
     let large = adapter(dir.path(), "large", 64);
-    let message =
-        refused(&load(json!({"lora_name": "b", "lora_path": large})).await, 400, "lora_path");
+    let message = assert_refused(
+        &load(json!({"lora_name": "b", "lora_path": large})).await,
+        400,
+        "lora_path",
+    );
     assert_eq!(message, "LoRA rank 64 is greater than max_lora_rank 16.");
-    refused(&server.chat(&body("b")).await, 404, "model");
+    assert_refused(&server.chat(&body("b")).await, 404, "model");
 
-    // Other weights at the same place and under the same name: none of the blocks of before is
-    // theirs.
+    // New weights at the same path and under the same name: the old blocks don't match.
     std::fs::write(path.join("adapter_model.safetensors"), "others").expect("a file");
     let again = json!({"lora_name": "a", "lora_path": path, "load_inplace": true});
     assert_eq!(load(again.clone()).await.status, 200);
@@ -146,7 +153,7 @@ async fn adapters_come_and_go_at_run_time() {
     assert_eq!(overlap(&answer), (0, 0));
     let second = answered_by(&answer).expect("an adapter");
     assert!(first != second && second.starts_with("a@"), "{first}, {second}");
-    // Nothing has changed, so nothing is computed again.
+    // Reloading unchanged weights keeps the blocks.
     assert_eq!(load(again).await.status, 200);
     assert!(overlap(&server.chat(&body("a")).await).1 > 0);
 
@@ -155,32 +162,32 @@ async fn adapters_come_and_go_at_run_time() {
         200
     );
     let message =
-        refused(&load(json!({"lora_name": "c", "lora_path": path})).await, 400, "lora_name");
+        assert_refused(&load(json!({"lora_name": "c", "lora_path": path})).await, 400, "lora_name");
     assert!(message.contains("--max-lora-adapters"), "{message}");
     let unloaded = unload("b").await;
     assert_eq!(
         (unloaded.status, unloaded.text.as_str()),
         (200, "Success: LoRA adapter 'b' removed successfully.")
     );
-    refused(&server.chat(&body("b")).await, 404, "model");
-    refused(&unload("b").await, 404, "lora_name");
+    assert_refused(&server.chat(&body("b")).await, 404, "model");
+    assert_refused(&unload("b").await, 404, "lora_name");
     assert_eq!(get(&server, "/v1/models").await["data"].as_array().expect("a list").len(), 2);
 }
 
 #[tokio::test]
-async fn a_wrong_adapter_is_told_at_the_start() {
+async fn invalid_adapters_are_refused_at_start() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = adapter(dir.path(), "large", 1024).display().to_string();
     let model = demo_model().display().to_string();
     let run = |flags: &[&str]| {
-        let fixed = ["serve", &model, "--served-model-name", "m", "--sim", "1", "--port", "0"];
-        let ended =
-            crate::support::chiasm(&[&fixed, flags].concat()).output().expect("chiasm runs");
-        assert!(!ended.status.success());
-        String::from_utf8_lossy(&ended.stderr).into_owned()
+        let args = ["serve", &model, "--served-model-name", "m", "--sim", "1", "--port", "0"];
+        let output =
+            crate::support::chiasm(&[&args, flags].concat()).output().expect("chiasm runs");
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
     };
     let nowhere = dir.path().join("none").display().to_string();
-    for (flags, told) in [
+    for (flags, expected) in [
         (vec!["--lora-modules".to_owned(), format!("a={nowhere}")], "no adapter is found at"),
         (
             vec!["--lora-modules".to_owned(), format!("a={path}")],
@@ -193,7 +200,7 @@ async fn a_wrong_adapter_is_told_at_the_start() {
         ),
     ] {
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-        let said = run(&flags);
-        assert!(said.contains(told), "{flags:?}: {said}");
+        let stderr = run(&flags);
+        assert!(stderr.contains(expected), "{flags:?}: {stderr}");
     }
 }

@@ -1,5 +1,4 @@
-//! Resident memory of a running server: requests that are larger than they look, and many large
-//! images.
+//! Resident memory of a running server: JSON that expands in memory, and many large images.
 #![cfg(target_os = "linux")]
 
 use std::sync::Arc;
@@ -14,26 +13,24 @@ use rand::rngs::SmallRng;
 use rand::{Rng, RngCore, SeedableRng};
 use serde_json::json;
 
-const SOON: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What the process takes beside the things that are counted.
-const BESIDE: u64 = 64 << 20;
+/// The allowance for memory of the process that is not counted.
+const UNCOUNTED_BYTES: u64 = 64 << 20;
 
-/// `count` times the same text, as the elements of a list.
+/// Formats a JSON list that repeats `element` `count` times.
 fn list_of(element: &str, count: usize) -> String {
     format!("[{}{element}]", format!("{element},").repeat(count - 1))
 }
 
 #[tokio::test]
-async fn json_that_is_larger_than_it_looks_is_refused_before_it_is_built() {
-    const BODY: u64 = 12 << 20;
+async fn expanding_json_is_refused_before_it_is_built() {
+    const BODY_BYTES: u64 = 12 << 20;
     const VALUES: u64 = 20_000;
     const MESSAGES: u64 = 2_000;
     const PARTS: u64 = 4_000;
-    let (model, numbers) = (
-        demo_model().display().to_string(),
-        [BODY, VALUES, MESSAGES, PARTS].map(|n| n.to_string()),
-    );
+    let model = demo_model().display().to_string();
+    let numbers = [BODY_BYTES, VALUES, MESSAGES, PARTS].map(|n| n.to_string());
     let [body, values, messages, parts] = numbers.each_ref().map(String::as_str);
     let mut flags =
         vec![model.as_str(), "--served-model-name", "m", "--sim", "1", "--sim-speedup", "1000000"];
@@ -41,7 +38,7 @@ async fn json_that_is_larger_than_it_looks_is_refused_before_it_is_built() {
     flags.extend(["--max-messages", messages, "--max-content-parts", parts]);
     flags.extend(["--sim-max-model-len", "2000000", "--sim-blocks", "200000"]);
     let server = Server::start(&flags);
-    server.wait_ready(1, SOON).await;
+    server.wait_ready(1, TIMEOUT).await;
 
     let post = async |path: &str, body: String| {
         let request = server
@@ -49,12 +46,12 @@ async fn json_that_is_larger_than_it_looks_is_refused_before_it_is_built() {
             .post(format!("{}{path}", server.url))
             .header("content-type", "application/json");
         let request = request.body(body);
-        crate::support::Answer::of(request.send().await.expect("an answer")).await
+        crate::support::Answer::read(request.send().await.expect("an answer")).await
     };
     let chat = async |fields: String| {
         post("/v1/chat/completions", format!("{{\"model\":\"m\",{fields}}}")).await
     };
-    // Token ids are small. A million of them is a long prompt, and no attack.
+    // Token ids are small: a million of them is a legitimate long prompt.
     let tokens =
         format!(r#"{{"model":"m","max_tokens":1,"prompt":{}}}"#, list_of("100", 1_000_000));
     let answer = post("/v1/completions", tokens).await.ok();
@@ -62,9 +59,9 @@ async fn json_that_is_larger_than_it_looks_is_refused_before_it_is_built() {
     let before = server.status_bytes("VmHWM");
 
     let greeting = r#""messages":[{"role":"user","content":"x"}]"#;
-    let half = |element: &str| list_of(element, BODY as usize / 2 / (element.len() + 1));
-    let (nested, objects) =
-        (half(&format!("{}{}", "[".repeat(50), "]".repeat(50))), half(r#"{"a":{}}"#));
+    let half = |element: &str| list_of(element, BODY_BYTES as usize / 2 / (element.len() + 1));
+    let nested = half(&format!("{}{}", "[".repeat(50), "]".repeat(50)));
+    let objects = half(r#"{"a":{}}"#);
     for value in [&nested, &objects] {
         assert_eq!(chat(format!(r#"{greeting},"unknown":{value}"#)).await.refused(413), "unknown");
         assert_eq!(
@@ -76,7 +73,7 @@ async fn json_that_is_larger_than_it_looks_is_refused_before_it_is_built() {
         let calls = format!(r#""messages":[{{"role":"assistant","tool_calls":{value}}}]"#);
         assert_eq!(chat(calls).await.refused(413), "messages[0].tool_calls");
     }
-    let deep = format!(r#"{greeting},"unknown":{}"#, "[".repeat(BODY as usize / 2));
+    let deep = format!(r#"{greeting},"unknown":{}"#, "[".repeat(BODY_BYTES as usize / 2));
     assert_eq!(chat(deep).await.refused(400), "unknown");
     let message = half(r#"{"role":"user","content":""}"#);
     assert_eq!(
@@ -87,7 +84,7 @@ async fn json_that_is_larger_than_it_looks_is_refused_before_it_is_built() {
         let content = format!(r#""messages":[{{"role":"user","content":{}}}]"#, half(part));
         assert_eq!(chat(content).await.refused(413), format!("messages[0].content[{PARTS}]"));
     }
-    // As much as is allowed.
+    // Exactly at the limits.
     let message = list_of(r#"{"role":"user","content":["x"]}"#, MESSAGES as usize);
     assert_eq!(chat(format!(r#""max_tokens":1,"messages":{message}"#)).await.status, 200);
     let kwargs = list_of("[]", VALUES as usize - 10);
@@ -98,8 +95,8 @@ async fn json_that_is_larger_than_it_looks_is_refused_before_it_is_built() {
         200
     );
 
-    // The body, and a kilobyte for a value, four for a message or a part.
-    let bound = BODY + (VALUES << 10) + ((MESSAGES + PARTS) << 12) + BESIDE;
+    // The body, one kilobyte per value, and four per message or part.
+    let bound = BODY_BYTES + (VALUES << 10) + ((MESSAGES + PARTS) << 12) + UNCOUNTED_BYTES;
     let growth = server.status_bytes("VmHWM") - before;
     println!("memory grew by {} MiB, {} are allowed", growth >> 20, bound >> 20);
     assert!(growth < bound, "memory grew by {} MiB, {} are allowed", growth >> 20, bound >> 20);
@@ -107,14 +104,15 @@ async fn json_that_is_larger_than_it_looks_is_refused_before_it_is_built() {
     assert_eq!(server.metric("chiasm_held_bytes").await, 0.0);
 }
 
-/// Images, and those that are asked about at once, each by a client that keeps its connection.
+/// The number of images.
 const IMAGES: usize = 1000;
+/// The number of concurrent clients, each with its own connection.
 const CLIENTS: usize = 200;
-/// Half of the images are still held when all have been seen.
-const CACHE: u64 = 512 << 20;
+/// The size of the media cache, which fits about half of the images.
+const CACHE_BYTES: u64 = 512 << 20;
 
-/// A picture of its own that is as large as photographs are: what follows the end of a JPEG is no
-/// part of what it shows.
+/// Returns a different file as large as a photograph for each number. Decoders ignore the bytes
+/// after the end of a JPEG.
 fn image(number: usize) -> Vec<u8> {
     let mut rng = SmallRng::seed_from_u64(number as u64);
     let mut file = STORM.jpeg.to_vec();
@@ -124,7 +122,7 @@ fn image(number: usize) -> Vec<u8> {
     file
 }
 
-/// Serves [`image`]s by their numbers.
+/// Starts a server of [`image`]s by their numbers. Returns its URL.
 async fn origin() -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
@@ -135,10 +133,11 @@ async fn origin() -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_large_images_take_the_memory_of_those_that_are_kept() {
-    let (model, cache) = (demo_model().display().to_string(), CACHE.to_string());
+async fn large_images_take_only_the_memory_of_the_cache() {
+    let model = demo_model().display().to_string();
+    let cache = CACHE_BYTES.to_string();
     let handshake = format!("tcp://127.0.0.1:{}", free_port());
-    // An engine of its own, so that its memory is not the frontend's.
+    // The engine is a separate process, so that its memory does not count.
     let engine =
         ["sim-engine", "--handshake", &handshake, "--model", &model, "--sim-speedup", "1000000"];
     let engine = chiasm(&[&engine[..], &["--receiver-cache-gb", "0.1"]].concat())
@@ -158,7 +157,7 @@ async fn a_thousand_large_images_take_the_memory_of_those_that_are_kept() {
         "--allow-private-media",
         "--media-cache-bytes",
         &cache,
-        // Time is not what is tested, and clients and origin share the machine with all of this.
+        // Long timeouts: clients and origin share the machine, and this is no test of time.
         "--body-timeout",
         "600",
         "--media-timeout",
@@ -167,12 +166,14 @@ async fn a_thousand_large_images_take_the_memory_of_those_that_are_kept() {
         "120",
     ];
     let server = Arc::new(Server::start(&flags));
-    server.wait_ready(1, SOON).await;
+    server.wait_ready(1, TIMEOUT).await;
 
     let origin = origin().await;
     let next = Arc::<AtomicUsize>::default();
     let clients = (0..CLIENTS).map(|_| {
-        let (server, origin, next) = (server.clone(), origin.clone(), next.clone());
+        let server = server.clone();
+        let origin = origin.clone();
+        let next = next.clone();
         tokio::spawn(async move {
             let mut bytes = 0;
             loop {
@@ -187,7 +188,8 @@ async fn a_thousand_large_images_take_the_memory_of_those_that_are_kept() {
                     format!("{origin}/{number}")
                 };
                 let part = json!({"type": "image_url", "image_url": {"url": url}});
-                let body = json!({"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": [part]}]});
+                let messages = json!([{"role": "user", "content": [part]}]);
+                let body = json!({"model": "m", "max_tokens": 1, "messages": messages});
                 server.chat(&body).await.ok();
                 bytes += file.len() as u64;
             }
@@ -198,17 +200,17 @@ async fn a_thousand_large_images_take_the_memory_of_those_that_are_kept() {
         .into_iter()
         .map(|bytes| bytes.expect("no panic"))
         .sum();
-    assert!(sent > CACHE * 3 / 2, "{sent} bytes do not fill the cache");
-    // The cache is full but for one image at most.
-    let held = CACHE.min(sent) - (2 << 20);
-    let bound = held * 13 / 10 + BESIDE;
-    let now = server.resident();
+    assert!(sent > CACHE_BYTES * 3 / 2, "{sent} bytes do not fill the cache");
+    // The cache is full except for at most one image.
+    let held = CACHE_BYTES.min(sent) - (2 << 20);
+    let bound = held * 13 / 10 + UNCOUNTED_BYTES;
+    let resident = server.resident();
     println!(
         "{} MiB were sent, {} are held, {} are resident, {} are allowed",
         sent >> 20,
         held >> 20,
-        now >> 20,
+        resident >> 20,
         bound >> 20
     );
-    assert!(now <= bound, "{} MiB are resident, {} are allowed", now >> 20, bound >> 20);
+    assert!(resident <= bound, "{} MiB resident, {} are allowed", resident >> 20, bound >> 20);
 }

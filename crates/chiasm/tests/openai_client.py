@@ -1,4 +1,4 @@
-"""The `openai` package against a Chiasm frontend: plain, streamed, with an image, and refused. Run by real_vllm.
+"""Tests a Chiasm frontend with the `openai` package: plain, streamed, with an image, refused. Run by real_vllm.
 
 usage: openai_client.py BASE_URL PICTURE
 """

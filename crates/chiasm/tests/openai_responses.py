@@ -1,4 +1,4 @@
-"""The Responses API of the `openai` package against a Chiasm frontend: whole, streamed, parsed, and refused. Run by real_vllm.
+"""Tests the Responses API of a Chiasm frontend with the `openai` package: whole, streamed, parsed, refused. Run by real_vllm.
 
 usage: openai_responses.py BASE_URL PICTURE
 """
@@ -29,7 +29,7 @@ assert whole.usage.total_tokens == whole.usage.input_tokens + whole.usage.output
 if whole.status == "incomplete":
     assert whole.incomplete_details.reason == "max_output_tokens", whole
 
-# The parsing stream wants an answer that is not cut off.
+# The parsing stream needs a complete answer.
 stop = whole.output_text[1:4]
 short = {**asked, "max_output_tokens": 4096, "extra_body": {"stop": stop}}
 with client.responses.stream(**short) as stream:
@@ -50,7 +50,7 @@ assert last.response.output_text == text and last.response.status == whole.statu
 details = last.response.usage.input_tokens_details
 assert details.cached_tokens > 0 and details.cache_write_tokens >= 0, last.response.usage
 
-# What was said goes back as it came, and so do calls and what they gave.
+# Earlier output items are sent back unchanged, with calls and their results.
 tools = [{"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}, "strict": True}]
 history = [
     question,

@@ -1,6 +1,5 @@
-//! What whoever operates a server meets: a log that nobody reads, engines that hang, going down,
-//! clients that share, certificates, web pages and proxies, and what to look at when something is
-//! wrong.
+//! Operating a server: logs, metrics, traces, alerts, hung engines, shutdown, TLS, fairness between
+//! clients, web pages and proxies, and configuration errors.
 
 mod going_down;
 mod https;
@@ -20,13 +19,13 @@ use std::time::Duration;
 
 use crate::support::{Server, demo_model};
 
-const SOON: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A server of the model `m` with one simulated engine, which is ready.
+/// Starts a server of the model `m` with one simulated engine and waits until it is ready.
 async fn serve(flags: &[&str]) -> Server {
     let model = demo_model().display().to_string();
     let server =
         Server::start(&[&[&model, "--served-model-name", "m", "--sim", "1"], flags].concat());
-    server.wait_ready(1, SOON).await;
+    server.wait_ready(1, TIMEOUT).await;
     server
 }

@@ -1,5 +1,5 @@
-//! What packages of clients send is taken: bodies that `cargo xtask record-clients` has recorded,
-//! sent to a simulated engine.
+//! Requests of third-party client packages, recorded by `cargo xtask record-clients` and sent to a
+//! simulated engine.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::support::{Server, demo_model};
 use serde_json::{Value, json};
 
-/// Clients whose calls have to be among them, by the beginnings of their names.
+/// The clients that must be among the recorded ones, as prefixes of file names.
 const CLIENTS: [&str; 11] = [
     "anthropic-",
     "instructor-",
@@ -23,7 +23,8 @@ const CLIENTS: [&str; 11] = [
     "vllm-bench-",
 ];
 
-fn recorded() -> BTreeMap<String, Value> {
+/// Reads the recorded calls by name.
+fn recorded_calls() -> BTreeMap<String, Value> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recorded");
     let files =
         std::fs::read_dir(folder).expect("recorded calls").map(|file| file.expect("a file").path());
@@ -36,22 +37,23 @@ fn recorded() -> BTreeMap<String, Value> {
 }
 
 #[tokio::test]
-async fn what_packages_of_clients_send_is_taken() {
+async fn recorded_client_requests_are_accepted() {
     let model = demo_model().display().to_string();
-    // LlamaIndex knows models by OpenAI's names alone, so a request's own name has to be served.
+    // LlamaIndex accepts only OpenAI's model names, so a second server has such a name.
     let args = [&model, "--sim", "1", "--sim-speedup", "1000", "--tool-call-parser", "hermes"];
     let servers = ["m", "gpt-4o"]
         .map(|name| (name, Server::start(&[&args[..], &["--served-model-name", name]].concat())));
     for (_, server) in &servers {
         server.wait_ready(1, Duration::from_secs(20)).await;
     }
-    let calls = recorded();
+    let calls = recorded_calls();
     for client in CLIENTS {
         assert!(calls.keys().any(|name| name.starts_with(client)), "{client}");
     }
     let mut refused = Vec::new();
     for (name, call) in &calls {
-        let (path, body) = (call["path"].as_str().expect("a path"), &call["body"]);
+        let path = call["path"].as_str().expect("a path");
+        let body = &call["body"];
         let (_, server) =
             servers.iter().find(|(name, _)| body["model"] == *name).expect("a served model");
         let answer = server.post(path, body).await;
@@ -81,7 +83,7 @@ async fn what_packages_of_clients_send_is_taken() {
 }
 
 #[tokio::test]
-async fn what_would_change_an_answer_is_refused_by_its_name() {
+async fn unsupported_fields_are_refused_by_name() {
     let model = demo_model().display().to_string();
     let server =
         Server::start(&[&model, "--served-model-name", "m", "--sim", "1", "--sim-speedup", "1000"]);
@@ -94,7 +96,7 @@ async fn what_would_change_an_answer_is_refused_by_its_name() {
         ("functions", json!([{"name": "f"}])),
         ("function_call", json!({"name": "f"})),
         ("verbosity", json!("low")),
-        // Wrong values of what is ignored.
+        // Invalid values of ignored fields.
         ("user", json!(7)),
         ("metadata", json!("a")),
         ("store", json!("yes")),

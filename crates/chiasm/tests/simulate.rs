@@ -1,17 +1,18 @@
-//! `chiasm simulate` as a user runs it.
+//! The command `chiasm simulate`.
 
 use crate::support::chiasm;
 use serde_json::Value;
 
+/// Runs a simulation. Returns `true` if it succeeds, its stdout and its stderr.
 fn simulate(args: &[&str]) -> (bool, String, String) {
     let workers = if args.contains(&"--workers") { &[][..] } else { &["--workers", "2"] };
-    let output = chiasm(&["simulate"]).args(workers).args(args).output().expect("it runs");
+    let output = chiasm(&["simulate"]).args(workers).args(args).output().expect("chiasm runs");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text");
     (output.status.success(), text(output.stdout), text(output.stderr))
 }
 
 #[test]
-fn each_policy_is_a_line_of_json_and_the_same_seed_gives_the_same_numbers() {
+fn json_results_are_reproducible() {
     let args = [
         "--requests",
         "400",
@@ -27,7 +28,7 @@ fn each_policy_is_a_line_of_json_and_the_same_seed_gives_the_same_numbers() {
         let lines = out.lines().map(|line| serde_json::from_str(line).expect("JSON"));
         lines
             .map(|mut row: Value| {
-                // The one number that depends on the machine.
+                // The only number that depends on the machine.
                 row.as_object_mut()
                     .expect("an object")
                     .remove("wall_seconds")
@@ -45,13 +46,13 @@ fn each_policy_is_a_line_of_json_and_the_same_seed_gives_the_same_numbers() {
         assert_eq!(row["completed"], 400, "{row}");
         assert!(row["ttft_ms"]["p90"].as_f64().is_some_and(|p90| p90 > 0.0), "{row}");
     }
-    let hits = |row: &Value| row["hit_rate"].as_f64().expect("a hit rate");
-    assert!(hits(&rows[0]) > hits(&rows[1]), "{rows:?}");
+    let hit_rate = |row: &Value| row["hit_rate"].as_f64().expect("a hit rate");
+    assert!(hit_rate(&rows[0]) > hit_rate(&rows[1]), "{rows:?}");
     assert_eq!(rows, run());
 }
 
 #[test]
-fn a_trace_is_played_and_a_bad_line_of_it_is_told_by_its_number() {
+fn trace_error_names_the_line() {
     let dir = tempfile::tempdir().expect("a folder");
     let trace = dir.path().join("trace.jsonl");
     let line = r#"{"timestamp": 0, "input_length": 1000, "output_length": 10, "hash_ids": [1, 2]}"#;
@@ -68,8 +69,7 @@ fn a_trace_is_played_and_a_bad_line_of_it_is_told_by_its_number() {
 }
 
 #[test]
-fn the_page_has_every_fleet_and_policy_and_a_file_that_can_not_be_written_is_told_before_anything_is_played()
- {
+fn page_compares_fleets() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("out.html").display().to_string();
     let (ok, out, err) = simulate(&[
@@ -101,28 +101,28 @@ fn the_page_has_every_fleet_and_policy_and_a_file_that_can_not_be_written_is_tol
 }
 
 #[test]
-fn fleets_with_roles_are_named_by_them_and_stand_beside_those_without() {
-    let shapes = ["--workers", "2", "--workers", "prefill=1,decode=1", "--requests", "200"];
+fn fleets_with_roles_are_compared_with_those_without() {
+    let fleets = ["--workers", "2", "--workers", "prefill=1,decode=1", "--requests", "200"];
     let split =
         ["--policy", "kv+media,random", "--workload", "mixed,unique-images", "--rate", "10"];
-    let (ok, out, err) = simulate(&[&shapes[..], &split].concat());
+    let (ok, out, err) = simulate(&[&fleets[..], &split].concat());
     assert!(ok, "{err}");
     assert!(
         out.contains("mixed: 2 workers, 200")
             && out.contains("mixed: 1 prefill + 1 decode workers, 200"),
         "{out}"
     );
-    let (_, compared) = out.split_once("mixed, side by side").expect("a table of both");
+    let (_, comparison) = out.split_once("mixed, side by side").expect("a table of both");
     for line in ["| 2 | kv+media |", "| 2 | random |", "| 1 prefill + 1 decode | kv+media |"] {
-        assert!(compared.contains(line), "{line} in {compared}");
+        assert!(comparison.contains(line), "{line} in {comparison}");
     }
     let random = out
         .lines()
         .find(|line| line.starts_with("| 1 prefill + 1 decode | random |"))
         .expect("a line");
-    assert!(random.contains("| 100.0 % |"), "a policy that knows no costs splits all: {random}");
+    assert!(random.contains("| 100.0 % |"), "a policy without costs splits all: {random}");
 
-    let (ok, out, err) = simulate(&[&shapes[..], &split, &["--json"]].concat());
+    let (ok, out, err) = simulate(&[&fleets[..], &split, &["--json"]].concat());
     assert!(ok, "{err}");
     let rows: Vec<Value> =
         out.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
@@ -142,8 +142,8 @@ fn fleets_with_roles_are_named_by_them_and_stand_beside_those_without() {
         "--requests",
         "200",
     ];
-    let asked = ["--policy", "random", "--workload", "unique-images", "--rate", "10"];
-    let (ok, out, err) = simulate(&[&encoders[..], &asked].concat());
+    let workload = ["--policy", "random", "--workload", "unique-images", "--rate", "10"];
+    let (ok, out, err) = simulate(&[&encoders[..], &workload].concat());
     assert!(ok, "{err}");
     let cells = |fleet: &str| -> Vec<String> {
         let line = out.lines().find(|line| line.starts_with(fleet)).expect("a line");

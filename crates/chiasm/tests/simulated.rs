@@ -1,5 +1,4 @@
-//! The frontend as a process before simulated engines: everything that needs neither Python nor
-//! vLLM.
+//! The frontend with simulated engines: everything that needs neither Python nor vLLM.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -12,11 +11,12 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-const SOON: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A server before `engines` fast simulated engines.
+/// Starts a server with `engines` fast simulated engines.
 async fn serve(engines: u64, extra: &[&str]) -> Server {
-    let (model, count) = (demo_model().display().to_string(), engines.to_string());
+    let model = demo_model().display().to_string();
+    let count = engines.to_string();
     let mut args =
         vec![model.as_str(), "--served-model-name", "m", "--sim", &count, "--allow-private-media"];
     if !extra.contains(&"--sim-speedup") {
@@ -24,15 +24,16 @@ async fn serve(engines: u64, extra: &[&str]) -> Server {
     }
     args.extend(extra);
     let server = Server::start(&args);
-    server.wait_ready(engines, SOON).await;
+    server.wait_ready(engines, TIMEOUT).await;
     server
 }
 
-fn ask(text: &str) -> Value {
+fn chat_body(text: &str) -> Value {
     json!({"model": "m", "messages": [{"role": "user", "content": text}], "max_tokens": 64})
 }
 
-fn image_url(url: &str) -> Value {
+/// Returns a request about the image at `url`.
+fn image_body(url: &str) -> Value {
     json!({"model": "m", "max_tokens": 64, "messages": [{"role": "user", "content": [
         {"type": "text", "text": "What is in this picture?"},
         {"type": "image_url", "image_url": {"url": url}},
@@ -43,6 +44,7 @@ fn data_uri(bytes: &[u8]) -> String {
     format!("data:image/jpeg;base64,{}", STANDARD.encode(bytes))
 }
 
+/// Returns `body` with additional fields.
 fn with(mut body: Value, fields: Value) -> Value {
     let fields = fields.as_object().expect("an object").clone();
     body.as_object_mut().expect("an object").extend(fields);
@@ -50,15 +52,15 @@ fn with(mut body: Value, fields: Value) -> Value {
 }
 
 #[tokio::test]
-async fn the_ten_scenarios_go_where_they_should() {
-    // At a real engine's pace: what it stored is known here before its answer has ended.
+async fn scenarios_are_routed_as_expected() {
+    // At a real engine's pace, stored blocks become known before the answer has ended.
     let server = serve(2, &["--sim-speedup", "1"]).await;
     scenario_run::play_all(&server, "m", 16, 8).await;
     assert!(server.metric("chiasm_overlap_blocks_total").await > 0.0);
 }
 
 #[tokio::test]
-async fn the_demo_prints_a_json_line_per_request() {
+async fn demo_prints_a_json_line_per_request() {
     let output = chiasm(&["demo", "--json"]).output().expect("the demo runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let lines: Vec<Value> = String::from_utf8(output.stdout)
@@ -88,9 +90,9 @@ async fn the_demo_prints_a_json_line_per_request() {
 }
 
 #[tokio::test]
-async fn the_simulated_engine_says_what_it_saw() {
+async fn simulated_engine_describes_the_image() {
     let server = serve(1, &[]).await;
-    let answer = server.chat(&image_url(&data_uri(DAWN.jpeg))).await.ok();
+    let answer = server.chat(&image_body(&data_uri(DAWN.jpeg))).await.ok();
     let text = answer["choices"][0]["message"]["content"].as_str().expect("text");
     assert!(
         text.starts_with("1 image 280x224 (80 tokens, ") && text.contains("); 0 of "),
@@ -104,7 +106,7 @@ async fn the_simulated_engine_says_what_it_saw() {
         (&details["cached_tokens"], &details["created_cache_tokens"]),
         (&json!(0), &json!(blocks * 16))
     );
-    let again = server.chat(&image_url(&data_uri(DAWN.jpeg))).await.ok();
+    let again = server.chat(&image_body(&data_uri(DAWN.jpeg))).await.ok();
     let cached =
         again["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a count");
     let text = again["choices"][0]["message"]["content"].as_str().expect("text");
@@ -113,14 +115,14 @@ async fn the_simulated_engine_says_what_it_saw() {
 }
 
 #[tokio::test]
-async fn a_stream_says_the_same_as_a_whole_answer() {
+async fn streamed_chat_equals_whole_answer() {
     let server = serve(1, &[]).await;
     let body = with(
-        ask("Tell a short story."),
+        chat_body("Tell a short story."),
         json!({"logprobs": true, "top_logprobs": 2, "return_token_ids": true, "cache_salt": "a"}),
     );
     let whole = server.chat(&body).await.ok();
-    // Another salt: nothing is cached, so the simulated engine says the same.
+    // With another salt nothing is cached, so the simulated engine gives the same answer.
     let streamed = with(
         body,
         json!({"stream": true, "stream_options": {"include_usage": true}, "cache_salt": "b"}),
@@ -135,15 +137,15 @@ async fn a_stream_says_the_same_as_a_whole_answer() {
     assert_eq!(join(|chunk| &chunk["choices"][0]["finish_reason"]), "stop");
     assert_eq!(chunks[0]["choices"][0]["delta"]["role"], "assistant");
     assert_eq!(chunks[0]["prompt_token_ids"], whole["prompt_token_ids"]);
-    let flat = |field: fn(&Value) -> &Value| -> Vec<Value> {
+    let concat = |field: fn(&Value) -> &Value| -> Vec<Value> {
         chunks.iter().filter_map(|chunk| field(chunk).as_array()).flatten().cloned().collect()
     };
     assert_eq!(
-        Value::from(flat(|chunk| &chunk["choices"][0]["token_ids"])),
+        Value::from(concat(|chunk| &chunk["choices"][0]["token_ids"])),
         whole["choices"][0]["token_ids"]
     );
     assert_eq!(
-        Value::from(flat(|chunk| &chunk["choices"][0]["logprobs"]["content"])),
+        Value::from(concat(|chunk| &chunk["choices"][0]["logprobs"]["content"])),
         whole["choices"][0]["logprobs"]["content"]
     );
     let last = chunks.last().expect("a chunk");
@@ -153,8 +155,9 @@ async fn a_stream_says_the_same_as_a_whole_answer() {
 }
 
 #[tokio::test]
-async fn every_chunk_tells_usage_where_clients_or_the_operator_want_that() {
-    let of = |extra: Value| with(with(ask("word"), json!({"stream": true, "n": 2})), extra);
+async fn continuous_usage_is_in_every_chunk() {
+    let stream_body =
+        |fields: Value| with(with(chat_body("word"), json!({"stream": true, "n": 2})), fields);
     let check = |chunks: &[Value]| {
         let (last, others) = chunks.split_last().expect("chunks");
         let prompt = last["usage"]["prompt_tokens"].as_u64().expect("a count");
@@ -162,7 +165,7 @@ async fn every_chunk_tells_usage_where_clients_or_the_operator_want_that() {
             .iter()
             .map(|chunk| chunk["usage"]["completion_tokens"].as_u64().expect("a count"))
             .collect();
-        assert_eq!(counts[..2], [0, 0], "the roles");
+        assert_eq!(counts[..2], [0, 0], "the chunks with roles");
         assert!(
             counts.is_sorted()
                 && others.iter().all(|chunk| chunk["usage"]["prompt_tokens"] == prompt)
@@ -173,16 +176,16 @@ async fn every_chunk_tells_usage_where_clients_or_the_operator_want_that() {
     let server = serve(1, &[]).await;
     let options =
         json!({"stream_options": {"include_usage": true, "continuous_usage_stats": true}});
-    check(&server.chat(&of(options)).await.chunks());
+    check(&server.chat(&stream_body(options)).await.chunks());
     let chunks = server
-        .chat(&of(json!({"stream_options": {"continuous_usage_stats": true}})))
+        .chat(&stream_body(json!({"stream_options": {"continuous_usage_stats": true}})))
         .await
         .chunks();
     assert!(chunks.iter().all(|chunk| chunk["usage"].is_null() && chunk["choices"][0].is_object()));
 
     let server = serve(1, &["--enable-force-include-usage"]).await;
     for extra in [json!({}), json!({"stream_options": {"include_usage": false}})] {
-        check(&server.chat(&of(extra)).await.chunks());
+        check(&server.chat(&stream_body(extra)).await.chunks());
     }
     let completion = json!({"prompt": "word", "max_tokens": 3, "stream": true});
     let chunks = server.post("/v1/completions", &completion).await.chunks();
@@ -190,35 +193,42 @@ async fn every_chunk_tells_usage_where_clients_or_the_operator_want_that() {
 }
 
 #[tokio::test]
-async fn stop_strings_cut_the_text_and_max_tokens_ends_it() {
+async fn stop_string_or_max_tokens_ends_the_text() {
     let server = serve(1, &[]).await;
-    let stopped = server.chat(&with(ask("x"), json!({"stop": [" of "]}))).await.ok();
+    let stopped = server.chat(&with(chat_body("x"), json!({"stop": [" of "]}))).await.ok();
     let choice = &stopped["choices"][0];
     assert_eq!(choice["message"]["content"], "no images; 0");
     assert_eq!(
         (choice["finish_reason"].as_str(), choice["stop_reason"].as_str()),
         (Some("stop"), Some(" of "))
     );
-    let kept = with(ask("x"), json!({"stop": " of ", "include_stop_str_in_output": true}));
+    let kept = with(chat_body("x"), json!({"stop": " of ", "include_stop_str_in_output": true}));
     assert_eq!(
         server.chat(&kept).await.ok()["choices"][0]["message"]["content"],
         "no images; 0 of "
     );
 
-    let short = server.chat(&with(ask("x"), json!({"max_tokens": 2}))).await.ok();
+    let short = server.chat(&with(chat_body("x"), json!({"max_tokens": 2}))).await.ok();
     assert_eq!(short["choices"][0]["finish_reason"], "length");
     assert_eq!(short["usage"]["completion_tokens"], 2);
 }
 
 #[tokio::test]
-async fn several_choices_and_several_prompts_are_numbered() {
+async fn choices_of_several_prompts_are_numbered() {
     let server = serve(2, &[]).await;
-    let three = server.chat(&with(ask("x"), json!({"n": 3, "seed": 1}))).await.ok();
+    let three = server.chat(&with(chat_body("x"), json!({"n": 3, "seed": 1}))).await.ok();
     let indices: Vec<_> =
         three["choices"].as_array().expect("a list").iter().map(|c| c["index"].clone()).collect();
     assert_eq!(indices, [0, 1, 2]);
 
-    let body = json!({"model": "m", "prompt": ["one", "two"], "n": 2, "max_tokens": 3, "logprobs": 1, "return_token_ids": true});
+    let body = json!({
+        "model": "m",
+        "prompt": ["one", "two"],
+        "n": 2,
+        "max_tokens": 3,
+        "logprobs": 1,
+        "return_token_ids": true,
+    });
     let whole = server.post("/v1/completions", &body).await.ok();
     assert_eq!(whole["choices"].as_array().map(Vec::len), Some(4));
     assert_eq!(whole["usage"]["completion_tokens"], 12);
@@ -240,92 +250,96 @@ async fn several_choices_and_several_prompts_are_numbered() {
 }
 
 #[tokio::test]
-async fn constraint_that_an_engine_refuses_is_the_clients_fault() {
+async fn constraint_refused_by_the_engine_is_a_400() {
     let server = serve(1, &["--sim-vllm-version", "0.33.0"]).await;
     let refused = server
-        .chat(&with(ask("x"), json!({"structured_outputs": {"grammar": "start ::= a"}})))
+        .chat(&with(chat_body("x"), json!({"structured_outputs": {"grammar": "start ::= a"}})))
         .await;
     assert_eq!(refused.refused(400), "structured_outputs.grammar");
     assert!(refused.text.contains("the grammar has no root"), "{}", refused.text);
 }
 
 #[tokio::test]
-async fn bad_input_is_refused_with_the_fields_name() {
+async fn invalid_input_is_refused_by_the_name_of_its_field() {
     let server =
         serve(1, &["--max-body-bytes", "200000", "--limit-mm-per-prompt", "image=2"]).await;
     for (body, status, param) in [
-        (with(ask("x"), json!({"tools": [{"type": "function"}]})), 400, "tools[0].function"),
-        (with(ask("x"), json!({"response_format": {"type": "yaml"}})), 400, "response_format.type"),
-        // The simulated engine compiles no grammar without a root. It is of vLLM 0.32, which gives
-        // no reason on the wire: the fault may be the engine's.
+        (with(chat_body("x"), json!({"tools": [{"type": "function"}]})), 400, "tools[0].function"),
         (
-            with(ask("x"), json!({"structured_outputs": {"grammar": "start ::= a"}})),
+            with(chat_body("x"), json!({"response_format": {"type": "yaml"}})),
+            400,
+            "response_format.type",
+        ),
+        // The simulated engine refuses a grammar without a root. It simulates vLLM 0.32, which
+        // sends no reason over the wire, so the fault may be the engine's.
+        (
+            with(chat_body("x"), json!({"structured_outputs": {"grammar": "start ::= a"}})),
             500,
             "structured_outputs.grammar",
         ),
-        (with(ask("x"), json!({"temperature": 3})), 400, "temperature"),
-        (with(ask("x"), json!({"no_such_field": 1})), 400, "no_such_field"),
-        (with(ask("x"), json!({"model": "other"})), 404, "model"),
-        (with(ask("x"), json!({"max_tokens": 0})), 400, "max_tokens"),
-        (with(ask("x"), json!({"n": 2, "temperature": 0})), 400, "n"),
-        (with(ask("x"), json!({"stop_token_ids": [1_000_000]})), 400, "stop_token_ids"),
+        (with(chat_body("x"), json!({"temperature": 3})), 400, "temperature"),
+        (with(chat_body("x"), json!({"no_such_field": 1})), 400, "no_such_field"),
+        (with(chat_body("x"), json!({"model": "other"})), 404, "model"),
+        (with(chat_body("x"), json!({"max_tokens": 0})), 400, "max_tokens"),
+        (with(chat_body("x"), json!({"n": 2, "temperature": 0})), 400, "n"),
+        (with(chat_body("x"), json!({"stop_token_ids": [1_000_000]})), 400, "stop_token_ids"),
         (
-            with(ask("x"), json!({"mm_processor_kwargs": {"do_dance": true}})),
+            with(chat_body("x"), json!({"mm_processor_kwargs": {"do_dance": true}})),
             400,
             "mm_processor_kwargs",
         ),
-        (with(ask("x"), json!({"messages": []})), 400, "messages"),
-        (with(ask("x"), json!({"min_tokens": 65})), 400, "min_tokens"),
-        (ask("<|image_pad|>"), 400, "messages"),
-        (image_url("file:///etc/passwd"), 403, "messages[0].content[1].image_url"),
-        (image_url("ftp://example.org/a.png"), 400, "messages[0].content[1].image_url"),
-        (image_url("data:image/png;base64,@@@"), 400, "messages[0].content[1].image_url"),
-        (image_url(&data_uri(b"not an image")), 415, "messages[0].content[1].image_url"),
+        (with(chat_body("x"), json!({"messages": []})), 400, "messages"),
+        (with(chat_body("x"), json!({"min_tokens": 65})), 400, "min_tokens"),
+        (chat_body("<|image_pad|>"), 400, "messages"),
+        (image_body("file:///etc/passwd"), 403, "messages[0].content[1].image_url"),
+        (image_body("ftp://example.org/a.png"), 400, "messages[0].content[1].image_url"),
+        (image_body("data:image/png;base64,@@@"), 400, "messages[0].content[1].image_url"),
+        (image_body(&data_uri(b"not an image")), 415, "messages[0].content[1].image_url"),
         (
-            image_url(&data_uri(&DAWN.jpeg[..DAWN.jpeg.len() / 2])),
+            image_body(&data_uri(&DAWN.jpeg[..DAWN.jpeg.len() / 2])),
             422,
             "messages[0].content[1].image_url",
         ),
-        (image_url("http://127.0.0.1:9/none.png"), 502, "messages[0].content[1].image_url"),
+        (image_body("http://127.0.0.1:9/none.png"), 502, "messages[0].content[1].image_url"),
     ] {
         let answer = server.chat(&body).await;
         assert_eq!(answer.refused(status), param, "{}", answer.text);
     }
-    // "y " again and again: far more tokens than the context of 8192
-    let long = server.chat(&ask(&"y ".repeat(20_000))).await;
+    // Far more tokens than the context of 8,192.
+    let long = server.chat(&chat_body(&"y ".repeat(20_000))).await;
     assert_eq!(long.refused(400), "messages");
-    // Of a body that is refused as much as the limit is read, so that its client sees the answer:
-    // more may break the connection.
-    let big = server.chat(&ask(&"y".repeat(200_000))).await;
+    // The server reads a refused body up to the limit, so that its client sees the answer. A larger
+    // body may break the connection.
+    let big = server.chat(&chat_body(&"y".repeat(200_000))).await;
     assert_eq!(big.refused(413), "body");
     let part = json!({"type": "image_url", "image_url": {"url": data_uri(DAWN.jpeg)}});
     let three = json!({"messages": [{"role": "user", "content": [part, part, part]}]});
     assert_eq!(server.chat(&three).await.refused(413), "messages[0].content[2].image_url");
 
-    let raw = server
+    let invalid_json = server
         .client
         .post(format!("{}/v1/chat/completions", server.url))
         .header("content-type", "application/json");
-    let raw = raw.body("{").send().await.expect("an answer");
-    assert_eq!(raw.status().as_u16(), 400);
-    let lost =
+    let invalid_json = invalid_json.body("{").send().await.expect("an answer");
+    assert_eq!(invalid_json.status().as_u16(), 400);
+    let unknown_path =
         server.client.get(format!("{}/v1/nothing", server.url)).send().await.expect("an answer");
-    assert_eq!(lost.status().as_u16(), 404);
+    assert_eq!(unknown_path.status().as_u16(), 404);
     let outside = json!({"model": "m", "prompt": [1_000_000]});
     assert_eq!(server.post("/v1/completions", &outside).await.refused(400), "prompt");
 
-    // It all left the engine unharmed.
-    server.chat(&ask("x")).await.ok();
+    // The engine is unharmed.
+    server.chat(&chat_body("x")).await.ok();
     assert_eq!(server.metric("chiasm_engine_deaths_total").await, 0.0);
 }
 
 #[tokio::test]
-async fn private_addresses_are_off_limits_unless_allowed() {
+async fn private_addresses_are_refused_unless_allowed() {
     let model = demo_model().display().to_string();
     let server = Server::start(&[&model, "--served-model-name", "m", "--sim", "1"]);
-    server.wait_ready(1, SOON).await;
+    server.wait_ready(1, TIMEOUT).await;
     let origin = crate::support::origin::Origin::start().await;
-    let answer = server.chat(&image_url(&format!("{}/dawn.jpg", origin.url()))).await;
+    let answer = server.chat(&image_body(&format!("{}/dawn.jpg", origin.url()))).await;
     assert_eq!(answer.refused(403), "messages[0].content[1].image_url");
     assert_eq!(origin.hits.load(std::sync::atomic::Ordering::SeqCst), 0);
 }
@@ -336,16 +350,17 @@ async fn files_are_read_only_below_the_allowed_folder() {
     std::fs::write(folder.path().join("dawn.jpg"), DAWN.jpeg).expect("written");
     let allowed = folder.path().display().to_string();
     let server = serve(1, &["--allowed-local-media-path", &allowed]).await;
-    server.chat(&image_url(&format!("file://{allowed}/dawn.jpg"))).await.ok();
-    let outside = server.chat(&image_url(&format!("file://{allowed}/../../etc/passwd"))).await;
+    server.chat(&image_body(&format!("file://{allowed}/dawn.jpg"))).await.ok();
+    let outside = server.chat(&image_body(&format!("file://{allowed}/../../etc/passwd"))).await;
     assert_eq!(outside.refused(403), "messages[0].content[1].image_url");
 }
 
 #[tokio::test]
-async fn a_uuid_is_a_name_for_what_its_owner_sent_and_nothing_else() {
+async fn media_uuid_names_only_its_owners_media() {
     let server = serve(1, &[]).await;
-    let ask = async |part: Value, authorization: &str, salt: Option<&str>| {
-        let mut body = json!({"model": "m", "max_tokens": 64, "messages": [{"role": "user", "content": [part]}]});
+    let chat = async |part: Value, authorization: &str, salt: Option<&str>| {
+        let messages = json!([{"role": "user", "content": [part]}]);
+        let mut body = json!({"model": "m", "max_tokens": 64, "messages": messages});
         body["cache_salt"] = json!(salt);
         let url = format!("{}/v1/chat/completions", server.url);
         let request = server.client.post(url).header("authorization", authorization);
@@ -355,35 +370,38 @@ async fn a_uuid_is_a_name_for_what_its_owner_sent_and_nothing_else() {
         (status, crate::support::json(response).await)
     };
     let named = json!({"type": "image_url", "image_url": null, "uuid": "cat"});
-    let with = |picture: Picture| json!({"type": "image_url", "image_url": {"url": data_uri(picture.jpeg)}, "uuid": "cat"});
-    let (status, refused) = ask(named.clone(), "Bearer a", None).await;
+    let with_picture = |picture: Picture| {
+        let url = data_uri(picture.jpeg);
+        json!({"type": "image_url", "image_url": {"url": url}, "uuid": "cat"})
+    };
+    let (status, refused) = chat(named.clone(), "Bearer a", None).await;
     assert_eq!(
         (status, &refused["error"]["param"]),
         (400, &json!("messages[0].content[0].image_url"))
     );
-    assert_eq!(ask(with(DAWN), "Bearer a", None).await.0, 200);
-    let (status, first) = ask(named.clone(), "Bearer a", None).await;
+    assert_eq!(chat(with_picture(DAWN), "Bearer a", None).await.0, 200);
+    let (status, first) = chat(named.clone(), "Bearer a", None).await;
     assert_eq!(status, 200, "{first}");
     assert_eq!(server.metric("chiasm_media_decoded_total").await, 1.0);
-    // Other owners have other names.
+    // Each owner has separate names.
     for (authorization, salt) in [("Bearer b", None), ("", None), ("Bearer a", Some("s"))] {
-        assert_eq!(ask(named.clone(), authorization, salt).await.0, 400);
+        assert_eq!(chat(named.clone(), authorization, salt).await.0, 400);
     }
-    // With another image it is that image, for the engine too.
-    assert_eq!(ask(with(NIGHT), "Bearer a", None).await.0, 200);
+    // Sending the name with another image replaces the image, also in the engine.
+    assert_eq!(chat(with_picture(NIGHT), "Bearer a", None).await.0, 200);
     assert_eq!(server.metric("chiasm_media_decoded_total").await, 2.0);
-    let (_, second) = ask(named, "Bearer a", None).await;
+    let (_, second) = chat(named, "Bearer a", None).await;
     assert_ne!(
         first["choices"][0]["message"], second["choices"][0]["message"],
-        "the simulated engine says what it saw"
+        "the simulated engine describes the image"
     );
 }
 
 #[tokio::test]
-async fn pixels_are_made_once_for_all_engines() {
+async fn image_is_processed_once_for_all_engines() {
     for mode in ["auto", "inline"] {
         let server = serve(3, &["--policy", "round-robin", "--mm-transfer", mode]).await;
-        let body = image_url(&data_uri(NIGHT.jpeg));
+        let body = image_body(&data_uri(NIGHT.jpeg));
         for _ in 0..6 {
             server.chat(&body).await.ok();
         }
@@ -394,7 +412,7 @@ async fn pixels_are_made_once_for_all_engines() {
 }
 
 #[tokio::test]
-async fn what_memory_has_no_room_for_is_refused_and_worth_retrying() {
+async fn request_without_room_in_memory_is_retryable() {
     let small = [
         "--max-bytes-in-flight",
         "2900000",
@@ -404,17 +422,20 @@ async fn what_memory_has_no_room_for_is_refused_and_worth_retrying() {
         "0",
     ];
     let server = serve(1, &small).await;
-    // Few bytes, but many values, which would take more memory than there may be.
+    // Few bytes, but many values, which would exceed the memory limit.
     let many = json!({"model": "m", "prompt": "x", "metadata": vec![0; 50_000]});
     assert_eq!(server.post("/v1/completions", &many).await.refused(413), "metadata");
     let body = json!({"model": "m", "prompt": "x".repeat(100_000), "max_tokens": 1}).to_string();
-    // Somebody else's body that does not come to its end.
+    // Another client's body that never completes.
     let mut slow =
         TcpStream::connect(server.url.trim_start_matches("http://")).await.expect("a connection");
-    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 2500000\r\n\r\n";
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n\
+                content-length: 2500000\r\n\r\n";
     slow.write_all(&[head.as_bytes(), &[b' '; 2_000_000]].concat()).await.expect("sent");
-    wait_for("its bytes", SOON, async || server.metric("chiasm_held_bytes").await >= 2_000_000.0)
-        .await;
+    wait_for("the bytes of the incomplete body", TIMEOUT, async || {
+        server.metric("chiasm_held_bytes").await >= 2_000_000.0
+    })
+    .await;
     let post = || {
         server
             .client
@@ -428,18 +449,21 @@ async fn what_memory_has_no_room_for_is_refused_and_worth_retrying() {
         (503, &"1".parse().expect("a value"))
     );
     drop(slow);
-    wait_for("room", SOON, async || server.metric("chiasm_held_bytes").await == 0.0).await;
-    // Too long for the context, but read.
+    wait_for("memory to be released", TIMEOUT, async || {
+        server.metric("chiasm_held_bytes").await == 0.0
+    })
+    .await;
+    // The prompt is too long for the context, but the body is read.
     assert_eq!(send().await.expect("an answer").status().as_u16(), 400);
-    server.chat(&ask("hello")).await.ok();
+    server.chat(&chat_body("hello")).await.ok();
     assert_eq!(server.metric("chiasm_held_bytes").await, 0.0);
 }
 
 #[tokio::test]
-async fn a_burst_of_one_new_image_goes_to_one_worker() {
+async fn burst_of_one_new_image_goes_to_one_worker() {
     let server = serve(2, &["--sim-speedup", "4"]).await;
-    let body = image_url(&data_uri(NIGHT.jpeg));
-    // As many as wait for less than the image takes.
+    let body = image_body(&data_uri(NIGHT.jpeg));
+    // Few enough that waiting costs less than processing the image twice.
     let burst = futures_util::future::join_all((0..3).map(|_| server.chat(&body))).await;
     let mut workers: Vec<String> = burst
         .iter()
@@ -453,48 +477,49 @@ async fn a_burst_of_one_new_image_goes_to_one_worker() {
 }
 
 #[tokio::test]
-async fn a_client_that_goes_away_aborts_its_request() {
-    // 5 tokens a second: the answer takes many seconds
+async fn client_disconnect_aborts_the_request() {
+    // At 5 tokens per second, the answer takes many seconds.
     let server = serve(1, &["--sim-speedup", "1", "--sim-decode-rate", "5"]).await;
     let mut response = server
         .open(
             "/v1/chat/completions",
-            &with(ask("x"), json!({"stream": true, "ignore_eos": true, "max_tokens": 500})),
+            &with(chat_body("x"), json!({"stream": true, "ignore_eos": true, "max_tokens": 500})),
         )
         .await;
     response.chunk().await.expect("a first chunk");
     let running = async || server.metric("chiasm_worker_running_requests").await;
-    wait_for("running request", SOON, async || running().await == 1.0).await;
+    wait_for("running request", TIMEOUT, async || running().await == 1.0).await;
     drop(response);
-    wait_for("abort", SOON, async || running().await == 0.0).await;
+    wait_for("abort", TIMEOUT, async || running().await == 0.0).await;
     assert_eq!(server.metric("chiasm_in_flight_requests").await, 0.0);
 
     // The same for an answer that is not streamed.
     let client = crate::support::client();
     let url = format!("{}/v1/chat/completions", server.url);
-    let body = with(ask("y"), json!({"ignore_eos": true, "max_tokens": 500})).to_string();
+    let body = with(chat_body("y"), json!({"ignore_eos": true, "max_tokens": 500})).to_string();
     let waiting =
         tokio::spawn(client.post(url).header("content-type", "application/json").body(body).send());
-    wait_for("running request", SOON, async || running().await == 1.0).await;
+    wait_for("running request", TIMEOUT, async || running().await == 1.0).await;
     waiting.abort();
-    wait_for("abort", SOON, async || running().await == 0.0).await;
+    wait_for("abort", TIMEOUT, async || running().await == 0.0).await;
 }
 
 #[tokio::test]
-async fn too_many_requests_at_once_are_refused_and_worth_retrying() {
+async fn too_many_concurrent_requests_are_retryable() {
     let server =
         serve(1, &["--max-requests", "1", "--sim-speedup", "1", "--sim-decode-rate", "5"]).await;
     let mut first =
-        server.open("/v1/chat/completions", &with(ask("x"), json!({"stream": true}))).await;
+        server.open("/v1/chat/completions", &with(chat_body("x"), json!({"stream": true}))).await;
     first.chunk().await.expect("a first chunk");
-    let second = server.chat(&ask("y")).await;
+    let second = server.chat(&chat_body("y")).await;
     second.refused(503);
     assert_eq!(second.header("retry-after"), "1");
 }
 
 #[tokio::test]
-async fn a_killed_engine_is_left_at_once_and_taken_back_when_it_returns() {
-    let (model, ports) = (demo_model().display().to_string(), [free_port(), free_port()]);
+async fn killed_engine_is_left_until_it_returns() {
+    let model = demo_model().display().to_string();
+    let ports = [free_port(), free_port()];
     let addresses = ports.map(|port| format!("tcp://127.0.0.1:{port}"));
     let engine = |address: &str| {
         let args =
@@ -504,10 +529,10 @@ async fn a_killed_engine_is_left_at_once_and_taken_back_when_it_returns() {
     let mut engines: Vec<Process> = addresses.iter().map(|address| engine(address)).collect();
     let server =
         Server::start(&[&model, "--served-model-name", "m", "--attach", &addresses.join(",")]);
-    server.wait_ready(2, SOON).await;
+    server.wait_ready(2, TIMEOUT).await;
 
-    // Which engine does it go to? Then the same prompt goes there again.
-    let prompt = ask(
+    // The same prompt goes to the same engine again.
+    let prompt = chat_body(
         "Tell a short story about a careful assistant who looks at pictures and describes them.",
     );
     let worker = server.chat(&prompt).await.header("x-chiasm-worker");
@@ -521,33 +546,35 @@ async fn a_killed_engine_is_left_at_once_and_taken_back_when_it_returns() {
     let short = with(prompt.clone(), json!({"max_tokens": 20, "ignore_eos": true}));
     let running = format!("chiasm_worker_running_requests{{worker=\"{worker}\"}}");
     let (whole, after) = tokio::join!(server.chat(&short), async {
-        wait_for("two running requests", SOON, async || server.metric(&running).await == 2.0).await;
+        wait_for("two running requests", TIMEOUT, async || server.metric(&running).await == 2.0)
+            .await;
         engines[index].0.kill().expect("kill -9");
-        wait_for("worker to leave", SOON, async || server.ready_workers().await == 1).await
+        wait_for("worker to leave", TIMEOUT, async || server.ready_workers().await == 1).await
     });
-    // Milliseconds on an idle machine. An engine that is merely silent is found after 60 s
+    // Milliseconds on an idle machine. An engine that is merely silent is detected after 60 s
     // (--engine-hang-timeout).
-    assert!(after < Duration::from_secs(10), "it took {after:?} to notice");
+    assert!(after < Duration::from_secs(10), "detected after {after:?}");
 
-    // Nothing of the whole answer had been sent, so another worker gave it. The stream had begun,
-    // so it ends in an error.
+    // Nothing of the whole answer had been sent, so another worker gave it. The stream had started,
+    // so it ends with an error.
     whole.ok();
     assert_ne!(whole.header("x-chiasm-worker"), worker);
     let rest = streaming.text().await.expect("the rest");
     assert!(rest.contains("\"error\"") && rest.ends_with("data: [DONE]\n\n"), "{rest}");
 
     engines[index] = engine(&addresses[index]);
-    server.wait_ready(2, SOON).await;
+    server.wait_ready(2, TIMEOUT).await;
     server.chat(&prompt).await.ok();
 }
 
 #[tokio::test]
-async fn a_body_that_does_not_arrive_is_given_up() {
+async fn incomplete_body_times_out() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let server = serve(1, &["--body-timeout", "0.2"]).await;
     let address = server.url.trim_start_matches("http://");
     let mut connection = tokio::net::TcpStream::connect(address).await.expect("a connection");
-    let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100";
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n\
+                content-type: application/json\r\ncontent-length: 100";
     connection.write_all(format!("{head}\r\n\r\n{{").as_bytes()).await.expect("sent");
     let mut answer = [0; 12];
     connection.read_exact(&mut answer).await.expect("an answer");
@@ -555,30 +582,30 @@ async fn a_body_that_does_not_arrive_is_given_up() {
 }
 
 #[tokio::test]
-async fn sigterm_drains() {
+async fn sigterm_finishes_running_streams() {
     let server = serve(1, &["--sim-speedup", "1", "--sim-decode-rate", "20"]).await;
     let url = format!("{}/v1/chat/completions", server.url);
     let mut response = server
         .open(
             "/v1/chat/completions",
-            &with(ask("x"), json!({"stream": true, "ignore_eos": true, "max_tokens": 20})),
+            &with(chat_body("x"), json!({"stream": true, "ignore_eos": true, "max_tokens": 20})),
         )
         .await;
     response.chunk().await.expect("a first chunk");
-    let ended = tokio::spawn(server.terminate(SOON));
+    let ended = tokio::spawn(server.terminate(TIMEOUT));
     let rest = response.text().await.expect("the rest");
     assert!(
         rest.contains("\"finish_reason\":\"length\"") && rest.ends_with("data: [DONE]\n\n"),
         "{rest}"
     );
     assert!(ended.await.expect("joined"), "exit code 0 in time");
-    assert!(crate::support::client().post(url).send().await.is_err(), "nobody listens any more");
+    assert!(crate::support::client().post(url).send().await.is_err(), "the port is closed");
 }
 
 #[tokio::test]
-async fn a_taken_port_is_told_with_a_way_out() {
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    let port = taken.local_addr().expect("an address").port().to_string();
+async fn used_port_is_refused_with_a_hint() {
+    let used = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = used.local_addr().expect("an address").port().to_string();
     let model = demo_model().display().to_string();
     let output =
         chiasm(&["serve", &model, "--sim", "1", "--port", &port]).output().expect("it runs");
@@ -588,15 +615,13 @@ async fn a_taken_port_is_told_with_a_way_out() {
 }
 
 #[tokio::test]
-async fn inspect_tells_layout_and_dumps_tensors() {
+async fn inspect_dumps_tensors() {
     let folder = tempfile::tempdir().expect("a folder");
     let picture = folder.path().join("dawn.jpg");
     std::fs::write(&picture, DAWN.jpeg).expect("written");
-    let (model, picture, dump) = (
-        demo_model().display().to_string(),
-        picture.display().to_string(),
-        folder.path().display().to_string(),
-    );
+    let model = demo_model().display().to_string();
+    let picture = picture.display().to_string();
+    let dump = folder.path().display().to_string();
     let output = chiasm(&["inspect", "--model", &model, &picture, "--json", "--dump", &dump])
         .output()
         .expect("it runs");
@@ -614,7 +639,7 @@ async fn inspect_tells_layout_and_dumps_tensors() {
     let npy = std::fs::read(folder.path().join("0.pixel_values.npy")).expect("dumped");
     assert_eq!(npy.len() % 64, 0);
     assert!(npy.len() > 320 * 1176);
-    // The same bytes by data: URI have the same identity.
+    // The same bytes in a data URI have the same mm_hash.
     let output = chiasm(&["inspect", "--model", &model, &data_uri(DAWN.jpeg), "--json"])
         .output()
         .expect("it runs");
@@ -623,16 +648,16 @@ async fn inspect_tells_layout_and_dumps_tensors() {
 }
 
 #[tokio::test]
-async fn an_engine_that_does_not_normalise_is_sent_floats() {
-    // A simulated engine takes only what it was told to expect, and dies of anything else.
+async fn engine_without_normalisation_gets_floats() {
+    // A simulated engine exits when it gets another form of pixels than its flags say.
     for pixels in ["raw", "float"] {
         let server = serve(1, &["--pixels", pixels]).await;
-        server.chat(&image_url(&data_uri(DAWN.jpeg))).await.ok();
+        server.chat(&image_body(&data_uri(DAWN.jpeg))).await.ok();
     }
 }
 
 #[tokio::test]
-async fn a_text_model_is_served_and_takes_no_images() {
+async fn text_model_refuses_images() {
     let folder = tempfile::tempdir().expect("a folder");
     for file in ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"] {
         std::fs::copy(demo_model().join(file), folder.path().join(file)).expect("copied");
@@ -645,14 +670,14 @@ async fn a_text_model_is_served_and_takes_no_images() {
     let model = folder.path().display().to_string();
     let server =
         Server::start(&[&model, "--served-model-name", "m", "--sim", "1", "--sim-speedup", "1000"]);
-    server.wait_ready(1, SOON).await;
-    server.chat(&ask("x")).await.ok();
-    let refused = server.chat(&image_url(&data_uri(DAWN.jpeg))).await;
+    server.wait_ready(1, TIMEOUT).await;
+    server.chat(&chat_body("x")).await.ok();
+    let refused = server.chat(&image_body(&data_uri(DAWN.jpeg))).await;
     assert_eq!(refused.refused(400), "messages[0].content[1].image_url");
 }
 
 #[tokio::test]
-async fn a_folder_without_a_model_is_told_at_once() {
+async fn folder_without_a_model_is_refused_at_start() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().display().to_string();
     let output = chiasm(&["serve", &path, "--sim", "1", "--port", "0"]).output().expect("it runs");
@@ -662,7 +687,7 @@ async fn a_folder_without_a_model_is_told_at_once() {
 }
 
 #[tokio::test]
-async fn an_image_that_the_engine_holds_is_neither_decoded_nor_sent() {
+async fn cached_image_is_neither_decoded_nor_sent() {
     let server = serve(1, &[]).await;
     let counts = async || {
         let transfer = |mode: &str| format!("chiasm_mm_transfer_total{{mode=\"{mode}\"}}");
@@ -672,30 +697,30 @@ async fn an_image_that_the_engine_holds_is_neither_decoded_nor_sent() {
             server.metric(&transfer("cached")).await,
         )
     };
-    let first = server.chat(&image_url(&data_uri(DAWN.jpeg))).await;
+    let first = server.chat(&image_body(&data_uri(DAWN.jpeg))).await;
     assert_eq!(
         (first.header("x-chiasm-transfer").as_str(), counts().await),
         ("shm", (1.0, 1.0, 0.0))
     );
-    let again = server.chat(&image_url(&data_uri(DAWN.jpeg))).await;
+    let again = server.chat(&image_body(&data_uri(DAWN.jpeg))).await;
     assert_eq!(
         (again.header("x-chiasm-transfer").as_str(), counts().await),
         ("cached", (1.0, 1.0, 1.0))
     );
-    // Three continuations of a new one: it travels once.
-    server.chat(&with(image_url(&data_uri(NIGHT.jpeg)), json!({"n": 3}))).await.ok();
+    // A new image with three choices is sent once.
+    server.chat(&with(image_body(&data_uri(NIGHT.jpeg)), json!({"n": 3}))).await.ok();
     assert_eq!(counts().await, (2.0, 2.0, 3.0));
-    // Other settings make other tensors.
+    // Other processor settings give other tensors.
     let smaller = with(
-        image_url(&data_uri(DAWN.jpeg)),
+        image_body(&data_uri(DAWN.jpeg)),
         json!({"mm_processor_kwargs": {"max_pixels": 20_000}}),
     );
     assert_eq!(server.chat(&smaller).await.header("x-chiasm-transfer"), "shm");
 }
 
 #[tokio::test]
-async fn a_small_receiver_cache_evicts_and_nothing_is_missed() {
-    // 0.001 GiB holds two of these images (376,344 bytes each), so most requests evict.
+async fn small_receiver_cache_evicts_without_misses() {
+    // 0.001 GiB fits two of these images (376,344 bytes each), so most requests evict.
     let server = serve(1, &["--receiver-cache-gb", "0.001"]).await;
     let pictures = [DAWN, NIGHT, STORM, SNOW];
     for round in 0..6 {
@@ -713,32 +738,32 @@ async fn a_small_receiver_cache_evicts_and_nothing_is_missed() {
     assert!(server.metric("chiasm_mm_transfer_total{mode=\"cached\"}").await > 0.0);
     assert!(
         server.metric("chiasm_mm_transfer_total{mode=\"shm\"}").await > 8.0,
-        "evictions make images travel again"
+        "evicted images are sent again"
     );
     assert_eq!(server.metric("chiasm_mm_cache_misses_total").await, 0.0);
     assert_eq!(server.metric("chiasm_engine_deaths_total").await, 0.0);
 }
 
 #[tokio::test]
-async fn an_attached_engine_without_a_cache_is_sent_every_image() {
-    let (model, address) =
-        (demo_model().display().to_string(), format!("tcp://127.0.0.1:{}", free_port()));
+async fn attached_engine_without_cache_gets_every_image() {
+    let model = demo_model().display().to_string();
+    let address = format!("tcp://127.0.0.1:{}", free_port());
     let args =
         ["sim-engine", "--handshake", &address, "--model", &model, "--receiver-cache-gb", "0"];
     let _engine = Process(chiasm(&args).stderr(Stdio::null()).spawn().expect("an engine"));
     let server = Server::start(&[&model, "--served-model-name", "m", "--attach", &address]);
-    server.wait_ready(1, SOON).await;
+    server.wait_ready(1, TIMEOUT).await;
     for _ in 0..2 {
-        let answer = server.chat(&image_url(&data_uri(DAWN.jpeg))).await;
+        let answer = server.chat(&image_body(&data_uri(DAWN.jpeg))).await;
         answer.ok();
         assert_eq!(answer.header("x-chiasm-transfer"), "shm");
     }
 }
 
 #[tokio::test]
-async fn an_engine_with_a_smaller_cache_than_it_was_said_to_have_is_sent_again_what_it_misses() {
-    let (model, address) =
-        (demo_model().display().to_string(), format!("tcp://127.0.0.1:{}", free_port()));
+async fn missing_images_are_sent_again_to_a_smaller_cache() {
+    let model = demo_model().display().to_string();
+    let address = format!("tcp://127.0.0.1:{}", free_port());
     let args =
         ["sim-engine", "--handshake", &address, "--model", &model, "--receiver-cache-gb", "0.0004"];
     let _engine = Process(chiasm(&args).stderr(Stdio::null()).spawn().expect("an engine"));
@@ -751,9 +776,9 @@ async fn an_engine_with_a_smaller_cache_than_it_was_said_to_have_is_sent_again_w
         "--receiver-cache-gb",
         "1",
     ]);
-    server.wait_ready(1, SOON).await;
+    server.wait_ready(1, TIMEOUT).await;
     for picture in [DAWN, NIGHT, DAWN, NIGHT] {
-        server.chat(&image_url(&data_uri(picture.jpeg))).await.ok();
+        server.chat(&image_body(&data_uri(picture.jpeg))).await.ok();
     }
     assert_eq!(server.metric("chiasm_mm_cache_misses_total").await, 2.0);
     assert_eq!(server.metric("chiasm_retries_total").await, 0.0);

@@ -1,12 +1,14 @@
-//! Any weather: mixed load while engines are killed and frozen, the log's reader stalls, shared
-//! memory is full, descriptors are few, and clients and peers of all bad kinds come by.
+//! The soak test: mixed load under random faults.
 //!
-//! What has to hold is looked at all the time: nobody waits beyond a deadline, nobody gets a wrong
-//! answer, memory and descriptors are bounded, `/ready` tells the truth, and when the weather is
-//! over everything is as it was.
+//! Engines are killed and frozen, the log's reader stalls, shared memory fills up, file descriptors
+//! run out, and misbehaving clients and peers connect.
 //!
-//! `CHIASM_SOAK_SECONDS` is how long it lasts, 20 unless it is given; `cargo xtask soak --minutes N
-//! --seed S` sets it. `CHIASM_TEST_SEED`, which it prints, chooses the weather.
+//! All the time, the test checks that no request exceeds its deadline, no answer is wrong, memory
+//! and descriptors are bounded, and `/ready` is correct. After the faults end, it checks that the
+//! service is back in its initial state.
+//!
+//! `CHIASM_SOAK_SECONDS` is the duration (default 20), `CHIASM_TEST_SEED` the seed of the faults,
+//! which the test prints. `cargo xtask soak --minutes N --seed S` sets both.
 #![cfg(target_os = "linux")]
 
 mod bad_clients;
@@ -24,26 +26,26 @@ use bad_clients::BadClient;
 use good_clients::{Load, Tally};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
-use stand::{ENGINES, Stand};
+use stand::{ENGINES, TestHarness};
 
-/// Clients that ask for answers all the time.
+/// The number of well-behaved clients that send requests all the time.
 const CLIENTS: u64 = 6;
-/// Longer than anything takes once the weather is over.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Resident memory of the frontend that nothing in here needs: bodies in flight and caches are
-/// limited to a part of it.
-const MOST_RESIDENT: u64 = 256 << 20;
-/// How long the light client's question may take: it asks for no engine.
-const LIGHT: Duration = Duration::from_secs(3);
-/// How often it is looked whether some weather is over.
-const TEND: Duration = Duration::from_millis(20);
-/// After an engine was last touched it may take so long until `/ready` knows: suspicion, a restart,
-/// a handshake.
-const SETTLED: Duration = Duration::from_secs(8);
+/// The deadline for recovery after the last fault.
+const RECOVERY_TIMEOUT: Duration = Duration::from_secs(30);
+/// The limit of the frontend's resident memory. Bodies in flight and caches are limited to a part
+/// of it.
+const MAX_RESIDENT_BYTES: u64 = 256 << 20;
+/// The deadline for `/health`, which needs no engine.
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(3);
+/// The interval at which expired faults are reverted.
+const REVERT_INTERVAL: Duration = Duration::from_millis(20);
+/// The time after the last fault of an engine until `/ready` must count it again: suspicion, a
+/// restart and a handshake.
+const SETTLE_TIME: Duration = Duration::from_secs(8);
 
-/// What is done to the fleet, its frontend and its machine.
+/// A fault of the fleet, its frontend or its machine.
 #[derive(Clone, Copy, Debug)]
-enum Weather {
+enum Fault {
     KillEngine,
     FreezeEngine,
     StallLog,
@@ -53,8 +55,8 @@ enum Weather {
     Bad(BadClient),
 }
 
-impl Weather {
-    /// Beside bad clients; some are more frequent than others.
+impl Fault {
+    /// All faults other than bad clients. Repeated entries are chosen more often.
     const FLEET: [Self; 7] = [
         Self::KillEngine,
         Self::FreezeEngine,
@@ -65,7 +67,8 @@ impl Weather {
         Self::FewDescriptors,
     ];
 
-    fn any(random: &mut SmallRng) -> Self {
+    /// Chooses a fault at random.
+    fn random(random: &mut SmallRng) -> Self {
         let index = random.random_range(0..Self::FLEET.len() + BadClient::ALL.len());
         match index.checked_sub(Self::FLEET.len()) {
             None => Self::FLEET[index],
@@ -80,133 +83,136 @@ fn setting(name: &str) -> Option<u64> {
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes minutes: `cargo xtask test` and `cargo xtask soak` run it"]
-async fn no_weather_takes_the_service_down() {
+async fn random_faults_leave_the_service_up() {
     let has_small_shm = small_shm::is_own();
-    if !has_small_shm && small_shm::run_in_namespace("soak::no_weather_takes_the_service_down") {
+    if !has_small_shm && small_shm::run_in_namespace("soak::random_faults_leave_the_service_up") {
         return;
     }
     let seed = setting("CHIASM_TEST_SEED").unwrap_or_else(rand::random);
-    let lasts = Duration::from_secs(setting("CHIASM_SOAK_SECONDS").unwrap_or(20));
-    eprintln!("CHIASM_TEST_SEED={seed} CHIASM_SOAK_SECONDS={}", lasts.as_secs());
+    let duration = Duration::from_secs(setting("CHIASM_SOAK_SECONDS").unwrap_or(20));
+    eprintln!("CHIASM_TEST_SEED={seed} CHIASM_SOAK_SECONDS={}", duration.as_secs());
     let mut random = SmallRng::seed_from_u64(seed);
-    let mut stand = Stand::start().await;
-    let load = Load::start(&stand.frontend.url, CLIENTS, seed).await;
+    let mut harness = TestHarness::start().await;
+    let load = Load::start(&harness.frontend.url, CLIENTS, seed).await;
     let mut bad = tokio::task::JoinSet::new();
-    let (started, mut worst, mut most_resident) = (Instant::now(), Duration::ZERO, 0);
-    let mut looks = 0_u32;
-    while started.elapsed() < lasts {
-        let weather = Weather::any(&mut random);
-        match weather {
-            Weather::KillEngine => stand.kill_engine(random.random_range(0..ENGINES)),
-            Weather::FreezeEngine => {
+    let started = Instant::now();
+    let mut slowest_health = Duration::ZERO;
+    let mut max_resident = 0;
+    let mut rounds = 0_u32;
+    while started.elapsed() < duration {
+        let fault = Fault::random(&mut random);
+        match fault {
+            Fault::KillEngine => harness.kill_engine(random.random_range(0..ENGINES)),
+            Fault::FreezeEngine => {
                 let frozen = Duration::from_millis(random.random_range(100..4000));
-                stand.freeze_engine(random.random_range(0..ENGINES), frozen);
+                harness.freeze_engine(random.random_range(0..ENGINES), frozen);
             }
-            Weather::StallLog => {
-                stand.stall_log(Duration::from_millis(random.random_range(100..3000)))
+            Fault::StallLog => {
+                harness.stall_log(Duration::from_millis(random.random_range(100..3000)))
             }
-            Weather::GarbagePeer => {
-                let address = stand.engine_address(random.random_range(0..ENGINES));
-                bad.spawn(garbage_peer::visit(address, random.random()));
+            Fault::GarbagePeer => {
+                let address = harness.engine_address(random.random_range(0..ENGINES));
+                bad.spawn(garbage_peer::connect(address, random.random()));
             }
-            Weather::FullShm if has_small_shm => {
-                stand.fill_shm(Duration::from_millis(random.random_range(100..3000)))
+            Fault::FullShm if has_small_shm => {
+                harness.fill_shm(Duration::from_millis(random.random_range(100..3000)))
             }
-            Weather::FullShm => {}
-            Weather::FewDescriptors => {
+            Fault::FullShm => {}
+            Fault::FewDescriptors => {
                 let more = random.random_range(0..8);
-                stand
+                harness
                     .limit_descriptors(more, Duration::from_millis(random.random_range(100..1500)));
             }
-            Weather::Bad(client) => {
-                // A bounded number: what they hold is the frontend's business, not this machine's.
+            Fault::Bad(client) => {
+                // Bounded, so that the frontend's limits are tested and not this machine's.
                 if bad.len() < 64 {
-                    bad.spawn(client.visit(stand.address(), random.random()));
+                    bad.spawn(client.run(harness.address(), random.random()));
                 }
             }
         }
-        while bad.try_join_next().is_some_and(|visited| {
-            visited.expect("a bad client is treated as it should be");
+        while bad.try_join_next().is_some_and(|finished| {
+            finished.expect("the frontend answers a bad client as expected");
             true
         }) {}
         let pause = Instant::now() + Duration::from_millis(random.random_range(50..400));
         while Instant::now() < pause {
-            stand.tend();
-            tokio::time::sleep(TEND).await;
+            harness.revert_expired_faults();
+            tokio::time::sleep(REVERT_INTERVAL).await;
         }
 
-        let light = {
-            let mut asking = std::pin::pin!(light_question(stand.frontend.url.clone()));
+        let health_time = {
+            let mut request = std::pin::pin!(time_health_request(harness.frontend.url.clone()));
             loop {
                 tokio::select! {
-                    took = &mut asking => break took,
-                    () = tokio::time::sleep(TEND) => stand.tend(),
+                    elapsed = &mut request => break elapsed,
+                    () = tokio::time::sleep(REVERT_INTERVAL) => harness.revert_expired_faults(),
                 }
             }
         };
-        assert!(light < LIGHT, "/health took {light:?} after {weather:?}");
-        worst = worst.max(light);
-        let resident = stand.resident();
-        assert!(resident < MOST_RESIDENT, "{} MB are resident after {weather:?}", resident >> 20);
-        most_resident = most_resident.max(resident);
+        assert!(health_time < HEALTH_TIMEOUT, "/health took {health_time:?} after {fault:?}");
+        slowest_health = slowest_health.max(health_time);
+        let resident = harness.resident();
+        assert!(resident < MAX_RESIDENT_BYTES, "{} MB resident after {fault:?}", resident >> 20);
+        max_resident = max_resident.max(resident);
         load.check();
-        if stand.untouched_for() > SETTLED {
+        if harness.undisturbed_for() > SETTLE_TIME {
             assert_eq!(
-                stand.ready_workers().await,
+                harness.ready_workers().await,
                 ENGINES as u64,
-                "all engines have been well for {SETTLED:?}"
+                "no engine has been disturbed for {SETTLE_TIME:?}"
             );
         }
-        looks += 1;
+        rounds += 1;
     }
 
-    stand.calm_down();
-    let Tally { right, told, longest } = load.stop().await;
+    harness.revert_all_faults();
+    let Tally { correct, errors, longest } = load.stop().await;
     bad.abort_all();
-    stand.frontend.wait_ready(ENGINES as u64, PATIENCE).await;
-    wait_for("requests to end", PATIENCE, async || {
-        stand.frontend.metric("chiasm_in_flight_requests").await == 0.0
+    harness.frontend.wait_ready(ENGINES as u64, RECOVERY_TIMEOUT).await;
+    wait_for("requests to end", RECOVERY_TIMEOUT, async || {
+        harness.frontend.metric("chiasm_in_flight_requests").await == 0.0
     })
     .await;
     eprintln!(
-        "{looks} looks: {right} answers right, {told} told of an error; longest {longest:?}; /health {worst:?} at worst; {} MB \
-         resident at most, {} at the end; {} deaths, {} moves",
-        most_resident >> 20,
-        stand.resident() >> 20,
-        stand.frontend.metric("chiasm_engine_deaths_total").await,
-        stand.frontend.metric("chiasm_retries_total").await,
+        "{rounds} rounds: {correct} correct answers, {errors} errors; longest {longest:?}; \
+         /health took up to {slowest_health:?}; {} MB resident at most, {} at the end; \
+         {} deaths, {} moves",
+        max_resident >> 20,
+        harness.resident() >> 20,
+        harness.frontend.metric("chiasm_engine_deaths_total").await,
+        harness.frontend.metric("chiasm_retries_total").await,
     );
-    assert!(right > u64::from(looks), "{right} answers were right in {looks} looks");
-    assert_eq!(stand.frontend.metric("chiasm_panics_total").await, 0.0);
-    // As at the start: every engine answers rightly, and no descriptor is lost.
-    let again = Load::start(&stand.frontend.url, 1, seed).await;
+    assert!(correct > u64::from(rounds), "{correct} correct answers in {rounds} rounds");
+    assert_eq!(harness.frontend.metric("chiasm_panics_total").await, 0.0);
+    // As at the start: every engine answers correctly, and no descriptor has leaked.
+    let again = Load::start(&harness.frontend.url, 1, seed).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     again.check();
-    assert!(again.stop().await.right > 0);
-    stand.has_given_everything_back().await;
+    assert!(again.stop().await.correct > 0);
+    harness.assert_resources_released().await;
 }
 
-/// How long a question takes that needs no engine, on a connection of its own.
-async fn light_question(url: String) -> Duration {
-    let asked = Instant::now();
+/// Returns the duration of a request that needs no engine, on a new connection.
+async fn time_health_request(url: String) -> Duration {
+    let started = Instant::now();
     let answer = crate::support::client().get(format!("{url}/health")).send().await;
     assert_eq!(answer.expect("the frontend lives").status(), 200);
-    asked.elapsed()
+    started.elapsed()
 }
 
-/// Counts that clients share.
+/// Counters shared by all clients.
 #[derive(Debug, Default)]
 struct Counts {
-    right: std::sync::atomic::AtomicU64,
-    told: std::sync::atomic::AtomicU64,
+    correct: std::sync::atomic::AtomicU64,
+    errors: std::sync::atomic::AtomicU64,
     longest_ms: std::sync::atomic::AtomicU64,
 }
 
 impl Counts {
     fn tally(self: &Arc<Self>) -> Tally {
         Tally {
-            right: self.right.load(Relaxed),
-            told: self.told.load(Relaxed),
+            correct: self.correct.load(Relaxed),
+            errors: self.errors.load(Relaxed),
             longest: Duration::from_millis(self.longest_ms.load(Relaxed)),
         }
     }

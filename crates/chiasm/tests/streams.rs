@@ -1,5 +1,5 @@
-//! Streams from beginning to end: requests that move before they have a token, ends in the form of
-//! each API, and answers that nobody reads.
+//! Streams: requests that move before their first token, ends in the format of each API, and unread
+//! answers.
 
 mod begins;
 mod ends;
@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use crate::support::{Server, demo_model};
 
-/// A frontend before these servers.
-async fn before(upstreams: &[&str], flags: &[&str]) -> Server {
+/// Starts a frontend of these upstream servers.
+async fn serve(upstreams: &[&str], flags: &[&str]) -> Server {
     let model = demo_model().display().to_string();
     let mut args = vec![model.as_str(), "--served-model-name", "m", "--policy", "round-robin"];
     upstreams.iter().for_each(|upstream| args.extend(["--upstream", upstream]));

@@ -1,4 +1,5 @@
-//! What is told of a prompt's tokens: `/tokenize` and `/detokenize`.
+//! Data about tokens: `/tokenize`, `/detokenize`, prompt log probabilities, echoed prompts and
+//! skipped caches.
 
 use std::time::Duration;
 
@@ -8,35 +9,35 @@ use base64::engine::general_purpose::STANDARD;
 use chiasm::scenarios::DAWN;
 use serde_json::{Value, json};
 
-const SOON: Duration = Duration::from_secs(20);
-/// Words that no simulated engine has room for.
-const MANY: usize = 20_000;
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// The number of words of a prompt that exceeds the model's context.
+const TOO_MANY_WORDS: usize = 20_000;
 
-/// A server before a fast simulated engine.
+/// Starts a server with a fast simulated engine.
 async fn serve(extra: &[&str]) -> Server {
     let model = demo_model().display().to_string();
     let mut args =
         vec![model.as_str(), "--served-model-name", "m", "--sim", "1", "--sim-speedup", "1000"];
     args.extend(extra);
     let server = Server::start(&args);
-    server.wait_ready(1, SOON).await;
+    server.wait_ready(1, TIMEOUT).await;
     server
 }
 
+/// Returns `body` with additional fields.
 fn with(mut body: Value, fields: Value) -> Value {
     let fields = fields.as_object().expect("an object").clone();
     body.as_object_mut().expect("an object").extend(fields);
     body
 }
 
-/// `cached_tokens` of an answer.
+/// Returns `cached_tokens` of an answer.
 fn cached(answer: &Value) -> u64 {
     answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a count")
 }
 
 #[tokio::test]
-async fn who_skips_the_prefix_cache_has_the_whole_prompt_computed_and_nothing_is_predicted_for_it()
-{
+async fn skipped_prefix_cache_is_predicted_as_no_overlap() {
     let server = serve(&[]).await;
     let body = with(conversation(), json!({"max_tokens": 4, "tool_choice": "none"}));
     server.chat(&body).await.ok();
@@ -48,9 +49,9 @@ async fn who_skips_the_prefix_cache_has_the_whole_prompt_computed_and_nothing_is
     );
     let errors = server.metric("chiasm_overlap_error_blocks_total").await;
     for fields in [json!({"skip_reading_prefix_cache": true}), json!({"prompt_logprobs": 0})] {
-        let all = server.chat(&with(body.clone(), fields.clone())).await;
-        assert_eq!(cached(&all.ok()), 0, "{fields}");
-        assert!(all.header("x-chiasm-overlap").starts_with("0/"), "{fields}");
+        let answer = server.chat(&with(body.clone(), fields.clone())).await;
+        assert_eq!(cached(&answer.ok()), 0, "{fields}");
+        assert!(answer.header("x-chiasm-overlap").starts_with("0/"), "{fields}");
     }
     assert_eq!(server.metric("chiasm_overlap_error_blocks_total").await, errors);
     assert!(
@@ -60,9 +61,14 @@ async fn who_skips_the_prefix_cache_has_the_whole_prompt_computed_and_nothing_is
 }
 
 #[tokio::test]
-async fn prompt_tokens_have_log_probabilities_where_they_are_asked_for() {
+async fn prompt_logprobs_are_returned_when_requested() {
     let server = serve(&[]).await;
-    let fields = json!({"prompt_logprobs": 2, "return_token_ids": true, "max_tokens": 2, "tool_choice": "none"});
+    let fields = json!({
+        "prompt_logprobs": 2,
+        "return_token_ids": true,
+        "max_tokens": 2,
+        "tool_choice": "none",
+    });
     let chat = server.chat(&with(conversation(), fields.clone())).await.ok();
     let text = json!({"prompt": ["the quick äöü", "t"], "n": 2, "temperature": 1});
     let text = server
@@ -71,19 +77,19 @@ async fn prompt_tokens_have_log_probabilities_where_they_are_asked_for() {
         .ok();
     let choices = text["choices"].as_array().expect("choices");
     assert_eq!(choices.len(), 4);
-    assert_eq!(choices[2]["prompt_logprobs"], json!([null]), "of one token there is none");
-    for told in [&chat, &choices[0], &choices[1]] {
-        let prompt: Vec<u64> = told["prompt_token_ids"]
+    assert_eq!(choices[2]["prompt_logprobs"], json!([null]), "a single token has none");
+    for answer in [&chat, &choices[0], &choices[1]] {
+        let prompt: Vec<u64> = answer["prompt_token_ids"]
             .as_array()
             .expect("ids")
             .iter()
             .filter_map(Value::as_u64)
             .collect();
-        let logprobs = told["prompt_logprobs"].as_array().expect("a list");
+        let logprobs = answer["prompt_logprobs"].as_array().expect("a list");
         assert_eq!((logprobs.len(), &logprobs[0]), (prompt.len(), &Value::Null));
         for (token, candidates) in prompt.iter().zip(logprobs).skip(1) {
-            let (own, count) =
-                (&candidates[token.to_string()], candidates.as_object().map(|map| map.len()));
+            let own = &candidates[token.to_string()];
+            let count = candidates.as_object().map(|map| map.len());
             assert_eq!((own["rank"].as_u64(), count), (Some(1), Some(2)), "{candidates}");
             assert!(
                 own["logprob"].as_f64().is_some_and(|logprob| (-1.0..=0.0).contains(&logprob)),
@@ -98,10 +104,7 @@ async fn prompt_tokens_have_log_probabilities_where_they_are_asked_for() {
         .zip(choices[0]["prompt_token_ids"].as_array().expect("ids"))
         .filter_map(|(candidates, token)| candidates[token.to_string()]["decoded_token"].as_str())
         .collect();
-    assert_eq!(
-        texts, "he quick äöü",
-        "the text of a character in several tokens is that of its last one"
-    );
+    assert_eq!(texts, "he quick äöü", "the last token of a character has its text");
     assert!(
         server
             .chat(&with(conversation(), json!({"tools": null})))
@@ -119,7 +122,7 @@ async fn prompt_tokens_have_log_probabilities_where_they_are_asked_for() {
     };
     assert_eq!(refused(json!({"prompt_logprobs": 2, "stream": true})).await, "prompt_logprobs");
     let plain = json!({"tool_choice": "none", "max_tokens": 4});
-    let said = async |fields: Value| {
+    let stream_choices = async |fields: Value| {
         let answer = server.chat(&with(conversation(), with(plain.clone(), fields))).await;
         let chunks = answer
             .chunks()
@@ -127,30 +130,30 @@ async fn prompt_tokens_have_log_probabilities_where_they_are_asked_for() {
             .filter(|chunk| chunk["choices"][0]["delta"]["content"] != "");
         chunks.map(|chunk| chunk["choices"].clone()).collect::<Vec<_>>()
     };
-    let untold = said(json!({"prompt_logprobs": 0, "stream": true})).await;
-    assert_eq!(untold, said(json!({"stream": true})).await, "a stream does not tell of them");
+    let with_zero = stream_choices(json!({"prompt_logprobs": 0, "stream": true})).await;
+    let without = stream_choices(json!({"stream": true})).await;
+    assert_eq!(with_zero, without, "streams have no prompt log probabilities");
     assert_eq!(
         refused(json!({"thinking_token_budget": 5})).await,
         "thinking_token_budget",
-        "there is no parser"
+        "no reasoning parser"
     );
-    let circle = json!({"max_pattern_size": 4, "min_count": 3});
-    server
-        .chat(&with(conversation(), with(plain.clone(), json!({"repetition_detection": circle}))))
-        .await
-        .ok();
+    let repetition = json!({"max_pattern_size": 4, "min_count": 3});
+    let fields = with(plain.clone(), json!({"repetition_detection": repetition}));
+    server.chat(&with(conversation(), fields)).await.ok();
     let many = json!({"prompt": vec![5; 7000], "prompt_logprobs": 20, "n": 2, "temperature": 1});
     assert_eq!(server.post("/v1/completions", &many).await.refused(400), "prompt_logprobs");
 }
 
-/// A completion, whole or as what its chunks say together.
+/// Returns the first choice of a completion. The chunks of a stream are concatenated.
 async fn complete(server: &Server, body: &Value, stream: bool) -> Value {
     let answer =
         server.post("/v1/completions", &with(body.clone(), json!({"stream": stream}))).await;
     if !stream {
         return answer.ok()["choices"][0].clone();
     }
-    let (mut text, mut lists) = (String::new(), serde_json::Map::new());
+    let mut text = String::new();
+    let mut lists = serde_json::Map::new();
     for chunk in answer.chunks() {
         let choice = &chunk["choices"][0];
         text.push_str(choice["text"].as_str().expect("text"));
@@ -164,7 +167,7 @@ async fn complete(server: &Server, body: &Value, stream: bool) -> Value {
 }
 
 #[tokio::test]
-async fn an_echoed_prompt_begins_its_answer_whole_and_in_chunks() {
+async fn echo_prepends_the_prompt() {
     let server = serve(&[]).await;
     let prompt = "the quick äöü";
     let tokens = server.post("/tokenize", &json!({"prompt": prompt})).await.ok()["tokens"].clone();
@@ -198,7 +201,7 @@ async fn an_echoed_prompt_begins_its_answer_whole_and_in_chunks() {
         assert_eq!(
             complete(&server, &with(body, ids), stream).await["text"],
             answer,
-            "ids stand for the prompt"
+            "with token ids, the text has no prompt"
         );
     }
     let none = json!({"prompt": prompt, "max_tokens": 0});
@@ -209,17 +212,20 @@ async fn an_echoed_prompt_begins_its_answer_whole_and_in_chunks() {
     );
 }
 
-/// A conversation with a picture and a function.
+/// Returns a conversation with a picture and a function.
 fn conversation() -> Value {
     let url = format!("data:image/jpeg;base64,{}", STANDARD.encode(DAWN.jpeg));
-    let content = json!([{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "what is this?"}]);
+    let content = json!([
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "text", "text": "what is this?"},
+    ]);
     let function =
         json!({"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}});
     json!({"model": "m", "messages": [{"role": "user", "content": content}], "tools": [function]})
 }
 
 #[tokio::test]
-async fn the_tokens_of_a_conversation_are_those_that_an_engine_gets() {
+async fn tokenized_conversation_matches_engine_prompt() {
     let server = serve(&[]).await;
     let context =
         server.client.get(format!("{}/v1/models", server.url)).send().await.expect("models");
@@ -230,47 +236,53 @@ async fn the_tokens_of_a_conversation_are_those_that_an_engine_gets() {
         json!({"mm_processor_kwargs": {"max_pixels": 50176}, "chat_template_kwargs": {"a": 1}}),
     ] {
         let body = with(conversation(), changes);
-        let told = server.post("/tokenize", &body).await.ok();
-        let asked =
+        let tokenized = server.post("/tokenize", &body).await.ok();
+        let request =
             with(body, json!({"return_token_ids": true, "max_tokens": 1, "tool_choice": "none"}));
-        let answered = server.chat(&asked).await.ok();
-        assert_eq!(told["tokens"], answered["prompt_token_ids"]);
-        assert_eq!(told["count"], answered["usage"]["prompt_tokens"]);
-        assert_eq!((&told["max_model_len"], &told["token_strs"]), (&context, &Value::Null));
+        let answer = server.chat(&request).await.ok();
+        assert_eq!(tokenized["tokens"], answer["prompt_token_ids"]);
+        assert_eq!(tokenized["count"], answer["usage"]["prompt_tokens"]);
+        assert_eq!(
+            (&tokenized["max_model_len"], &tokenized["token_strs"]),
+            (&context, &Value::Null)
+        );
     }
 }
 
 #[tokio::test]
-async fn a_text_becomes_tokens_with_their_names_and_is_made_of_them_again() {
+async fn text_survives_tokenize_then_detokenize() {
     let server = serve(&[]).await;
     let text = "the quick fox äöü 日本 🙂<|im_end|>";
-    let told =
+    let tokenized =
         server.post("/tokenize", &json!({"prompt": text, "return_token_strs": true})).await.ok();
-    let names: Vec<&str> =
-        told["token_strs"].as_array().expect("names").iter().filter_map(Value::as_str).collect();
-    assert_eq!(told["count"], names.len());
+    let strings: Vec<&str> = tokenized["token_strs"]
+        .as_array()
+        .expect("strings")
+        .iter()
+        .filter_map(Value::as_str)
+        .collect();
+    assert_eq!(tokenized["count"], strings.len());
     assert!(
-        names.starts_with(&["t", "h", "e", "Ġ", "q"]) && names.ends_with(&["<|im_end|>"]),
-        "{names:?}"
+        strings.starts_with(&["t", "h", "e", "Ġ", "q"]) && strings.ends_with(&["<|im_end|>"]),
+        "{strings:?}"
     );
-    let back =
-        server.post("/detokenize", &json!({"model": "m", "tokens": told["tokens"]})).await.ok();
-    assert_eq!(back, json!({"prompt": text}));
+    let body = json!({"model": "m", "tokens": tokenized["tokens"]});
+    let detokenized = server.post("/detokenize", &body).await.ok();
+    assert_eq!(detokenized, json!({"prompt": text}));
     assert_eq!(
         server.post("/detokenize", &json!({"tokens": []})).await.ok(),
         json!({"prompt": ""})
     );
     assert_eq!(server.post("/tokenize", &json!({"prompt": ""})).await.ok()["count"], 0);
 
-    // Whoever asks whether a prompt fits is told, also if it does not.
-    let long = "the ".repeat(MANY);
-    let told = server.post("/tokenize", &json!({"prompt": long})).await.ok();
-    assert!(told["count"].as_u64() > told["max_model_len"].as_u64(), "{}", told["count"]);
-    let told = server
-        .post("/tokenize", &json!({"messages": [{"role": "user", "content": long}]}))
-        .await
-        .ok();
-    assert!(told["count"].as_u64() > told["max_model_len"].as_u64(), "{}", told["count"]);
+    // Prompts over the context length are counted, too, so that clients can check whether they fit.
+    let long = "the ".repeat(TOO_MANY_WORDS);
+    let messages = json!([{"role": "user", "content": long}]);
+    for body in [json!({"prompt": long}), json!({"messages": messages})] {
+        let tokenized = server.post("/tokenize", &body).await.ok();
+        let count = tokenized["count"].as_u64();
+        assert!(count > tokenized["max_model_len"].as_u64(), "{count:?}");
+    }
     assert_eq!(
         server.metric("chiasm_requests_total{endpoint=\"detokenize\",status=\"200\"}").await,
         2.0
@@ -278,7 +290,7 @@ async fn a_text_becomes_tokens_with_their_names_and_is_made_of_them_again() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_names_its_field_and_who_has_no_key_is_told_nothing() {
+async fn invalid_token_requests_name_the_field() {
     let server = serve(&["--api-key", "k"]).await;
     let post = async |path: &str, body: Value, key: &str| {
         let request = server
@@ -287,7 +299,7 @@ async fn what_is_wrong_names_its_field_and_who_has_no_key_is_told_nothing() {
             .header("content-type", "application/json");
         let request =
             request.header("authorization", format!("Bearer {key}")).body(body.to_string());
-        Answer::of(request.send().await.expect("an answer")).await
+        Answer::read(request.send().await.expect("an answer")).await
     };
     for (path, body, status, param) in [
         ("/tokenize", json!({"prompt": 5}), 400, "prompt"),

@@ -1,10 +1,11 @@
-"""Runs `vllm serve` again and again and imports vLLM once, as importing is most of a start.
+"""Runs many `vllm serve` processes after importing vLLM once, as the import is most of a start.
 
-Reads one JSON object per line: `arguments` after `vllm serve`, `python_path`, a folder with more modules, or null, and whether it
-is `quiet`. Starts it in a process group of its own and prints the group's id. Ends with its input, and all that it started then.
+Reads one JSON object per line: `arguments` after `vllm serve`, `python_path`, a folder with more modules or null, and `quiet`,
+which discards the output. Starts the server in its own process group and prints the group's id. Ends with its stdin, and kills all
+servers then.
 
-What differs from `vllm serve`: it and its engine are forks of this process, where vLLM on CPU would start each as a new one, and
-classes of models are looked at where they are used instead of in a process that ends after that.
+Differences to `vllm serve`: the server and its engine are forks of this process, where vLLM on CPU would start new processes, and
+model classes are inspected in the process itself instead of in a short-lived one.
 """
 
 import json
@@ -12,10 +13,10 @@ import os
 import signal
 import sys
 
-# Threads do not survive a fork: OpenMP must not have started any when the engine forks off its server.
+# Threads do not survive a fork: OpenMP must not have started any when the engine forks from its server.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-# Imported for those that are forked.
+# Imported for the forked processes.
 import vllm.entrypoints.cli.main  # noqa: E402
 import vllm.entrypoints.cli.serve  # noqa: E402
 import vllm.entrypoints.openai.api_server  # noqa: E402

@@ -1,4 +1,4 @@
-//! What cargo builds of this workspace for a bench, and where.
+//! Builds programs of this workspace for a benchmark.
 
 use std::path::{Path, PathBuf};
 
@@ -8,27 +8,28 @@ use crate::child;
 use crate::error::Error;
 use crate::setup::Setup;
 
-/// Builds `chiasm` and returns where it is.
+/// Builds `chiasm` and returns its path.
 pub(crate) fn chiasm(setup: &Setup) -> Result<PathBuf, Error> {
     release(setup, "chiasm", &["--workspace", "--bin", "chiasm"], "chiasm")
 }
 
-/// Builds an example and returns where it is.
+/// Builds an example and returns its path.
 pub(crate) fn example(setup: &Setup, package: &str, name: &str) -> Result<PathBuf, Error> {
     let what = format!("the example `{name}` of {package}");
     release(setup, &what, &["--package", package, "--example", name], &format!("examples/{name}"))
 }
 
+/// Runs a release build and returns the path of `program`.
 fn release(setup: &Setup, what: &str, arguments: &[&str], program: &str) -> Result<PathBuf, Error> {
     let manifest = setup.workspace.file(MANIFEST)?;
-    setup.output.say(&format!("building {what}"))?;
+    setup.output.print_line(&format!("building {what}"))?;
     let mut build = cargo(&setup.workspace);
     build.args(["build", "--release", "--locked"]).args(arguments);
     child::run(&mut build, &format!("cargo build of {what}"), &setup.output, &setup.cancel)?;
     Ok(target_directory(setup, &manifest)?.join("release").join(program))
 }
 
-/// The target directory of the workspace that `manifest` belongs to.
+/// Returns the target directory of the workspace of `manifest`.
 pub(crate) fn target_directory(setup: &Setup, manifest: &Path) -> Result<PathBuf, Error> {
     let mut locate = cargo(&setup.workspace);
     locate.args(["metadata", "--no-deps", "--format-version=1", "--manifest-path"]).arg(manifest);

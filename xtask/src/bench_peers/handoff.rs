@@ -1,5 +1,4 @@
-//! Turns what the example `handoff` measured into rows, with the targets that the project has set
-//! itself.
+//! Converts the results of the example `handoff` to rows, with the project's targets.
 
 use serde::Deserialize;
 
@@ -8,37 +7,37 @@ use crate::bench_peers::measured;
 use crate::bench_peers::row::{Mandatory, OURS, Row, Target};
 use crate::error::Error;
 
-/// The bench's name in rows and files.
+/// The name of the benchmark in rows and files.
 pub(crate) const BENCH: &str = "handoff";
-/// One copy within one process: a limit and no peer.
+/// A copy within one process, which is a limit and not a peer.
 pub(crate) const MEMCPY: &str = "memcpy";
-/// The same into memory that is used in turn, as slots are.
+/// A copy to buffers that are used in rotation, as slots are.
 pub(crate) const MEMCPY_IN_TURN: &str = "memcpy, in turn";
-/// A time that is a limit in itself.
+/// A fixed limit, which is not measured.
 pub(crate) const LIMIT: &str = "limit";
-/// What a slot's first use is compared with.
-pub(crate) const USED_BEFORE: &str = "a slot used before";
-/// The whole way with a slot of shared memory.
+/// The reference for the first use of a slot.
+pub(crate) const LATER_USE: &str = "a slot used before";
+/// The whole transfer in a slot of shared memory.
 pub(crate) const SHM: &str = "shm view";
-/// The part of it until the slot is written.
+/// The part of the transfer until the slot is written.
 pub(crate) const WRITE: &str = "shm view, write";
-/// The part of it after that.
+/// The part of the transfer after the slot is written.
 pub(crate) const SEND: &str = "shm view, send";
-/// Taking and writing a slot whose memory was never used.
+/// Taking and writing a slot whose memory has not been used before.
 pub(crate) const FIRST_USE: &str = "write, first use";
-/// The way of an image that the engine has.
+/// A request whose image is in the engine's cache.
 pub(crate) const CACHED: &str = "cached";
-/// What `cached` is compared with: a request that has no image.
+/// The reference for [`CACHED`]: a request without an image.
 pub(crate) const TEXT: &str = "the same prompt without an image";
-/// The way of an image in the message.
+/// The transfer of an image inside the message.
 pub(crate) const INLINE: &str = "inline";
 
-/// The whole way in shared memory may take so many times one copy, for one size.
-const OF_A_COPY: (&str, f64) = ("13 MB", 1.3);
-/// And has to be so many times faster than a segment per image.
-const OF_A_SEGMENT: f64 = 5.0;
-/// Milliseconds that an image may take that the engine has.
-const CACHED_MS: f64 = 0.2;
+/// The maximum time of the transfer in shared memory as a multiple of one copy, for one size.
+const COPY_LIMIT: (&str, f64) = ("13 MB", 1.3);
+/// The minimum ratio to a segment per image.
+const SEGMENT_TARGET: f64 = 5.0;
+/// The maximum milliseconds of a request whose image is in the engine's cache.
+const CACHED_LIMIT_MS: f64 = 0.2;
 
 pub(crate) const MANDATORY: [Mandatory; 1] = [Mandatory {
     cases: &["3 MB", "13 MB", "50 MB"],
@@ -51,11 +50,11 @@ pub(crate) const MANDATORY: [Mandatory; 1] = [Mandatory {
         (CACHED, LIMIT),
         (CACHED, TEXT),
         (INLINE, "aux"),
-        (FIRST_USE, USED_BEFORE),
+        (FIRST_USE, LATER_USE),
     ],
 }];
 
-/// The first line: which versions were measured against.
+/// The first line: the versions of the peers.
 #[derive(Debug, Deserialize)]
 struct Versions {
     vllm: String,
@@ -63,34 +62,34 @@ struct Versions {
     python: String,
 }
 
-/// Any other line: all rounds of one image in one way, in their order.
+/// Any other line: all rounds of one image and one way of transfer, in order.
 #[derive(Debug, Deserialize)]
 struct Measurement {
-    /// How large the image is.
+    /// The size of the image.
     case: String,
     way: String,
     ms: Vec<f64>,
-    /// Milliseconds that writing took in each round; empty for ways that do not write the tensor
-    /// apart from sending it.
+    /// The milliseconds of writing the tensor in each round; empty for ways that do not write it
+    /// separately.
     write_ms: Vec<f64>,
-    /// Whether the bytes that arrived were the image's, in every round.
+    /// `true` if the received bytes were equal to the image's in all rounds.
     equal: bool,
 }
 
-/// What a run measured.
+/// The results of a run.
 #[derive(Debug)]
 pub(crate) struct Run {
     versions: Versions,
     measurements: Vec<Measurement>,
 }
 
-/// Parses the lines. They come case by case.
+/// Parses the lines of output, which are grouped by case.
 pub(crate) fn parse(lines: &[String]) -> Result<Run, Error> {
     let (versions, measurements) = measured::parse_with_head("the example handoff", lines)?;
     Ok(Run { versions, measurements })
 }
 
-/// All rows of a run that began under some load.
+/// Returns all rows of a run. `load` is the load at its start.
 pub(crate) fn rows(run: &Run, load: Option<Load>) -> Vec<Row> {
     let rounds = run.measurements.first().map_or(0, |measurement| measurement.ms.len());
     let mut rows = vec![Row::rounds(BENCH, rounds as u32, OURS)];
@@ -105,7 +104,8 @@ fn case_rows(versions: &Versions, case: &[Measurement]) -> Vec<Row> {
     let way = |name: &str| case.iter().find(|it| it.way == name);
     let total = |name: &str| way(name).map(|it| (median(&it.ms), it.equal));
     let Some(name) = case.first().map(|it| it.case.as_str()) else { return Vec::new() };
-    // Against peers, as many times faster; with a limit, as many times above it.
+    // The ratio to a peer is how many times faster we are. The ratio to a limit is the multiple of
+    // it.
     let compare = |metric: &str,
                    ours: Option<(f64, bool)>,
                    peer_name: &str,
@@ -128,35 +128,35 @@ fn case_rows(versions: &Versions, case: &[Measurement]) -> Vec<Row> {
     let pickle = format!("pickle + SharedMemory, as Dynamo 1.5.1 (Python {python})");
     let msgpack = format!("msgpack + SharedMemory, as Dynamo 1.6.1 (vLLM {vllm}, Python {python})");
     let copy = total("memcpy");
-    let part = |of: fn(f64, f64) -> f64| {
+    let part = |select: fn(f64, f64) -> f64| {
         let shm = way("shm")?;
         let parts: Vec<f64> =
-            shm.ms.iter().zip(&shm.write_ms).map(|(&ms, &write)| of(ms, write)).collect();
+            shm.ms.iter().zip(&shm.write_ms).map(|(&ms, &write)| select(ms, write)).collect();
         Some((median(&parts), shm.equal))
     };
     let write = part(|_, write| write);
-    let of_a_copy = (name == OF_A_COPY.0).then_some(Target::AtMost(OF_A_COPY.1));
-    let of_a_segment = Some(Target::AtLeast(OF_A_SEGMENT));
-    let cached_limit = Some((CACHED_MS, true));
+    let copy_limit = (name == COPY_LIMIT.0).then_some(Target::AtMost(COPY_LIMIT.1));
+    let segment_target = Some(Target::AtLeast(SEGMENT_TARGET));
+    let cached_limit = Some((CACHED_LIMIT_MS, true));
     [
-        limit(SHM, total("shm"), MEMCPY, copy, of_a_copy),
+        limit(SHM, total("shm"), MEMCPY, copy, copy_limit),
         limit(SHM, total("shm"), MEMCPY_IN_TURN, total("memcpy in turn"), None),
         limit(WRITE, write, MEMCPY, copy, None),
         limit(SEND, part(|ms, write| ms - write), MEMCPY, copy, None),
-        peer(SHM, total("shm"), &pickle, total("pickle"), of_a_segment),
-        peer(SHM, total("shm"), &msgpack, total("msgpack"), of_a_segment),
+        peer(SHM, total("shm"), &pickle, total("pickle"), segment_target),
+        peer(SHM, total("shm"), &msgpack, total("msgpack"), segment_target),
         peer(SHM, total("shm"), &aux, total("aux"), None),
         limit(CACHED, total("cached"), LIMIT, cached_limit, Some(Target::AtMost(1.0))),
         limit(CACHED, total("cached"), TEXT, total("text"), None),
         peer(INLINE, total("inline"), &aux, total("aux"), None),
-        limit(FIRST_USE, total("first use"), USED_BEFORE, write, None),
+        limit(FIRST_USE, total("first use"), LATER_USE, write, None),
     ]
     .into_iter()
     .flatten()
     .collect()
 }
 
-/// Zero for none, which does not happen: there are at least as many rounds as were asked for.
+/// Returns the median; 0 for no times, which does not happen because a run has rounds.
 fn median(times: &[f64]) -> f64 {
     let mut times = times.to_vec();
     times.sort_by(f64::total_cmp);
@@ -170,11 +170,15 @@ fn median(times: &[f64]) -> f64 {
 pub(crate) mod tests {
     use super::*;
 
-    /// A run whose shared memory takes 1.3 copies, and five times less than one of the segments.
+    /// Returns a run in which shared memory takes 1.3 copies. It is ten times faster than one kind
+    /// of segment and just under five times faster than the other.
     pub(crate) fn run(case: &str, equal: bool) -> Run {
-        let way = |way: &str, ms: f64, write: &[f64]| {
-            let (ms, write_ms) = (vec![ms, 1.0, 90.0], write.to_vec());
-            Measurement { case: case.to_owned(), way: way.to_owned(), ms, write_ms, equal }
+        let way = |way: &str, ms: f64, write: &[f64]| Measurement {
+            case: case.to_owned(),
+            way: way.to_owned(),
+            ms: vec![ms, 1.0, 90.0],
+            write_ms: write.to_vec(),
+            equal,
         };
         let measurements = vec![
             way("shm", 2.6, &[2.1, 0.9, 80.0]),
@@ -199,7 +203,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn limits_are_not_to_be_exceeded_and_peers_are_to_be_beaten() {
+    fn limits_are_maxima_while_peers_are_minima() {
         let rows = rows(&run("13 MB", true), None);
         let copy = find(&rows, SHM, MEMCPY);
         assert_eq!((copy.ours, copy.peer, copy.ratio), (Some(2.6), Some(2.0), Some(1.3)));
@@ -217,11 +221,11 @@ pub(crate) mod tests {
         );
         assert_eq!(find(&rows, CACHED, TEXT).ratio, Some(1.1));
         assert_eq!(find(&rows, INLINE, "aux").ratio, Some(0.5));
-        assert_eq!(find(&rows, FIRST_USE, USED_BEFORE).ratio, Some(4.0));
+        assert_eq!(find(&rows, FIRST_USE, LATER_USE).ratio, Some(4.0));
     }
 
     #[test]
-    fn parts_are_medians_of_their_own() {
+    fn parts_have_their_own_medians() {
         let rows = rows(&run("13 MB", true), None);
         assert_eq!(find(&rows, WRITE, MEMCPY).ours, Some(2.1));
         // 0.5, 0.1 and 10.
@@ -229,7 +233,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn other_bytes_reach_no_target_and_the_copy_has_one_for_one_size() {
+    fn different_bytes_reach_no_target() {
         let rows = rows(&run("3 MB", false), None);
         assert!(rows.iter().all(|row| row.ok != Some(true)));
         assert_eq!(find(&rows, SHM, MEMCPY).target, None);

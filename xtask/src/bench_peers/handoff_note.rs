@@ -1,11 +1,11 @@
-//! Writes `docs/benchmarks/handoff.md` from its rows and nothing else.
+//! Makes the page `docs/benchmarks/handoff.md` from its rows.
 
 use crate::bench_peers::handoff::{
-    CACHED, FIRST_USE, INLINE, LIMIT, MEMCPY, MEMCPY_IN_TURN, SEND, SHM, TEXT, USED_BEFORE, WRITE,
+    CACHED, FIRST_USE, INLINE, LATER_USE, LIMIT, MEMCPY, MEMCPY_IN_TURN, SEND, SHM, TEXT, WRITE,
 };
 use crate::bench_peers::load;
 use crate::bench_peers::measured::distinct;
-use crate::bench_peers::page::{Table, Targets, fill, missed, of_run, peers};
+use crate::bench_peers::page::{Table, Targets, fill, missed, peers, run_value};
 use crate::bench_peers::row::{ROUNDS, Row};
 use crate::error::Error;
 
@@ -17,12 +17,12 @@ const TARGETS: Targets = Targets {
     outputs: "other bytes",
 };
 
-/// Returns the whole page.
+/// Makes the page.
 pub(crate) fn write(rows: &[Row]) -> Result<String, Error> {
     let missed =
         missed(rows, "Where the time goes in what was not reached:", |row| profile(rows, row));
     let values = [
-        ("rounds", of_run(rows, ROUNDS)),
+        ("rounds", run_value(rows, ROUNDS)),
         ("load", load::sentence(rows)),
         ("targets", TARGETS.table(rows) + &missed),
         ("ways", ways(rows)),
@@ -31,7 +31,7 @@ pub(crate) fn write(rows: &[Row]) -> Result<String, Error> {
     fill(include_str!("templates/handoff.md"), &values)
 }
 
-/// Says what the time of a missed target was spent on.
+/// Describes the parts of the time of a missed target.
 fn profile(rows: &[Row], Row { case, metric, peer_name, .. }: &Row) -> String {
     let part = |metric: &str| {
         let row = rows.iter().find(|row| row.case == *case && row.metric == metric);
@@ -46,7 +46,8 @@ fn profile(rows: &[Row], Row { case, metric, peer_name, .. }: &Row) -> String {
     } else if peer_name == MEMCPY {
         let [write, in_turn, send] = [part(WRITE), peer(MEMCPY_IN_TURN), part(SEND)];
         format!(
-            "writing the slot takes {write} ms, one copy to memory used in turn {in_turn} ms; sending the rest of the request {send} ms"
+            "writing the slot takes {write} ms, one copy to memory used in turn {in_turn} ms; \
+             sending the rest of the request {send} ms"
         )
     } else {
         format!(
@@ -58,7 +59,7 @@ fn profile(rows: &[Row], Row { case, metric, peer_name, .. }: &Row) -> String {
     format!("{case}, {metric}, {peer_name}: {parts}")
 }
 
-/// Returns a table of all ways, with a column per image.
+/// Returns the table of all ways of transfer with a column per image.
 fn ways(rows: &[Row]) -> String {
     let cases = distinct(rows.iter().map(|row| row.case.as_str()).filter(|case| *case != "all"));
     let mut lines = Vec::new();
@@ -81,8 +82,9 @@ fn ways(rows: &[Row]) -> String {
     Table::new(format_args!("way | {}", cases.join(" | "))).rows(lines)
 }
 
+/// Returns the table of first uses of slots.
 fn first_use(rows: &[Row]) -> String {
-    let rows = rows.iter().filter(|row| row.metric == FIRST_USE && row.peer_name == USED_BEFORE);
+    let rows = rows.iter().filter(|row| row.metric == FIRST_USE && row.peer_name == LATER_USE);
     Table::new("image | first use, ms | used before, ms | ratio").rows(rows.map(|row| {
         let [first, before, ratio] = [row.ours, row.peer, row.ratio].map(number);
         format!("{} | {first} | {before} | {ratio}", row.case)
@@ -100,15 +102,17 @@ mod tests {
     use crate::bench_peers::handoff::tests::{BUSY, run};
 
     #[test]
-    fn every_target_has_its_line_and_what_was_missed_its_reason() {
+    fn page_shows_targets_with_reasons_of_misses() {
         let note = write(&rows(&run("13 MB", true), BUSY)).unwrap();
         for line in [
-            "Medians of 3 rounds; ratios are those of the medians. Before, 1.25 processes wanted the machine's 2 cores.",
+            "Medians of 3 rounds; ratios are those of the medians. Before, 1.25 processes wanted \
+             the machine's 2 cores.",
             "| 13 MB | shm view | memcpy | 2.60 | 2.00 | 1.30 | ≤ 1.3 | yes |",
-            "| 13 MB | shm view | pickle + SharedMemory, as Dynamo 1.5.1 (Python 3.11.7) | 2.60 | 26.00 | 10.00 | ≥ 5 | yes |",
+            "| 13 MB | shm view | pickle + SharedMemory, as Dynamo 1.5.1 (Python 3.11.7) | 2.60 | \
+             26.00 | 10.00 | ≥ 5 | yes |",
             "| 13 MB | cached | limit | 1.10 | 0.20 | 5.50 | ≤ 1 | **no** |",
-            "- 13 MB, shm view, msgpack + SharedMemory, as Dynamo 1.6.1 (vLLM 0.32.0, Python 3.11.7): writing the slot takes \
-             2.10 ms, sending the rest of the request 0.50 ms",
+            "- 13 MB, shm view, msgpack + SharedMemory, as Dynamo 1.6.1 (vLLM 0.32.0, Python \
+             3.11.7): writing the slot takes 2.10 ms, sending the rest of the request 0.50 ms",
             "| way | 13 MB |",
             "| **shm view** | 2.60 |",
             "- 13 MB, cached, limit: the same prompt without an image takes 1.00 ms",
@@ -123,16 +127,16 @@ mod tests {
     }
 
     #[test]
-    fn a_missed_copy_is_compared_with_one_in_turn() {
+    fn missed_copy_is_compared_with_copy_in_rotation() {
         let mut rows = rows(&run("13 MB", true), BUSY);
         rows.iter_mut().filter(|row| row.target == Some(1.3)).for_each(|row| row.ok = Some(false));
-        let line = "- 13 MB, shm view, memcpy: writing the slot takes 2.10 ms, one copy to memory used in turn 2.20 ms; sending \
-                    the rest of the request 0.50 ms";
+        let line = "- 13 MB, shm view, memcpy: writing the slot takes 2.10 ms, one copy to memory \
+                    used in turn 2.20 ms; sending the rest of the request 0.50 ms";
         assert!(write(&rows).unwrap().lines().any(|found| found == line));
     }
 
     #[test]
-    fn other_bytes_are_named() {
+    fn different_bytes_are_shown() {
         let note = write(&rows(&run("13 MB", false), BUSY)).unwrap();
         assert!(note.contains("| ≤ 1.3 | **no: other bytes** |"), "{note}");
     }

@@ -1,58 +1,58 @@
-//! Turns what `index run` measured into rows, with the targets that the project has set itself.
+//! Converts the results of `index run` to rows, with the project's targets.
 
 use crate::bench_peers::load::Load;
 use crate::bench_peers::measured::{Measurement, peers};
 use crate::bench_peers::row::{Mandatory, OURS, Row, Target};
 
-/// The bench's name in rows and files.
+/// The name of the benchmark in rows and files.
 pub(crate) const BENCH: &str = "index";
-/// The metric of answers: `ours` is how many prompts were compared, `peer` how many of their
-/// answers are not ours.
+/// The metric of answers. In its row, `ours` is the number of compared prompts and `peer` the
+/// number of different answers.
 pub(crate) const DIFFERENT: &str = "different answers";
-/// The metric of what is held: pairs of a worker and a block.
-pub(crate) const HELD: &str = "held";
-/// The metric of prompts' mean length.
+/// The metric of the size of the index: the number of pairs of a worker and a block.
+pub(crate) const HELD_BLOCKS: &str = "held";
+/// The metric of the mean length of prompts.
 pub(crate) const PROMPT_BLOCKS: &str = "prompt blocks";
-/// The metric of how many workers hold some of a prompt, on average.
+/// The metric of the mean number of workers that hold some of a prompt.
 pub(crate) const PROMPT_WORKERS: &str = "prompt workers";
-/// Our own index before engines of the same hashes, as a peer of itself before others.
+/// Our index with engines that have the same hashes, as a peer of our index with other engines.
 const PLAIN: &str = "plain";
-/// How engines tell of blocks that have other hashes on each engine, or are told of twice.
-const TELLINGS: [&str; 2] = ["frames, own hashes", "frames, twice"];
-/// The least part of the plain rate that we want to keep before those.
-const TELLING_TARGET: f64 = 0.5;
-/// Our own lookups on one thread, as a peer of those on more.
+/// The metrics of events with hashes that differ by engine, and of events that are published twice.
+const FRAME_VARIANTS: [&str; 2] = ["frames, own hashes", "frames, twice"];
+/// The minimum rate of these variants, as a part of the plain rate.
+const FRAME_VARIANT_TARGET: f64 = 0.5;
+/// Our lookups on one thread, as a peer of our lookups on several threads.
 const ONE_THREAD: &str = "one-thread";
-/// Our own lookups beside no events, as a peer of those beside some.
+/// Our lookups without events, as a peer of our lookups with events.
 const NO_EVENTS: &str = "no-events";
-/// What lookups come to on so many threads; how many of them count is told by the threads, where
-/// the machine has that many cores.
+/// The metrics of lookups on several threads, with the numbers of threads. A metric is only
+/// measured on a machine with as many cores.
 const SCALING: [(&str, f64); 2] =
     [("lookups alone, 2 threads", 2.0), ("lookups alone, 4 threads", 4.0)];
-const BESIDE: &str = "lookups beside few events";
-/// The least part of what so many threads could do, and of what goes on beside no events, that we
-/// want.
+/// The metric of lookups while few events arrive.
+const LOOKUPS_BESIDE_EVENTS: &str = "lookups beside few events";
+/// The minimum rate of lookups, as a part of perfect scaling and of the rate without events.
 const SCALING_TARGET: f64 = 0.85;
-/// The metric of events as engines publish them.
+/// The metric of events that are decoded from frames as engines publish them.
 const FRAMES: &str = "events, from frames";
-/// The same on two threads.
+/// The metric of events from frames on two threads.
 const FRAMES_2_THREADS: &str = "events, from frames, 2 threads";
 /// The metric of lookups by hashes.
 pub(crate) const LOOKUPS: &str = "lookups";
-/// The metric of lookups that hash first.
+/// The metric of lookups that hash the tokens first.
 pub(crate) const LOOKUPS_FROM_TOKENS: &str = "lookups, from tokens";
 /// The metric of resident memory.
 pub(crate) const MEMORY: &str = "memory";
 
-/// What a metric means.
+/// A metric and its meaning.
 pub(crate) struct Metric {
-    /// The name that `index run` gives it.
+    /// The name in the output of `index run`.
     pub(crate) name: &'static str,
     pub(crate) unit: &'static str,
-    /// How many of what was measured make one of the unit.
+    /// The divisor that converts a measured value to the unit.
     scale: f64,
     pub(crate) more_is_better: bool,
-    /// How many times better than the best of the peers we have to be.
+    /// The minimum ratio to the best peer.
     target: Option<f64>,
 }
 
@@ -69,10 +69,10 @@ const fn metric(
 const FASTER: Option<f64> = Some(3.0);
 const SMALLER: Option<f64> = Some(2.0);
 
-/// All comparisons, in the order of rows.
+/// The compared metrics in the order of rows.
 pub(crate) const METRICS: [Metric; 13] = [
-    // What decoding puts into memory has to be fetched from there by every side, which leaves less
-    // than the target to gain: docs/notes/index.md has what that takes.
+    // Every side has to fetch the decoded events from memory, which leaves less than the target to
+    // gain: docs/notes/index.md has the cost.
     metric("events, filling", "M blocks/s", 1e6, true, None),
     metric("events", "M blocks/s", 1e6, true, None),
     metric("events, 2 threads", "M blocks/s", 1e6, true, None),
@@ -88,7 +88,7 @@ pub(crate) const METRICS: [Metric; 13] = [
     metric("memory, cleared", "MB", 1e6, false, None),
 ];
 
-/// The fastest peers of those that can do each; the others may have nothing to say.
+/// The mandatory comparisons: for each metric the fastest peers that support it.
 pub(crate) const MANDATORY: [Mandatory; 1] = [Mandatory {
     cases: &["8 workers", "64 workers", "1000 workers"],
     ends: &[""],
@@ -108,24 +108,24 @@ pub(crate) const MANDATORY: [Mandatory; 1] = [Mandatory {
         ("lookup p99 beside events", COMPRESSED_TREE),
         (MEMORY, RADIX_TREE),
         (MEMORY, COMPRESSED_TREE),
-        (TELLINGS[0], PLAIN),
-        (TELLINGS[1], PLAIN),
-        (BESIDE, NO_EVENTS),
+        (FRAME_VARIANTS[0], PLAIN),
+        (FRAME_VARIANTS[1], PLAIN),
+        (LOOKUPS_BESIDE_EVENTS, NO_EVENTS),
     ],
 }];
 
 const RADIX_TREE: &str = "RadixTree";
 const COMPRESSED_TREE: &str = "ConcurrentRadixTreeCompressed";
 
-/// What is only ours to tell.
-const FACTS: [(&str, &str, f64); 4] = [
-    (HELD, "blocks of workers", 1.0),
+/// The metrics that only our side reports, with units and divisors.
+const OWN_METRICS: [(&str, &str, f64); 4] = [
+    (HELD_BLOCKS, "blocks of workers", 1.0),
     ("memory, own count", "MB", 1e6),
     (PROMPT_BLOCKS, "blocks", 1.0),
     (PROMPT_WORKERS, "workers", 1.0),
 ];
 
-/// All rows of a run that began under some load.
+/// Returns all rows of a run. `load` is the load at its start.
 pub(crate) fn rows(measurements: &[Measurement], rounds: u32, load: Option<Load>) -> Vec<Row> {
     let mut rows = vec![Row::rounds(BENCH, rounds, OURS)];
     rows.extend(load.map(|load| load.row(BENCH)));
@@ -146,7 +146,7 @@ fn case_rows(case: &[Measurement]) -> Vec<Row> {
         |peer: &str| answers(peer).map(|(compared, different)| compared > 0.0 && different == 0.0);
 
     let mut rows = Vec::new();
-    for (metric, unit, scale) in FACTS {
+    for (metric, unit, scale) in OWN_METRICS {
         let ours = value(OURS, metric).map(|value| value / scale);
         rows.extend(ours.map(|ours| row(name, metric, unit, OURS).numbers(Some(ours), None)));
     }
@@ -178,20 +178,21 @@ fn case_rows(case: &[Measurement]) -> Vec<Row> {
             let row =
                 row.numbers(ours.map(|ours| ours / metric.scale), Some(theirs / metric.scale));
             let row = Row { equal: equal(peer), ..row }.judged(ratio, target);
-            // Answers that were not compared reach no target either.
+            // Answers that were not compared reach no target.
             rows.push(Row { ok: row.ok.map(|ok| ok && row.equal == Some(true)), ..row });
         }
     }
-    let own = |metric, than: Option<f64>, scale: f64, target: f64, row: Row| {
-        let (rate, than) = value(OURS, metric).zip(than)?;
-        let row = row.numbers(Some(rate / scale), Some(than / scale));
-        Some(row.judged(Some(rate / than), Some(Target::AtLeast(target))))
+    // Compares a rate of ours with another rate of ours.
+    let own = |metric, reference: Option<f64>, scale: f64, target: f64, row: Row| {
+        let (rate, reference) = value(OURS, metric).zip(reference)?;
+        let row = row.numbers(Some(rate / scale), Some(reference / scale));
+        Some(row.judged(Some(rate / reference), Some(Target::AtLeast(target))))
     };
     let plain = value(OURS, "frames, plain");
-    rows.extend(TELLINGS.into_iter().filter_map(|telling| {
-        let different = value(OURS, &format!("{telling}, different"))?;
-        let row = Row { equal: Some(different == 0.0), ..row(name, telling, "M blocks/s", PLAIN) };
-        own(telling, plain, 1e6, TELLING_TARGET, row)
+    rows.extend(FRAME_VARIANTS.into_iter().filter_map(|variant| {
+        let different = value(OURS, &format!("{variant}, different"))?;
+        let row = Row { equal: Some(different == 0.0), ..row(name, variant, "M blocks/s", PLAIN) };
+        own(variant, plain, 1e6, FRAME_VARIANT_TARGET, row)
     }));
     let lookups = |metric, peer| row(name, metric, "k prompts/s", peer);
     let one = value(OURS, "lookups alone, 1 thread");
@@ -199,7 +200,8 @@ fn case_rows(case: &[Measurement]) -> Vec<Row> {
         own(metric, one.map(|one| threads * one), 1e3, SCALING_TARGET, lookups(metric, ONE_THREAD))
     }));
     let no_events = value(OURS, "lookups beside no events");
-    rows.extend(own(BESIDE, no_events, 1e3, SCALING_TARGET, lookups(BESIDE, NO_EVENTS)));
+    let beside_events = lookups(LOOKUPS_BESIDE_EVENTS, NO_EVENTS);
+    rows.extend(own(LOOKUPS_BESIDE_EVENTS, no_events, 1e3, SCALING_TARGET, beside_events));
     rows
 }
 
@@ -212,8 +214,8 @@ pub(crate) mod tests {
     use super::*;
     use crate::bench_peers::row::tests::find;
 
-    /// Two fleets, two peers: the tree is faster, has no threads, and answers otherwise in the
-    /// second fleet.
+    /// Returns the measurements of two fleets and two peers. The tree is the faster peer, has no
+    /// threads, and gives different answers in the second fleet.
     pub(crate) fn measurements() -> Vec<Measurement> {
         let mut measurements = Vec::new();
         for (case, different) in [("8 workers", 0.0), ("64 workers", 3.0)] {
@@ -235,7 +237,7 @@ pub(crate) mod tests {
                     add(side, "different", if side == "Tree (d 1.0)" { different } else { 0.0 });
                 }
             }
-            add(OURS, HELD, 1e6);
+            add(OURS, HELD_BLOCKS, 1e6);
             add(OURS, "memory, own count", 3e7);
             for (metric, value) in [
                 ("plain", 4e6),
@@ -261,14 +263,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_best_of_the_peers_carries_the_target_and_others_only_a_ratio() {
+    fn target_is_set_on_best_peer_only() {
         let rows = rows(&measurements(), 15, None);
         let tree = find(&rows, "8 workers", FRAMES, "Tree");
         assert_eq!((tree.ours, tree.peer, tree.ratio), (Some(3.0), Some(1.0), Some(3.0)));
         assert_eq!((tree.target, tree.ok, tree.equal), (Some(3.0), Some(true), Some(true)));
         let map = find(&rows, "8 workers", FRAMES, "Map");
         assert_eq!((map.ratio, map.target, map.ok), (Some(6.0), None, None));
-        // The tree can't.
+        // The tree does not support threads.
         assert_eq!(find(&rows, "8 workers", FRAMES_2_THREADS, "Map").target, Some(3.0));
         assert!(
             !rows
@@ -280,7 +282,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn less_memory_and_time_are_better() {
+    fn lower_memory_or_latency_is_better() {
         let rows = rows(&measurements(), 15, None);
         let memory = find(&rows, "8 workers", MEMORY, "Tree");
         assert_eq!(
@@ -293,19 +295,23 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn engines_that_tell_otherwise_are_measured_against_plain_ones() {
+    fn frame_variants_are_compared_with_plain_frames() {
         let rows = rows(&measurements(), 15, None);
-        let own = find(&rows, "8 workers", TELLINGS[0], PLAIN);
+        let own = find(&rows, "8 workers", FRAME_VARIANTS[0], PLAIN);
         assert_eq!(
             (own.ours, own.peer, own.ratio, own.ok),
             (Some(3.0), Some(4.0), Some(0.75), Some(true))
         );
-        assert_eq!(find(&rows, "64 workers", TELLINGS[0], PLAIN).ok, Some(false), "other answers");
-        assert_eq!(find(&rows, "8 workers", TELLINGS[1], PLAIN).ok, Some(false), "too slow");
+        assert_eq!(
+            find(&rows, "64 workers", FRAME_VARIANTS[0], PLAIN).ok,
+            Some(false),
+            "other answers"
+        );
+        assert_eq!(find(&rows, "8 workers", FRAME_VARIANTS[1], PLAIN).ok, Some(false), "too slow");
     }
 
     #[test]
-    fn threads_are_measured_against_as_many_times_one_where_there_are_cores() {
+    fn thread_scaling_is_compared_with_multiple_of_one_thread() {
         let rows = rows(&measurements(), 15, None);
         let two = find(&rows, "8 workers", "lookups alone, 2 threads", ONE_THREAD);
         assert_eq!(
@@ -313,11 +319,15 @@ pub(crate) mod tests {
             (Some(3600.0), Some(4000.0), Some(0.9), Some(true))
         );
         assert!(!rows.iter().any(|row| row.metric == "lookups alone, 4 threads"), "not measured");
-        assert_eq!(find(&rows, "8 workers", BESIDE, NO_EVENTS).ok, Some(false), "half as many");
+        assert_eq!(
+            find(&rows, "8 workers", LOOKUPS_BESIDE_EVENTS, NO_EVENTS).ok,
+            Some(false),
+            "half as many"
+        );
     }
 
     #[test]
-    fn other_answers_reach_no_target() {
+    fn different_answers_reach_no_target() {
         let rows = rows(&measurements(), 15, None);
         let tree = find(&rows, "64 workers", LOOKUPS, "Tree");
         assert_eq!((tree.ratio, tree.ok, tree.equal), (Some(3.0), Some(false), Some(false)));

@@ -1,10 +1,11 @@
-//! Writes `docs/benchmarks/index.md` from its rows and nothing else.
+//! Makes the page `docs/benchmarks/index.md` from its rows.
 
 use crate::bench_peers::index::{
-    DIFFERENT, HELD, LOOKUPS, LOOKUPS_FROM_TOKENS, MEMORY, METRICS, PROMPT_BLOCKS, PROMPT_WORKERS,
+    DIFFERENT, HELD_BLOCKS, LOOKUPS, LOOKUPS_FROM_TOKENS, MEMORY, METRICS, PROMPT_BLOCKS,
+    PROMPT_WORKERS,
 };
 use crate::bench_peers::load;
-use crate::bench_peers::page::{Table, Targets, fill, missed, of_run};
+use crate::bench_peers::page::{Table, Targets, fill, missed, run_value};
 use crate::bench_peers::row::{OURS, ROUNDS, Row};
 use crate::error::Error;
 
@@ -19,7 +20,7 @@ const TARGETS: Targets = Targets {
 };
 const MISSED: &str = "What was not reached, per block, prompt, or pair of a worker and a block:";
 
-/// Returns the whole page.
+/// Makes the page.
 pub(crate) fn write(rows: &[Row]) -> Result<String, Error> {
     let peers =
         rows.iter().find_map(|row| Some(row.peer_name.split_once(" (")?.1.trim_end_matches(')')));
@@ -28,7 +29,7 @@ pub(crate) fn write(rows: &[Row]) -> Result<String, Error> {
     let fleets =
         rows.chunk_by(|a, b| a.case == b.case).filter(|case| case[0].case != "all").map(fleet);
     let values = [
-        ("rounds", of_run(rows, ROUNDS)),
+        ("rounds", run_value(rows, ROUNDS)),
         ("peers", peers.unwrap_or("nobody").to_owned()),
         ("load", load::sentence(rows)),
         ("targets", TARGETS.table(rows) + &missed),
@@ -37,7 +38,8 @@ pub(crate) fn write(rows: &[Row]) -> Result<String, Error> {
     fill(include_str!("templates/index.md"), &values)
 }
 
-/// Says what a missed metric costs both sides: time per block or prompt, or bytes per block held.
+/// Describes the cost of a missed metric on both sides: time per block or prompt, or bytes per
+/// block.
 fn profile(rows: &[Row], missed: &Row) -> String {
     let find = |metric: &str, peer: &str| {
         rows.iter()
@@ -47,7 +49,7 @@ fn profile(rows: &[Row], missed: &Row) -> String {
     match missed.unit {
         "M blocks/s" => format!("{:.0} ns, theirs {:.0} ns", 1e3 / ours, 1e3 / theirs),
         "MB" => {
-            let held = find(HELD, OURS).and_then(|row| row.ours).unwrap_or(f64::NAN) / 1e6;
+            let held = find(HELD_BLOCKS, OURS).and_then(|row| row.ours).unwrap_or(f64::NAN) / 1e6;
             format!("{:.0} bytes, theirs {:.0} bytes", ours / held, theirs / held)
         }
         _ => {
@@ -65,7 +67,7 @@ fn profile(rows: &[Row], missed: &Row) -> String {
     }
 }
 
-/// Returns a table of all sides of one fleet, under its name.
+/// Returns a section with the table of a fleet: a line per metric and a column per side.
 fn fleet(case: &[Row]) -> String {
     let ours =
         |metric: &str| case.iter().find(|row| row.metric == metric && row.ours.is_some())?.ours;
@@ -81,7 +83,7 @@ fn fleet(case: &[Row]) -> String {
             theirs.map_or_else(String::new, |theirs| number(Some(theirs)))
         });
         let peers = peers.collect::<Vec<_>>().join(" | ");
-        // The least ratio is the one against the best peer.
+        // The lowest ratio is the ratio to the best peer.
         let ratio = number(rows.iter().filter_map(|row| row.ratio).reduce(f64::min));
         table.row(format_args!(
             "{} | {} | {} | {peers} | {ratio}",
@@ -108,9 +110,10 @@ fn fleet(case: &[Row]) -> String {
         answers.collect::<Vec<_>>().join(" | ")
     )]);
     let [held, blocks, workers] =
-        [HELD, PROMPT_BLOCKS, PROMPT_WORKERS].map(|it| ours(it).unwrap_or_default());
+        [HELD_BLOCKS, PROMPT_BLOCKS, PROMPT_WORKERS].map(|it| ours(it).unwrap_or_default());
     format!(
-        "## {}\n\n{held:.0} blocks held, each by a worker; prompts of {blocks:.0} blocks, some of which {workers:.1} workers hold, on average.\n\n{table}",
+        "## {}\n\n{held:.0} blocks held, each by a worker; prompts of {blocks:.0} blocks, some of \
+         which {workers:.1} workers hold, on average.\n\n{table}",
         case[0].case
     )
 }
@@ -131,27 +134,31 @@ mod tests {
     use crate::bench_peers::index::tests::measurements;
 
     #[test]
-    fn the_note_says_what_is_reached_and_what_not_and_why() {
+    fn page_shows_reached_or_missed_targets() {
         let note = write(&rows(&measurements(), 15, None)).unwrap();
         for line in [
             "Medians of 15 rounds against d 1.0.",
-            "| 8 workers | events, from frames | M blocks/s | Tree | 3.00 | 1.00 | 3.00 | ≥ 3 | yes |",
+            "| 8 workers | events, from frames | M blocks/s | Tree | 3.00 | 1.00 | 3.00 | ≥ 3 | \
+             yes |",
             "| 8 workers | memory | MB | Tree | 33.33 | 100.00 | 3.00 | ≥ 2 | yes |",
-            "| 64 workers | events, from frames | M blocks/s | Tree | 3.00 | 1.00 | 3.00 | ≥ 3 | **no: other answers** |",
+            "| 64 workers | events, from frames | M blocks/s | Tree | 3.00 | 1.00 | 3.00 | ≥ 3 | \
+             **no: other answers** |",
             "- 64 workers, events, from frames: 333 ns, theirs 1000 ns",
             "- 64 workers, memory: 33 bytes, theirs 100 bytes",
-            "- 64 workers, lookups, from tokens: 16.67 µs, theirs 50.00 µs; of it hashing 13.33 µs, theirs 40.00 µs",
+            "- 64 workers, lookups, from tokens: 16.67 µs, theirs 50.00 µs; of it hashing 13.33 \
+             µs, theirs 40.00 µs",
         ] {
             assert!(note.lines().any(|found| found == line), "{line}\nis not in\n{note}");
         }
     }
 
     #[test]
-    fn every_fleet_has_its_table_and_what_a_side_cannot_do_is_empty() {
+    fn fleet_table_has_empty_cells_for_unsupported_metrics() {
         let note = write(&rows(&measurements(), 15, None)).unwrap();
         for line in [
             "## 8 workers",
-            "1000000 blocks held, each by a worker; prompts of 240 blocks, some of which 7.5 workers hold, on average.",
+            "1000000 blocks held, each by a worker; prompts of 240 blocks, some of which 7.5 \
+             workers hold, on average.",
             "| | unit | **chiasm** | Tree | Map | ratio |",
             "| events | M blocks/s | 6.00 | 2.00 | 1.00 | 3.00 |",
             "| events, from frames | M blocks/s | 3.00 | 1.00 | 0.50 | 3.00 |",

@@ -1,22 +1,22 @@
-//! What else the machine does while something is measured.
+//! The load of the machine before a measurement.
 
 use std::{fs, thread};
 
 use crate::bench_peers::row::Row;
 
-/// The metric of it; `ours` is the load, `peer` the number of cores.
+/// The metric of the load. In its row, `ours` is the load and `peer` the number of cores.
 const METRIC: &str = "load before";
 
-/// What the machine does besides.
+/// The load of the machine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {
-    /// Processes that ran or wanted to, on average over a minute.
+    /// The average number of running or runnable processes over a minute.
     pub(crate) processes: f64,
     pub(crate) cores: f64,
 }
 
 impl Load {
-    /// None where the system does not say.
+    /// Reads the current load; `None` if the system does not report it.
     pub(crate) fn now() -> Option<Self> {
         let processes =
             fs::read_to_string("/proc/loadavg").ok()?.split(' ').next()?.parse().ok()?;
@@ -24,14 +24,14 @@ impl Load {
         Some(Self { processes, cores })
     }
 
-    /// Its row.
+    /// Creates the row of the load.
     pub(crate) fn row(self, bench: &'static str) -> Row {
         let row = Row::new(bench, "all", METRIC, "processes", "cores");
         row.numbers(Some(self.processes), Some(self.cores))
     }
 }
 
-/// What the rows say of it, to follow another sentence; nothing if they don't.
+/// Returns a sentence about the load with a space in front; empty if the rows have no load.
 pub(crate) fn sentence(rows: &[Row]) -> String {
     rows.iter().find(|row| row.metric == METRIC).map_or_else(String::new, |row| {
         let [processes, cores] = [row.ours, row.peer].map(Option::unwrap_or_default);

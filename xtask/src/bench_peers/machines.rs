@@ -1,44 +1,42 @@
-//! Turns what the program `door machines` measured into rows, with the targets that the project has
-//! set itself.
+//! Converts the results of the program `door machines` to rows, with the project's targets.
 
 use crate::bench_peers::load::Load;
 use crate::bench_peers::measured::{self, Measurement, case_name, cases, counts_alike, lengths};
 use crate::bench_peers::row::{Mandatory, Row, Target, missing};
 
-/// The bench's name in rows and files.
+/// The name of the benchmark in rows and files.
 pub(crate) const BENCH: &str = "machines";
-/// A frontend that has attached its engine itself.
+/// The name of the side whose frontend is attached to an engine on the same machine.
 pub(crate) const LOCAL: &str = "local engine";
-/// How the name of the peer begins.
+/// The beginning of the name of the peer.
 pub(crate) const DYNAMO: &str = "Dynamo";
-/// A call over gRPC that does nothing, with the same certificates.
+/// The name of an empty gRPC call with the same certificates.
 pub(crate) const ECHO: &str = "null gRPC echo";
-/// What sending tensors of an image would take at least: a local engine's time, then that of a bare
-/// transfer of their bytes.
-pub(crate) const BARE: &str = "local engine, then bare TCP";
-/// A frontend that makes the tensors of images itself and sends those.
+/// The name of the lower limit for sending the tensors of an image: the time of a local engine plus
+/// the time of a plain transfer of the same number of bytes.
+pub(crate) const LOCAL_THEN_TCP: &str = "local engine, then bare TCP";
+/// The name of the side whose frontend makes the tensors of images and sends them.
 pub(crate) const TENSORS: &str = "tensors in place of files";
-/// A number that is not measured.
+/// The name of a fixed limit, which is not measured.
 const LIMIT: &str = "limit";
-/// The ways to an agent.
+/// The links between frontend and agent.
 pub(crate) const LINKS: [&str; 2] = ["loopback", "shaped link"];
-/// The program's name of the case whose answers are streamed, and ours.
+/// The name of the case of streamed answers in the program's output, and in rows.
 const STREAMS: (&str, &str) = ("plain", "streams of 256 deltas");
 const NEW_IMAGE: &str = "distinct images, data URI";
 
 pub(crate) const CPU: &str = "CPU per request";
 pub(crate) const TOKEN_CPU: &str = "CPU per output token";
 pub(crate) const LATENCY: &str = "latency p50";
-/// What the agent adds to the median, of latencies or, for streams, of the times from the engine to
-/// the client.
+/// The metric of what the agent adds to the median latency, or for streams to the median time from
+/// engine to client.
 pub(crate) const ADDED: &str = "added p50";
-/// What a frontend sends an agent beside the file of a new image.
-pub(crate) const BEYOND: &str = "bytes to the agent beyond the file";
-pub(crate) const BACK: &str = "bytes from the agent";
+/// The metric of the bytes that a frontend sends an agent in addition to the file of a new image.
+pub(crate) const EXTRA_BYTES: &str = "bytes to the agent beyond the file";
+pub(crate) const RETURNED_BYTES: &str = "bytes from the agent";
 pub(crate) const TRANSFER: &str = "transfer of the tensors";
 
-/// All metrics that sides have in common, with their units, in the order in which the note shows
-/// them.
+/// The metrics of all sides with their units, in the order of the page.
 pub(crate) const METRICS: [(&str, &str); 11] = [
     (CPU, "ms"),
     (TOKEN_CPU, "µs"),
@@ -53,19 +51,20 @@ pub(crate) const METRICS: [(&str, &str); 11] = [
     ("load generator", "cores"),
 ];
 
-/// Most that frontend and agent may spend, in times of a frontend with a local engine.
+/// The maximum CPU time of frontend and agent, as a multiple of a frontend with a local engine.
 const CPU_TARGET: f64 = 1.6;
-/// Least that Dynamo's frontend spends, in times of frontend and agent.
+/// The minimum CPU time of Dynamo's frontend, as a multiple of frontend and agent.
 const DYNAMO_TARGET: f64 = 4.0;
-/// Most that an agent may add, in µs more than the null call takes.
-const ADDED_TARGET: f64 = 100.0;
-/// Least that a new image takes as tensors on the shaped link, in times of what it takes as a file.
+/// The maximum time in µs that an agent adds, in addition to the empty call.
+const ADDED_LIMIT_US: f64 = 100.0;
+/// The minimum latency of a new image sent as tensors on the shaped link, as a multiple of the
+/// latency when sent as a file.
 const TENSORS_TARGET: f64 = 1.8;
-/// Most bytes that a new image may send beyond its file.
-const BEYOND_TARGET: f64 = 2_000.0;
+/// The maximum number of bytes that are sent for a new image in addition to its file.
+const EXTRA_BYTES_LIMIT: f64 = 2_000.0;
 
-/// What each run has to measure on loopback, and on the shaped link too where there is one: see
-/// [`missing_on_shaped`].
+/// The mandatory comparisons on loopback. They are mandatory on the shaped link too if it exists,
+/// see [`missing_on_shaped`].
 pub(crate) const MANDATORY: [Mandatory; 4] = [
     Mandatory {
         cases: &["1k-token text", "repeated image, data URI", "repeated image, URL"],
@@ -85,14 +84,14 @@ pub(crate) const MANDATORY: [Mandatory; 4] = [
     Mandatory {
         cases: &["distinct images, data URI, 1 client, loopback"],
         ends: &[""],
-        lines: &[(LATENCY, BARE), (LATENCY, TENSORS), (BEYOND, LIMIT)],
+        lines: &[(LATENCY, LOCAL_THEN_TCP), (LATENCY, TENSORS), (EXTRA_BYTES, LIMIT)],
     },
 ];
 
-/// Names what is mandatory on loopback and missing on the shaped link, unless that was not there at
-/// all.
+/// Returns the mandatory comparisons that are missing on the shaped link; none if the link was not
+/// measured at all.
 pub(crate) fn missing_on_shaped(rows: &[Row]) -> Vec<String> {
-    if !is_shaped(rows) {
+    if !has_shaped_link(rows) {
         return Vec::new();
     }
     let as_loopback = |row: &Row| {
@@ -103,12 +102,12 @@ pub(crate) fn missing_on_shaped(rows: &[Row]) -> Vec<String> {
     missing(&rows, &MANDATORY).iter().map(|name| name.replace(LINKS[0], LINKS[1])).collect()
 }
 
-/// Whether the shaped link was there.
-pub(crate) fn is_shaped(rows: &[Row]) -> bool {
+/// Returns `true` if the shaped link was measured.
+pub(crate) fn has_shaped_link(rows: &[Row]) -> bool {
     rows.iter().any(|row| row.case.ends_with(LINKS[1]))
 }
 
-/// All rows of a run that began under some load.
+/// Returns all rows of a run. `load` is the load at its start.
 pub(crate) fn rows(measurements: &[Measurement], rounds: u32, load: Option<Load>) -> Vec<Row> {
     let mut rows = vec![Row::rounds(BENCH, rounds, LOCAL)];
     rows.extend(load.map(|load| load.row(BENCH)));
@@ -122,7 +121,7 @@ pub(crate) fn rows(measurements: &[Measurement], rounds: u32, load: Option<Load>
     rows
 }
 
-/// What was measured of a case with an agent behind a link.
+/// The measurements of a case with an agent behind a link.
 struct Case<'a> {
     measurements: &'a [Measurement],
     case: &'a str,
@@ -148,23 +147,23 @@ impl Case<'_> {
             });
         }
         let echo = self.value(&format!("{ECHO}, {}", self.link), "call p50");
-        // Where 16 clients wait for each other, a median tells of the queue.
+        // With 16 clients the median mostly shows the wait in the queue.
         if let (Some(added), Some(echo), true) =
             (self.value(&ours, ADDED), echo, self.case != NEW_IMAGE && self.clients != 16)
         {
             let row = self.row(ADDED, "µs", ECHO, [Some(added), Some(echo)]);
-            rows.push(row.judged(Some(added / (echo + ADDED_TARGET)), Some(Target::AtMost(1.0))));
+            rows.push(row.judged(Some(added / (echo + ADDED_LIMIT_US)), Some(Target::AtMost(1.0))));
         }
         let bare = self.value(&format!("bare TCP, {}", self.link), TRANSFER);
         if let (Some(bare), Some(local), Some(value)) =
             (bare, self.value(LOCAL, LATENCY), self.value(&ours, LATENCY))
         {
-            let row = self.row(LATENCY, "ms", BARE, [Some(value), Some(local + bare)]);
+            let row = self.row(LATENCY, "ms", LOCAL_THEN_TCP, [Some(value), Some(local + bare)]);
             rows.push(row.judged(
                 self.value(&ours, "local engine and bare transfer in times of this"),
                 None,
             ));
-            rows.push(self.row(TRANSFER, "ms", BARE, [None, Some(bare)]));
+            rows.push(self.row(TRANSFER, "ms", LOCAL_THEN_TCP, [None, Some(bare)]));
         }
         let [files, tensors] =
             ["files", "tensors"].map(|form| self.value(&ours, &format!("latency p50 with {form}")));
@@ -173,15 +172,18 @@ impl Case<'_> {
             let target = (self.link == LINKS[1]).then_some(Target::AtLeast(TENSORS_TARGET));
             rows.push(row.judged(Some(tensors / files), target));
         }
-        if let (Some(beyond), Some(back)) = (self.value(&ours, BEYOND), self.value(&ours, BACK)) {
-            let row = self.row(BEYOND, "bytes", LIMIT, [Some(beyond), Some(BEYOND_TARGET)]);
-            rows.push(row.judged(Some(beyond / BEYOND_TARGET), Some(Target::AtMost(1.0))));
-            rows.push(self.row(BACK, "bytes", LIMIT, [Some(back), None]));
+        let [extra, returned] =
+            [EXTRA_BYTES, RETURNED_BYTES].map(|metric| self.value(&ours, metric));
+        if let (Some(extra), Some(returned)) = (extra, returned) {
+            let numbers = [Some(extra), Some(EXTRA_BYTES_LIMIT)];
+            let row = self.row(EXTRA_BYTES, "bytes", LIMIT, numbers);
+            rows.push(row.judged(Some(extra / EXTRA_BYTES_LIMIT), Some(Target::AtMost(1.0))));
+            rows.push(self.row(RETURNED_BYTES, "bytes", LIMIT, [Some(returned), None]));
         }
         rows
     }
 
-    /// A row of CPU time with its ratio, which was measured in pairs, and with its target.
+    /// Adds the ratio, which was measured in pairs, and the target to a row of CPU time.
     fn judged(&self, row: Row, ours: &str) -> Row {
         let (ratio, side, target) = if row.peer_name == LOCAL {
             let ratio = self.value(ours, "CPU in times of the local engine's");
@@ -207,6 +209,7 @@ impl Case<'_> {
     }
 }
 
+/// Returns the name of a case in rows.
 fn name(case: &str) -> &str {
     if case == STREAMS.0 { STREAMS.1 } else { case }
 }
@@ -220,8 +223,8 @@ pub(crate) mod tests {
     use super::*;
     use crate::bench_peers::row::tests::find;
 
-    /// All that a run measures: an agent costs half of a frontend, Dynamo's frontend three times
-    /// both.
+    /// Returns the measurements of a run. An agent costs half of a frontend; Dynamo's frontend
+    /// costs three times as much as frontend and agent.
     pub(crate) fn measurements(links: &[&str]) -> Vec<Measurement> {
         let mut measurements = Vec::new();
         let cases: [(&str, &[u32]); 5] = [
@@ -256,8 +259,8 @@ pub(crate) mod tests {
                     add(agent, "local engine and bare transfer in times of this", 1.9);
                     add(agent, "latency p50 with files", 10.0);
                     add(agent, "latency p50 with tensors", 19.0);
-                    add(agent, BEYOND, 1_000.0);
-                    add(agent, BACK, 5_000.0);
+                    add(agent, EXTRA_BYTES, 1_000.0);
+                    add(agent, RETURNED_BYTES, 5_000.0);
                 }
             }
         }
@@ -265,7 +268,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_agent_is_held_against_a_local_engine_a_null_call_and_a_peer() {
+    fn agent_is_compared_with_local_engine_null_call_peer() {
         let rows = rows(&measurements(&LINKS), 7, None);
         let local = find(&rows, "1k-token text, 16 clients, loopback", CPU, LOCAL);
         assert_eq!((local.ours, local.peer, local.ratio), (Some(1.5), Some(1.0), Some(1.5)));
@@ -279,11 +282,17 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_new_image_has_a_limit_for_its_bytes_and_on_the_shaped_link_for_its_time() {
+    fn new_image_has_limits_for_bytes_with_time_on_shaped_link() {
         let rows = rows(&measurements(&LINKS), 7, None);
-        let beyond = find(&rows, "distinct images, data URI, 1 client, loopback", BEYOND, LIMIT);
-        assert_eq!((beyond.ratio, beyond.target, beyond.ok), (Some(0.5), Some(1.0), Some(true)));
-        let bare = find(&rows, "distinct images, data URI, 1 client, shaped link", LATENCY, BARE);
+        let extra =
+            find(&rows, "distinct images, data URI, 1 client, loopback", EXTRA_BYTES, LIMIT);
+        assert_eq!((extra.ratio, extra.target, extra.ok), (Some(0.5), Some(1.0), Some(true)));
+        let bare = find(
+            &rows,
+            "distinct images, data URI, 1 client, shaped link",
+            LATENCY,
+            LOCAL_THEN_TCP,
+        );
         assert_eq!(
             (bare.ours, bare.peer, bare.ratio, bare.target),
             (Some(3.0), Some(6.0), Some(1.9), None)
@@ -309,14 +318,15 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_shaped_link_that_was_there_has_to_be_measured_whole() {
-        let mut all = rows(&measurements(&LINKS), 7, None);
-        assert_eq!((missing(&all, &MANDATORY), missing_on_shaped(&all)), (vec![], vec![]));
-        all.retain(|row| row.metric != BEYOND || row.case.ends_with(LINKS[0]));
-        let name = format!("distinct images, data URI, 1 client, shaped link, {BEYOND}, limit");
-        assert_eq!((missing(&all, &MANDATORY), missing_on_shaped(&all)), (vec![], vec![name]));
-        all.retain(|row| row.case.ends_with(LINKS[0]));
-        assert!(!is_shaped(&all));
-        assert_eq!(missing_on_shaped(&all), [""; 0]);
+    fn shaped_link_has_to_be_measured_completely() {
+        let mut rows = rows(&measurements(&LINKS), 7, None);
+        assert_eq!((missing(&rows, &MANDATORY), missing_on_shaped(&rows)), (vec![], vec![]));
+        rows.retain(|row| row.metric != EXTRA_BYTES || row.case.ends_with(LINKS[0]));
+        let name =
+            format!("distinct images, data URI, 1 client, shaped link, {EXTRA_BYTES}, limit");
+        assert_eq!((missing(&rows, &MANDATORY), missing_on_shaped(&rows)), (vec![], vec![name]));
+        rows.retain(|row| row.case.ends_with(LINKS[0]));
+        assert!(!has_shaped_link(&rows));
+        assert_eq!(missing_on_shaped(&rows), [""; 0]);
     }
 }

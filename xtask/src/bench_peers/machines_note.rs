@@ -1,10 +1,11 @@
-//! Writes `docs/benchmarks/machines.md` from its rows and nothing else.
+//! Makes the page `docs/benchmarks/machines.md` from its rows.
 
 use crate::bench_peers::load;
 use crate::bench_peers::machines::{
-    ADDED, BACK, BARE, BEYOND, DYNAMO, LATENCY, LINKS, LOCAL, METRICS, TENSORS, TRANSFER, is_shaped,
+    ADDED, DYNAMO, EXTRA_BYTES, LATENCY, LINKS, LOCAL, LOCAL_THEN_TCP, METRICS, RETURNED_BYTES,
+    TENSORS, TRANSFER, has_shaped_link,
 };
-use crate::bench_peers::page::{BY_METRIC, Table, Targets, fill, number, of_run, prompts};
+use crate::bench_peers::page::{BY_METRIC, Table, Targets, fill, number, prompts, run_value};
 use crate::bench_peers::row::{ROUNDS, Row};
 use crate::error::Error;
 
@@ -15,15 +16,15 @@ const TARGETS: Targets = Targets {
 const NOT_SHAPED: &str =
     "Shaped link: not measured, as it needs root and `ip` and `tc` of iproute2.\n\n";
 
-/// Returns the whole page.
+/// Makes the page.
 pub(crate) fn write(rows: &[Row]) -> Result<String, Error> {
     let cases = rows.iter().filter(|row| row.metric == LATENCY && row.peer_name == LOCAL);
     let cases =
         cases.filter_map(|row| row.case.strip_suffix(LINKS[0])).map(|case| table(rows, case));
     let values = [
-        ("rounds", of_run(rows, ROUNDS)),
+        ("rounds", run_value(rows, ROUNDS)),
         ("load", load::sentence(rows)),
-        ("shaped", if is_shaped(rows) { "" } else { NOT_SHAPED }.to_owned()),
+        ("shaped", if has_shaped_link(rows) { "" } else { NOT_SHAPED }.to_owned()),
         ("targets", TARGETS.table(rows)),
         ("new_image", new_image(rows)),
         ("cases", cases.collect::<Vec<_>>().join("\n\n")),
@@ -32,7 +33,7 @@ pub(crate) fn write(rows: &[Row]) -> Result<String, Error> {
     fill(include_str!("templates/machines.md"), &values)
 }
 
-/// Returns a table of what new images send, and of what is held against the time that it takes.
+/// Returns the table of new images: bytes sent, latency, and the references for the latency.
 fn new_image(rows: &[Row]) -> String {
     let line = |what: &str, unit: &str, value: &dyn Fn(&Row) -> Option<f64>| {
         let values = LINKS
@@ -40,19 +41,19 @@ fn new_image(rows: &[Row]) -> String {
         format!("{what} | {unit} | {}", values.join(" | "))
     };
     let lines = [
-        line(BEYOND, "bytes", &|row| row.ours.filter(|_| row.metric == BEYOND)),
-        line(BACK, "bytes", &|row| row.ours.filter(|_| row.metric == BACK)),
+        line(EXTRA_BYTES, "bytes", &|row| row.ours.filter(|_| row.metric == EXTRA_BYTES)),
+        line(RETURNED_BYTES, "bytes", &|row| row.ours.filter(|_| row.metric == RETURNED_BYTES)),
         line(LATENCY, "ms", &|row| {
-            row.ours.filter(|_| row.peer_name == BARE && row.metric != TRANSFER)
+            row.ours.filter(|_| row.peer_name == LOCAL_THEN_TCP && row.metric != TRANSFER)
         }),
         line("bare TCP: transfer of the tensors' bytes", "ms", &|row| {
             row.peer.filter(|_| row.metric == TRANSFER)
         }),
-        line(BARE, "ms", &|row| {
-            row.peer.filter(|_| row.peer_name == BARE && row.metric != TRANSFER)
+        line(LOCAL_THEN_TCP, "ms", &|row| {
+            row.peer.filter(|_| row.peer_name == LOCAL_THEN_TCP && row.metric != TRANSFER)
         }),
         line("that in times of the latency", "", &|row| {
-            row.ratio.filter(|_| row.peer_name == BARE)
+            row.ratio.filter(|_| row.peer_name == LOCAL_THEN_TCP)
         }),
         line("latency p50 beside a frontend that sends tensors", "ms", &|row| {
             row.ours.filter(|_| row.peer_name == TENSORS)
@@ -65,7 +66,7 @@ fn new_image(rows: &[Row]) -> String {
     Table::new("| unit | agent, loopback | agent, shaped link").rows(lines)
 }
 
-/// Returns all sides' numbers of a case under its name: a line per metric, a column per side.
+/// Returns a section with the table of a case: a line per metric and a column per side.
 fn table(rows: &[Row], case: &str) -> String {
     let [loopback, shaped] = LINKS.map(|link| format!("{case}{link}"));
     let find = |case: &str, metric: &str, peer: &str| {
@@ -96,17 +97,21 @@ mod tests {
     use crate::bench_peers::machines::{rows, tests::measurements};
 
     #[test]
-    fn the_note_tells_targets_and_each_case() {
+    fn page_shows_targets_with_all_cases() {
         let text = write(&rows(&measurements(&LINKS), 7, None)).unwrap();
         for line in [
-            "| 1k-token text, 1 client, loopback | CPU per request | local engine | 1.50 | 1.00 | 1.50 | ≤ 1.6 | yes |",
-            "| 1k-token text, 1 client, shaped link | CPU per request | Dynamo 0.1 | 1.50 | 4.50 | 3.00 | ≥ 4 | **no** |",
-            "| 1k-token text, 1 client, loopback | added p50 | null gRPC echo | 300 | 50.0 | 2.00 | ≤ 1 | **no** |",
+            "| 1k-token text, 1 client, loopback | CPU per request | local engine | 1.50 | 1.00 | \
+             1.50 | ≤ 1.6 | yes |",
+            "| 1k-token text, 1 client, shaped link | CPU per request | Dynamo 0.1 | 1.50 | 4.50 | \
+             3.00 | ≥ 4 | **no** |",
+            "| 1k-token text, 1 client, loopback | added p50 | null gRPC echo | 300 | 50.0 | 2.00 \
+             | ≤ 1 | **no** |",
             "| bytes from the agent | bytes | 5000 | 5000 |",
             "| local engine, then bare TCP | ms | 6.00 | 6.00 |",
             "| | unit | local engine | agent, loopback | agent, shaped link | Dynamo 0.1 |",
             "| CPU per output token | µs | 1.00 | 1.50 | 1.50 | 4.50 |",
-            "| distinct images, data URI, 1 client, shaped link | latency p50 | tensors in place of files | 10.0 | 19.0 | 1.90 | ≥ 1.8 | yes |",
+            "| distinct images, data URI, 1 client, shaped link | latency p50 | tensors in place \
+             of files | 10.0 | 19.0 | 1.90 | ≥ 1.8 | yes |",
             "| latency p50 of that one | ms | 19.0 | 19.0 |",
         ] {
             assert!(text.contains(line), "{line}\n{text}");
@@ -115,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_was_not_there_is_named() {
+    fn missing_link_is_named() {
         let text = write(&rows(&measurements(&LINKS[..1]), 7, None)).unwrap();
         assert!(text.contains("Shaped link: not measured"), "{text}");
         assert!(text.contains("| CPU per request | ms | 1.00 | 1.50 | – | 4.50 |"), "{text}");

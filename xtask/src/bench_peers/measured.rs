@@ -1,4 +1,4 @@
-//! The results that measuring programs print, one JSON object per line.
+//! Parses the results that measuring programs print as one JSON object per line.
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -6,15 +6,15 @@ use serde::de::DeserializeOwned;
 use crate::bench_peers::row::{OURS, Row};
 use crate::error::Error;
 
-/// The metric of prompts whose lengths were compared (ours), and of those with another (the
-/// peer's).
+/// The metric of prompt lengths. In its row, `ours` is the number of compared prompts and `peer`
+/// the number of prompts whose lengths differ.
 pub(crate) const DIFFERENT: &str = "prompts of another length";
 
-/// One side's result for one case.
+/// The result of one side for one case.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Measurement {
     pub(crate) case: String,
-    /// Number of clients that asked at once; none for a value that does not depend on it.
+    /// The number of concurrent clients; `None` for a value that does not depend on it.
     #[serde(default)]
     pub(crate) clients: Option<u32>,
     pub(crate) side: String,
@@ -22,16 +22,16 @@ pub(crate) struct Measurement {
     pub(crate) value: f64,
 }
 
-/// A metric, and how it becomes rows.
+/// A metric and its meaning.
 pub(crate) struct Metric {
     pub(crate) name: &'static str,
     pub(crate) unit: &'static str,
-    /// None where neither is better.
+    /// `None` if neither direction is better.
     pub(crate) more_is_better: Option<bool>,
 }
 
 impl Metric {
-    /// Returns how many times better ours is than theirs.
+    /// Returns the factor by which `ours` is better than `theirs`.
     pub(crate) fn ratio(&self, ours: f64, theirs: f64) -> Option<f64> {
         self.more_is_better.map(|more| if more { ours / theirs } else { theirs / ours })
     }
@@ -43,7 +43,7 @@ pub(crate) fn parse<T: DeserializeOwned>(what: &str, lines: &[String]) -> Result
     parsed.map_err(|source| Error::Json { what: format!("the output of {what}"), source })
 }
 
-/// Parses lines of which the first says what was measured with.
+/// Parses lines of which the first describes the setting of the run.
 pub(crate) fn parse_with_head<H: DeserializeOwned, T: DeserializeOwned>(
     what: &str,
     lines: &[String],
@@ -61,23 +61,23 @@ pub(crate) fn value(
     side: &str,
     metric: &str,
 ) -> Option<f64> {
-    let is = |it: &&Measurement| {
+    let is_match = |it: &&Measurement| {
         (&*it.case, it.clients, &*it.side, &*it.metric) == (case, clients, side, metric)
     };
-    measurements.iter().find(is).map(|it| it.value)
+    measurements.iter().find(is_match).map(|it| it.value)
 }
 
-/// Returns the sides that are not ours, in their order.
+/// Returns the sides other than Chiasm, in the order of measurements.
 pub(crate) fn peers(measurements: &[Measurement]) -> Vec<&str> {
     distinct(measurements.iter().map(|it| &*it.side).filter(|side| *side != OURS))
 }
 
-/// Returns the cases with the numbers of clients that asked at once, in their order.
+/// Returns the cases with their numbers of concurrent clients, in the order of measurements.
 pub(crate) fn cases(measurements: &[Measurement]) -> Vec<(&str, u32)> {
     distinct(measurements.iter().filter_map(|it| Some((&*it.case, it.clients?))))
 }
 
-/// Returns each item once, in the order of their first appearance.
+/// Returns the distinct items in the order of their first occurrence.
 pub(crate) fn distinct<T: PartialEq>(items: impl IntoIterator<Item = T>) -> Vec<T> {
     let mut distinct = Vec::new();
     for item in items {
@@ -88,7 +88,8 @@ pub(crate) fn distinct<T: PartialEq>(items: impl IntoIterator<Item = T>) -> Vec<
     distinct
 }
 
-/// Creates a row for each case and side whose prompts' lengths were compared with the first side's.
+/// Creates a row for each case and side whose prompt lengths were compared with those of the first
+/// side.
 pub(crate) fn lengths(bench: &'static str, measurements: &[Measurement]) -> Vec<Row> {
     let different = measurements.iter().filter(|it| it.metric == "different");
     let row = |it: &Measurement| {
@@ -100,12 +101,13 @@ pub(crate) fn lengths(bench: &'static str, measurements: &[Measurement]) -> Vec<
     different.map(row).collect()
 }
 
-/// Returns whether a side counted the same tokens as the first; none where it counts others.
+/// Returns `true` if a side counted the same prompt tokens as the first side; `None` if they were
+/// not compared.
 pub(crate) fn counts_alike(measurements: &[Measurement], case: &str, side: &str) -> Option<bool> {
     value(measurements, (case, None), side, "different").map(|different| different == 0.0)
 }
 
-/// Returns a case's name with the number of clients.
+/// Returns the name of a case with the number of clients.
 pub(crate) fn case_name(case: &str, clients: u32) -> String {
     format!("{case}, {clients} client{}", if clients == 1 { "" } else { "s" })
 }

@@ -1,4 +1,4 @@
-//! The pages in `docs/benchmarks`: templates of Markdown, whose placeholders are filled with
+//! Makes the pages in `docs/benchmarks` from Markdown templates whose placeholders are filled with
 //! tables.
 
 use std::fmt::{Display, Write};
@@ -30,11 +30,12 @@ pub(crate) fn fill(template: &str, values: &[(&str, String)]) -> Result<String, 
     }
 }
 
-/// A table of Markdown, without a line break after its last row.
+/// A Markdown table without a line break after its last row.
 pub(crate) struct Table(String);
 
 impl Table {
-    /// Starts a table. `heads` are separated by ` | `, as the cells of its rows are.
+    /// Creates a table with these column heads, which are separated by ` | ` like the cells of
+    /// rows.
     pub(crate) fn new(heads: impl Display) -> Self {
         let heads = format!("| {heads} |");
         let columns = heads.matches('|').count() - 1;
@@ -47,7 +48,7 @@ impl Table {
         let _ = write!(self.0, "\n| {cells} |");
     }
 
-    /// Adds rows.
+    /// Adds rows and returns the text of the table.
     pub(crate) fn rows(mut self, rows: impl IntoIterator<Item = impl Display>) -> String {
         rows.into_iter().for_each(|cells| self.row(cells));
         self.0
@@ -56,19 +57,20 @@ impl Table {
 
 /// The table of a page's targets.
 pub(crate) struct Targets {
-    /// The heads of the cells that come first, and of both sides' numbers.
+    /// The heads of the first cells and of the numbers of both sides.
     pub(crate) heads: &'static str,
-    /// The cells that come first.
+    /// Returns the first cells of a row.
     pub(crate) cells: fn(&Row) -> String,
+    /// Formats a number.
     pub(crate) number: fn(Option<f64>) -> String,
-    /// Returns whether a ratio may not exceed its target.
+    /// Returns `true` if the target is a maximum.
     pub(crate) is_limit: fn(&Row) -> bool,
-    /// The name of outputs that are not equal.
+    /// The text for outputs that are not equal.
     pub(crate) outputs: &'static str,
 }
 
 impl Targets {
-    /// Returns a line for each row that has a target.
+    /// Returns a table with a line for each row that has a target.
     pub(crate) fn table<'a>(&self, rows: impl IntoIterator<Item = &'a Row>) -> String {
         let table = Table::new(format_args!("{} | ratio | target | reached", self.heads));
         table.rows(rows.into_iter().filter_map(|row| {
@@ -81,7 +83,8 @@ impl Targets {
     }
 }
 
-/// Targets of cases and metrics, against peers that are to be beaten by the same prompts.
+/// The table of targets by case, metric and peer. All targets are minimum ratios, for equal
+/// prompts.
 pub(crate) const BY_METRIC: Targets = Targets {
     heads: "case | metric | against | ours | theirs",
     cells: |row| format!("{} | {} | {}", row.case, row.metric, row.peer_name),
@@ -90,7 +93,7 @@ pub(crate) const BY_METRIC: Targets = Targets {
     outputs: "other prompts",
 };
 
-/// Says whether a row has reached its target.
+/// Returns the text about a reached or missed target.
 pub(crate) fn reached(row: &Row, outputs: &str) -> String {
     match (row.ok, row.equal) {
         (Some(true), _) => "yes".to_owned(),
@@ -99,15 +102,14 @@ pub(crate) fn reached(row: &Row, outputs: &str) -> String {
     }
 }
 
-/// Returns a list with a line for each missed target, after an introduction; empty if there is
-/// none.
+/// Returns an introduction and a list with a line for each missed target; empty if none was missed.
 pub(crate) fn missed(rows: &[Row], introduction: &str, line: impl Fn(&Row) -> String) -> String {
     let missed = rows.iter().filter(|row| row.target.is_some() && row.ok == Some(false));
     let lines: String = missed.map(|row| format!("\n- {}", line(row))).collect();
     if lines.is_empty() { lines } else { format!("\n\n{introduction}\n{lines}") }
 }
 
-/// Returns three digits, which are all that a run with several processes can tell.
+/// Formats a number with three digits, the precision of a run with several processes.
 pub(crate) fn number(number: Option<f64>) -> String {
     match number {
         None => "–".to_owned(),
@@ -117,8 +119,8 @@ pub(crate) fn number(number: Option<f64>) -> String {
     }
 }
 
-/// Returns a number of the whole run, such as that of its rounds.
-pub(crate) fn of_run(rows: &[Row], metric: &str) -> String {
+/// Returns the text of a number of the whole run, such as the number of rounds.
+pub(crate) fn run_value(rows: &[Row], metric: &str) -> String {
     rows.iter()
         .find(|row| row.metric == metric)
         .and_then(|row| row.ours)
@@ -126,24 +128,24 @@ pub(crate) fn of_run(rows: &[Row], metric: &str) -> String {
         .to_string()
 }
 
-/// Returns the peers of these rows, in their order.
+/// Returns the peers of these rows, in the order of rows.
 pub(crate) fn peers<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<&'a str> {
     distinct(rows.map(|row| row.peer_name.as_str()))
 }
 
-/// Returns a table of a case under its name: a line per metric, a column per side, peers' with the
-/// ratio.
+/// Returns a section with the table of a case: a line per metric and a column per side. The cells
+/// of peers have the ratio.
 pub(crate) fn sides<'a>(case: &'a [Row], metrics: impl Iterator<Item = &'a Metric>) -> String {
     let metrics: Vec<&Metric> =
         metrics.filter(|metric| case.iter().any(|row| row.metric == metric.name)).collect();
-    let is_told = |row: &&Row| metrics.iter().any(|metric| metric.name == row.metric);
-    let peers = peers(case.iter().filter(is_told));
+    let is_shown = |row: &&Row| metrics.iter().any(|metric| metric.name == row.metric);
+    let peers = peers(case.iter().filter(is_shown));
     let table = Table::new(format_args!("| unit | chiasm | {}", peers.join(" | ")));
     let table = table.rows(metrics.iter().map(|Metric { name, unit, .. }| {
-        let of_metric = || case.iter().filter(|row| row.metric == *name);
-        let ours = number(of_metric().next().and_then(|row| row.ours));
+        let rows_of_metric = || case.iter().filter(|row| row.metric == *name);
+        let ours = number(rows_of_metric().next().and_then(|row| row.ours));
         let theirs = peers.iter().map(|peer| {
-            let row = of_metric().find(|row| row.peer_name == *peer);
+            let row = rows_of_metric().find(|row| row.peer_name == *peer);
             let ratio =
                 row.and_then(|row| row.ratio).map(|ratio| format!(" (× {})", number(Some(ratio))));
             format!(" | {}{}", number(row.and_then(|row| row.peer)), ratio.unwrap_or_default())
@@ -153,7 +155,8 @@ pub(crate) fn sides<'a>(case: &'a [Row], metrics: impl Iterator<Item = &'a Metri
     format!("## {}\n\n{table}", case[0].case)
 }
 
-/// Returns a table of how many prompts' lengths were compared.
+/// Returns a table with the numbers of prompts whose lengths were compared, and of those that
+/// differ.
 pub(crate) fn prompts(rows: &[Row]) -> String {
     let rows = rows.iter().filter(|row| row.metric == DIFFERENT);
     Table::new("case | against | compared | of another length").rows(rows.map(|row| {
@@ -162,7 +165,7 @@ pub(crate) fn prompts(rows: &[Row]) -> String {
     }))
 }
 
-/// Returns a number of things, or a dash.
+/// Formats a count; a dash if it is missing.
 pub(crate) fn count(count: Option<f64>) -> String {
     count.map_or("–".to_owned(), |count| count.to_string())
 }
@@ -172,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn placeholders_are_filled_each_time_that_they_are_named() {
+    fn repeated_placeholder_is_filled_each_time() {
         let values = [("a", "1".to_owned()), ("b", "{{a}}".to_owned())];
         assert_eq!(fill("{{a}} {{b}}, {{a}}\n", &values).unwrap(), "1 {{a}}, 1\n");
         assert_eq!(fill("none", &[]).unwrap(), "none");
@@ -192,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn table_has_a_rule_of_as_many_columns_as_heads() {
+    fn table_rule_has_column_per_head() {
         let table = Table::new("| unit | ours").rows(["x | ms | 1", "y | | "]);
         assert_eq!(table, "| | unit | ours |\n|---|---|---|\n| x | ms | 1 |\n| y | |  |");
     }

@@ -1,5 +1,4 @@
-//! The measuring programs in `bench/peers`: built in their own workspace, run with what they need
-//! around them.
+//! Builds and runs the measuring programs in `bench/peers`, which is a workspace of its own.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -15,25 +14,27 @@ use crate::setup::Setup;
 
 const MANIFEST: &str = "bench/peers/Cargo.toml";
 
-/// The built program of the bench `pixels`.
+/// The built program of the benchmark `pixels`.
 pub(crate) struct Pixels {
     program: PathBuf,
-    /// The folder of libturbojpeg, unless the loader finds the library by itself or there is none.
+    /// The folder of libturbojpeg; `None` if the loader finds the library by itself or it is
+    /// missing.
     libraries: Option<PathBuf>,
 }
 
 impl Pixels {
-    /// Builds it, and finds it the library that it needs to be exact; says loudly if there is none.
+    /// Builds the program and finds libturbojpeg, which the peer needs for exact pixels. Prints a
+    /// warning if the library is missing.
     pub(crate) fn build(setup: &Setup) -> Result<Self, Error> {
         let mut peers = Self { program: build(setup, "pixels")?, libraries: None };
         if !peers.has_libturbojpeg()? {
             match turbojpeg::ensure(setup) {
                 Ok(libraries) => peers.libraries = Some(libraries),
-                Err(error) => setup.output.say(&format!("no libturbojpeg: {error}"))?,
+                Err(error) => setup.output.print_line(&format!("no libturbojpeg: {error}"))?,
             }
         }
         if !peers.has_libturbojpeg()? {
-            setup.output.say(WITHOUT_LIBTURBOJPEG)?;
+            setup.output.print_line(WITHOUT_LIBTURBOJPEG)?;
         }
         Ok(peers)
     }
@@ -44,7 +45,7 @@ impl Pixels {
         printed.parse().map_err(|_| Error::Unreadable { what: what.to_owned(), printed })
     }
 
-    /// The program, with the fastest of Chiasm's kernels.
+    /// Returns a command that runs the program with Chiasm's fastest kernels.
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(&self.program);
         command.env_remove("CHIASM_KERNELS").stdin(Stdio::null());
@@ -57,16 +58,17 @@ impl Pixels {
 
 const WITHOUT_LIBTURBOJPEG: &str = "\
 !!!
-!!!  llm-multimodal FINDS NO libturbojpeg: ITS JPEG PIXELS WILL BE OTHERS, AND ITS TIMES THOSE OF ANOTHER DECODER.
+!!!  llm-multimodal FINDS NO libturbojpeg: ITS JPEG PIXELS WILL BE OTHERS, \
+AND ITS TIMES THOSE OF ANOTHER DECODER.
 !!!  The rows say so. Install Debian's libturbojpeg0 to measure it as it is meant to run.
 !!!";
 
-/// Builds the program of a bench, with the feature of its name and no other; returns where it is.
+/// Builds the program of a benchmark with the feature of the same name only, and returns its path.
 pub(crate) fn build(setup: &Setup, bench: &str) -> Result<PathBuf, Error> {
     let manifest = setup.workspace.file(MANIFEST)?;
-    setup.output.say(&format!("building {MANIFEST}, {bench}"))?;
-    // Not --locked: what Chiasm's crates depend on changes with the main lock file, and this one
-    // has to follow.
+    setup.output.print_line(&format!("building {MANIFEST}, {bench}"))?;
+    // Without --locked: the dependencies of Chiasm's crates change with the main lock file, and
+    // this lock file has to follow.
     let mut build = cargo(&setup.workspace);
     build
         .args(["build", "--release", "--bin", bench, "--features", bench, "--manifest-path"])
@@ -75,7 +77,7 @@ pub(crate) fn build(setup: &Setup, bench: &str) -> Result<PathBuf, Error> {
     Ok(built::target_directory(setup, &manifest)?.join("release").join(bench))
 }
 
-/// Runs `command` to its end and returns the results that it printed.
+/// Runs `command` to its end and parses the results that it prints.
 pub(crate) fn results<T: DeserializeOwned>(
     command: &mut Command,
     what: &str,
@@ -83,8 +85,8 @@ pub(crate) fn results<T: DeserializeOwned>(
     measured::parse(what, &lines(command, what)?)
 }
 
-/// Runs `command` to its end and returns the lines that it printed; what it says beside goes to the
-/// terminal.
+/// Runs `command` to its end and returns the lines of its standard output. Its standard error goes
+/// to the terminal.
 pub(crate) fn lines(command: &mut Command, what: &str) -> Result<Vec<String>, Error> {
     let spawn = command.stdout(Stdio::piped()).spawn();
     let mut child = spawn.map_err(|source| Error::Spawn {

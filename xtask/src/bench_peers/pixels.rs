@@ -1,4 +1,4 @@
-//! Turns what `peers pixels` measured into rows, with the targets that the project has set itself.
+//! Converts the results of `pixels run` to rows, with the project's targets.
 
 use std::collections::BTreeMap;
 
@@ -6,16 +6,16 @@ use serde::Deserialize;
 
 use crate::bench_peers::row::{Mandatory, OURS, Row, Target};
 
-/// The bench's name in rows and files.
+/// The name of the benchmark in rows and files.
 pub(crate) const BENCH: &str = "pixels";
-/// The side that is a limit and no peer.
+/// The name of the floor, a side that is a limit and not a peer.
 pub(crate) const FLOOR: &str = "floor";
-/// The metric of how many of a peer's values are not ours.
+/// The metric of the share of a peer's values that differ from ours.
 pub(crate) const DIFFERS: &str = "differing values";
-/// The stages, in the order of rows.
+/// The stages in the order of rows.
 const STAGES: [&str; 5] = ["whole", "decode", "process", "resize", "layout"];
 
-/// A line of `peers pixels`; documented there.
+/// A line of the output of `pixels run`, whose fields are documented there.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Measurement {
     case: String,
@@ -30,7 +30,7 @@ const QWEN3: &str = "qwen3_vl 1920x1080.jpg u8";
 const LLM_MULTIMODAL: &str = "llm-multimodal";
 const TRANSFORMERS: &str = "transformers";
 
-/// Ratios to reach: case, stage, peer, the ratio.
+/// The minimum ratios: case, stage, peer and ratio.
 const TARGETS: [(&str, &str, &str, f64); 4] = [
     (QWEN2, "whole", LLM_MULTIMODAL, 2.5),
     (QWEN2, "resize", LLM_MULTIMODAL, 5.0),
@@ -38,11 +38,13 @@ const TARGETS: [(&str, &str, &str, f64); 4] = [
     (QWEN3, "resize", LLM_MULTIMODAL, 5.0),
 ];
 
-/// What `whole` may take of raw patches, in times of the floor. `transformers` has no target: it
-/// decodes about as fast as we do, so that the floor alone is more than a quarter of its time.
-const OF_THE_FLOOR: f64 = 1.2;
+/// The maximum time of `whole` for raw patches, as a multiple of the floor. `transformers` has no
+/// target: it decodes about as fast as we do, so the floor alone is more than a quarter of its
+/// time.
+const FLOOR_LIMIT: f64 = 1.2;
 
-/// Every picture of the models that take raw patches, and one of each other format.
+/// The mandatory comparisons: all pictures of the models that take raw patches, and one picture of
+/// each other format.
 pub(crate) const MANDATORY: [Mandatory; 3] = [
     Mandatory {
         cases: &["qwen2_vl", "qwen3_vl"],
@@ -71,13 +73,13 @@ pub(crate) const MANDATORY: [Mandatory; 3] = [
     },
 ];
 
-/// What Chiasm does not do yet, by case.
+/// Returns the cases that Chiasm does not support, with the reasons.
 pub(crate) fn refusals(measurements: &[Measurement]) -> Vec<String> {
     let refusal = |it: &Measurement| Some(format!("{}: {}", it.case, it.refused.as_deref()?));
     measurements.iter().filter_map(refusal).collect()
 }
 
-/// All rows of a run.
+/// Returns all rows of a run.
 pub(crate) fn rows(measurements: &[Measurement], rounds: u32) -> Vec<Row> {
     let ours = measurements.iter().find(|it| it.refused.is_none()).map_or(OURS, |it| &it.side);
     let mut rows = vec![Row::rounds(BENCH, rounds, ours)];
@@ -89,32 +91,32 @@ pub(crate) fn rows(measurements: &[Measurement], rounds: u32) -> Vec<Row> {
     rows
 }
 
-/// The rows of one case and peer.
+/// Returns the rows of a case and a peer.
 fn compare(ours: &Measurement, peer: &Measurement) -> Vec<Row> {
-    let floor = peer.side == FLOOR;
+    let is_floor = peer.side == FLOOR;
     let equal = peer.differs.map(|share| share == 0.0);
     let mut rows = Vec::new();
     for stage in STAGES {
         let Some(peer_time) = peer.times.get(stage).copied() else { continue };
-        // The floor's decoding is ours.
-        if floor && stage == "decode" {
+        // The floor has the same decoder as our side.
+        if is_floor && stage == "decode" {
             continue;
         }
         let our_time = ours.times.get(stage).copied();
         let ratio = our_time
-            .map(|our_time| if floor { our_time / peer_time } else { peer_time / our_time });
-        let target = if floor {
-            (stage == "whole" && ours.case.ends_with(" u8")).then_some(Target::AtMost(OF_THE_FLOOR))
+            .map(|our_time| if is_floor { our_time / peer_time } else { peer_time / our_time });
+        let target = if is_floor {
+            (stage == "whole" && ours.case.ends_with(" u8")).then_some(Target::AtMost(FLOOR_LIMIT))
         } else {
-            let is = |it: &&(&str, &str, &str, f64)| {
+            let is_match = |it: &&(&str, &str, &str, f64)| {
                 (it.0, it.1) == (&*ours.case, stage) && peer.side.starts_with(it.2)
             };
-            TARGETS.iter().find(is).map(|it| Target::AtLeast(it.3))
+            TARGETS.iter().find(is_match).map(|it| Target::AtLeast(it.3))
         };
         let row = row(&ours.case, stage, "ms", &peer.side).numbers(our_time, Some(peer_time));
         let row = Row { equal, ..row }.judged(ratio, target);
-        // The floor makes no bits. A peer's that were not compared reach no target.
-        rows.push(Row { ok: row.ok.map(|ok| ok && (floor || equal == Some(true))), ..row });
+        // The floor has no output. The output of a peer that was not compared reaches no target.
+        rows.push(Row { ok: row.ok.map(|ok| ok && (is_floor || equal == Some(true))), ..row });
     }
     if let Some(share) = peer.differs.filter(|&share| share > 0.0) {
         let peer_share = Some((100.0 * share).max(0.001));
@@ -142,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_is_reached_by_the_ratio_and_only_with_equal_bits() {
+    fn target_needs_ratio_with_equal_bits() {
         let ours = measurement("chiasm", 10.0, Some(0.0));
         let whole = |peer: &Measurement| compare(&ours, peer).remove(0);
         let row = whole(&measurement("llm-multimodal 1.14.0", 18.0, Some(0.0)));
@@ -162,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn the_floor_is_a_limit_from_below() {
+    fn floor_is_upper_limit_of_ratio() {
         let mut ours = measurement("chiasm", 12.0, Some(0.0));
         let rows = compare(&ours, &measurement(FLOOR, 10.0, None));
         assert_eq!(rows.len(), 1);
@@ -178,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_we_refuse_is_a_row_without_our_time_and_named() {
+    fn refused_case_is_row_without_our_time() {
         let text = r#"{"case":"x 1x1.png u8","side":"chiasm","times":{},"differs":null,"refused":"no such family"}"#;
         let peer = r#"{"case":"x 1x1.png u8","side":"p 1","times":{"whole":3.0},"differs":null,"refused":null}"#;
         let measurements = parse("pixels", &[text.to_owned(), peer.to_owned()]).unwrap();
@@ -192,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn every_target_can_be_found() {
+    fn targets_are_found_by_case_stage_peer() {
         for (case, stage, peer, target) in TARGETS {
             let mut ours = measurement("chiasm", 1.0, Some(0.0));
             ours.case = case.to_owned();

@@ -1,4 +1,4 @@
-//! Writes `docs/benchmarks/pixels.md` from its rows and nothing else.
+//! Makes the page `docs/benchmarks/pixels.md` from its rows.
 
 use crate::bench_peers::page::{Table, Targets, fill, missed, peers};
 use crate::bench_peers::pixels::{DIFFERS, FLOOR};
@@ -13,7 +13,7 @@ const TARGETS: Targets = Targets {
     outputs: "other bits",
 };
 
-/// Returns the whole page.
+/// Makes the page.
 pub(crate) fn write(rows: &[Row]) -> Result<String, Error> {
     let run = rows.iter().find(|row| row.metric == ROUNDS);
     let against = peers(rows.iter().filter(|row| row.metric != ROUNDS && row.peer_name != FLOOR));
@@ -33,8 +33,8 @@ pub(crate) fn write(rows: &[Row]) -> Result<String, Error> {
     fill(include_str!("templates/pixels.md"), &values)
 }
 
-/// Says what took our time, and for the whole way, what would be left to gain if all but decoding
-/// cost nothing.
+/// Describes the parts of our time. For the whole preprocessing, also what could be gained if
+/// everything except decoding cost nothing.
 fn profile(rows: &[Row], missed: &Row) -> String {
     let mut case = rows.iter().filter(|row| row.case == missed.case);
     let ours =
@@ -63,7 +63,7 @@ fn profile(rows: &[Row], missed: &Row) -> String {
     )
 }
 
-/// Returns a table of all pictures of one model and format, under their names.
+/// Returns a section with the table of all pictures of a model and format.
 fn table(cases: &[&[Row]]) -> String {
     let mut lines = Vec::new();
     for case in cases {
@@ -93,6 +93,7 @@ fn table(cases: &[&[Row]]) -> String {
     format!("## {}\n\n{}", section(&cases[0][0]).join(", "), table.rows(lines))
 }
 
+/// Returns the line of a side.
 fn line(
     names: [&str; 2],
     time: impl Fn(&str) -> Option<f64>,
@@ -111,13 +112,13 @@ fn parts(row: &Row) -> [&str; 3] {
     [(); 3].map(|()| words.next().unwrap_or_default())
 }
 
-/// Returns what shares a table: model and format.
+/// Returns the key of a row's table: model and format.
 fn section(row: &Row) -> [&str; 2] {
     let [model, _, format] = parts(row);
     [model, format]
 }
 
-/// Returns a peer's name without its version, but with what it lacks.
+/// Returns a peer's name without its version; a name with "without" is kept whole.
 fn short(name: &str) -> &str {
     if name.contains("without") { name } else { name.split(' ').next().unwrap_or(name) }
 }
@@ -149,24 +150,29 @@ mod tests {
     }
 
     #[test]
-    fn targets_say_whether_they_are_reached_and_why_not() {
+    fn page_shows_reached_or_missed_targets() {
         let note = note();
         for line in [
-            "Medians of 15 rounds of chiasm (avx2) against llm-multimodal 1.14.0; transformers 5.19.0 (torch 2.13.0, Pillow 13.0.0).",
+            "Medians of 15 rounds of chiasm (avx2) against llm-multimodal 1.14.0; transformers \
+             5.19.0 (torch 2.13.0, Pillow 13.0.0).",
             "| qwen3_vl 1920x1080.jpg u8 | whole | floor | 12.00 | 11.00 | 1.09 | ≤ 1.2 | yes |",
-            "| qwen3_vl 1920x1080.jpg u8 | whole | llm-multimodal | 12.00 | 18.00 | 1.50 | ≥ 1.8 | **no** |",
-            "| qwen3_vl 1920x1080.jpg u8 | resize | llm-multimodal | 1.00 | 8.00 | 8.00 | ≥ 5 | yes |",
-            "| qwen2_vl 1920x1080.jpg u8 | resize | llm-multimodal | 2.00 | 8.00 | 4.00 | ≥ 5 | **no: other bits** |",
-            "- qwen3_vl 1920x1080.jpg u8, whole, llm-multimodal: decoding takes 10.00 ms (83 %), the rest 2.00 ms; \
-             with a rest of nothing the ratio would be 1.80",
-            "- qwen2_vl 1920x1080.jpg u8, resize, llm-multimodal: 2.00 ms, where one copy of the tensor takes 1.00 ms",
+            "| qwen3_vl 1920x1080.jpg u8 | whole | llm-multimodal | 12.00 | 18.00 | 1.50 | ≥ 1.8 | \
+             **no** |",
+            "| qwen3_vl 1920x1080.jpg u8 | resize | llm-multimodal | 1.00 | 8.00 | 8.00 | ≥ 5 | \
+             yes |",
+            "| qwen2_vl 1920x1080.jpg u8 | resize | llm-multimodal | 2.00 | 8.00 | 4.00 | ≥ 5 | \
+             **no: other bits** |",
+            "- qwen3_vl 1920x1080.jpg u8, whole, llm-multimodal: decoding takes 10.00 ms (83 %), \
+             the rest 2.00 ms; with a rest of nothing the ratio would be 1.80",
+            "- qwen2_vl 1920x1080.jpg u8, resize, llm-multimodal: 2.00 ms, where one copy of the \
+             tensor takes 1.00 ms",
         ] {
             assert!(note.lines().any(|found| found == line), "{line}\nis not in\n{note}");
         }
     }
 
     #[test]
-    fn every_side_has_its_line_and_what_is_missing_shows() {
+    fn table_has_line_per_side() {
         let note = note();
         for line in [
             "## qwen3_vl, u8",

@@ -1,5 +1,4 @@
-//! Turns what `bench/processor/measure.py` measured into rows, with the targets that the project
-//! has set itself.
+//! Converts the results of `bench/processor/measure.py` to rows, with the project's targets.
 
 use std::collections::BTreeMap;
 
@@ -11,48 +10,52 @@ use crate::bench_peers::measured::{self, Measurement};
 use crate::bench_peers::row::{Mandatory, OURS, Row, Target};
 use crate::error::Error;
 
-/// The bench's name in rows and files.
+/// The name of the benchmark in rows and files.
 pub(crate) const BENCH: &str = "processor";
-/// How the names of those that we are compared with begin.
+/// The beginnings of the names of the other sides.
 pub(crate) const RENDER: &str = "vllm launch render";
 pub(crate) const NO_TENSORS: &str = "render without tensors";
-pub(crate) const IN_ONE: &str = "one process";
+pub(crate) const ONE_PROCESS: &str = "one process";
 pub(crate) const ALONE: &str = "decoding and processing alone";
-/// The case of what is said of the whole run.
+/// The case of values of the whole run.
 const ALL: &str = "all";
-/// How many processes there were that make items, beside so many cores.
+/// The metric of the number of processes that make items.
 pub(crate) const HELPERS: &str = "helpers";
-/// Bytes of a file.
+/// The metric of the size of a file.
 pub(crate) const FILE: &str = "file";
-/// Tokens of a prompt with one item.
+/// The metric of the number of tokens of a prompt with one item.
 pub(crate) const PROMPT: &str = "prompt";
-/// Prompts or items that were compared (ours), and those that were others (the peer's).
+/// The metric of equality. In its row, `ours` is the number of compared prompts or items and `peer`
+/// the number of those that differ.
 pub(crate) const DIFFERENT: &str = "others";
-/// A frontend's CPU time for a request.
+/// The metric of a frontend's CPU time for a request.
 pub(crate) const CPU: &str = "CPU per request";
 pub(crate) const LATENCY: &str = "latency p50";
-/// Items that are made one after the other, or by all helpers.
+/// The metric of the rate of items, made one after the other or by all helpers.
 pub(crate) const RATE: &str = "items per second";
 pub(crate) const ITEM_CPU: &str = "CPU per item";
-/// What a call takes as a frontend sees it.
+/// The metric of the time of a call, measured by a frontend.
 pub(crate) const CALL: &str = "one call";
 pub(crate) const CLIPS_PER_CORE: &str = "clips per second of CPU time";
 pub(crate) const CLIPS: &str = "clips per second";
-/// How many clips are asked for at once.
-pub(crate) const AT_ONCE: &str = "clips at once";
+/// The metric of the number of concurrent clips.
+pub(crate) const CONCURRENT_CLIPS: &str = "clips at once";
 
-/// The end of a case's name: with what our repeated item is compared.
+/// The end of the name of a case that compares our repeated item with a peer's new item.
 const COLD: &str = "theirs new";
+/// The end of the name of a case that compares our repeated item with a peer's repeated item.
 const WARM: &str = "theirs repeated too";
 /// The case of many clips.
 const CAPTIONING: &str = "captioning of clips";
 
-const OF_COLD: f64 = 20.0;
-const OF_WARM: f64 = 3.0;
-/// So much of what one process makes, each of ours has to make.
-const OF_ONE_HELPER: f64 = 0.8;
-/// Most that a call for a picture may take, in times of decoding and processing it.
-const OF_A_CALL: f64 = 1.1;
+/// The minimum ratio for [`COLD`].
+const COLD_TARGET: f64 = 20.0;
+/// The minimum ratio for [`WARM`].
+const WARM_TARGET: f64 = 3.0;
+/// The minimum rate of each helper as a part of the rate of one process alone.
+const HELPER_TARGET: f64 = 0.8;
+/// The maximum time of a call for a picture, as a multiple of decoding and processing it.
+const CALL_LIMIT: f64 = 1.1;
 
 pub(crate) const MANDATORY: [Mandatory; 6] = [
     Mandatory {
@@ -74,61 +77,62 @@ pub(crate) const MANDATORY: [Mandatory; 6] = [
         lines: &[
             (DIFFERENT, RENDER),
             (DIFFERENT, NO_TENSORS),
-            (DIFFERENT, IN_ONE),
+            (DIFFERENT, ONE_PROCESS),
             (DIFFERENT, ALONE),
         ],
     },
 ];
-const IN_FRONTENDS: [(&str, &str); 3] = [(CPU, RENDER), (CPU, NO_TENSORS), (CPU, IN_ONE)];
+const IN_FRONTENDS: [(&str, &str); 3] = [(CPU, RENDER), (CPU, NO_TENSORS), (CPU, ONE_PROCESS)];
 
-/// The first line: what was measured with.
+/// The first line: the setting of the run.
 #[derive(Debug, Deserialize)]
 struct Setting {
     vllm: String,
-    /// PyAV's version, with whose encoder clips were made.
+    /// The version of PyAV, whose encoder made the clips.
     av: String,
     helpers: u32,
-    /// How large each kind's file is.
+    /// The size of the file by kind of item.
     bytes: BTreeMap<String, u64>,
 }
 
-/// What a run measured.
+/// The results of a run.
 #[derive(Debug)]
 pub(crate) struct Run {
     setting: Setting,
     measurements: Vec<Measurement>,
 }
 
-/// Parses the lines.
+/// Parses the lines of output.
 pub(crate) fn parse(lines: &[String]) -> Result<Run, Error> {
     let (setting, measurements) = measured::parse_with_head("measure.py", lines)?;
     Ok(Run { setting, measurements })
 }
 
-/// A metric of ours beside a peer's.
+/// The comparison of a metric of ours with a peer's.
 struct Comparison<'a> {
-    /// Case and side of ours and theirs, as the measurements name them.
+    /// Our case and side in the measurements.
     ours: (&'a str, &'a str),
+    /// The peer's case and side in the measurements.
     theirs: (&'a str, &'a str),
     measured: &'a str,
     metric: &'static str,
     unit: &'static str,
-    against: Against,
+    ratio: RatioKind,
     target: Option<f64>,
 }
 
-/// How a ratio is meant.
+/// The meaning of a ratio.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Against {
-    /// Times better than theirs, of which less is better.
-    Less,
-    /// Times better than theirs, of which more is better.
-    More,
-    /// Times theirs, which is a limit.
-    Limit,
+enum RatioKind {
+    /// The factor by which ours is better; lower values are better.
+    LessIsBetter,
+    /// The factor by which ours is better; higher values are better.
+    MoreIsBetter,
+    /// Ours as a multiple of theirs, which is a limit.
+    MultipleOfLimit,
 }
 
-/// All rows of a run that began under some load.
+/// Returns all rows of a run. `load` is the load at its start.
 pub(crate) fn rows(run: &Run, rounds: u32, load: Option<Load>) -> Vec<Row> {
     let Setting { av, helpers, bytes, .. } = &run.setting;
     let mut rows = vec![
@@ -157,22 +161,24 @@ impl Run {
         measured::value(&self.measurements, (case, None), side, metric)
     }
 
-    /// A peer's name with its versions.
+    /// Returns a peer's name with its versions.
     fn name(&self, side: &str) -> String {
         let vllm = &self.setting.vllm;
         match side {
             "render" => format!("{RENDER} {vllm}"),
             "render, no tensors" => format!("{NO_TENSORS} (vLLM {vllm})"),
-            "in one process" => format!("{IN_ONE} (vLLM {vllm}, as Dynamo {DYNAMO})"),
+            "in one process" => format!("{ONE_PROCESS} (vLLM {vllm}, as Dynamo {DYNAMO})"),
             _ => format!("{ALONE} (vLLM {vllm})"),
         }
     }
 
-    /// Whether the peer's prompts, or its tensors, are ours.
+    /// Returns `true` if the peer's prompts or tensors equal ours; `None` if they were not
+    /// compared.
     fn is_equal(&self, kind: &str, side: &str) -> Option<bool> {
         self.value(kind, side, "different").map(|different| different == 0.0)
     }
 
+    /// Returns the rows about the equality of prompts and tensors.
     fn equality(&self, kind: &str) -> Vec<Row> {
         let prompt = self.value(kind, OURS, "prompt tokens");
         let mut rows = vec![Row { ours: prompt, ..row(kind, PROMPT, "tokens", OURS) }];
@@ -186,22 +192,22 @@ impl Run {
         rows
     }
 
-    /// What a request costs in a frontend.
+    /// Returns the rows about the cost of a request in a frontend.
     fn requests(&self, kind: &str) -> Vec<Row> {
         let [new, repeated] = ["new", "repeated"].map(|what| format!("{what} {kind}"));
         let [cold, warm] = [COLD, WARM].map(|theirs| format!("{repeated}, {theirs}"));
         let cases = [
-            (cold, &repeated, &new, Some(OF_COLD)),
-            (warm, &repeated, &repeated, Some(OF_WARM)),
+            (cold, &repeated, &new, Some(COLD_TARGET)),
+            (warm, &repeated, &repeated, Some(WARM_TARGET)),
             (new.clone(), &new, &new, None),
         ];
         let mut rows = Vec::new();
         for (case, ours, theirs, target) in &cases {
             for (metric, measured) in [(CPU, "CPU"), (LATENCY, "time")] {
                 for side in ["render", "render, no tensors", "in one process"] {
-                    // What a router asks for is less than what has to be made for an engine: it is
-                    // told, and no target.
-                    let is_aimed_at = metric == CPU && side != "render, no tensors";
+                    // A router needs less than an engine, so the side without tensors is shown but
+                    // has no target.
+                    let has_target = metric == CPU && side != "render, no tensors";
                     rows.extend(self.compare(
                         case,
                         kind,
@@ -211,8 +217,8 @@ impl Run {
                             measured,
                             metric,
                             unit: "ms",
-                            against: Against::Less,
-                            target: target.filter(|_| is_aimed_at),
+                            ratio: RatioKind::LessIsBetter,
+                            target: target.filter(|_| has_target),
                         },
                     ));
                 }
@@ -221,38 +227,54 @@ impl Run {
         rows
     }
 
-    /// What making new items comes to.
+    /// Returns the rows about making new items.
     fn items(&self, kind: &str) -> Vec<Row> {
         let [measured_as, case] = [format!("many {kind}s"), format!("new {kind}s")];
-        let (ours, theirs) = ((&*measured_as, "helpers"), (&*measured_as, "alone"));
-        let share = OF_ONE_HELPER * f64::from(self.setting.helpers);
-        let call = (&*measured_as, "item");
-        let of_a_call = (kind == "image").then_some(OF_A_CALL);
-        let compare = |case, ours, measured, metric, unit, against, target| {
+        let [ours, theirs, call] = ["helpers", "alone", "item"].map(|side| (&*measured_as, side));
+        let rate_target = HELPER_TARGET * f64::from(self.setting.helpers);
+        let call_limit = (kind == "image").then_some(CALL_LIMIT);
+        let compare = |case, ours, measured, metric, unit, ratio, target| {
             self.compare(
                 case,
                 kind,
-                &Comparison { ours, theirs, measured, metric, unit, against, target },
+                &Comparison { ours, theirs, measured, metric, unit, ratio, target },
             )
         };
         let rows = [
-            compare(&case, ours, "rate", RATE, "items/s", Against::More, Some(share)),
-            compare(&case, ours, "CPU", ITEM_CPU, "ms", Against::Less, None),
-            compare(&format!("new {kind}"), call, "time", CALL, "ms", Against::Limit, of_a_call),
+            compare(
+                &case,
+                ours,
+                "rate",
+                RATE,
+                "items/s",
+                RatioKind::MoreIsBetter,
+                Some(rate_target),
+            ),
+            compare(&case, ours, "CPU", ITEM_CPU, "ms", RatioKind::LessIsBetter, None),
+            compare(
+                &format!("new {kind}"),
+                call,
+                "time",
+                CALL,
+                "ms",
+                RatioKind::MultipleOfLimit,
+                call_limit,
+            ),
         ];
         rows.into_iter().flatten().collect()
     }
 
+    /// Returns the rows about many concurrent clips.
     fn clips(&self) -> Vec<Row> {
-        let compare = |measured, metric, unit, against| {
+        let compare = |measured, metric, unit, ratio| {
             let [ours, theirs] = ["helpers", "alone"].map(|side| ("clips", side));
             self.compare(
                 CAPTIONING,
                 "video",
-                &Comparison { ours, theirs, measured, metric, unit, against, target: None },
+                &Comparison { ours, theirs, measured, metric, unit, ratio, target: None },
             )
         };
-        let per_core = compare("CPU", CLIPS_PER_CORE, "clips/s", Against::Less);
+        let per_core = compare("CPU", CLIPS_PER_CORE, "clips/s", RatioKind::LessIsBetter);
         let per_second =
             |milliseconds: Option<f64>| milliseconds.map(|milliseconds| 1e3 / milliseconds);
         let per_core = per_core.map(|row| {
@@ -261,20 +283,21 @@ impl Run {
         });
         let [clips, prompt] =
             ["clips", "prompt tokens"].map(|metric| self.value("clips", "helpers", metric));
-        let told = [(clips, AT_ONCE, "clips"), (prompt, PROMPT, "tokens")]
+        let inputs = [(clips, CONCURRENT_CLIPS, "clips"), (prompt, PROMPT, "tokens")]
             .map(|(ours, metric, unit)| Some(Row { ours, ..row(CAPTIONING, metric, unit, OURS) }));
-        told.into_iter()
-            .chain([per_core, compare("rate", CLIPS, "clips/s", Against::More)])
+        inputs
+            .into_iter()
+            .chain([per_core, compare("rate", CLIPS, "clips/s", RatioKind::MoreIsBetter)])
             .flatten()
             .collect()
     }
 
-    /// None if one of the two was not measured.
+    /// Returns the row of a comparison; `None` if one of the sides was not measured.
     fn compare(&self, case: &str, kind: &str, it: &Comparison<'_>) -> Option<Row> {
         let ours = self.value(it.ours.0, it.ours.1, it.measured)?;
         let theirs = self.value(it.theirs.0, it.theirs.1, it.measured)?;
-        let ratio = if it.against == Against::Less { theirs / ours } else { ours / theirs };
-        let target = it.target.map(if it.against == Against::Limit {
+        let ratio = if it.ratio == RatioKind::LessIsBetter { theirs / ours } else { ours / theirs };
+        let target = it.target.map(if it.ratio == RatioKind::MultipleOfLimit {
             Target::AtMost
         } else {
             Target::AtLeast
@@ -283,7 +306,7 @@ impl Run {
             .numbers(Some(ours), Some(theirs));
         let row =
             Row { equal: self.is_equal(kind, it.theirs.1), ..row }.judged(Some(ratio), target);
-        // Outputs that were not compared reach no target either.
+        // Outputs that were not compared reach no target.
         Some(Row { ok: row.ok.map(|ok| ok && row.equal == Some(true)), ..row })
     }
 }
@@ -298,9 +321,9 @@ pub(crate) mod tests {
     use crate::bench_peers::row::missing;
     use crate::bench_peers::row::tests::find;
 
-    /// A run with two helpers in which a repeated item costs us 2 ms of CPU time, and peers 30
-    /// where it is repeated and 50 where it is new; a call takes 22 ms where decoding and
-    /// processing take 20, and the helpers make 80 items a second.
+    /// Returns a run with two helpers. A repeated item costs us 2 ms of CPU time. Peers take 30 ms
+    /// for a repeated and 50 ms for a new item. A call takes 22 ms, of which decoding and
+    /// processing alone take 20 ms. The helpers make 80 items per second.
     pub(crate) fn run(different: f64) -> Run {
         let mut measurements = Vec::new();
         let mut add = |case: &str, side: &str, metric: &str, value| {
@@ -344,12 +367,12 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_repeated_item_is_compared_with_theirs_new_and_repeated() {
+    fn repeated_item_is_compared_with_new_then_repeated() {
         let rows = rows(&run(0.0), 9, None);
         let cold = find(&rows, "repeated image, theirs new", CPU, RENDER);
         assert_eq!((cold.ours, cold.peer, cold.ratio), (Some(2.0), Some(50.0), Some(25.0)));
         assert_eq!((cold.target, cold.ok, cold.equal), (Some(20.0), Some(true), Some(true)));
-        let warm = find(&rows, "repeated video, theirs repeated too", CPU, IN_ONE);
+        let warm = find(&rows, "repeated video, theirs repeated too", CPU, ONE_PROCESS);
         assert_eq!((warm.ratio, warm.target, warm.ok), (Some(15.0), Some(3.0), Some(true)));
         assert!(warm.peer_name.contains("as Dynamo 1."), "{}", warm.peer_name);
         assert_eq!(find(&rows, "repeated image, theirs new", CPU, NO_TENSORS).target, None);
@@ -358,7 +381,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn helpers_are_compared_with_one_process_each_and_a_call_has_a_limit() {
+    fn helper_rate_has_target_while_call_has_limit() {
         let rows = rows(&run(0.0), 9, None);
         let rate = find(&rows, "new videos", RATE, ALONE);
         assert_eq!((rate.ratio, rate.target, rate.ok), (Some(1.6), Some(1.6), Some(true)));
@@ -373,16 +396,19 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn other_prompts_and_other_tensors_reach_no_target() {
+    fn different_prompts_or_tensors_reach_no_target() {
         let rows = rows(&run(1.0), 9, None);
         assert!(rows.iter().all(|row| row.ok != Some(true)));
         assert_eq!(rows.iter().filter(|row| row.ok == Some(false)).count(), 11);
-        let others = find(&rows, "image", DIFFERENT, ALONE);
-        assert_eq!((others.ours, others.peer, others.equal), (Some(3.0), Some(1.0), Some(false)));
+        let different = find(&rows, "image", DIFFERENT, ALONE);
+        assert_eq!(
+            (different.ours, different.peer, different.equal),
+            (Some(3.0), Some(1.0), Some(false))
+        );
     }
 
     #[test]
-    fn a_run_that_lacks_a_side_says_so() {
+    fn missing_side_is_named() {
         let mut run = run(0.0);
         assert!(missing(&rows(&run, 9, None), &MANDATORY).is_empty());
         run.measurements.retain(|it| it.case != "many images" || it.side != "item");

@@ -1,10 +1,10 @@
-//! Writes `docs/benchmarks/processor.md` from its rows and nothing else.
+//! Makes the page `docs/benchmarks/processor.md` from its rows.
 
 use crate::bench_peers::load;
-use crate::bench_peers::page::{Table, Targets, count, fill, number, of_run};
+use crate::bench_peers::page::{Table, Targets, count, fill, number, run_value};
 use crate::bench_peers::processor::{
-    ALONE, AT_ONCE, CALL, CLIPS, CLIPS_PER_CORE, CPU, DIFFERENT, FILE, HELPERS, ITEM_CPU, LATENCY,
-    PROMPT, RATE,
+    ALONE, CALL, CLIPS, CLIPS_PER_CORE, CONCURRENT_CLIPS, CPU, DIFFERENT, FILE, HELPERS, ITEM_CPU,
+    LATENCY, PROMPT, RATE,
 };
 use crate::bench_peers::row::{ROUNDS, Row};
 use crate::error::Error;
@@ -17,11 +17,11 @@ const TARGETS: Targets = Targets {
     outputs: "others",
 };
 
-/// Returns the whole page.
+/// Makes the page.
 pub(crate) fn write(rows: &[Row]) -> Result<String, Error> {
     let values = [
-        ("rounds", of_run(rows, ROUNDS)),
-        ("helpers", of_run(rows, HELPERS)),
+        ("rounds", run_value(rows, ROUNDS)),
+        ("helpers", run_value(rows, HELPERS)),
         ("load", load::sentence(rows)),
         ("targets", TARGETS.table(rows)),
         ("inputs", inputs(rows)),
@@ -33,17 +33,17 @@ pub(crate) fn write(rows: &[Row]) -> Result<String, Error> {
     fill(include_str!("templates/processor.md"), &values)
 }
 
-/// Returns case, metric with its unit, and peer.
+/// Returns the cells of case, metric with unit, and peer.
 fn cells(Row { case, metric, unit, peer_name, .. }: &Row) -> String {
     format!("{case} | {metric}, {unit} | {peer_name}")
 }
 
 fn inputs(rows: &[Row]) -> String {
-    let rows = rows.iter().filter(|row| [FILE, PROMPT, AT_ONCE].contains(&&*row.metric));
+    let rows = rows.iter().filter(|row| [FILE, PROMPT, CONCURRENT_CLIPS].contains(&&*row.metric));
     Table::new("| |").rows(rows.map(|row| {
         let Row { case, metric, unit, ours, peer_name, .. } = row;
-        let made_by = if metric == FILE { format!(", by {peer_name}") } else { String::new() };
-        format!("{case} | {metric}{made_by} | {} {unit}", number(*ours))
+        let maker = if metric == FILE { format!(", by {peer_name}") } else { String::new() };
+        format!("{case} | {metric}{maker} | {} {unit}", number(*ours))
     }))
 }
 
@@ -72,24 +72,28 @@ mod tests {
     use crate::bench_peers::processor::{self, tests::run};
 
     #[test]
-    fn the_note_tells_targets_inputs_and_all_comparisons() {
+    fn page_shows_targets_inputs_comparisons() {
         let text = write(&processor::rows(&run(0.0), 9, Some(Load { processes: 0.5, cores: 3.0 })))
             .unwrap();
         for line in [
-            "Medians of 9 rounds; processes of chiasm that make items: 2. Before, 0.5 processes wanted the machine's 3 cores.",
-            "| repeated image, theirs new | CPU per request, ms | vllm launch render 0.32.0 | 2.00 | 50.0 | 25.0 | ≥ 20 | yes |",
-            "| new image | one call, ms | decoding and processing alone (vLLM 0.32.0) | 22.0 | 20.0 | 1.10 | ≤ 1.1 | yes |",
+            "Medians of 9 rounds; processes of chiasm that make items: 2. Before, 0.5 processes \
+             wanted the machine's 3 cores.",
+            "| repeated image, theirs new | CPU per request, ms | vllm launch render 0.32.0 | 2.00 \
+             | 50.0 | 25.0 | ≥ 20 | yes |",
+            "| new image | one call, ms | decoding and processing alone (vLLM 0.32.0) | 22.0 | \
+             20.0 | 1.10 | ≤ 1.1 | yes |",
             "| video | file, by libx264 of PyAV 18.1.0 | 487 kB |",
             "| captioning of clips | clips at once | 400 clips |",
             "| image, sums of tensors | decoding and processing alone (vLLM 0.32.0) | 3 | 0 |",
-            "| captioning of clips | clips per second of CPU time, clips/s | decoding and processing alone (vLLM 0.32.0) | 4.00 | 5.00 | 0.80 |",
+            "| captioning of clips | clips per second of CPU time, clips/s | decoding and \
+             processing alone (vLLM 0.32.0) | 4.00 | 5.00 | 0.80 |",
         ] {
             assert!(text.contains(line), "{line}\n{text}");
         }
     }
 
     #[test]
-    fn others_are_told() {
+    fn different_outputs_are_shown() {
         let text = write(&processor::rows(&run(1.0), 9, None)).unwrap();
         assert!(text.contains("**no: others**") && !text.contains("| yes |"), "{text}");
     }

@@ -1,10 +1,10 @@
-//! A run of the bench of vLLM's processor: what it needs is made ready,
-//! `bench/processor/measure.py` measures, its results are told.
+//! Runs the benchmark of vLLM's processor: prepares the inputs, runs `bench/processor/measure.py`,
+//! and writes rows and page.
 
 use std::process::Stdio;
 
 use crate::bench_peers::load::Load;
-use crate::bench_peers::{Bench, SHORT, built, finish, peers, processor};
+use crate::bench_peers::{Bench, SHORT_ROUNDS, built, finish, peers, processor};
 use crate::error::Error;
 use crate::models;
 use crate::setup::Setup;
@@ -13,15 +13,15 @@ use crate::vllm_env;
 const MEASURE: &str = "bench/processor/measure.py";
 const MODEL: &str = "qwen25vl";
 
-/// Runs it. The page of a short run is printed and not kept.
+/// Runs the benchmark. The page of a short run is only printed.
 pub(crate) fn run(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
     let script = setup.workspace.file(MEASURE)?;
     let env = vllm_env::ensure(setup)?;
     let model = models::ensure(setup, &env)?.join(MODEL);
-    let (chiasm, item) =
-        (built::chiasm(setup)?, built::example(setup, "chiasm-processor", "item")?);
+    let chiasm = built::chiasm(setup)?;
+    let item = built::example(setup, "chiasm-processor", "item")?;
     let mut measure = env.python_command();
-    // -s: packages of the user are not those of the environment. -B: leaves no __pycache__.
+    // -s: ignores packages of the user. -B: no __pycache__ beside the script.
     measure
         .args(["-s", "-B"])
         .arg(script)
@@ -32,12 +32,12 @@ pub(crate) fn run(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
     {
         measure.arg(flag).arg(value);
     }
-    if rounds == SHORT {
+    if rounds == SHORT_ROUNDS {
         measure.arg("--short");
     }
-    setup
-        .output
-        .say("making pictures and clips, starting all sides, which import vLLM, then measuring")?;
+    setup.output.print_line(
+        "making pictures and clips, starting all sides, which import vLLM, then measuring",
+    )?;
     let load = Load::now();
     let rows =
         processor::rows(&processor::parse(&peers::lines(&mut measure, MEASURE)?)?, rounds, load);
@@ -45,7 +45,9 @@ pub(crate) fn run(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
     for row in
         rows.iter().filter(|row| row.metric == processor::DIFFERENT && row.equal == Some(false))
     {
-        setup.output.say(&format!("!!! others are made: {}, {}", row.case, row.peer_name))?;
+        setup
+            .output
+            .print_line(&format!("!!! others are made: {}, {}", row.case, row.peer_name))?;
     }
     Ok(())
 }

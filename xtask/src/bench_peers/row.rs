@@ -1,4 +1,4 @@
-//! The rows that every comparison with peers comes out as: one per case, metric and peer.
+//! The rows of comparisons with peers: one row per case, metric and peer.
 
 use std::fs;
 use std::path::Path;
@@ -7,12 +7,12 @@ use serde::Serialize;
 
 use crate::error::Error;
 
-/// The metric of how many rounds the medians are of.
+/// The metric of the number of rounds behind the medians.
 pub(crate) const ROUNDS: &str = "rounds";
-/// The name of our side.
+/// The name of Chiasm's side.
 pub(crate) const OURS: &str = "chiasm";
 
-/// One comparison. Numbers that could not be had are null, and so is what follows from them.
+/// A comparison. Numbers that were not measured are null, and so are the values derived from them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[cfg_attr(test, derive(serde::Deserialize))]
 pub(crate) struct Row {
@@ -21,21 +21,21 @@ pub(crate) struct Row {
     pub(crate) metric: String,
     pub(crate) unit: &'static str,
     pub(crate) ours: Option<f64>,
-    /// Name and version of the peer.
+    /// The name and version of the peer.
     pub(crate) peer_name: String,
     pub(crate) peer: Option<f64>,
-    /// How many times better we are than a peer; for a floor, which is a limit and no peer, how far
-    /// we are above it.
+    /// The factor by which Chiasm is better than the peer. For a floor, which is a limit and not a
+    /// peer, Chiasm's number as a multiple of it.
     pub(crate) ratio: Option<f64>,
-    /// The ratio to reach, or for a floor, not to exceed.
+    /// The minimum ratio, or for a floor the maximum.
     pub(crate) target: Option<f64>,
-    /// Whether it does, and the outputs are equal; none without a target.
+    /// `true` if the ratio reaches the target and the outputs are equal; `None` without a target.
     pub(crate) ok: Option<bool>,
-    /// Whether both sides made the same bits; none where there is nothing to compare.
+    /// `true` if both sides have the same output; `None` if there is nothing to compare.
     pub(crate) equal: Option<bool>,
 }
 
-/// The ratio that a comparison has to reach, or may not exceed.
+/// The minimum or the maximum of a ratio.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Target {
     AtLeast(f64),
@@ -66,7 +66,7 @@ impl Row {
         }
     }
 
-    /// Creates the row that says how many rounds a run had.
+    /// Creates the row with the number of rounds of a run.
     pub(crate) fn rounds(bench: &'static str, rounds: u32, peer: &str) -> Self {
         let rounds = Some(f64::from(rounds));
         Self { ours: rounds, peer: rounds, ..Self::new(bench, "all", ROUNDS, "rounds", peer) }
@@ -77,7 +77,7 @@ impl Row {
         Self { ours: ours.map(rounded), peer: peer.map(rounded), ..self }
     }
 
-    /// Sets the ratio and whether it reaches the target. Unequal outputs reach none, so `equal` is
+    /// Sets the ratio, the target and `ok`. Unequal outputs reach no target, so `equal` has to be
     /// set before.
     pub(crate) fn judged(self, ratio: Option<f64>, target: Option<Target>) -> Self {
         let is_reached = |target| match target {
@@ -91,14 +91,14 @@ impl Row {
     }
 }
 
-/// Comparisons that a bench must not end without. A bench whose peer did not start, or that skipped
-/// a case, would otherwise leave a page that looks complete.
+/// Comparisons that a run must contain. Without this check, a run in which a peer did not start or
+/// a case was skipped would leave a page that looks complete.
 pub(crate) struct Mandatory {
-    /// The beginnings of the cases' names.
+    /// The beginnings of the names of cases.
     pub(crate) cases: &'static [&'static str],
-    /// Their ends, each for each beginning.
+    /// The ends of the names of cases, combined with each beginning.
     pub(crate) ends: &'static [&'static str],
-    /// Metrics, each with a peer's name without its version.
+    /// The metrics, each with the name of a peer without its version.
     pub(crate) lines: &'static [(&'static str, &'static str)],
 }
 
@@ -115,28 +115,29 @@ impl Mandatory {
     }
 }
 
-/// Names each mandatory comparison for which no row has both sides' numbers.
+/// Returns the mandatory comparisons for which no row has the numbers of both sides.
 pub(crate) fn missing(rows: &[Row], mandatory: &[Mandatory]) -> Vec<String> {
-    let is_of = |row: &Row, peer: &str| {
+    let is_against = |row: &Row, peer: &str| {
         row.peer_name
             .strip_prefix(peer)
             .is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
     };
-    let is_there = |case: &str, metric: &str, peer: &str| {
-        let mut found =
-            rows.iter().filter(|row| row.case == case && row.metric == metric && is_of(row, peer));
+    let is_measured = |case: &str, metric: &str, peer: &str| {
+        let mut found = rows
+            .iter()
+            .filter(|row| row.case == case && row.metric == metric && is_against(row, peer));
         found.any(|row| row.ours.is_some() && row.peer.is_some())
     };
     let absent = mandatory.iter().flat_map(Mandatory::comparisons);
-    let absent = absent.filter(|(case, metric, peer)| !is_there(case, metric, peer));
+    let absent = absent.filter(|(case, metric, peer)| !is_measured(case, metric, peer));
     absent.map(|(case, metric, peer)| format!("{case}, {metric}, {peer}")).collect()
 }
 
-/// Checks that a bench has measured all that it must not end without.
+/// Checks that no mandatory comparison is missing.
 ///
 /// # Errors
-/// `MissingRows` with all that is not there.
-pub(crate) fn complete(
+/// `MissingRows` with all missing comparisons.
+pub(crate) fn check_complete(
     bench: &'static str,
     rows: &[Row],
     mandatory: &[Mandatory],
@@ -148,12 +149,12 @@ pub(crate) fn complete(
     Err(Error::MissingRows { bench, rows: missing.join("; ") })
 }
 
-/// Rounds to three decimals, so that files stay readable.
+/// Rounds to three decimals, which keeps files readable.
 pub(crate) fn rounded(number: f64) -> f64 {
     (number * 1e3).round() / 1e3
 }
 
-/// One JSON object per row.
+/// Returns a JSON object per row.
 pub(crate) fn lines(rows: &[Row]) -> Result<Vec<String>, Error> {
     let line = |row| {
         serde_json::to_string(row)
@@ -162,7 +163,7 @@ pub(crate) fn lines(rows: &[Row]) -> Result<Vec<String>, Error> {
     rows.iter().map(line).collect()
 }
 
-/// Writes an array of all rows, one per line.
+/// Writes a JSON array with a row per line.
 pub(crate) fn write(path: &Path, rows: &[Row]) -> Result<(), Error> {
     let text = format!("[\n{}\n]\n", lines(rows)?.join(",\n"));
     fs::write(path, text).map_err(Error::io("write", path))
@@ -172,7 +173,7 @@ pub(crate) fn write(path: &Path, rows: &[Row]) -> Result<(), Error> {
 pub(crate) mod tests {
     use super::*;
 
-    /// Returns the first row of this case and metric against a peer whose name begins so.
+    /// Returns the first row of this case and metric whose peer's name starts with `peer`.
     pub(crate) fn find<'a>(rows: &'a [Row], case: &str, metric: &str, peer: &str) -> &'a Row {
         rows.iter()
             .find(|row| row.case == case && row.metric == metric && row.peer_name.starts_with(peer))
@@ -180,21 +181,21 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_mandatory_row_is_missing_unless_both_sides_have_a_number() {
+    fn row_without_both_numbers_counts_as_missing() {
         const MANDATORY: [Mandatory; 1] =
             [Mandatory { cases: &["a", "b"], ends: &[""], lines: &[("whole", "memcpy")] }];
         let row = |case, peer, ours| {
             Row::new("handoff", case, "whole", "ms", peer).numbers(ours, Some(1.0))
         };
-        let all = [row("a", "memcpy", Some(1.0)), row("b", "memcpy 1.0", Some(1.0))];
-        assert!(missing(&all, &MANDATORY).is_empty());
-        assert_eq!(missing(&all[..1], &MANDATORY), ["b, whole, memcpy"]);
-        let other = [row("a", "memcpy, in turn", Some(1.0)), row("b", "memcpy", None)];
-        assert_eq!(missing(&other, &MANDATORY), ["a, whole, memcpy", "b, whole, memcpy"]);
+        let complete = [row("a", "memcpy", Some(1.0)), row("b", "memcpy 1.0", Some(1.0))];
+        assert!(missing(&complete, &MANDATORY).is_empty());
+        assert_eq!(missing(&complete[..1], &MANDATORY), ["b, whole, memcpy"]);
+        let incomplete = [row("a", "memcpy, in turn", Some(1.0)), row("b", "memcpy", None)];
+        assert_eq!(missing(&incomplete, &MANDATORY), ["a, whole, memcpy", "b, whole, memcpy"]);
     }
 
     #[test]
-    fn a_file_of_rows_is_json_with_all_keys_in_their_order() {
+    fn rows_are_written_as_json_with_ordered_keys() {
         let row = Row::new("pixels", "c", "whole", "ms", "p 1.0").numbers(Some(1.000_46), None);
         let row = row.judged(None, Some(Target::AtLeast(2.5)));
         let dir = tempfile::tempdir().unwrap();

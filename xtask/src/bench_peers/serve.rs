@@ -1,5 +1,4 @@
-//! Turns what the program `serve` measured into rows, with the targets that the project has set
-//! itself.
+//! Converts the results of the program `serve` to rows, with the project's targets.
 
 use crate::bench_peers::load::Load;
 use crate::bench_peers::measured::{
@@ -7,22 +6,22 @@ use crate::bench_peers::measured::{
 };
 use crate::bench_peers::row::{Mandatory, OURS, Row, Target};
 
-/// The bench's name in rows and files, and its program's.
+/// The name of the benchmark in rows and files, and of its program.
 pub(crate) const BENCH: &str = "serve";
-/// Engines without a frontend, which are a limit and no peer.
+/// Engines without a frontend, which are a limit and not a peer.
 pub(crate) const CEILING: &str = "engines alone";
 const VLLM_SERVE: &str = "vllm serve";
 const VLLM_RS: &str = "vllm-rs";
-/// The cases: each with what all its engines are started with.
+/// The cases, each with the flags of all its engines.
 pub(crate) const CASES: [(&str, &[&str]); 2] =
     [("vLLM's defaults", &[]), ("8192 tokens per step", &["--max-num-batched-tokens", "8192"])];
 pub(crate) const RATE: &str = "requests per second";
 const TTFT_P50: &str = "TTFT p50";
 const TTFT_P90: &str = "TTFT p90";
-/// Measured in pairs: our rate as a part of the other's.
-const PART: &str = "our part of its requests per second";
+/// Our rate as a part of the other side's, measured in pairs of rounds.
+const RATE_SHARE: &str = "our part of its requests per second";
 
-/// All metrics, in the order in which reports show them.
+/// The metrics in the order of pages.
 pub(crate) const METRICS: [Metric; 7] = [
     Metric { name: RATE, unit: "requests/s", more_is_better: Some(true) },
     Metric { name: TTFT_P50, unit: "ms", more_is_better: Some(false) },
@@ -33,7 +32,7 @@ pub(crate) const METRICS: [Metric; 7] = [
     Metric { name: "CPU of the other sides", unit: "cores", more_is_better: None },
 ];
 
-/// Ratios to reach: metric, the start of the peer's name, the ratio.
+/// The minimum ratios: metric, the beginning of the peer's name, and the ratio.
 const TARGETS: [(&str, &str, f64); 3] =
     [(RATE, CEILING, 0.9), (TTFT_P50, VLLM_SERVE, 3.0), (TTFT_P90, VLLM_SERVE, 3.0)];
 
@@ -55,7 +54,7 @@ pub(crate) const MANDATORY: [Mandatory; 1] = [Mandatory {
     ],
 }];
 
-/// Returns all rows of a run that began under some load.
+/// Returns all rows of a run. `load` is the load at its start.
 pub(crate) fn rows(measurements: &[Measurement], rounds: u32, load: Option<Load>) -> Vec<Row> {
     let mut rows = vec![Row::rounds(BENCH, rounds, OURS)];
     rows.extend(load.map(|load| load.row(BENCH)));
@@ -70,14 +69,14 @@ pub(crate) fn rows(measurements: &[Measurement], rounds: u32, load: Option<Load>
     rows
 }
 
-/// Returns the row of a metric, if both were measured.
+/// Returns the row of a metric if both sides were measured.
 fn compare(measurements: &[Measurement], case: &str, side: &str, metric: &Metric) -> Option<Row> {
     let value = |side, metric| value(measurements, (case, None), side, metric);
     let Metric { name, unit, .. } = *metric;
     let (ours, peer) = value(OURS, name).zip(value(side, name))?;
-    // In pairs, as what else the machine does changes from round to round.
-    let ratio = if name == RATE { value(side, PART) } else { metric.ratio(ours, peer) };
-    let target = TARGETS.iter().find(|(target, of, _)| *target == name && side.starts_with(of));
+    // The rates are compared in pairs, because the load of the machine differs between rounds.
+    let ratio = if name == RATE { value(side, RATE_SHARE) } else { metric.ratio(ours, peer) };
+    let target = TARGETS.iter().find(|(target, peer, _)| *target == name && side.starts_with(peer));
     let row = row(case, name, unit, side).numbers(Some(ours), Some(peer));
     let row = Row { equal: counts_alike(measurements, case, side), ..row };
     Some(row.judged(ratio, target.map(|it| Target::AtLeast(it.2))))
@@ -92,8 +91,8 @@ pub(crate) mod tests {
     use super::*;
     use crate::bench_peers::row::{self, missing};
 
-    /// All that a run measures: the engines alone are as fast as with us, vllm-rs takes twice the
-    /// time, `vllm serve` four times.
+    /// Returns the measurements of a run. The engines alone are as fast as with us, vllm-rs takes
+    /// twice the time, `vllm serve` four times.
     pub(crate) fn measurements(different: f64) -> Vec<Measurement> {
         let mut measurements = Vec::new();
         let sides = [(OURS, 1.0), ("vllm serve 0.1", 4.0), ("vllm-rs 0.1", 2.0), (CEILING, 1.0)];
@@ -107,7 +106,7 @@ pub(crate) mod tests {
                 values.retain(|(metric, _)| !metric.starts_with("frontend"));
             }
             if side != OURS {
-                values.push((PART, 0.95 * time));
+                values.push((RATE_SHARE, 0.95 * time));
             }
             if side.starts_with("vllm") {
                 values.extend([("compared", 480.0), ("different", different)]);
@@ -123,7 +122,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_ceiling_is_for_the_rate_and_vllm_serve_for_what_a_client_waits() {
+    fn ceiling_limits_rate_while_vllm_serve_limits_ttft() {
         let rows = rows(&measurements(0.0), 5, None);
         let ceiling = find(&rows, RATE, CEILING);
         assert_eq!(
@@ -146,7 +145,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn prompts_of_another_length_reach_no_target() {
+    fn different_prompt_lengths_reach_no_target() {
         let rows = rows(&measurements(1.0), 5, None);
         assert_eq!(find(&rows, TTFT_P50, VLLM_SERVE).ok, Some(false));
         assert_eq!(find(&rows, DIFFERENT, VLLM_SERVE).equal, Some(false));

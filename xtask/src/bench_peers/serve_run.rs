@@ -1,5 +1,5 @@
-//! A run of the bench of the whole: what it needs is made ready, the program `serve` measures, its
-//! results are told.
+//! Runs the benchmark `serve`: prepares the inputs, runs the program `serve`, and writes rows and
+//! page.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -13,7 +13,7 @@ use crate::{models, plugin, vllm_overlay};
 
 const MODEL: &str = "qwen25vl";
 
-/// Runs it. The page of a short run is printed and not kept.
+/// Runs the benchmark. The page of a short run is only printed.
 pub(crate) fn run(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
     let base = vllm_env::ensure(setup)?;
     let env = vllm_overlay::ensure_version(setup, &base, door_peers::VLLM)?;
@@ -34,10 +34,10 @@ pub(crate) fn run(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
     let load = Load::now();
     let mut measurements = Vec::new();
     for (case, engine_flags) in serve::CASES {
-        setup
-            .output
-            .say(&format!("starting all sides, which import vLLM, then measuring: {case}"))?;
-        let mut measure = measuring(&program);
+        setup.output.print_line(&format!(
+            "starting all sides, which import vLLM, then measuring: {case}"
+        ))?;
+        let mut measure = clean_command(&program);
         for (flag, value) in &flags {
             measure.arg(flag).arg(value);
         }
@@ -48,12 +48,14 @@ pub(crate) fn run(setup: &Setup, rounds: u32, json: bool) -> Result<(), Error> {
     finish(setup, Bench::Serve, &rows, rounds, json)
 }
 
-/// The program, with nothing in its environment that engines or frontends would go by.
-fn measuring(program: &Path) -> Command {
+/// Returns a command that runs the program without environment variables that affect engines or
+/// frontends.
+fn clean_command(program: &Path) -> Command {
     let mut measure = Command::new(program);
     for (name, _) in std::env::vars_os() {
-        let others = ["CHIASM_", "VLLM_", "PYTHON", "OMP_", "TOKIO_", "RUST_"];
-        if name.to_str().is_some_and(|name| others.iter().any(|prefix| name.starts_with(prefix))) {
+        let prefixes = ["CHIASM_", "VLLM_", "PYTHON", "OMP_", "TOKIO_", "RUST_"];
+        if name.to_str().is_some_and(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)))
+        {
             measure.env_remove(name);
         }
     }

@@ -1,23 +1,22 @@
-//! Turns what the program `door streams` measured into rows, with the targets that the project has
-//! set itself.
+//! Converts the results of the program `door streams` to rows, with the project's targets.
 
 use crate::bench_peers::door::{BASELINE, METRICS, TOKENS_PER_CPU};
 use crate::bench_peers::load::Load;
 use crate::bench_peers::measured::{Measurement, counts_alike, lengths, value};
 use crate::bench_peers::row::{Mandatory, OURS, Row, Target};
 
-/// The bench's name in rows and files.
+/// The name of the benchmark in rows and files.
 pub(crate) const BENCH: &str = "stream";
-/// The frontend that does nothing, which is a limit and no peer.
+/// A frontend that only relays, which is a limit and not a peer.
 pub(crate) const RELAY: &str = "null relay";
-/// Time from an engine's output until a client has it.
+/// The metric of the time from an engine's output to the client.
 pub(crate) const DELAY: &str = "engine to client p99";
-/// CPU time of the frontend.
+/// The metric of the frontend's CPU time.
 const CPU: &str = "CPU per output token";
-/// The case in which a token costs most.
+/// The case with the highest cost per token.
 const SINGLE: &str = "plain, 1 stream";
 
-/// Ratios by which we want to beat peers: case, the start of the peer's name, the ratio.
+/// The minimum ratios to peers: case, the beginning of the peer's name, and the ratio.
 const TARGETS: [(&str, &str, f64); 7] = [
     ("plain, 64 streams", "vllm-rs", 2.0),
     ("plain, 512 streams", "vllm-rs", 2.0),
@@ -27,9 +26,9 @@ const TARGETS: [(&str, &str, f64); 7] = [
     ("tools, 64 streams", "vllm-rs", 2.0),
     ("tools, 512 streams", "vllm-rs", 2.0),
 ];
-/// Most that the delay may be, in times of the null relay's.
+/// The maximum delay as a multiple of the null relay's.
 const DELAY_TARGET: f64 = 2.0;
-/// Most that a token of a single stream may cost, as a part of what it costs at another commit.
+/// The maximum cost of a token of a single stream, as a part of its cost at another commit.
 const SINGLE_TARGET: f64 = 1.0 / 3.0;
 
 pub(crate) const MANDATORY: [Mandatory; 2] = [
@@ -51,7 +50,7 @@ pub(crate) const MANDATORY: [Mandatory; 2] = [
     },
 ];
 
-/// Returns all rows of a run that began under some load.
+/// Returns all rows of a run. `load` is the load at its start.
 pub(crate) fn rows(measurements: &[Measurement], rounds: u32, load: Option<Load>) -> Vec<Row> {
     let mut rows = vec![Row::rounds(BENCH, rounds, OURS)];
     rows.extend(load.map(|load| load.row(BENCH)));
@@ -61,16 +60,16 @@ pub(crate) fn rows(measurements: &[Measurement], rounds: u32, load: Option<Load>
     rows
 }
 
-/// Returns the row of a peer's result, if ours is there too.
+/// Returns the row of a peer's result if ours was measured too.
 fn compare(measurements: &[Measurement], theirs: &Measurement) -> Option<Row> {
     let Measurement { case, clients: Some(streams), side: peer, metric, value: number } = theirs
     else {
         return None;
     };
     let ours = value(measurements, (case, Some(*streams)), OURS, metric)?;
-    let meaning = METRICS.iter().find(|it| it.name == metric)?;
+    let definition = METRICS.iter().find(|it| it.name == metric)?;
     let name = format!("{case}, {streams} stream{}", if *streams == 1 { "" } else { "s" });
-    let row = row(&name, metric, meaning.unit, peer).numbers(Some(ours), Some(*number));
+    let row = row(&name, metric, definition.unit, peer).numbers(Some(ours), Some(*number));
     let row = Row { equal: counts_alike(measurements, case, peer), ..row };
     let limit = match (&**peer, &**metric) {
         (RELAY, DELAY) => Some(DELAY_TARGET),
@@ -84,7 +83,7 @@ fn compare(measurements: &[Measurement], theirs: &Measurement) -> Option<Row> {
         metric == TOKENS_PER_CPU && name == it.0 && peer.starts_with(it.1)
     };
     let target = TARGETS.iter().find(is_target).map(|it| Target::AtLeast(it.2));
-    Some(row.judged(meaning.ratio(ours, *number), target))
+    Some(row.judged(definition.ratio(ours, *number), target))
 }
 
 fn row(case: &str, metric: &str, unit: &'static str, peer: &str) -> Row {
@@ -98,8 +97,8 @@ pub(crate) mod tests {
     use crate::bench_peers::row::missing;
     use crate::bench_peers::row::tests::find;
 
-    /// All that a run measures: vllm-rs takes twice our CPU time, Dynamo four times, the relay
-    /// half.
+    /// Returns the measurements of a run. vllm-rs takes twice our CPU time, Dynamo four times, the
+    /// relay half.
     pub(crate) fn measurements() -> Vec<Measurement> {
         let mut measurements = Vec::new();
         let mut add = |case: &str, clients, side: &str, metric: &str, value| {
@@ -131,7 +130,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn peers_limits_and_other_commits_have_targets_of_their_own() {
+    fn targets_depend_on_kind_of_side() {
         let rows = rows(&measurements(), 5, None);
         let vllm = find(&rows, "plain, 64 streams", TOKENS_PER_CPU, "vllm-rs");
         assert_eq!(
@@ -153,7 +152,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn prompts_of_another_length_reach_no_target() {
+    fn different_prompt_lengths_reach_no_target() {
         let mut measurements = measurements();
         measurements.iter_mut().filter(|it| it.metric == "different").for_each(|it| it.value = 1.0);
         let rows = rows(&measurements, 5, None);

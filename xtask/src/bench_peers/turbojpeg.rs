@@ -1,6 +1,6 @@
-//! libturbojpeg for the peer `llm-multimodal`, which looks for it at run time and without it
-//! decodes JPEG files to other pixels. Where the system has none, its package is unpacked into the
-//! cache: no root is needed for that.
+//! libturbojpeg for the peer `llm-multimodal`, which loads it at run time. Without it, the peer
+//! decodes JPEG files to other pixels. If the system has no libturbojpeg, its package is unpacked
+//! into the cache, which needs no root.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,26 +10,26 @@ use crate::error::Error;
 use crate::keyed_dir::KeyedDir;
 use crate::setup::Setup;
 
-/// Names of the package, in Debian and in Ubuntu.
+/// The names of the package in Debian and in Ubuntu.
 const PACKAGES: [&str; 2] = ["libturbojpeg0", "libturbojpeg"];
-/// What the peer asks the loader for.
+/// The name of the library that the peer loads.
 const LIBRARY: &str = "libturbojpeg.so.0";
 
-/// The directory to put on the loader's path. An error says why there is none.
+/// Returns the directory for the loader's path; unpacks the package if needed.
 pub(crate) fn ensure(setup: &Setup) -> Result<PathBuf, Error> {
     let dir = KeyedDir::new(&setup.workspace.cache, "turbojpeg", &[b"1"]);
     dir.ensure(
         &setup.output,
         &setup.cancel,
         |path| directory_of(LIBRARY, path).is_some(),
-        |path, held| debian::unpack(setup, &PACKAGES, path, held),
+        |path, lock| debian::unpack(setup, &PACKAGES, path, lock),
     )?;
     directory_of(LIBRARY, dir.path())
         .ok_or_else(|| Error::MissingFile { path: dir.path().join(LIBRARY) })
 }
 
-/// The directory below `dir` that holds a file of this name. A package's libraries lie in one named
-/// by the machine's kind.
+/// Returns the directory below `dir` that contains a file of this name. A package has its libraries
+/// in a directory named after the architecture.
 fn directory_of(name: &str, dir: &Path) -> Option<PathBuf> {
     if dir.join(name).exists() {
         return Some(dir.to_owned());
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_library_is_found_however_deep_it_lies() {
+    fn library_is_found_in_nested_folder() {
         let dir = tempfile::tempdir().unwrap();
         let deep = dir.path().join("usr/lib/some-machine");
         fs::create_dir_all(&deep).unwrap();

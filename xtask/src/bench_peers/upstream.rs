@@ -1,5 +1,4 @@
-//! Turns what the program `door routers` measured into rows, with the targets that the project has
-//! set itself.
+//! Converts the results of the program `door routers` to rows, with the project's targets.
 
 use crate::bench_peers::load::Load;
 use crate::bench_peers::measured::{
@@ -7,30 +6,32 @@ use crate::bench_peers::measured::{
 };
 use crate::bench_peers::row::{Mandatory, Row, Target};
 
-/// The bench's name in rows and files.
+/// The name of the benchmark in rows and files.
 pub(crate) const BENCH: &str = "upstream";
-/// The ways in which Chiasm stands before a server, with which cases end, and the sides' names.
+/// The kinds of upstream that Chiasm uses: the ends of names of cases, and the names of sides.
 pub(crate) const WAYS: [(&str, &str); 2] =
     [(", http", "chiasm, http"), (", vllm+http", "chiasm, vllm+http")];
-/// What others' CPU time is told in times of.
-const TIMES: [&str; 2] = ["CPU in times of chiasm, http's", "CPU in times of chiasm, vllm+http's"];
-/// The metric that tells how many conversations about shared images there were.
+/// The metrics of a peer's CPU time as a multiple of ours, measured in pairs; one per way.
+const CPU_MULTIPLES: [&str; 2] =
+    ["CPU in times of chiasm, http's", "CPU in times of chiasm, vllm+http's"];
+/// The metric of the number of conversations about shared images.
 pub(crate) const CONVERSATIONS: &str = "conversations";
 pub(crate) const CPU: &str = "CPU per request";
-/// What an upstream's cache held of the prompts that it got.
+/// The metric of the share of prompt tokens that upstreams found in their caches.
 pub(crate) const CACHED: &str = "cached prompt tokens";
-/// No router: what a cache of this size could hold.
-pub(crate) const ONE: &str = "one upstream with the memory of all";
-/// How the names of the peers begin.
+/// The name of the side without a router, the limit for a cache of the same total size.
+pub(crate) const COMBINED_UPSTREAM: &str = "one upstream with the memory of all";
+/// The beginnings of the names of the peers.
 pub(crate) const CACHE_AWARE: &str = "SMG cache_aware";
 const ROUND_ROBIN: &str = "SMG round_robin";
 const QUIET: &str = "SMG quiet";
 const DYNAMO: &str = "Dynamo";
+/// The peers that are limits.
 pub(crate) const FLOORS: [&str; 2] = [ENVOY, NGINX];
 const ENVOY: &str = "Envoy";
 const NGINX: &str = "nginx";
 
-/// What is told of a router that is asked, with units, in the order in which the note shows it.
+/// The metrics of a router with units, in the order of the page.
 pub(crate) const METRICS: [(&str, &str); 6] = [
     (CPU, "µs"),
     ("requests per second", "requests/s"),
@@ -39,7 +40,7 @@ pub(crate) const METRICS: [(&str, &str); 6] = [
     ("engines", "cores"),
     ("load generator", "cores"),
 ];
-/// What is told of shared images.
+/// The metrics of cases with shared images.
 pub(crate) const SHARED_METRICS: [(&str, &str); 4] = [
     (CACHED, "%"),
     ("requests at the busiest upstream", "%"),
@@ -47,8 +48,8 @@ pub(crate) const SHARED_METRICS: [(&str, &str); 4] = [
     ("time to answer p90", "ms"),
 ];
 
-/// The start of a case's name, the start of the peer's, and what the ratio has to reach or, for a
-/// floor, may not exceed.
+/// The beginning of a case's name, that of a peer's name, and the minimum ratio or, for a floor,
+/// the maximum ratio.
 const TARGETS: [(&str, &str, f64); 4] = [
     ("1k-token text", CACHE_AWARE, 2.0),
     ("1k-token text", DYNAMO, 5.0),
@@ -56,7 +57,8 @@ const TARGETS: [(&str, &str, f64); 4] = [
     ("repeated image", CACHE_AWARE, 2.0),
 ];
 
-const ALL: [(&str, &str); 6] = [
+/// The mandatory comparisons of CPU time.
+const CPU_LINES: [(&str, &str); 6] = [
     (CPU, CACHE_AWARE),
     (CPU, ROUND_ROBIN),
     (CPU, QUIET),
@@ -64,10 +66,12 @@ const ALL: [(&str, &str); 6] = [
     (CPU, ENVOY),
     (CPU, NGINX),
 ];
-const ARRIVED: [(&str, &str); 4] =
+/// The mandatory comparisons of prompt lengths.
+const LENGTH_LINES: [(&str, &str); 4] =
     [(DIFFERENT, CACHE_AWARE), (DIFFERENT, ROUND_ROBIN), (DIFFERENT, ENVOY), (DIFFERENT, NGINX)];
-const FOUND: [(&str, &str); 4] =
-    [(CACHED, CACHE_AWARE), (CACHED, ROUND_ROBIN), (CACHED, NGINX), (CACHED, ONE)];
+/// The mandatory comparisons of cached tokens.
+const CACHE_LINES: [(&str, &str); 4] =
+    [(CACHED, CACHE_AWARE), (CACHED, ROUND_ROBIN), (CACHED, NGINX), (CACHED, COMBINED_UPSTREAM)];
 
 pub(crate) const MANDATORY: [Mandatory; 3] = [
     Mandatory {
@@ -83,7 +87,7 @@ pub(crate) const MANDATORY: [Mandatory; 3] = [
             "distinct images, data URI, 16 clients",
         ],
         ends: &[WAYS[0].0, WAYS[1].0],
-        lines: &ALL,
+        lines: &CPU_LINES,
     },
     Mandatory {
         cases: &[
@@ -93,7 +97,7 @@ pub(crate) const MANDATORY: [Mandatory; 3] = [
             "distinct images, data URI",
         ],
         ends: &[""],
-        lines: &ARRIVED,
+        lines: &LENGTH_LINES,
     },
     Mandatory {
         cases: &[
@@ -103,11 +107,11 @@ pub(crate) const MANDATORY: [Mandatory; 3] = [
             "shared images, single questions, 4 upstreams",
         ],
         ends: &[WAYS[0].0, WAYS[1].0],
-        lines: &FOUND,
+        lines: &CACHE_LINES,
     },
 ];
 
-/// All rows of a run that began under some load.
+/// Returns all rows of a run. `load` is the load at its start.
 pub(crate) fn rows(
     measurements: &[Measurement],
     rounds: u32,
@@ -122,17 +126,17 @@ pub(crate) fn rows(
     rows.extend(load.map(|load| load.row(BENCH)));
     let peers = distinct(measurements.iter().map(|it| &*it.side).filter(|side| !is_ours(side)));
     for (case, clients) in cases(measurements) {
-        for ((way, ours), times) in WAYS.into_iter().zip(TIMES) {
-            let compared = peers.iter().map(|peer| Compared {
+        for ((way, ours), cpu_multiple) in WAYS.into_iter().zip(CPU_MULTIPLES) {
+            let comparisons = peers.iter().map(|peer| Comparison {
                 measurements,
                 case,
                 clients,
                 way,
                 ours,
-                times,
+                cpu_multiple,
                 peer,
             });
-            rows.extend(compared.flat_map(|it| it.rows()));
+            rows.extend(comparisons.flat_map(|it| it.rows()));
         }
     }
     rows.extend(lengths(BENCH, measurements).into_iter().filter(|row| !is_ours(&row.peer_name)));
@@ -143,18 +147,19 @@ fn is_ours(side: &str) -> bool {
     side.starts_with("chiasm")
 }
 
-/// One of our ways and a peer, in a case.
-struct Compared<'a> {
+/// A comparison of one of our sides with a peer in a case.
+struct Comparison<'a> {
     measurements: &'a [Measurement],
     case: &'a str,
     clients: u32,
     way: &'static str,
     ours: &'static str,
-    times: &'static str,
+    /// The entry of [`CPU_MULTIPLES`] for our side.
+    cpu_multiple: &'static str,
     peer: &'a str,
 }
 
-impl Compared<'_> {
+impl Comparison<'_> {
     fn rows(&self) -> Vec<Row> {
         let is_shared = self.case.starts_with("shared");
         let metrics = if is_shared { &SHARED_METRICS[..] } else { &METRICS };
@@ -165,7 +170,7 @@ impl Compared<'_> {
             else {
                 continue;
             };
-            // The program tells it in ms.
+            // The program reports CPU time in ms.
             let scale = if metric == CPU { 1e3 } else { 1.0 };
             let row = row(&self.name(is_shared), metric, unit, self.peer);
             let row = row.numbers(Some(scale * ours), Some(scale * peer));
@@ -174,11 +179,11 @@ impl Compared<'_> {
         rows
     }
 
-    /// A row of CPU time with its ratio, which was measured in pairs, and with its target.
+    /// Adds the ratio, which was measured in pairs, and the target to a row of CPU time.
     fn judged(&self, row: Row) -> Row {
-        let Some(times) = self.value(self.peer, self.times) else { return row };
+        let Some(multiple) = self.value(self.peer, self.cpu_multiple) else { return row };
         let is_floor = FLOORS.iter().any(|floor| self.peer.starts_with(floor));
-        let ratio = if is_floor { times.recip() } else { times };
+        let ratio = if is_floor { multiple.recip() } else { multiple };
         let is_target = |(case, peer, _): &&(&str, &str, f64)| {
             self.case.starts_with(case) && self.peer.starts_with(peer)
         };
@@ -193,7 +198,7 @@ impl Compared<'_> {
     }
 
     fn name(&self, is_shared: bool) -> String {
-        // The number of clients of shared images follows from that of the upstreams.
+        // With shared images the number of clients follows from the number of upstreams.
         let case =
             if is_shared { self.case.to_owned() } else { case_name(self.case, self.clients) };
         case + self.way
@@ -207,7 +212,7 @@ fn row(case: &str, metric: &str, unit: &'static str, peer: &str) -> Row {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::bench_peers::row::complete;
+    use crate::bench_peers::row::check_complete;
     use crate::bench_peers::row::tests::find;
 
     const SIDES: [(&str, f64); 8] = [
@@ -221,8 +226,8 @@ pub(crate) mod tests {
         ("Dynamo 0.4", 2.0),
     ];
 
-    /// All that a run measures: sides spend what is said above, and ours find twice as much as
-    /// others.
+    /// Returns the measurements of a run: the CPU times of `SIDES`, and twice as many cached tokens
+    /// for our sides as for others.
     pub(crate) fn measurements(different: f64) -> Vec<Measurement> {
         let mut measurements = Vec::new();
         let mut add = |case: &str, clients, side: &str, metric: &str, value| {
@@ -243,7 +248,7 @@ pub(crate) mod tests {
                 for &clients in clients {
                     add(case, Some(clients), side, CPU, cpu);
                     add(case, Some(clients), side, "latency p50", 10.0 * cpu);
-                    for (metric, (_, ours)) in TIMES.iter().zip(SIDES) {
+                    for (metric, (_, ours)) in CPU_MULTIPLES.iter().zip(SIDES) {
                         add(case, Some(clients), side, metric, cpu / ours);
                     }
                 }
@@ -257,15 +262,15 @@ pub(crate) mod tests {
                 .iter()
                 .map(|(side, _)| *side)
                 .filter(|side| !["D", "E", QUIET].iter().any(|other| side.starts_with(other)))
-                .chain([ONE]);
+                .chain([COMBINED_UPSTREAM]);
             for side in sides {
-                let found = if is_ours(side) { 80.0 } else { 40.0 };
+                let cached = if is_ours(side) { 80.0 } else { 40.0 };
                 add(
                     &format!("shared images, {kind}, {upstreams} upstreams"),
                     Some(32 * upstreams),
                     side,
                     CACHED,
-                    found,
+                    cached,
                 );
             }
         }
@@ -273,7 +278,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn peers_are_to_be_beaten_and_a_floor_is_to_be_near() {
+    fn peers_have_minimum_while_floor_has_maximum() {
         let rows = rows(&measurements(0.0), 7, 1_000, None);
         let smg = find(&rows, "1k-token text, 16 clients, http", CPU, CACHE_AWARE);
         assert_eq!((smg.ours, smg.peer, smg.ratio), (Some(100.0), Some(300.0), Some(3.0)));
@@ -304,21 +309,24 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_run_that_lacks_a_comparison_names_it() {
+    fn missing_comparison_is_named() {
         let mut measurements = measurements(0.0);
-        complete(BENCH, &rows(&measurements, 7, 1_000, None), &MANDATORY).unwrap();
-        measurements.retain(|it| it.side != ONE);
-        let error = complete(BENCH, &rows(&measurements, 7, 1_000, None), &MANDATORY)
+        check_complete(BENCH, &rows(&measurements, 7, 1_000, None), &MANDATORY).unwrap();
+        measurements.retain(|it| it.side != COMBINED_UPSTREAM);
+        let error = check_complete(BENCH, &rows(&measurements, 7, 1_000, None), &MANDATORY)
             .unwrap_err()
             .to_string();
         assert!(
-            error.contains("shared images, conversations, 2 upstreams, http, cached prompt tokens, one upstream"),
+            error.contains(
+                "shared images, conversations, 2 upstreams, http, cached prompt tokens, \
+                 one upstream"
+            ),
             "{error}"
         );
     }
 
     #[test]
-    fn requests_that_arrive_otherwise_reach_no_target() {
+    fn different_prompt_lengths_reach_no_target() {
         let rows = rows(&measurements(1.0), 7, 1_000, None);
         let smg = find(&rows, "1k-token text, 16 clients, http", CPU, CACHE_AWARE);
         assert_eq!((smg.ratio, smg.ok, smg.equal), (Some(3.0), Some(false), Some(false)));

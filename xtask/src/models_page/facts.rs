@@ -1,6 +1,7 @@
-//! What vLLM registers, asked by `python/models_page/registered.py`, and which architectures stand
-//! for our families of tests. Kept in the repository, so that the page is held against the code
-//! without a vLLM.
+//! Facts from vLLM: the architectures that it registers (`python/models_page/registered.py`), and
+//! those of the model families in our tests.
+//!
+//! The facts are kept in the repository, so that a test can compare the page without vLLM.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,11 +19,11 @@ use crate::vllm_env::VllmEnv;
 use crate::workspace::Workspace;
 
 const FOLDER: &str = "python/models_page";
-/// What is asked of a processor at the start of a server is asked here too.
+/// The package whose code examines processors when a server starts. The script uses the same code.
 const PROCESSOR: &str = "python/chiasm_processor";
 const FACTS: &str = "docs/models.json";
 
-/// Everything on the page that does not stand in this repository's code.
+/// The data of the page that is not in this repository's code.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Facts {
     #[serde(flatten)]
@@ -31,42 +32,43 @@ pub(super) struct Facts {
     pub(super) compared: BTreeMap<String, String>,
 }
 
-/// What the Python prints.
+/// The output of the script.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Registered {
-    /// The release: `0.33.0`.
+    /// The release of vLLM: `0.33.0`.
     pub(super) vllm: String,
     pub(super) architectures: Vec<Architecture>,
 }
 
-/// An architecture that takes more than text, as vLLM's code has it.
+/// A multimodal architecture, as vLLM's code describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Architecture {
     pub(super) name: String,
-    /// These are named as in vLLM. It is empty if only a model's files tell.
+    /// The limits by modality, with vLLM's names. Empty if a model's files decide on the
+    /// modalities.
     pub(super) modalities: BTreeMap<String, Limit>,
-    /// The methods with which its processor writes items in prompts in a way of its own; `None` if
-    /// a model's files choose the processor.
+    /// The methods of its processor that override how items are written in prompts; `None` if a
+    /// model's files choose the processor.
     pub(super) own_prompts: Option<Vec<String>>,
-    /// Whether items are inserted into the prompt, instead of replacing their markers.
+    /// `true` if items are inserted into the prompt instead of replacing their markers.
     pub(super) inserts: bool,
-    /// Whether vLLM's code writes its conversations, and not the model's chat template.
+    /// `true` if vLLM's code writes conversations instead of the model's chat template.
     pub(super) written: bool,
     pub(super) refused: Option<Refusal>,
-    /// Why nothing is known of it.
+    /// The reason why nothing is known about the architecture.
     pub(super) unknown: Option<String>,
 }
 
-/// The items of a modality in a prompt.
+/// The limit of items of a modality in a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Limit {
-    /// `None` for any number.
+    /// The maximum number of items; `None` for no limit.
     pub(super) most: Option<u32>,
-    /// Otherwise a model's files decide whether it takes any.
+    /// `false` if a model's files decide whether it takes any items.
     pub(super) certain: bool,
 }
 
-/// Why an architecture is not served.
+/// The reason why an architecture is not served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Refusal {
@@ -78,8 +80,8 @@ pub(super) enum Refusal {
 }
 
 impl Facts {
-    /// Asks vLLM; `models` is the directory of the tiny models.
-    pub(super) fn ask(setup: &Setup, env: &VllmEnv, models: &Path) -> Result<Self, Error> {
+    /// Reads the facts from vLLM and from the tiny models in the directory `models`.
+    pub(super) fn from_vllm(setup: &Setup, env: &VllmEnv, models: &Path) -> Result<Self, Error> {
         let mut tests = script(setup, env);
         tests.args(["-m", "unittest", "discover", "--quiet", "-s", FOLDER]);
         child::run(&mut tests, "the tests of python/models_page", &setup.output, &setup.cancel)?;
@@ -96,7 +98,7 @@ impl Facts {
         Ok(Self { registered, compared: compared.collect::<Result<_, Error>>()? })
     }
 
-    /// Those that the page was last written of.
+    /// Reads the facts from which the page was last written.
     #[cfg(test)]
     pub(super) fn read(workspace: &Workspace) -> Result<Self, Error> {
         let path = workspace.file(FACTS)?;
@@ -113,33 +115,32 @@ impl Facts {
     }
 }
 
-/// Python in the repository's root; `-B` because a `__pycache__` beside a script would be one more
-/// thing to ignore.
+/// Returns a Python command in the repository's root. `-B` avoids `__pycache__` beside the scripts.
 fn script(setup: &Setup, env: &VllmEnv) -> std::process::Command {
     let root = &setup.workspace.root;
     let mut python = env.python_command();
-    // vLLM and its libraries tell much that is not about this.
+    // Hides the log of vLLM and its libraries, which is irrelevant here.
     python.envs([("VLLM_LOGGING_LEVEL", "ERROR"), ("PYTHONWARNINGS", "ignore")]);
     python.env("PYTHONPATH", root.join(PROCESSOR)).arg("-B").current_dir(root).stdin(Stdio::null());
     python
 }
 
-/// What vLLM makes of a model with images in Mistral's own format
-/// (`transformers_utils/configs/mistral.py`).
-const OF_MISTRALS_FORMAT: &str = "PixtralForConditionalGeneration";
+/// The architecture of a model with images in Mistral's own format (vLLM's
+/// `transformers_utils/configs/mistral.py`).
+const MISTRAL_FORMAT_ARCHITECTURE: &str = "PixtralForConditionalGeneration";
 
-/// The architecture that vLLM runs a model directory as: that of Mistral's format if it is there,
-/// else that in config.json.
+/// Returns the architecture that vLLM uses for a tiny model: that of Mistral's format if the model
+/// has it, else the one in config.json.
 fn architecture_of(models: &Path, family: &str) -> Result<String, Error> {
     if models.join(family).join("params.json").is_file() {
-        return Ok(OF_MISTRALS_FORMAT.to_owned());
+        return Ok(MISTRAL_FORMAT_ARCHITECTURE.to_owned());
     }
     let path = models.join(family).join("config.json");
     let json = fs::read(&path).map_err(Error::io("read", &path))?;
     let config: Value = serde_json::from_slice(&json)
         .map_err(|source| Error::Json { what: path.display().to_string(), source })?;
-    let named = config["architectures"][0].as_str();
-    named.map(str::to_owned).ok_or_else(|| Error::Unreadable {
+    let architecture = config["architectures"][0].as_str();
+    architecture.map(str::to_owned).ok_or_else(|| Error::Unreadable {
         what: path.display().to_string(),
         printed: config["architectures"].to_string(),
     })

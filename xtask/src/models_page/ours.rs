@@ -1,5 +1,4 @@
-//! Which architectures Chiasm has code of its own for, and which it was compared in: from this
-//! repository alone.
+//! The native architectures of Chiasm and those compared in tests, from this repository only.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,8 +10,8 @@ use super::facts::Facts;
 use crate::error::Error;
 use crate::workspace::Workspace;
 
-/// The families of `crates/chiasm/tests/real_vllm/modalities.rs`, and which items of theirs vLLM's
-/// processor makes there.
+/// The model families of `crates/chiasm/tests/real_vllm/modalities.rs`, and the modalities whose
+/// items vLLM's processor makes there.
 pub(super) const COMPARED: &[(&str, &[&str])] = &[
     ("qwen25vl", &["video"]),
     ("qwen3vl", &["video"]),
@@ -24,25 +23,25 @@ pub(super) const COMPARED: &[(&str, &[&str])] = &[
     ("minicpmv46", &["image", "video"]),
 ];
 
-/// The tests of these have golden model directories of every native family, and of no other that
-/// takes images.
+/// The folder of crates. Their goldens have model directories of all native families, and of no
+/// other family that takes images.
 const CRATES: &str = "crates";
+/// The folder of goldens in a crate.
 const GOLDENS: &str = "tests/goldens";
 
-/// A family of `chiasm-vision` in a model directory: its `model_type`, and the architecture that
-/// the directory names beside it.
+/// A family of `chiasm-vision`: the `model_type` and the architecture in config.json of a model.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Native {
     pub(super) model_type: String,
     pub(super) architecture: String,
 }
 
-/// The native families, by the models among the golden files.
+/// Returns the native families, found by the models among the golden files.
 pub(super) fn native(workspace: &Workspace) -> Result<BTreeSet<Native>, Error> {
     let mut found = BTreeSet::new();
     let crates = workspace.root.join(CRATES);
-    for each in entries(&crates)? {
-        let goldens = each.join(GOLDENS);
+    for folder in entries(&crates)? {
+        let goldens = folder.join(GOLDENS);
         if goldens.is_dir() {
             collect(&goldens, &mut found)?;
         }
@@ -50,13 +49,14 @@ pub(super) fn native(workspace: &Workspace) -> Result<BTreeSet<Native>, Error> {
     Ok(found)
 }
 
+/// Adds the native families below a folder.
 fn collect(folder: &Path, found: &mut BTreeSet<Native>) -> Result<(), Error> {
     for path in entries(folder)? {
         if path.is_dir() {
             collect(&path, found)?;
         } else if path.ends_with("config.json") {
             let json = fs::read(&path).map_err(Error::io("read", &path))?;
-            // Some are broken on purpose.
+            // Some files are invalid on purpose.
             let config: Value = serde_json::from_slice(&json).unwrap_or_default();
             if let (Some(model_type), Some(architecture), true) = (
                 config["model_type"].as_str(),
@@ -80,10 +80,10 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     read().map_err(Error::io("list", folder))
 }
 
-/// Whether items of this modality and architecture were compared.
+/// Returns `true` if items of this modality and architecture were compared.
 pub(super) fn is_compared(facts: &Facts, architecture: &str, modality: &str) -> bool {
     COMPARED.iter().any(|(family, modalities)| {
-        facts.compared.get(*family).is_some_and(|of_family| of_family == architecture)
+        facts.compared.get(*family).is_some_and(|compared| compared == architecture)
             && modalities.contains(&modality)
     })
 }
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn the_families_are_those_that_are_compared_on_engines() {
+    fn compared_families_match_engine_tests() {
         let path = repository().file("crates/chiasm/tests/real_vllm/modalities.rs").unwrap();
         let text = fs::read_to_string(path).unwrap();
         let rows: Vec<_> = text
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn the_native_families_are_those_of_the_code() {
+    fn native_families_match_vision_crate() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("config.json"), r#"{"model_type": "none", "vision_config": {}}"#)
             .unwrap();

@@ -1,4 +1,4 @@
-//! The page's tables: who makes the items of which architecture.
+//! The tables of the page: the maker of items for each architecture and modality.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -6,58 +6,60 @@ use std::fmt::Write as _;
 use super::facts::{Architecture, Facts, Limit, Refusal};
 use super::ours::{Native, is_compared};
 
-/// The columns; whatever else vLLM calls a modality is in one more.
+/// The modalities with a column of their own.
 const MODALITIES: [&str; 3] = ["image", "video", "audio"];
+/// The column of all other modalities.
 const OTHER: &str = "other";
 
-/// Who makes items.
+/// The maker of items.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Maker {
     Native,
     Compared,
-    Helped,
+    Processor,
     Refused,
     Unknown,
 }
 
 impl Maker {
     const ALL: [Self; 5] =
-        [Self::Native, Self::Compared, Self::Helped, Self::Refused, Self::Unknown];
+        [Self::Native, Self::Compared, Self::Processor, Self::Refused, Self::Unknown];
 
     fn name(self) -> &'static str {
         match self {
             Self::Native => "native",
             Self::Compared => "compared",
-            Self::Helped => "vLLM's processor",
+            Self::Processor => "vLLM's processor",
             Self::Refused => "refused",
             Self::Unknown => "not known here",
         }
     }
 }
 
-/// One modality of an architecture.
+/// A modality of an architecture.
 #[derive(Clone, Debug)]
 struct Cell {
     maker: Maker,
-    /// Unless it is one of [`MODALITIES`], as vLLM calls it.
+    /// vLLM's name of the modality, unless it is one of [`MODALITIES`].
     name: Option<String>,
     limit: Limit,
 }
 
-/// All architectures with their cells by column.
+/// The architectures with their cells by column.
 #[derive(Debug)]
 pub(super) struct Table<'a> {
     rows: Vec<(&'a Architecture, BTreeMap<&'static str, Cell>)>,
 }
 
 impl<'a> Table<'a> {
-    pub(super) fn of(facts: &'a Facts, native: &BTreeSet<Native>) -> Self {
+    /// Creates a table of all architectures in `facts`.
+    pub(super) fn new(facts: &'a Facts, native: &BTreeSet<Native>) -> Self {
         let cells =
             |architecture: &'a Architecture| (architecture, cells(facts, native, architecture));
         Self { rows: facts.registered.architectures.iter().map(cells).collect() }
     }
 
-    /// How many architectures have their items of each modality made by whom.
+    /// Returns a table that counts architectures by maker and modality.
     pub(super) fn counts(&self) -> String {
         let mut text = row(&["", "image", "video", "audio", OTHER]) + "|---|---|---|---|---|\n";
         let count = |column: &str, is_counted: &dyn Fn(&Cell) -> bool| {
@@ -77,7 +79,7 @@ impl<'a> Table<'a> {
         text
     }
 
-    /// How many architectures are refused, and why.
+    /// Returns a list of the reasons for refusals with the number of architectures.
     pub(super) fn refusals(&self) -> String {
         let mut counts = BTreeMap::new();
         for reason in
@@ -94,21 +96,21 @@ impl<'a> Table<'a> {
         text
     }
 
-    /// A row for each architecture.
+    /// Returns a table with a row for each architecture.
     pub(super) fn rows(&self) -> String {
         let head = ["architecture", "image", "video", "audio", OTHER, "in prompts", "why"];
         let mut text = row(&head) + "|---|---|---|---|---|---|---|\n";
         for (architecture, cells) in &self.rows {
-            let of = |column: &str| cells.get(column).map_or("–".to_owned(), words);
+            let cell = |column: &str| cells.get(column).map_or("–".to_owned(), words);
             let other = cells.get(OTHER).map_or(String::new(), words);
             text += &row(&[
                 &format!("`{}`", architecture.name),
-                &of(MODALITIES[0]),
-                &of(MODALITIES[1]),
-                &of(MODALITIES[2]),
+                &cell(MODALITIES[0]),
+                &cell(MODALITIES[1]),
+                &cell(MODALITIES[2]),
                 &other,
                 &in_prompts(architecture),
-                &why(architecture, cells),
+                &reasons(architecture, cells),
             ]);
         }
         text
@@ -136,7 +138,7 @@ fn cells(
         } else if is_compared(facts, &architecture.name, modality) {
             Maker::Compared
         } else {
-            Maker::Helped
+            Maker::Processor
         };
         Cell { maker, name: (!is_known).then(|| modality.to_owned()), limit }
     };
@@ -152,17 +154,20 @@ fn cells(
     architecture.modalities.iter().map(|(name, &limit)| (column(name), cell(name, limit))).collect()
 }
 
+/// Returns the text of a cell.
 fn words(cell: &Cell) -> String {
     let mut words: Vec<String> = cell.name.iter().map(|name| format!("`{name}`")).collect();
     words.push(cell.maker.name().to_owned());
-    // Native families have no limits of their own, and who is refused or not known can't be asked.
-    if matches!(cell.maker, Maker::Compared | Maker::Helped) {
+    // Native families have no limits of their own. The limits of refused and unknown architectures
+    // are irrelevant.
+    if matches!(cell.maker, Maker::Compared | Maker::Processor) {
         words.extend(cell.limit.most.map(|most| format!("at most {most}")));
         words.extend((!cell.limit.certain).then(|| "by its files".to_owned()));
     }
     words.join(", ")
 }
 
+/// Returns the text of the column on prompts.
 fn in_prompts(architecture: &Architecture) -> String {
     let mut words = Vec::new();
     if architecture.inserts {
@@ -179,16 +184,17 @@ fn in_prompts(architecture: &Architecture) -> String {
     words.join(", ")
 }
 
-fn why(architecture: &Architecture, cells: &BTreeMap<&'static str, Cell>) -> String {
+/// Returns the text of the column on reasons.
+fn reasons(architecture: &Architecture, cells: &BTreeMap<&'static str, Cell>) -> String {
     let refused = reason(architecture, cells).map(|reason| reason.name.to_owned());
     refused.into_iter().chain(architecture.unknown.clone()).collect::<Vec<_>>().join("; ")
 }
 
-/// Why an architecture is refused, in the order of the list.
+/// The reason for a refusal. Reasons are sorted as in [`Refusal`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Reason {
-    /// What the order goes by.
-    place: usize,
+    /// The position in the list.
+    position: usize,
     name: &'static str,
     means: &'static str,
 }
@@ -214,12 +220,13 @@ fn reason(architecture: &Architecture, cells: &BTreeMap<&'static str, Cell>) -> 
         ),
         None if cells.values().any(|cell| cell.maker == Maker::Refused) => (
             "modality of its own",
-            "vLLM makes something else of its images and videos, which no part of a request stands for yet",
+            "vLLM makes something else of its images and videos, which no part of a request stands \
+             for yet",
         ),
         None => return None,
     };
     Some(Reason {
-        place: architecture.refused.map_or(usize::MAX, |refusal| refusal as usize),
+        position: architecture.refused.map_or(usize::MAX, |refusal| refusal as usize),
         name,
         means,
     })
@@ -256,13 +263,14 @@ mod tests {
             .into(),
         };
         let native = [Native { model_type: "n".into(), architecture: "N".into() }].into();
-        Table::of(&facts, &native).rows().lines().skip(2).map(str::to_owned).collect()
+        Table::new(&facts, &native).rows().lines().skip(2).map(str::to_owned).collect()
     }
 
     #[test]
-    fn a_row_says_who_makes_what() {
+    fn row_names_maker_per_modality() {
         let mut inserting = architecture("P", &[("image", Some(1), true)]);
-        (inserting.inserts, inserting.own_prompts) = (true, Some(vec!["apply".into()]));
+        inserting.inserts = true;
+        inserting.own_prompts = Some(vec!["apply".into()]);
         inserting.written = true;
         let found = rows(vec![
             architecture(
@@ -277,12 +285,13 @@ mod tests {
         );
         assert_eq!(
             found[1],
-            "| `P` | compared, at most 1 | – | – |  | inserted, by vLLM's code, conversations by vLLM's code |  |"
+            "| `P` | compared, at most 1 | – | – |  | inserted, by vLLM's code, conversations by \
+             vLLM's code |  |"
         );
     }
 
     #[test]
-    fn what_is_refused_or_not_known_says_why() {
+    fn refused_or_unknown_row_names_reason() {
         let mut pooling = architecture("E", &[("image", Some(1), true)]);
         pooling.refused = Some(Refusal::Pooling);
         let mut broken = architecture("U", &[]);
@@ -300,10 +309,10 @@ mod tests {
             found[1],
             "| `U` | not known here | not known here | not known here |  |  | no GPU |"
         );
-        let helped = "vLLM's processor, by its files";
+        let processor = "vLLM's processor, by its files";
         assert_eq!(
             found[2],
-            format!("| `F` | {helped} | {helped} | {helped} |  | by its files |  |")
+            format!("| `F` | {processor} | {processor} | {processor} |  | by its files |  |")
         );
         assert_eq!(
             found[3],

@@ -1,11 +1,11 @@
-//! Circles: files of which each one needs all others, by the items that they name.
+//! Circles: groups of files in which each file depends on all others, directly or indirectly.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::references::References;
 use super::source::Package;
 
-/// The names of the items that one file takes from another one, by the indices of both.
+/// The names of the items that a file uses from another file, by the indices `(user, definer)`.
 pub(super) type Arrows = BTreeMap<(usize, usize), BTreeSet<String>>;
 
 /// Returns the arrows between the files of a package.
@@ -21,7 +21,7 @@ pub(super) fn arrows(package: &Package, references: &References) -> Arrows {
     arrows
 }
 
-/// Returns the circles of two files or more, the largest first.
+/// Returns the circles of at least two files, the largest first.
 pub(super) fn circles(files: usize, arrows: &Arrows) -> Vec<BTreeSet<usize>> {
     let reached: Vec<BTreeSet<usize>> = (0..files).map(|file| reachable(file, arrows)).collect();
     let mut circles = BTreeSet::new();

@@ -1,18 +1,18 @@
-//! The order of a crate's top-level modules: each may use those of the levels below its own.
+//! The order of a crate's top-level modules: a module may use the modules of lower levels.
 
 use std::collections::BTreeSet;
 
 use super::references::References;
 use super::source::Package;
 
-/// Lines that are printed, in order.
+/// Printed lines, sorted.
 pub(super) type Lines = BTreeSet<String>;
 
-/// The levels of a crate.
+/// The order of a crate's modules.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Order {
     pub(super) package: &'static str,
-    /// The top level first.
+    /// The levels, the top level first.
     pub(super) levels: &'static [Level],
 }
 
@@ -26,7 +26,7 @@ pub(super) enum Level {
     Together(&'static [&'static str]),
 }
 
-/// The crates that have an order. Others are not checked.
+/// The orders. Crates without an order are not checked.
 pub(super) const ORDERS: &[Order] = &[
     Order {
         package: "chiasm-api",
@@ -71,20 +71,21 @@ pub(super) const ORDERS: &[Order] = &[
             Level::Separate(&["machine", "pick", "tokenize"]),
             Level::Separate(&["prepare"]),
             Level::Separate(&["opening"]),
-            Level::Separate(&["shared"]),
+            Level::Separate(&["pipeline"]),
             Level::Separate(&["choice", "image"]),
             Level::Separate(&[
                 "deadlines",
-                "helped",
+                "output_parsing",
                 "plans",
                 "processed",
+                "processor_items",
                 "prompt_price",
-                "reading",
                 "sampling",
             ]),
-            Level::Separate(&["caller", "error", "metrics", "model"]),
+            Level::Separate(&["error", "metrics", "model", "request_context"]),
             Level::Separate(&[
                 "answers",
+                "attempts",
                 "cpu",
                 "displaced",
                 "item",
@@ -92,7 +93,6 @@ pub(super) const ORDERS: &[Order] = &[
                 "observer",
                 "retries",
                 "text_logprobs",
-                "tried",
             ]),
         ],
     },
@@ -158,13 +158,13 @@ impl Order {
         match (self.level(from), self.level(to)) {
             (Some(from), Some(to)) if from == to => matches!(self.levels[from], Level::Together(_)),
             (Some(from), Some(to)) => from < to,
-            // Reported as a module without a level.
+            // A module without a level is reported on its own.
             _ => true,
         }
     }
 
-    /// Returns a line for each arrow against the order, and for each module that only the crate or
-    /// only the order has.
+    /// Returns a line for each arrow against the order, and for each module that is missing from
+    /// the crate or from the order.
     pub(super) fn violations(&self, package: &Package, references: &References) -> Lines {
         let name = self.package;
         let mut lines = Lines::new();

@@ -1,14 +1,16 @@
-//! Which items of other modules each module names, with re-exports followed to the definition.
+//! References between modules: the items of other modules that each module names. Re-exports are
+//! resolved to the definition.
 
 use std::collections::BTreeSet;
 
 use super::source::{Import, Module, Package};
 
-/// A module names an item that another module defines.
+/// A reference from a module to an item that another module defines.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Reference {
-    /// The indices of the modules.
+    /// The index of the module that names the item.
     pub(super) from: usize,
+    /// The index of the module that defines the item.
     pub(super) to: usize,
     /// The item's name; `*` for a glob import.
     pub(super) item: String,
@@ -18,8 +20,8 @@ pub(super) type References = BTreeSet<Reference>;
 
 /// Returns the references between the modules of a package.
 ///
-/// Left out are `mod` declarations, re-exports, and what a module names of its ancestors: a child
-/// is a part of its parent. A dependency by fields and methods alone is not seen.
+/// `mod` declarations, re-exports and references to ancestors are ignored, since a child is a part
+/// of its parent. Dependencies only through fields and methods are not detected.
 pub(super) fn references(package: &Package) -> References {
     let modules = &package.modules;
     let mut references = References::new();
@@ -42,7 +44,7 @@ pub(super) fn references(package: &Package) -> References {
     references
 }
 
-/// What a path names.
+/// The target of a path.
 enum Target<'a> {
     Module(usize),
     Item { module: usize, name: &'a str },
@@ -50,7 +52,7 @@ enum Target<'a> {
 
 struct Resolver<'a> {
     modules: &'a [Module],
-    /// The names being looked up, to end at imports that lead to themselves.
+    /// The names being looked up. Ends the resolution of circular imports.
     in_progress: Vec<(usize, &'a str)>,
 }
 
@@ -74,8 +76,8 @@ impl<'a> Resolver<'a> {
         self.modules[module].parent.map_or(module, |parent| self.root(parent))
     }
 
-    /// Returns what `name` is in a module. An item and a module may share it: the last name of a
-    /// path is that of the item.
+    /// Resolves `name` in a module. If an item and a module share the name, the last name of a path
+    /// is the item.
     fn look_up(&mut self, index: usize, name: &'a str, is_last: bool) -> Option<Target<'a>> {
         if self.in_progress.contains(&(index, name)) {
             return None;

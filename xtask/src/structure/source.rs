@@ -1,7 +1,7 @@
-//! The modules of a package: their items, imports and inline paths, without tests.
+//! The modules of a package without tests: their items, imports and inline paths.
 //!
-//! The module tree is followed from `lib.rs` and `main.rs`, so files that are only included, as
-//! generated code, are not read.
+//! The reader follows the module tree from `lib.rs` and `main.rs`. It does not read files that are
+//! only included, such as generated code.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -26,18 +26,18 @@ pub(super) struct Package {
     pub(super) modules: Vec<Module>,
 }
 
-/// A file that is not only for tests.
+/// A source file with code outside tests.
 #[derive(Debug)]
 pub(super) struct SourceFile {
     /// The path below `src`.
     pub(super) path: String,
     /// The number of lines outside test items.
     pub(super) product_lines: usize,
-    /// The lines with a `Result<_, String>`.
+    /// The numbers of the lines with a `Result<_, String>`.
     pub(super) string_errors: Vec<usize>,
 }
 
-/// A module, in a file of its own or inline.
+/// A module in its own file or inline.
 #[derive(Debug, Default)]
 pub(super) struct Module {
     /// The module directly below the crate's root that contains this one; `None` for the root.
@@ -62,7 +62,7 @@ pub(super) struct Import {
     pub(super) is_reexport: bool,
 }
 
-/// A module whose file is not read yet.
+/// A declared module whose file has not been read yet.
 struct DeclaredModule {
     parent: Option<usize>,
     name: String,
@@ -95,7 +95,7 @@ impl Package {
     }
 }
 
-/// Visits the items of one file after the other.
+/// A visitor that collects the modules of a package, file by file.
 #[derive(Default)]
 struct Reader {
     package: Package,
@@ -104,11 +104,11 @@ struct Reader {
     module: usize,
     /// The folder of the current module's children.
     folder: PathBuf,
-    /// The number of items around the current one, without modules.
+    /// The number of items that enclose the current one, without modules.
     depth: usize,
-    /// The lines of test items in the current file.
+    /// The numbers of the lines of test items in the current file.
     test_lines: HashSet<usize>,
-    /// The lines with a `Result<_, String>` in the current file.
+    /// The numbers of the lines with a `Result<_, String>` in the current file.
     string_errors: Vec<usize>,
 }
 
@@ -169,7 +169,8 @@ impl Reader {
         self.module = outer;
     }
 
-    /// Reads paths of at least one name: `a`, `a::b`. What follows a dot is a field or a method.
+    /// Collects paths such as `a` and `a::b`. A name after a dot is a field or a method and is
+    /// ignored.
     fn read_tokens(&mut self, tokens: TokenStream) {
         let mut path = Vec::new();
         let mut separator = String::new();
@@ -215,7 +216,7 @@ impl<'ast> Visit<'ast> for Reader {
         if let [first, ..] = head.attrs
             && head.attrs.iter().any(is_test)
         {
-            // Faster than `item.span()`, which prints all of the module.
+            // Faster than `item.span()`, which prints the whole module.
             let last = match item {
                 Item::Mod(ItemMod { content: Some((brace, _)), .. }) => brace.span.close(),
                 _ => item.span(),
@@ -272,11 +273,11 @@ impl<'ast> Visit<'ast> for Reader {
     }
 
     fn visit_meta_list(&mut self, list: &'ast MetaList) {
-        // As in `#[error("one of {}", NAMES.join(", "))]`.
+        // Attributes may contain paths: `#[error("one of {}", NAMES.join(", "))]`.
         self.read_tokens(list.tokens.clone());
     }
 
-    // The path of `pub(in …)` is a module.
+    // Skipped: the path of `pub(in …)` is a module.
     fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
 }
 
@@ -289,11 +290,12 @@ fn has_string_error(segment: &PathSegment) -> bool {
     segment.ident == "Result" && error.path.is_ident("String")
 }
 
+/// Returns an identifier without `r#`.
 fn text(ident: &Ident) -> String {
     ident.unraw().to_string()
 }
 
-/// The parts that most kinds of items have.
+/// The attributes and the name of an item.
 struct Head<'a> {
     attrs: &'a [Attribute],
     name: Option<&'a Ident>,
@@ -320,21 +322,21 @@ fn head(item: &Item) -> Head<'_> {
     }
 }
 
-/// Returns `true` for `#[test]`, `#[tokio::test]` and a `cfg` that needs or allows `test`.
+/// Returns `true` for `#[test]`, `#[tokio::test]` and a `cfg` that names `test` outside a `not`.
 fn is_test(attribute: &Attribute) -> bool {
     let path = attribute.path();
     match &attribute.meta {
-        Meta::List(list) if path.is_ident("cfg") => asks_for_test(list.tokens.clone()),
+        Meta::List(list) if path.is_ident("cfg") => names_test(list.tokens.clone()),
         _ => path.segments.last().is_some_and(|segment| segment.ident == "test"),
     }
 }
 
-/// Returns `true` if a predicate names `test` outside a `not`.
-fn asks_for_test(predicate: TokenStream) -> bool {
+/// Returns `true` if a `cfg` predicate names `test` outside a `not`.
+fn names_test(predicate: TokenStream) -> bool {
     let mut is_negated = false;
     for token in predicate {
         match token {
-            TokenTree::Group(group) if !is_negated && asks_for_test(group.stream()) => return true,
+            TokenTree::Group(group) if !is_negated && names_test(group.stream()) => return true,
             TokenTree::Ident(ident) if ident == "test" => return true,
             TokenTree::Ident(ident) => is_negated = ident == "not",
             _ => {}
@@ -343,6 +345,7 @@ fn asks_for_test(predicate: TokenStream) -> bool {
     false
 }
 
+/// Adds the names that a `use` tree imports.
 fn add_imports(tree: &UseTree, prefix: &[String], is_reexport: bool, imports: &mut Vec<Import>) {
     let extended = |name: &Ident| {
         let is_itself = name == "self" && !prefix.is_empty();

@@ -1,4 +1,4 @@
-//! The measuring of small made-up packages.
+//! Measures small artificial packages.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use tempfile::TempDir;
 use super::orders::{Level, Order};
 use super::*;
 
-/// `a` and `b` may use `c` and `d`, and these each other.
+/// `a` and `b` may use `c` and `d`; `c` and `d` may use each other.
 const LEVELS: &[Level] = &[Level::Separate(&["a", "b"]), Level::Together(&["c", "d"])];
 
 const LIMITS: Limits = Limits {
@@ -29,7 +29,7 @@ fn repository(name: &str, files: &[(&str, &str)]) -> TempDir {
     root
 }
 
-/// Returns the lines of `describe` with the arrows in circles.
+/// Returns the lines of `describe` with arrows in circles.
 fn arrows_in_circles(files: &[(&str, &str)]) -> Vec<String> {
     let root = repository("some", files);
     let text = describe(root.path(), "some").unwrap();
@@ -41,7 +41,7 @@ fn problems(name: &str, files: &[(&str, &str)]) -> Vec<String> {
 }
 
 #[test]
-fn two_files_that_use_each_other_are_a_circle() {
+fn mutual_use_of_two_files_is_circle() {
     let files = [
         ("lib.rs", "mod a; mod b;"),
         ("a.rs", "use crate::b::{self, B, f as g}; pub struct A(B); fn h() { g(); b::f(); }"),
@@ -52,7 +52,7 @@ fn two_files_that_use_each_other_are_a_circle() {
 }
 
 #[test]
-fn reexport_is_followed_to_its_definition() {
+fn reexport_is_resolved_to_its_definition() {
     let files = [
         ("lib.rs", "mod a; mod b; mod front;"),
         ("a.rs", "use crate::front::B; pub struct A(B);"),
@@ -64,7 +64,7 @@ fn reexport_is_followed_to_its_definition() {
 }
 
 #[test]
-fn paths_in_macros_and_attributes_are_arrows() {
+fn paths_in_macros_or_attributes_are_arrows() {
     let files = [
         ("lib.rs", "mod a; mod b;"),
         ("a.rs", "pub const A: u8 = 0; fn f() { println!(\"{}\", [x.y, crate::b::B]); }"),
@@ -100,7 +100,7 @@ fn code_without_test_cfg_makes_arrows() {
 }
 
 #[test]
-fn child_that_names_its_ancestor_makes_no_arrow() {
+fn reference_to_ancestor_is_no_arrow() {
     let files = [
         ("lib.rs", "mod a; pub struct Root(a::A);"),
         ("a.rs", "mod child; pub struct A(child::Child);"),
@@ -110,7 +110,7 @@ fn child_that_names_its_ancestor_makes_no_arrow() {
 }
 
 #[test]
-fn import_that_leads_to_itself_is_no_arrow() {
+fn circular_import_is_no_arrow() {
     let files = [
         ("lib.rs", "mod a; mod b;"),
         ("a.rs", "pub use super::b::X; use super::b::*; fn f() { X; y; }"),
@@ -120,7 +120,7 @@ fn import_that_leads_to_itself_is_no_arrow() {
 }
 
 #[test]
-fn arrow_against_the_order_is_a_problem() {
+fn arrow_against_order_is_reported() {
     let files = [
         ("lib.rs", "mod a; mod b; mod c; mod d;"),
         ("a.rs", "use crate::b::B; use crate::c::C;"),
@@ -133,7 +133,7 @@ fn arrow_against_the_order_is_a_problem() {
 }
 
 #[test]
-fn module_without_a_level_is_a_problem() {
+fn module_without_level_is_reported() {
     let files = [("lib.rs", "mod a; mod b; mod c { } mod e { }"), ("a.rs", ""), ("b.rs", "")];
     let no_level = "made-up: `e` has no level in structure/orders.rs";
     let gone = "made-up: structure/orders.rs names `d`, which is gone";
@@ -151,13 +151,13 @@ fn lines_of_tests_are_not_counted() {
 }
 
 #[test]
-fn crate_over_its_limit_is_a_problem() {
+fn crate_over_line_limit_is_reported() {
     let text = "// A line.\n".repeat(9);
     assert_eq!(problems("some", &[("lib.rs", &text)]), ["lines of some: 9, the limit is 8"]);
 }
 
 #[test]
-fn error_that_is_a_string_is_a_problem() {
+fn string_error_is_reported_outside_xtask() {
     let text = "fn f() -> Result<u8, Error> { g::<Result<u8, u8>>() }
         struct S(Vec<std::result::Result<(), String>>);
         #[cfg(test)] fn h() -> Result<(), String> {}";

@@ -1,4 +1,4 @@
-//! Messages to and from a version's own types: our half is the test `vllm_exchange`, theirs
+//! Exchanges messages with a version's types. Our half is the test `vllm_exchange`, vLLM's half is
 //! `python/vllm_drift/exchange.py`.
 
 use std::fmt;
@@ -13,17 +13,17 @@ use crate::error::Error;
 use crate::setup::Setup;
 use crate::vllm_env::VllmEnv;
 
-/// What `exchange.py` ends with if this vLLM can't be imported.
+/// The exit code of `exchange.py` if vLLM can't be imported.
 const CANNOT_IMPORT: i32 = 3;
 
-/// How an exchange went.
+/// The outcome of an exchange.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Exchange {
-    /// Every message was read as it was meant.
+    /// Each message was decoded to its intended value.
     Same,
-    /// Messages were read in another sense, or not at all: what the two halves said.
+    /// Some messages were decoded to other values or not at all. Has the output of the two halves.
     Wrong(String),
-    /// Its types could not be imported, for this reason: nothing is known.
+    /// vLLM's types could not be imported, for this reason. The wire was not tested.
     NotDone(String),
 }
 
@@ -33,21 +33,22 @@ impl fmt::Display for Exchange {
             Self::Same => {
                 write!(f, "the wire: its own types read our requests, and we read what they write")
             }
-            Self::Wrong(said) => write!(f, "the wire DIFFERS:\n{said}"),
+            Self::Wrong(output) => write!(f, "the wire DIFFERS:\n{output}"),
             Self::NotDone(reason) => {
                 write!(
                     f,
-                    "the wire: its own types could not be imported: {reason}; the wire was NOT exchanged"
+                    "the wire: its own types could not be imported: {reason}; \
+                     the wire was NOT exchanged"
                 )
             }
         }
     }
 }
 
-/// Our half, by the name of a test in it.
-fn ours(setup: &Setup, folder: &Path, test: &str) -> Result<(), Error> {
+/// Runs a test of our half.
+fn run_our_half(setup: &Setup, folder: &Path, test: &str) -> Result<(), Error> {
     let mut half = cargo(&setup.workspace);
-    // This is how all tests are built, so dependencies are compiled once.
+    // The same arguments as for other tests, so that dependencies are compiled once.
     half.args(["test", "--quiet", "--workspace", "--test", "vllm_exchange", "--"])
         .args(["--ignored", "--exact", test])
         .env("CHIASM_EXCHANGE_DIR", folder)
@@ -55,34 +56,34 @@ fn ours(setup: &Setup, folder: &Path, test: &str) -> Result<(), Error> {
     child::read(&mut half, test).map(drop)
 }
 
-/// Exchanges all kinds of messages. Their frames stay in the cache, for a look at them.
+/// Exchanges all kinds of messages. Their frames stay in the cache for inspection.
 pub(super) fn run(setup: &Setup, env: &VllmEnv, version: &str) -> Result<Exchange, Error> {
     let folder = sources::work_folder(&setup.workspace).join(format!("messages-{version}"));
     if folder.exists() {
         fs::remove_dir_all(&folder).map_err(Error::io("remove", &folder))?;
     }
     fs::create_dir_all(&folder).map_err(Error::io("create", &folder))?;
-    setup.output.say(&format!("exchanging messages over {}", folder.display()))?;
-    ours(setup, &folder, "requests_are_written")?;
+    setup.output.print_line(&format!("exchanging messages over {}", folder.display()))?;
+    run_our_half(setup, &folder, "requests_are_written")?;
 
     let mut theirs = script(setup, env);
     theirs.arg(format!("{FOLDER}/exchange.py")).arg(&folder);
     let program = theirs.get_program().display().to_string();
-    let ended = theirs.output().map_err(|source| Error::Spawn { program, source })?;
-    let printed = String::from_utf8_lossy(&ended.stdout).trim_end().to_owned();
-    setup.output.say(&printed)?;
-    if ended.status.code() == Some(CANNOT_IMPORT) {
+    let output = theirs.output().map_err(|source| Error::Spawn { program, source })?;
+    let printed = String::from_utf8_lossy(&output.stdout).trim_end().to_owned();
+    setup.output.print_line(&printed)?;
+    if output.status.code() == Some(CANNOT_IMPORT) {
         let reason = printed.lines().last().unwrap_or_default().to_owned();
         return Ok(Exchange::NotDone(reason));
     }
     let mut wrong = Vec::new();
-    if !ended.status.success() {
-        let said = String::from_utf8_lossy(&ended.stderr).trim_end().to_owned();
-        wrong.push(format!("exchange.py ended with {}\n{printed}\n{said}", ended.status));
+    if !output.status.success() {
+        let stderr = String::from_utf8_lossy(&output.stderr).trim_end().to_owned();
+        wrong.push(format!("exchange.py ended with {}\n{printed}\n{stderr}", output.status));
     }
     if folder.join("outputs.json").is_file() {
-        // The test says on its standard output what it read otherwise, and cargo fails with it.
-        if let Err(error) = ours(setup, &folder, "outputs_are_read") {
+        // The test prints the differences on its standard output and fails.
+        if let Err(error) = run_our_half(setup, &folder, "outputs_are_read") {
             wrong.push(error.to_string());
         }
     } else {
@@ -96,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_exchange_that_was_not_done_says_so() {
+    fn failed_import_is_reported() {
         let text = Exchange::NotDone("ImportError: no _C".into()).to_string();
         assert!(
             text.contains("could not be imported: ImportError: no _C; the wire was NOT exchanged"),

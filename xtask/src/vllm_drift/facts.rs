@@ -1,4 +1,4 @@
-//! The table of what is relied on, filled in for a version of vLLM by `python/vllm_drift/facts.py`.
+//! The facts of a version of vLLM that Chiasm relies on, read by `python/vllm_drift/facts.py`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,20 +13,20 @@ use crate::setup::Setup;
 use crate::venv;
 use crate::vllm_env::VllmEnv;
 
-/// Things that matter for one reason, and in the same of our files.
+/// Facts with the same reason and the same files of ours.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Group {
     pub(crate) name: String,
-    /// The reason.
+    /// The reason why Chiasm relies on the facts.
     pub(crate) what: String,
-    /// Paths in the repository.
+    /// The paths of our files that rely on the facts.
     pub(crate) ours: Vec<String>,
-    /// Names and values, in the table's order.
+    /// The names and values, in the table's order.
     #[serde(deserialize_with = "in_order")]
     pub(crate) facts: Vec<(String, String)>,
 }
 
-/// A struct's fields are facts in their order, which a plain map would lose.
+/// Deserializes a map in its order: facts include the order of a struct's fields.
 fn in_order<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<(String, String)>, D::Error> {
     let map = Map::<String, Value>::deserialize(from)?;
     map.into_iter()
@@ -37,7 +37,7 @@ fn in_order<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<(String, St
         .collect()
 }
 
-/// Reads the facts of the vLLM in this folder of packages.
+/// Reads the facts of the vLLM in the folder `packages`.
 pub(super) fn read(
     setup: &Setup,
     base: &VllmEnv,
@@ -51,8 +51,8 @@ pub(super) fn read(
         .map_err(|source| Error::Json { what: "what facts.py printed".to_owned(), source })
 }
 
-/// What the published wheel asks for, in a file of pip's. An overlay's own metadata says nothing,
-/// and what is published under a version never changes, so it is asked for once.
+/// Returns a report of pip with the requirements of the published wheel. An overlay has no metadata
+/// of its own. The report is kept, because a published version never changes.
 pub(super) fn requirements(setup: &Setup, base: &VllmEnv, version: &str) -> Result<PathBuf, Error> {
     let folder = super::sources::work_folder(&setup.workspace);
     fs::create_dir_all(&folder).map_err(Error::io("create", &folder))?;
@@ -60,12 +60,12 @@ pub(super) fn requirements(setup: &Setup, base: &VllmEnv, version: &str) -> Resu
     if path.is_file() {
         return Ok(path);
     }
-    let unnamed = folder.join(format!("requirements-{version}.{}.new", std::process::id()));
+    let temporary = folder.join(format!("requirements-{version}.{}.new", std::process::id()));
     let mut pip = venv::pip(base.python_command(), "install");
     pip.args(["--dry-run", "--ignore-installed", "--report"])
-        .arg(&unnamed)
+        .arg(&temporary)
         .arg(format!("vllm=={version}"))
-        // /tmp is often small, or memory.
+        // /tmp is often small or a RAM disk.
         .env("TMPDIR", &folder)
         .stdin(std::process::Stdio::null());
     child::run(
@@ -74,7 +74,7 @@ pub(super) fn requirements(setup: &Setup, base: &VllmEnv, version: &str) -> Resu
         &setup.output,
         &setup.cancel,
     )?;
-    fs::rename(&unnamed, &path).map_err(Error::io("create", &path))?;
+    fs::rename(&temporary, &path).map_err(Error::io("create", &path))?;
     Ok(path)
 }
 
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_is_read_with_its_facts_in_their_order() {
+    fn facts_keep_their_order() {
         let text =
             r#"[{"name": "n", "what": "w", "ours": ["a.rs"], "facts": {"b": "2", "a": "1"}}]"#;
         let groups: Vec<Group> = serde_json::from_str(text).unwrap();

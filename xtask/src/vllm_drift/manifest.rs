@@ -1,7 +1,7 @@
-//! The facts of a version as a text file that a diff reads well in, and what is different between
-//! two of them.
+//! The facts of a version as a text file with readable diffs, and the changes between two such
+//! files.
 //!
-//! A line is `NAME = VALUE`; `[GROUP]` begins a group, `#` a comment. The first line names the
+//! A line is `NAME = VALUE`. `[GROUP]` starts a group, `#` a comment. The first line names the
 //! version.
 
 use std::collections::BTreeMap;
@@ -13,19 +13,19 @@ use super::facts::Group;
 use crate::error::Error;
 use crate::workspace::Workspace;
 
-/// What the first line starts with; the version follows.
-const FIRST: &str = "# vLLM ";
+/// The text in front of the version in the first line.
+const VERSION_PREFIX: &str = "# vLLM ";
 
 /// The facts of one version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Manifest {
-    /// `0.33.0`
+    /// The full release number, such as `0.33.0`.
     pub(super) version: String,
-    /// Facts by group, both in the table's order.
+    /// The facts by group, both in the table's order.
     groups: Vec<(String, Vec<(String, String)>)>,
 }
 
-/// One fact that is not the same in two versions. One of the values is there.
+/// A fact that differs between two versions. At least one of the values is present.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Change {
     pub(super) group: String,
@@ -34,29 +34,31 @@ pub(super) struct Change {
     pub(super) new: Option<String>,
 }
 
-/// Where the manifests are.
+/// Returns the folder of the manifests.
 pub(super) fn folder(workspace: &Workspace) -> PathBuf {
     workspace.root.join(super::FOLDER).join("manifests")
 }
 
-/// `0.33.txt` for 0.33.0 and its patches.
+/// Returns the file name for a version: `0.33.txt` for 0.33.0 and its patches.
 pub(super) fn file_name(version: &str) -> String {
     let (major, minor) = minor(version).unwrap_or_default();
     format!("{major}.{minor}.txt")
 }
 
+/// Parses the major and minor version of a release number or file name.
 fn minor(version: &str) -> Option<(u32, u32)> {
     let mut numbers = version.trim_end_matches(".txt").split('.').map(str::parse);
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
 impl Manifest {
-    pub(super) fn of(version: &str, groups: &[Group]) -> Self {
+    /// Creates the manifest of a version from its facts.
+    pub(super) fn from_groups(version: &str, groups: &[Group]) -> Self {
         let groups = groups.iter().map(|group| (group.name.clone(), group.facts.clone())).collect();
         Self { version: version.to_owned(), groups }
     }
 
-    /// The manifest of this version's minor version, else the newest older one.
+    /// Reads the manifest of the same minor version, or else the newest older manifest.
     pub(super) fn nearest(workspace: &Workspace, version: &str) -> Result<Self, Error> {
         let folder = folder(workspace);
         let names = fs::read_dir(&folder).map_err(Error::io("list", &folder))?;
@@ -76,7 +78,7 @@ impl Manifest {
     }
 
     fn parse(text: &str) -> Option<Self> {
-        let version = text.strip_prefix(FIRST)?.split(':').next()?.to_owned();
+        let version = text.strip_prefix(VERSION_PREFIX)?.split(':').next()?.to_owned();
         let mut groups: Vec<(String, Vec<(String, String)>)> = Vec::new();
         for line in text.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
             if let Some(name) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
@@ -89,7 +91,7 @@ impl Manifest {
         Some(Self { version, groups })
     }
 
-    /// Group, name and value of each.
+    /// Returns the group, name and value of each fact.
     pub(super) fn facts(&self) -> impl Iterator<Item = (&str, &str, &str)> {
         self.groups.iter().flat_map(|(group, facts)| {
             facts.iter().map(move |(name, value)| (group.as_str(), name.as_str(), value.as_str()))
@@ -101,12 +103,12 @@ fn first_line(text: &str) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }
 
-/// The file of the same minor version, else of the newest older one.
+/// Returns the file of the same minor version, or else the file of the newest older version.
 fn choose<'a>(names: &'a [String], version: &str) -> Option<&'a String> {
-    let asked = minor(version)?;
+    let wanted = minor(version)?;
     names
         .iter()
-        .filter(|name| minor(name).is_some_and(|found| found <= asked))
+        .filter(|name| minor(name).is_some_and(|found| found <= wanted))
         .max_by_key(|name| minor(name))
 }
 
@@ -115,7 +117,8 @@ impl fmt::Display for Manifest {
         let version = &self.version;
         writeln!(
             f,
-            "{FIRST}{version}: what Chiasm relies on. Written by `cargo xtask vllm-drift {version} --write`."
+            "{VERSION_PREFIX}{version}: what Chiasm relies on. \
+             Written by `cargo xtask vllm-drift {version} --write`."
         )?;
         for (name, facts) in &self.groups {
             writeln!(f, "\n[{name}]")?;
@@ -127,8 +130,8 @@ impl fmt::Display for Manifest {
     }
 }
 
-/// Everything that is not the same. Facts of the new version come first, in its order, then those
-/// that are gone.
+/// Returns all changes: first the new and changed facts in the order of `new`, then the removed
+/// facts.
 pub(super) fn changes(old: &Manifest, new: &Manifest) -> Vec<Change> {
     let index = |manifest: &'_ Manifest| -> BTreeMap<(String, String), String> {
         manifest
@@ -136,19 +139,21 @@ pub(super) fn changes(old: &Manifest, new: &Manifest) -> Vec<Change> {
             .map(|(group, fact, value)| ((group.to_owned(), fact.to_owned()), value.to_owned()))
             .collect()
     };
-    let (before, after) = (index(old), index(new));
+    let before = index(old);
+    let after = index(new);
     let mut changes = Vec::new();
     for (group, fact, value) in new.facts() {
         let key = (group.to_owned(), fact.to_owned());
-        let was = before.get(&key);
-        if was.is_none_or(|was| was != value) {
+        let old = before.get(&key);
+        if old.is_none_or(|old| old != value) {
             let (group, fact) = key;
-            changes.push(Change { group, fact, old: was.cloned(), new: Some(value.to_owned()) });
+            changes.push(Change { group, fact, old: old.cloned(), new: Some(value.to_owned()) });
         }
     }
     for (group, fact, value) in old.facts() {
-        let (group, fact) = (group.to_owned(), fact.to_owned());
-        if !after.contains_key(&(group.clone(), fact.clone())) {
+        let key = (group.to_owned(), fact.to_owned());
+        if !after.contains_key(&key) {
+            let (group, fact) = key;
             changes.push(Change { group, fact, old: Some(value.to_owned()), new: None });
         }
     }
@@ -156,7 +161,7 @@ pub(super) fn changes(old: &Manifest, new: &Manifest) -> Vec<Change> {
 }
 
 impl Change {
-    /// Whether it is a function's body or signature that changed, so that there is something to
+    /// Returns `true` if the body or signature of a function changed, so that there is a diff to
     /// show.
     pub(super) fn is_code(&self) -> bool {
         [&self.old, &self.new]
@@ -165,7 +170,7 @@ impl Change {
     }
 }
 
-/// A value without the place to which its definition has moved.
+/// Strips the file to which a definition has moved from a value.
 fn without_place(value: &str) -> &str {
     value
         .rsplit_once(" (in ")
@@ -204,7 +209,7 @@ mod tests {
         };
         Manifest {
             version: text(version),
-            groups: groups.iter().map(|(name, of)| (text(name), facts(of))).collect(),
+            groups: groups.iter().map(|(name, list)| (text(name), facts(list))).collect(),
         }
     }
 
@@ -214,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_back() {
+    fn written_manifest_parses_to_same_facts() {
         let written = manifest(
             "0.33.1",
             &[("wire: a", &[("x.py:S", "class(a=1) = 2"), ("x.py:f", "(a) #12")]), ("b", &[])],
@@ -225,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_new_and_gone_facts_are_told_apart_by_group() {
+    fn changes_distinguish_changed_new_gone_by_group() {
         let old = manifest(
             "0.1.0",
             &[("a", &[("same", "1"), ("other", "1"), ("gone", "1")]), ("b", &[("same", "1")])],
@@ -234,14 +239,14 @@ mod tests {
             "0.2.0",
             &[("a", &[("same", "1"), ("other", "2"), ("new", "1")]), ("b", &[("same", "2")])],
         );
-        let told: Vec<_> = changes(&old, &new)
+        let lines: Vec<_> = changes(&old, &new)
             .iter()
             .map(|change| (change.group.clone(), change.to_string()))
             .collect();
-        let told: Vec<_> =
-            told.iter().map(|(group, text)| (group.as_str(), text.as_str())).collect();
+        let lines: Vec<_> =
+            lines.iter().map(|(group, text)| (group.as_str(), text.as_str())).collect();
         assert_eq!(
-            told,
+            lines,
             [
                 ("a", "  changed other\n      from 1\n      to   2"),
                 ("a", "  new     new = 1"),
@@ -253,15 +258,15 @@ mod tests {
     }
 
     #[test]
-    fn a_definition_that_only_moved_says_so() {
+    fn moved_definition_is_reported_as_moved() {
         let old = manifest(
             "0.1.0",
             &[("a", &[("x.py:f", "(a) #12 (in y.py)"), ("x.py:g", "(a) #12 (in y.py)")])],
         );
         let new = manifest("0.2.0", &[("a", &[("x.py:f", "(a) #12"), ("x.py:g", "(a) #34")])]);
-        let told: Vec<_> = changes(&old, &new).iter().map(ToString::to_string).collect();
+        let lines: Vec<_> = changes(&old, &new).iter().map(ToString::to_string).collect();
         assert_eq!(
-            told,
+            lines,
             [
                 "  moved   x.py:f = (a) #12",
                 "  changed x.py:g\n      from (a) #12 (in y.py)\n      to   (a) #34"
@@ -270,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_minor_version_is_compared_with_else_the_newest_older_one() {
+    fn nearest_manifest_is_same_minor_or_newest_older() {
         let names = ["0.31.txt", "0.9.txt", "0.33.txt", "1.0.txt"].map(String::from);
         let chosen = |version| choose(&names, version).map(String::as_str);
         assert_eq!(chosen("0.33.2"), Some("0.33.txt"));
@@ -281,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn every_version_that_is_tested_has_its_manifest() {
+    fn tested_versions_have_manifests() {
         for version in VERSIONS {
             let manifest = Manifest::nearest(&repository(), version).unwrap();
             assert_eq!(manifest.version, version, "cargo xtask vllm-drift {version} --write");
@@ -290,9 +295,9 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_manifest_misses_nothing_that_is_relied_on() {
+    fn newest_manifest_has_all_facts() {
         let newest = Manifest::nearest(&repository(), crate::vllm_overlay::NEWEST).unwrap();
-        // What a class inherits is missing in it.
+        // Inherited methods are missing in the class itself.
         let inherited = [".supports_mm_device_do_normalize", ".get_placeholder_str"];
         for (group, fact, value) in newest.facts().filter(|(_, _, value)| *value == "missing") {
             assert!(inherited.iter().any(|end| fact.ends_with(end)), "{group}: {fact} is {value}");

@@ -1,20 +1,19 @@
-//! Where the Python of a version of vLLM is: an environment of the tests, or one that is made for
-//! looking at it only.
+//! Finds the Python of a version of vLLM, in an environment for tests or for inspection.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::keyed_dir;
 use crate::vllm_env::VllmEnv;
-use crate::vllm_overlay::FOR_A_LOOK;
+use crate::vllm_overlay::INSPECTION_PREFIX;
 use crate::workspace::Workspace;
 
-/// The folder in the cache for what is neither an environment nor in the repository.
+/// Returns the cache folder for files that belong neither to an environment nor to the repository.
 pub(super) fn work_folder(workspace: &Workspace) -> PathBuf {
     workspace.cache.join("drift")
 }
 
-/// The folder of packages in an environment that has `vllm/` in it.
+/// Returns the folder of packages in an environment that contains `vllm/`.
 pub(super) fn packages(env: &VllmEnv) -> Option<PathBuf> {
     packages_in(env.path())
 }
@@ -27,14 +26,14 @@ fn packages_in(environment: &Path) -> Option<PathBuf> {
     folders.into_iter().find(|folder| folder.join("vllm").is_dir())
 }
 
-/// The packages of a version, if an environment with it happens to be there.
-pub(super) fn in_the_cache(workspace: &Workspace, version: &str) -> Option<PathBuf> {
-    let starts = ["vllm-", FOR_A_LOOK].map(|start| format!("{start}{version}-"));
+/// Returns the packages of a version if a complete environment with it is in the cache.
+pub(super) fn cached_packages(workspace: &Workspace, version: &str) -> Option<PathBuf> {
+    let prefixes = ["vllm-", INSPECTION_PREFIX].map(|prefix| format!("{prefix}{version}-"));
     let mut environments: Vec<PathBuf> = fs::read_dir(&workspace.cache)
         .ok()?
         .flatten()
         .filter(|entry| {
-            starts.iter().any(|start| entry.file_name().to_string_lossy().starts_with(start))
+            prefixes.iter().any(|prefix| entry.file_name().to_string_lossy().starts_with(prefix))
         })
         .map(|entry| entry.path())
         .collect();
@@ -51,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_version_s_packages_are_found_in_environments_of_both_kinds() {
+    fn packages_are_found_in_complete_environments() {
         let dir = tempfile::tempdir().unwrap();
         let workspace = Workspace { root: PathBuf::from("/nowhere"), cache: dir.path().to_owned() };
         for (environment, packages) in [
@@ -63,9 +62,9 @@ mod tests {
             fs::create_dir_all(dir.path().join(environment).join(packages)).unwrap();
             fs::write(dir.path().join(environment).join(".complete"), "").unwrap();
         }
-        // One that is being made.
+        // An environment that is not complete.
         fs::create_dir_all(dir.path().join("vllm-0.33.0-ee/site/vllm")).unwrap();
-        let found = |version| in_the_cache(&workspace, version);
+        let found = |version| cached_packages(&workspace, version);
         assert_eq!(
             found("0.32.0"),
             Some(dir.path().join("vllm-0.32.0-aa/lib/python3.11/site-packages"))

@@ -1,4 +1,4 @@
-//! One start of an engine of an agent, as a backend.
+//! One start of an agent's engine, as a backend.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use chiasm_backend::{
-    Adapter, AdapterError, Backend, Capabilities, Death, Input, Job, JobError, KvSink, KvSource,
-    LoadSink, MediaObserver, MemoryUsage, RunningJob,
+    Adapter, AdapterError, Backend, Capabilities, DeathReason, Input, Job, JobError, KvSink,
+    KvSource, LoadSink, MediaObserver, MemoryUsage, RunningJob,
 };
 use chiasm_types::MmHash;
 use futures_util::future::{BoxFuture, FutureExt};
@@ -24,23 +24,33 @@ use super::{AgentLink, AgentMedia};
 use crate::job;
 use crate::proto::WatchEvent;
 
-/// The connection to one start of an engine of an agent.
+/// The connection to one start of an agent's engine.
 pub(super) struct AgentBackend {
     shared: Arc<Shared>,
     capabilities: Capabilities,
-    /// Takes whoever is to be told of the KV cache, once.
+    /// Takes the sink of the KV cache's events, once.
     kv: Mutex<Option<oneshot::Sender<Box<dyn KvSink>>>>,
-    /// What follows the engine, and what keeps it admitted. They end with this.
+    /// The tasks that watch the engine and keep it admitted. They end when this is dropped.
     tasks: Mutex<JoinSet<()>>,
 }
 
+/// The facts about one start of an engine.
+pub(super) struct EngineStart {
+    /// The id of the start.
+    pub(super) life: u64,
+    /// `true` if the agent fetches media items.
+    pub(super) fetches_media: bool,
+    /// The forms in which the engine can be sent images.
+    pub(super) images: ImageForms,
+}
+
 impl AgentBackend {
-    /// The backend of the engine that `events` tell of.
+    /// Creates the backend of the engine that `events` are about.
     pub(super) fn new(
         link: AgentLink,
         jobs: Jobs,
         engine: u32,
-        (life, fetches_media, images): (u64, bool, ImageForms),
+        EngineStart { life, fetches_media, images }: EngineStart,
         capabilities: Capabilities,
         observer: Arc<dyn MediaObserver>,
         events: Streaming<WatchEvent>,
@@ -59,7 +69,7 @@ impl AgentBackend {
         let (kv, sink) = oneshot::channel();
         let mut tasks = JoinSet::new();
         tasks.spawn(watch(shared.clone(), events, sink));
-        // Otherwise nobody will ask to be told.
+        // Otherwise there is nothing to subscribe to.
         let kv = Mutex::new((capabilities.kv == KvSource::Backend).then_some(kv));
         Self { shared, capabilities, kv, tasks: Mutex::new(tasks) }
     }
@@ -92,37 +102,38 @@ impl Backend for AgentBackend {
                 return Err(JobError::NotTaken(death));
             }
             let image_tensors = self.shared.images.tensors();
-            // Who wants an agent to get tensors does not want it to make them.
-            let makes_none =
+            // Without URLs the agent can't make tensors itself, which `AgentMedia::Tensors` rules
+            // out.
+            let sends_tensors =
                 self.shared.images.choice == AgentMedia::Tensors && image_tensors.is_some();
-            let media =
-                job::MediaTold { urls: self.shared.fetches_media && !makes_none, image_tensors };
-            let told = job::to_message(&job, prompt, media);
-            let told =
-                told.ok_or_else(|| refused("messages", "has a media item that is too long"))?;
-            let running = RunningAgentJob::start(self.shared.clone(), job, told)?;
+            let media = job::MediaDetails {
+                urls: self.shared.fetches_media && !sends_tensors,
+                image_tensors,
+            };
+            let message = job::to_message(&job, prompt, media)
+                .ok_or_else(|| refused("messages", "has a media item that is too long"))?;
+            let running = RunningAgentJob::start(self.shared.clone(), job, message)?;
             Ok(Box::new(running) as Box<dyn RunningJob>)
         }
         .boxed()
     }
 
     fn load_adapter<'a>(&'a self, _: &'a Adapter) -> BoxFuture<'a, Result<(), AdapterError>> {
-        async { Err(AdapterError::NotOwn) }.boxed()
+        async { Err(AdapterError::NotPreloaded) }.boxed()
     }
 
     fn unload_adapter<'a>(&'a self, _: &'a Adapter) -> BoxFuture<'a, ()> {
         async {}.boxed()
     }
 
-    // What the agent's engines hold is known to the agent alone, which is told of items and asks
-    // for files.
+    // Only the agent knows which items its engines hold; it requests the files that it lacks.
     fn holds(&self, _: &MmHash) -> bool {
         false
     }
 
     fn follow_load(&self, sink: LoadSink) {
         *self.shared.load.lock().unwrap_or_else(PoisonError::into_inner) = Some(sink);
-        // Asked for by whoever has taken the engine among its workers.
+        // Called once the fleet has the engine among its workers.
         self.tasks
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -131,16 +142,16 @@ impl Backend for AgentBackend {
 
     fn follow_kv(&self, sink: Box<dyn KvSink>) {
         if let Some(kv) = self.kv.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            // Nobody takes it any more when the engine is gone.
+            // Fails if the engine has ended.
             let _ = kv.send(sink);
         }
     }
 
-    fn ended(&self) -> BoxFuture<'_, Death> {
-        let mut ended = self.shared.jobs.when_ended();
+    fn ended(&self) -> BoxFuture<'_, DeathReason> {
+        let mut ended = self.shared.jobs.watch_end();
         async move {
             let death = ended.wait_for(Option::is_some).await.ok().and_then(|death| death.clone());
-            death.unwrap_or_else(|| Death::new("it was let go"))
+            death.unwrap_or_else(|| DeathReason::new("it was let go"))
         }
         .boxed()
     }
@@ -149,7 +160,7 @@ impl Backend for AgentBackend {
         Duration::from_millis(self.shared.silent_ms.load(Relaxed))
     }
 
-    fn declare_dead(&self, death: Death) {
+    fn declare_dead(&self, death: DeathReason) {
         self.shared.jobs.end(death);
     }
 

@@ -16,33 +16,36 @@ use tower_service::Service;
 use crate::tls::AgentTls;
 use crate::wire::Wire;
 
-/// What is wrong where this side speaks in plain text and the agent wants TLS.
-const IS_TLS: &str = "it has certificates and wants to see one, and this side speaks in plain text: give this side --agent-certfile, \
-                      --agent-keyfile and --agent-ca-file";
-/// What is wrong where this side wants TLS and the agent speaks in plain text.
-const IS_PLAIN: &str = "it speaks in plain text, and this side has certificates: give the agent --agent-certfile, --agent-keyfile and \
-                        --agent-ca-file too";
+/// The error if this side uses plain text and the agent requires TLS.
+const AGENT_REQUIRES_TLS: &str = "it has certificates and wants to see one, \
+                                  and this side speaks in plain text: give this side \
+                                  --agent-certfile, --agent-keyfile and --agent-ca-file";
+/// The error if this side uses TLS and the agent plain text.
+const AGENT_IS_PLAIN: &str = "it speaks in plain text, and this side has certificates: \
+                              give the agent --agent-certfile, --agent-keyfile and \
+                              --agent-ca-file too";
 
-/// Makes connections, with TLS or in plain text.
+/// The connector of gRPC channels, with TLS or in plain text.
 #[derive(Clone, Debug)]
-pub(super) struct Connecting {
+pub(super) struct Dialer {
     tls: Option<Arc<AgentTls>>,
-    wants_tls: Arc<AtomicBool>,
+    /// `true` if the agent rejected the last plain connection because it requires TLS.
+    requires_tls: Arc<AtomicBool>,
 }
 
-impl Connecting {
+impl Dialer {
     pub(super) fn new(tls: Option<Arc<AgentTls>>) -> Self {
-        Self { tls, wants_tls: Arc::default() }
+        Self { tls, requires_tls: Arc::default() }
     }
 
-    /// What was wrong with the last connection, if the agent wants TLS and this side speaks in
-    /// plain text. What has failed with the connection says less.
-    pub(super) fn mistake(&self) -> Option<&'static str> {
-        self.wants_tls.load(Relaxed).then_some(IS_TLS)
+    /// Returns the error of the last connection if the agent requires TLS and this side uses plain
+    /// text. The connection's own error says less.
+    pub(super) fn tls_mismatch(&self) -> Option<&'static str> {
+        self.requires_tls.load(Relaxed).then_some(AGENT_REQUIRES_TLS)
     }
 }
 
-impl Service<Uri> for Connecting {
+impl Service<Uri> for Dialer {
     type Response = TokioIo<Wire>;
     type Error = io::Error;
     type Future = BoxFuture<'static, io::Result<TokioIo<Wire>>>;
@@ -52,33 +55,33 @@ impl Service<Uri> for Connecting {
     }
 
     fn call(&mut self, to: Uri) -> Self::Future {
-        let Self { tls, wants_tls } = self.clone();
-        wants_tls.store(false, Relaxed);
+        let Self { tls, requires_tls } = self.clone();
+        requires_tls.store(false, Relaxed);
         async move {
             let host = to.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
             let stream = TcpStream::connect((&*host, to.port_u16().unwrap_or_default())).await?;
             // Each token is a message of its own.
             stream.set_nodelay(true)?;
             let Some(tls) = tls else {
-                return Ok(TokioIo::new(Wire::plain_to_agent(stream, wants_tls)));
+                return Ok(TokioIo::new(Wire::plain_to_agent(stream, requires_tls)));
             };
-            let name = tls.name_at(&host)?;
-            let stream = TlsConnector::from(tls.sides().await.client)
+            let name = tls.server_name(&host)?;
+            let stream = TlsConnector::from(tls.configs().await.client)
                 .connect(name, stream)
                 .await
-                .map_err(in_words)?;
+                .map_err(explain_tls_error)?;
             Ok(TokioIo::new(Wire::encrypted(stream)))
         }
         .boxed()
     }
 }
 
-/// Why TLS was not agreed on. What the agent has said may be no TLS at all.
-fn in_words(error: io::Error) -> io::Error {
-    let why = error.get_ref().and_then(|why| why.downcast_ref::<rustls::Error>());
-    match why {
+/// Returns the error of a failed handshake. If the agent's answer is not TLS, that says what to do.
+fn explain_tls_error(error: io::Error) -> io::Error {
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
+    match cause {
         Some(rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType)) => {
-            io::Error::new(io::ErrorKind::InvalidData, IS_PLAIN)
+            io::Error::new(io::ErrorKind::InvalidData, AGENT_IS_PLAIN)
         }
         _ => error,
     }

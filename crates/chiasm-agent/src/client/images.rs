@@ -1,52 +1,52 @@
-//! Whether an agent that lacks an image is sent its file, or the tensors that are made of it here.
+//! The choice between sending an agent an image's file, and tensors made of it here.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use chiasm_backend::{Making, MediaLoad, TensorFormat};
+use chiasm_backend::{MediaLoad, ProcessingCost, TensorFormat};
 
-/// How images reach agents that could make their tensors themselves.
+/// The form in which images are sent to agents that could process them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AgentMedia {
-    /// They go as files, and as tensors while the agent has more to do than sending those takes and
-    /// a thread here has nothing to do.
+    /// As files; but as tensors while the agent has more to do than sending those takes and a
+    /// thread here is idle.
     #[default]
     Auto,
-    /// They go as files.
+    /// As files.
     Encoded,
-    /// They go as tensors where the agent takes those.
+    /// As tensors, if the agent takes them.
     Tensors,
 }
 
-/// The forms in which one engine of an agent can be sent images.
+/// The forms in which images can be sent to one engine of an agent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ImageForms {
     pub(super) choice: AgentMedia,
-    /// What the engine wants tensors to be; `None` if the agent takes none of images.
+    /// The format of the engine's image tensors; `None` if the agent takes none.
     pub(super) format: Option<TensorFormat>,
-    /// The most bytes that an item's tensors may have.
-    pub(super) most_bytes: u64,
+    /// The maximum size of an item's tensors, in bytes.
+    pub(super) max_bytes: u64,
 }
 
 impl ImageForms {
-    /// What tensors would be that may be sent.
+    /// Returns the format of tensors that may be sent, if any.
     pub(super) fn tensors(&self) -> Option<TensorFormat> {
         self.format.filter(|_| self.choice != AgentMedia::Encoded)
     }
 }
 
-/// Time for a byte, in seconds, until some were sent: 8 Gbit/s.
-const USUAL_BYTE: f64 = 1e-9;
-/// A transfer of fewer bytes tells how long the way is, and not how fast.
-const TELLING_BYTES: u64 = 1 << 20;
-/// How much one transfer counts against those before it.
-const NEWEST: f64 = 0.25;
-/// How long what transfers have told is believed.
-const BELIEVED_FOR: Duration = Duration::from_secs(60);
-/// What is less to wait is not worth a look: loads are told of some times a second.
-const NO_WAIT: Duration = Duration::from_millis(2);
+/// The assumed seconds per byte before any measurement: 8 Gbit/s.
+const DEFAULT_SECONDS_PER_BYTE: f64 = 1e-9;
+/// The smallest transfer that is measured, in bytes. Smaller ones show the latency, not the rate.
+const MIN_MEASURED_BYTES: u64 = 1 << 20;
+/// The weight of one transfer in the moving average.
+const AVERAGE_WEIGHT: f64 = 0.25;
+/// The time for which a measured rate is valid.
+const RATE_LIFETIME: Duration = Duration::from_secs(60);
+/// The shortest wait that is considered: loads are only reported some times a second.
+const MIN_WAIT: Duration = Duration::from_millis(2);
 
-/// What an agent has to do with media, and how fast the way to it is: of all its engines.
+/// An agent's media work, and the speed of the connection to it, for all its engines.
 #[derive(Debug, Default)]
 pub(super) struct AgentWork {
     inner: Mutex<Work>,
@@ -55,33 +55,34 @@ pub(super) struct AgentWork {
 #[derive(Debug, Default)]
 struct Work {
     load: MediaLoad,
-    /// When that was so; `None` before the agent has told of any.
-    at: Option<Instant>,
-    /// Time for a byte in seconds, and when that was found.
-    byte: Option<(f64, Instant)>,
+    /// The time of that load; `None` before the agent has reported any.
+    updated_at: Option<Instant>,
+    /// The measured seconds per byte, and the time of the last measurement.
+    seconds_per_byte: Option<(f64, Instant)>,
 }
 
 impl AgentWork {
-    /// The agent says what it has to do.
-    pub(super) fn told(&self, load: MediaLoad) {
+    /// Sets the load that the agent has reported.
+    pub(super) fn set_load(&self, load: MediaLoad) {
         let mut work = self.work();
-        (work.load, work.at) = (load, Some(Instant::now()));
+        work.load = load;
+        work.updated_at = Some(Instant::now());
     }
 
-    /// Whether the tensors of an image are sent rather than its file, of which the agent has to
-    /// make them otherwise: then that is more to do for it.
-    pub(super) fn takes_longer_than_sending(&self, making: &Making, file_bytes: u64) -> bool {
-        self.work().decide(making, file_bytes, Instant::now())
+    /// Returns `true` if an image's tensors should be sent instead of its file. Otherwise the agent
+    /// has to make them, which is added to its work.
+    pub(super) fn should_send_tensors(&self, cost: &ProcessingCost, file_bytes: u64) -> bool {
+        self.work().should_send_tensors(cost, file_bytes, Instant::now())
     }
 
-    /// The agent gets a file of which it makes the tensors.
-    pub(super) fn given(&self, making: &Making) {
-        self.work().give(making);
+    /// Adds the work for a file whose tensors the agent makes.
+    pub(super) fn add_file(&self, cost: &ProcessingCost) {
+        self.work().add_file(cost);
     }
 
-    /// So many bytes took so long.
-    pub(super) fn sent(&self, bytes: u64, took: Duration) {
-        self.work().sent(bytes, took, Instant::now());
+    /// Records the duration of a transfer.
+    pub(super) fn record_transfer(&self, bytes: u64, duration: Duration) {
+        self.work().record_transfer(bytes, duration, Instant::now());
     }
 
     fn work(&self) -> MutexGuard<'_, Work> {
@@ -90,44 +91,56 @@ impl AgentWork {
 }
 
 impl Work {
-    fn decide(&mut self, making: &Making, file_bytes: u64, now: Instant) -> bool {
-        self.pass(now);
-        let wait = self.load.wait(making.work, making.price);
-        let byte = self.byte.filter(|(_, at)| now.saturating_duration_since(*at) < BELIEVED_FOR);
-        let seconds = making.bytes.saturating_sub(file_bytes) as f64
-            * byte.map_or(USUAL_BYTE, |(byte, _)| byte);
-        if making.at_once && wait > NO_WAIT && wait.as_secs_f64() > seconds {
+    fn should_send_tensors(
+        &mut self,
+        cost: &ProcessingCost,
+        file_bytes: u64,
+        now: Instant,
+    ) -> bool {
+        self.advance(now);
+        let wait = self.load.estimated_wait(cost.work_size, cost.cpu_time);
+        let rate = self.measured_rate(now).unwrap_or(DEFAULT_SECONDS_PER_BYTE);
+        let seconds = cost.tensor_bytes.saturating_sub(file_bytes) as f64 * rate;
+        if cost.starts_immediately && wait > MIN_WAIT && wait.as_secs_f64() > seconds {
             return true;
         }
-        self.give(making);
+        self.add_file(cost);
         false
     }
 
-    /// Takes off what the agent has done since it told, by the time that has passed: it tells every
-    /// 50 ms while it has something to do.
-    fn pass(&mut self, now: Instant) {
-        let Some(at) = self.at.replace(now) else { return };
-        let mut done = now.saturating_duration_since(at).saturating_mul(self.load.threads.max(1));
+    /// Returns the measured seconds per byte, unless the measurement is too old.
+    fn measured_rate(&self, now: Instant) -> Option<f64> {
+        let (rate, measured_at) = self.seconds_per_byte?;
+        let is_recent = now.saturating_duration_since(measured_at) < RATE_LIFETIME;
+        is_recent.then_some(rate)
+    }
+
+    /// Subtracts what the agent must have done since its last report. It reports every 50 ms while
+    /// it has work.
+    fn advance(&mut self, now: Instant) {
+        let Some(before) = self.updated_at.replace(now) else { return };
+        let elapsed = now.saturating_duration_since(before);
+        let mut done = elapsed.saturating_mul(self.load.threads.max(1));
         for pending in &mut self.load.pending {
-            let of_these = done.min(*pending);
-            *pending -= of_these;
-            done -= of_these;
+            let part = done.min(*pending);
+            *pending -= part;
+            done -= part;
         }
     }
 
-    fn give(&mut self, making: &Making) {
-        let pending = &mut self.load.pending[making.work as usize];
-        *pending = pending.saturating_add(making.price);
+    fn add_file(&mut self, cost: &ProcessingCost) {
+        let pending = &mut self.load.pending[cost.work_size as usize];
+        *pending = pending.saturating_add(cost.cpu_time);
     }
 
-    fn sent(&mut self, bytes: u64, took: Duration, now: Instant) {
-        if bytes < TELLING_BYTES {
+    fn record_transfer(&mut self, bytes: u64, duration: Duration, now: Instant) {
+        if bytes < MIN_MEASURED_BYTES {
             return;
         }
-        let newest = took.as_secs_f64() / bytes as f64;
-        let before = self.byte.filter(|(_, at)| now.saturating_duration_since(*at) < BELIEVED_FOR);
-        let byte = before.map_or(newest, |(before, _)| before + NEWEST * (newest - before));
-        self.byte = Some((byte, now));
+        let newest = duration.as_secs_f64() / bytes as f64;
+        let before = self.measured_rate(now);
+        let rate = before.map_or(newest, |before| before + AVERAGE_WEIGHT * (newest - before));
+        self.seconds_per_byte = Some((rate, now));
     }
 }
 
@@ -137,71 +150,82 @@ mod tests {
 
     use super::*;
 
-    const FILE: u64 = 300_000;
+    const FILE_BYTES: u64 = 300_000;
 
     fn ms(ms: u64) -> Duration {
         Duration::from_millis(ms)
     }
 
-    /// An image of 1920 × 1080: 40 ms of a core, and 13 ms on the usual way.
-    fn making() -> Making {
-        let (size, bytes, price) = ((1920, 1080), 13_300_000, ms(40));
-        Making { size, bytes, price, work: WorkSize::Usual, at_once: true }
+    /// The cost of an image of 1920 × 1080: 40 ms of a core, and 13 ms to send at the default rate.
+    fn cost() -> ProcessingCost {
+        let image_size = (1920, 1080);
+        let tensor_bytes = 13_300_000;
+        let cpu_time = ms(40);
+        ProcessingCost {
+            image_size,
+            tensor_bytes,
+            cpu_time,
+            work_size: WorkSize::Usual,
+            starts_immediately: true,
+        }
     }
 
     fn work(pending: u64, now: Instant) -> Work {
         let load = MediaLoad { threads: 2, pending: [ms(0), ms(pending), ms(0)] };
-        Work { load, at: Some(now), byte: None }
+        Work { load, updated_at: Some(now), seconds_per_byte: None }
     }
 
     #[test]
-    fn tensors_go_where_the_wait_is_longer_than_they_take() {
+    fn tensors_are_sent_if_the_wait_exceeds_their_transfer() {
         let now = Instant::now();
-        let goes = |pending, making: Making| work(pending, now).decide(&making, FILE, now);
-        assert!(!goes(0, making()));
+        let sends_tensors = |pending, cost: ProcessingCost| {
+            work(pending, now).should_send_tensors(&cost, FILE_BYTES, now)
+        };
+        assert!(!sends_tensors(0, cost()));
         // A wait of 13 ms, and of 14.
-        assert!(!goes(66, making()));
-        assert!(goes(68, making()));
-        assert!(!goes(500, Making { at_once: false, ..making() }));
-        // However small they are: nobody waits.
-        assert!(!goes(42, Making { bytes: FILE, ..making() }));
-        assert!(goes(48, Making { bytes: FILE, ..making() }));
+        assert!(!sends_tensors(66, cost()));
+        assert!(sends_tensors(68, cost()));
+        assert!(!sends_tensors(500, ProcessingCost { starts_immediately: false, ..cost() }));
+        // Even small tensors are not sent if there is hardly any wait.
+        assert!(!sends_tensors(42, ProcessingCost { tensor_bytes: FILE_BYTES, ..cost() }));
+        assert!(sends_tensors(48, ProcessingCost { tensor_bytes: FILE_BYTES, ..cost() }));
     }
 
     #[test]
-    fn files_that_were_sent_are_work_until_there_was_time_for_it() {
+    fn sent_files_count_as_work_until_processed() {
         let now = Instant::now();
         let mut work = work(0, now);
-        let sent: Vec<_> = (0..5).map(|_| work.decide(&making(), FILE, now)).collect();
+        let sent: Vec<_> =
+            (0..5).map(|_| work.should_send_tensors(&cost(), FILE_BYTES, now)).collect();
         assert_eq!(sent, [false, false, true, true, true]);
-        // Two threads have done what there was.
-        assert!(!work.decide(&making(), FILE, now + ms(40)));
-        // And what the agent says is what counts.
+        // Two threads have done all of it.
+        assert!(!work.should_send_tensors(&cost(), FILE_BYTES, now + ms(40)));
+        // A new report of the agent replaces the estimate.
         work.load.pending = [ms(0), ms(400), ms(0)];
-        work.at = Some(now + ms(60));
-        assert!(work.decide(&making(), FILE, now + ms(61)));
+        work.updated_at = Some(now + ms(60));
+        assert!(work.should_send_tensors(&cost(), FILE_BYTES, now + ms(61)));
     }
 
     #[test]
-    fn a_slow_way_is_found_to_be_one() {
+    fn slow_connection_is_measured() {
         let now = Instant::now();
         let mut work = work(200, now);
-        assert!(work.decide(&making(), FILE, now));
+        assert!(work.should_send_tensors(&cost(), FILE_BYTES, now));
         // 1 Gbit/s: a hundred milliseconds.
-        work.sent(13_000_000, ms(104), now);
-        assert!(!work.decide(&making(), FILE, now));
-        // Small ones say nothing of it.
-        work.sent(1000, ms(104), now);
+        work.record_transfer(13_000_000, ms(104), now);
+        assert!(!work.should_send_tensors(&cost(), FILE_BYTES, now));
+        // Small transfers are not measured.
+        work.record_transfer(1000, ms(104), now);
         for _ in 0..20 {
-            work.sent(13_000_000, ms(13), now);
+            work.record_transfer(13_000_000, ms(13), now);
         }
         work.load.pending = [ms(0), ms(200), ms(0)];
-        assert!(work.decide(&making(), FILE, now));
-        // What was found long ago is not believed any more.
-        work.sent(13_000_000, ms(10_000), now);
-        let later = now + BELIEVED_FOR;
+        assert!(work.should_send_tensors(&cost(), FILE_BYTES, now));
+        // Old measurements expire.
+        work.record_transfer(13_000_000, ms(10_000), now);
+        let later = now + RATE_LIFETIME;
         work.load.pending = [ms(0), ms(200), ms(0)];
-        work.at = Some(later);
-        assert!(work.decide(&making(), FILE, later));
+        work.updated_at = Some(later);
+        assert!(work.should_send_tensors(&cost(), FILE_BYTES, later));
     }
 }

@@ -1,4 +1,4 @@
-//! The call over which an engine of an agent is given jobs.
+//! The call that carries jobs to an engine of an agent.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use chiasm_backend::inbox::{Held, MOST_UNREAD_BYTES, Receiver, Sender, inbox};
-use chiasm_backend::unread::Unread;
-use chiasm_backend::{Death, JobError};
+use chiasm_backend::inbox::{HeapBytes, MAX_UNREAD_BYTES_PER_JOB, Receiver, Sender, inbox};
+use chiasm_backend::unread::UnreadBudget;
+use chiasm_backend::{DeathReason, JobError};
 use foldhash::fast::RandomState;
 use prost::Message;
 use tokio::sync::{mpsc, watch};
@@ -16,121 +16,122 @@ use tokio::task::JoinSet;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Status, Streaming};
 
-use super::{AgentLink, HELLO_WITHIN, lost};
+use super::{AgentLink, CALL_TIMEOUT, connection_lost};
 use crate::proto::generate_request::Request;
 use crate::proto::job_event::Event;
 use crate::proto::{GenerateReply, GenerateRequest, Job, JobEvent, Open, Stop};
-use crate::{MOST_MESSAGE_BYTES, job};
+use crate::{MAX_MESSAGE_BYTES, job};
 
-/// The largest job that is sent. With what is around it, it fits into a message.
-const MOST_JOB_BYTES: usize = MOST_MESSAGE_BYTES - 64;
+/// The maximum size of an encoded job, in bytes. With its envelope it fits into a message.
+const MAX_JOB_BYTES: usize = MAX_MESSAGE_BYTES - 64;
 
-/// What an agent says of a job, or why it says no more.
-pub(super) type Told = Result<Event, JobError>;
+/// An event of a job, or the error that ended it.
+pub(super) type JobUpdate = Result<Event, JobError>;
 
-/// All jobs on one start of an engine, until its end.
+/// The jobs on one start of an engine, until its end.
 pub(super) struct Jobs {
     requests: mpsc::UnboundedSender<GenerateRequest>,
-    running: Arc<Running>,
-    last: AtomicU64,
-    /// Hears what the agent says.
-    _hearing: JoinSet<()>,
+    running: Arc<RunningJobs>,
+    last_number: AtomicU64,
+    /// The task that receives events from the agent.
+    _receiving: JoinSet<()>,
 }
 
 /// The jobs that have not ended.
 #[derive(Default)]
-struct Running {
-    jobs: Mutex<HashMap<u64, Hearer, RandomState>>,
-    /// How the engine went, if it did: there are no jobs then, and no new ones. Changed with the
-    /// jobs locked.
-    ended: watch::Sender<Option<Death>>,
+struct RunningJobs {
+    jobs: Mutex<HashMap<u64, JobListener, RandomState>>,
+    /// The death reason of an engine that has ended. There are no jobs then, and no new ones.
+    /// Changed while the jobs are locked.
+    ended: watch::Sender<Option<DeathReason>>,
 }
 
-/// Who hears of a job.
-struct Hearer {
-    sender: Sender<Told>,
-    /// Whether anything has been told.
-    has_heard: bool,
+/// The receiver of a job's events.
+struct JobListener {
+    sender: Sender<JobUpdate>,
+    /// `true` if the agent has sent any event of the job.
+    has_events: bool,
 }
 
-/// What becomes of the jobs that nothing was told of.
+/// The fate of the jobs without any event.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Unheard {
-    /// An engine may have had them.
+enum SilentJobs {
+    /// An engine may have taken them.
     Lost,
-    /// The agent has ended the call: it has told of all that it had taken.
+    /// No engine has taken them: the agent has ended the call, and it sends an event of each job
+    /// that it has taken.
     NotTaken,
 }
 
 impl Jobs {
-    /// Makes the call.
+    /// Opens the call.
     ///
     /// # Errors
-    /// The agent's.
+    /// The agent's status.
     pub(super) async fn open(link: &AgentLink, engine: u32, life: u64) -> Result<Self, Status> {
-        let (requests, sent) = mpsc::unbounded_channel();
+        let (requests, queued) = mpsc::unbounded_channel();
         let _ =
             requests.send(message(Request::Open(Open { engine, life, frontend: link.frontend })));
         let mut client = link.jobs.clone();
-        let call = client.generate(UnboundedReceiverStream::new(sent));
-        let replies = tokio::time::timeout(HELLO_WITHIN, call).await;
+        let call = client.generate(UnboundedReceiverStream::new(queued));
+        let replies = tokio::time::timeout(CALL_TIMEOUT, call).await;
         let replies =
             replies.map_err(|_| Status::deadline_exceeded("it does not answer"))??.into_inner();
-        let running = Arc::<Running>::default();
-        let mut hearing = JoinSet::new();
-        let hears = running.clone();
+        let running = Arc::<RunningJobs>::default();
+        let mut receiving = JoinSet::new();
+        let receiver = running.clone();
         let aborts = requests.clone();
-        hearing.spawn(async move {
-            hears.hear(replies, &aborts).await;
+        receiving.spawn(async move {
+            receiver.receive(replies, &aborts).await;
         });
-        Ok(Self { requests, running, last: AtomicU64::new(0), _hearing: hearing })
+        Ok(Self { requests, running, last_number: AtomicU64::new(0), _receiving: receiving })
     }
 
-    /// Gives the agent a job, of a number that is chosen here.
+    /// Sends the agent a job, with a number chosen here.
     ///
     /// # Errors
-    /// [`JobError::NotTaken`] if the engine has ended, and [`JobError::Refused`] if no message has
-    /// room for the job, or the agent would refuse it before it has read it.
-    pub(super) fn begin(self: &Arc<Self>, job: Job) -> Result<Call, JobError> {
-        let number = self.last.fetch_add(1, Relaxed) + 1;
+    /// [`JobError::NotTaken`] if the engine has ended. [`JobError::Refused`] if the job does not
+    /// fit into a message, or if the agent would refuse it before decoding.
+    pub(super) fn begin(self: &Arc<Self>, job: Job) -> Result<JobHandle, JobError> {
+        let number = self.last_number.fetch_add(1, Relaxed) + 1;
         let job = Bytes::from(Job { number, ..job }.encode_to_vec());
-        if job.len() > MOST_JOB_BYTES {
+        if job.len() > MAX_JOB_BYTES {
             return Err(JobError::Refused {
                 field: "body".to_owned(),
                 message: "is too long".to_owned(),
             });
         }
-        if let Some(head) = job::head(&job) {
+        if let Some(head) = job::parse_head(&job) {
             head.check()?;
         }
-        let (sender, events) = inbox(MOST_UNREAD_BYTES, &Unread::of_process().job());
+        let (sender, events) = inbox(MAX_UNREAD_BYTES_PER_JOB, &UnreadBudget::global().new_share());
         {
             let mut jobs = self.running.jobs();
             if let Some(death) = self.ended() {
                 return Err(JobError::NotTaken(death));
             }
-            jobs.insert(number, Hearer { sender, has_heard: false });
+            jobs.insert(number, JobListener { sender, has_events: false });
         }
         self.send(Request::Begin(job));
-        Ok(Call { jobs: self.clone(), number, events })
+        Ok(JobHandle { jobs: self.clone(), number, events })
     }
 
-    /// Ends all jobs, and takes no more. Nothing if that was done before.
-    pub(super) fn end(&self, death: Death) {
-        self.running.end(death, Unheard::Lost);
+    /// Ends all jobs and takes no more. Does nothing if that was done before.
+    pub(super) fn end(&self, death: DeathReason) {
+        self.running.end(death, SilentJobs::Lost);
     }
 
-    /// How the engine went, if it did.
-    pub(super) fn ended(&self) -> Option<Death> {
+    /// Returns the engine's death reason if it has ended.
+    pub(super) fn ended(&self) -> Option<DeathReason> {
         self.running.ended.borrow().clone()
     }
 
-    /// Tells how the engine went, once it has.
-    pub(super) fn when_ended(&self) -> watch::Receiver<Option<Death>> {
+    /// Returns a receiver of the engine's death reason.
+    pub(super) fn watch_end(&self) -> watch::Receiver<Option<DeathReason>> {
         self.running.ended.subscribe()
     }
 
-    /// Ends a job that can't go on.
+    /// Ends a job with an error, and aborts it at the agent.
     pub(super) fn fail(&self, number: u64, error: JobError) {
         if let Some(job) = self.running.jobs().remove(&number) {
             self.send(Request::Abort(number));
@@ -139,13 +140,13 @@ impl Jobs {
     }
 
     fn send(&self, request: Request) {
-        // Whoever waits for an answer is told if the call is over.
+        // If the call is over, the jobs have been ended with an error already.
         let _ = self.requests.send(message(request));
     }
 }
 
-impl Held for Event {
-    fn held_bytes(&self) -> usize {
+impl HeapBytes for Event {
+    fn heap_bytes(&self) -> usize {
         match self {
             Self::Output(output) => {
                 let logprobs = output.logprobs.iter().map(|logprob| {
@@ -160,7 +161,7 @@ impl Held for Event {
                 });
                 size_of_val(&output.tokens[..]) + logprobs.sum::<usize>() + prompt
             }
-            // Seldom, and mostly words.
+            // Other events are rare and mostly text.
             other => other.encoded_len(),
         }
     }
@@ -170,9 +171,9 @@ fn message(request: Request) -> GenerateRequest {
     GenerateRequest { request: Some(request) }
 }
 
-impl Running {
-    /// Passes on what is told, to the end of the call, and ends all jobs then.
-    async fn hear(
+impl RunningJobs {
+    /// Passes on events until the call ends, then ends all jobs.
+    async fn receive(
         &self,
         mut replies: Streaming<GenerateReply>,
         aborts: &mpsc::UnboundedSender<GenerateRequest>,
@@ -181,22 +182,22 @@ impl Running {
             let events = match replies.message().await {
                 Ok(Some(GenerateReply { events })) => events,
                 Ok(None) => {
-                    let death = Death::new("its agent says no more of its jobs");
-                    return self.end(death, Unheard::NotTaken);
+                    let death = DeathReason::new("its agent says no more of its jobs");
+                    return self.end(death, SilentJobs::NotTaken);
                 }
-                Err(status) => return self.end(lost(&status), Unheard::Lost),
+                Err(status) => return self.end(connection_lost(&status), SilentJobs::Lost),
             };
             let mut jobs = self.jobs();
             for JobEvent { job: number, event } in events {
-                // A kind of event that a later version tells of.
+                // Skips kinds of events that only later versions know.
                 let Some(event) = event else { continue };
-                // Otherwise nobody wants to know any more.
+                // Skips events of jobs that have ended here.
                 let Some(job) = jobs.get_mut(&number) else { continue };
-                job.has_heard = true;
+                job.has_events = true;
                 if matches!(event, Event::Ended(_) | Event::Failure(_)) {
                     job.sender.send(Ok(event));
                     jobs.remove(&number);
-                } else if !job.sender.offer(Ok(event)) {
+                } else if !job.sender.try_send(Ok(event)) {
                     job.sender.send(Err(JobError::Unread));
                     jobs.remove(&number);
                     let _ = aborts.send(message(Request::Abort(number)));
@@ -205,16 +206,16 @@ impl Running {
         }
     }
 
-    fn end(&self, death: Death, unheard: Unheard) {
+    fn end(&self, death: DeathReason, silent_jobs: SilentJobs) {
         let mut jobs = self.jobs();
         self.ended.send_if_modified(|ended| {
             let is_new = ended.is_none();
             ended.get_or_insert_with(|| death.clone());
             is_new
         });
-        for (_, Hearer { sender, has_heard }) in jobs.drain() {
+        for (_, JobListener { sender, has_events }) in jobs.drain() {
             let death = death.clone();
-            let is_taken = has_heard || unheard == Unheard::Lost;
+            let is_taken = has_events || silent_jobs == SilentJobs::Lost;
             sender.send(Err(if is_taken {
                 JobError::Dead(death)
             } else {
@@ -223,43 +224,43 @@ impl Running {
         }
     }
 
-    fn jobs(&self) -> MutexGuard<'_, HashMap<u64, Hearer, RandomState>> {
+    fn jobs(&self) -> MutexGuard<'_, HashMap<u64, JobListener, RandomState>> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// One job. It is aborted when this is dropped, unless it has ended.
-pub(super) struct Call {
+/// A running job. Dropping this aborts the job, unless it has ended.
+pub(super) struct JobHandle {
     jobs: Arc<Jobs>,
     number: u64,
-    events: Receiver<Told>,
+    events: Receiver<JobUpdate>,
 }
 
-impl Call {
+impl JobHandle {
     pub(super) fn number(&self) -> u64 {
         self.number
     }
 
-    /// What the agent says next. [`JobError::Unfinished`] after the last.
-    pub(super) fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Told> {
-        let told = std::task::ready!(self.events.poll_next(context));
-        let nothing_more =
+    /// Polls for the job's next event. Returns [`JobError::Unfinished`] after the last one.
+    pub(super) fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<JobUpdate> {
+        let update = std::task::ready!(self.events.poll_next(context));
+        let end =
             || Err(if self.events.is_cut() { JobError::Unread } else { JobError::Unfinished });
-        Poll::Ready(told.unwrap_or_else(nothing_more))
+        Poll::Ready(update.unwrap_or_else(end))
     }
 
-    /// Has a continuation end whose others go on.
+    /// Stops one continuation while others go on.
     pub(super) fn stop(&self, choice: usize) {
         self.jobs.send(Request::Stop(Stop { job: self.number, choice: choice as u32 }));
     }
 
-    /// All that is of interest has been told.
+    /// Forgets the job without aborting it, as all its outputs have arrived.
     pub(super) fn finish(self) {
         self.jobs.running.jobs().remove(&self.number);
     }
 }
 
-impl Drop for Call {
+impl Drop for JobHandle {
     fn drop(&mut self) {
         if self.jobs.running.jobs().remove(&self.number).is_some() {
             self.jobs.send(Request::Abort(self.number));
@@ -275,18 +276,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_an_agent_said_nothing_of_before_it_ended_the_call_was_not_taken() {
-        for (unheard, is_taken) in [(Unheard::NotTaken, false), (Unheard::Lost, true)] {
-            let running = Running::default();
-            let mut jobs = [true, false].map(|has_heard| {
-                let (sender, events) = inbox(MOST_UNREAD_BYTES, &Unread::of_process().job());
-                running.jobs().insert(has_heard.into(), Hearer { sender, has_heard });
+    fn jobs_without_events_are_not_taken_if_the_agent_ends_the_call() {
+        for (silent_jobs, is_taken) in [(SilentJobs::NotTaken, false), (SilentJobs::Lost, true)] {
+            let running = RunningJobs::default();
+            let mut jobs = [true, false].map(|has_events| {
+                let (sender, events) =
+                    inbox(MAX_UNREAD_BYTES_PER_JOB, &UnreadBudget::global().new_share());
+                running.jobs().insert(has_events.into(), JobListener { sender, has_events });
                 events
             });
-            running.end(Death::new("it went down"), unheard);
+            running.end(DeathReason::new("it went down"), silent_jobs);
             let ends = jobs.each_mut().map(|job| {
-                let told = poll_fn(|context| job.poll_next(context)).now_or_never().flatten();
-                matches!(told, Some(Err(JobError::Dead(_))))
+                let update = poll_fn(|context| job.poll_next(context)).now_or_never().flatten();
+                matches!(update, Some(Err(JobError::Dead(_))))
             });
             assert_eq!(ends, [true, is_taken]);
         }

@@ -1,4 +1,4 @@
-//! Tensors that the agent reads out of this process's memory, in place of tensors that are sent.
+//! Tensors that the agent reads from this process's memory instead of receiving them.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,124 +7,129 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use chiasm_backend::ItemField;
-use chiasm_nixl::{Lender, NotRead};
+use chiasm_nixl::{Lender, ReadError};
 use chiasm_types::MmHash;
 
-use super::{AgentLink, words};
+use super::{AgentLink, describe};
 use crate::proto::{ReadTensorsReply, ReadTensorsRequest};
-use crate::{CHUNK, tensors};
+use crate::{CHUNK_BYTES, tensors};
 
-/// How much later than the deadline of a reading its agent has to answer.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(1);
+/// The time that an agent has to answer after the deadline of its read.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Why tensors are sent that were to be lent: a cause in a word, and an explanation for people.
+/// The reason for sending tensors that should have been lent: a cause in a word, and an explanation
+/// for people.
 pub(crate) struct NotLent {
     pub(crate) cause: &'static str,
-    pub(crate) why: String,
+    pub(crate) reason: String,
 }
 
-/// Whether tensors are lent, and what lends them.
+/// The lending of tensors to one agent, or to none.
 #[derive(Clone, Default)]
 pub struct Lending {
-    side: Side,
-    /// Whether the agent reads them.
-    is_read: Arc<AtomicBool>,
+    lender: LenderState,
+    /// `true` if the agent reads lent tensors.
+    agent_reads: Arc<AtomicBool>,
 }
 
 #[derive(Clone, Default)]
-enum Side {
+enum LenderState {
+    /// Tensors are not lent.
     #[default]
-    None,
-    /// They are to be, and can't be.
+    Disabled,
+    /// Tensors should be lent, but the lender failed for this reason.
     Failed(Arc<str>),
-    Lender(Arc<Lender>),
+    Ready(Arc<Lender>),
 }
 
 impl Lending {
-    /// Creates a lending by this lender.
+    /// Creates a lending with this lender.
     pub fn new(lender: Arc<Lender>) -> Self {
-        Self { side: Side::Lender(lender), is_read: Arc::default() }
+        Self { lender: LenderState::Ready(lender), agent_reads: Arc::default() }
     }
 
-    /// Creates a lending for want of a lender: tensors are sent, and each time that is counted.
-    pub fn unavailable(why: impl fmt::Display) -> Self {
-        Self { side: Side::Failed(why.to_string().into()), is_read: Arc::default() }
+    /// Creates a lending without a lender: tensors are sent, and each time is counted as a step
+    /// down.
+    pub fn unavailable(reason: impl fmt::Display) -> Self {
+        let lender = LenderState::Failed(reason.to_string().into());
+        Self { lender, agent_reads: Arc::default() }
     }
 
     pub(super) fn for_one_agent(&self) -> Self {
-        Self { side: self.side.clone(), is_read: Arc::default() }
+        Self { lender: self.lender.clone(), agent_reads: Arc::default() }
     }
 
-    /// Takes note of whether the agent reads tensors.
-    pub(super) fn set_read(&self, is_read: bool) {
-        self.is_read.store(is_read, Relaxed);
+    /// Sets whether the agent reads lent tensors.
+    pub(super) fn set_agent_reads(&self, agent_reads: bool) {
+        self.agent_reads.store(agent_reads, Relaxed);
     }
 }
 
 impl fmt::Debug for Lending {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lending").field("is_read", &self.is_read).finish_non_exhaustive()
+        f.debug_struct("Lending").field("agent_reads", &self.agent_reads).finish_non_exhaustive()
     }
 }
 
 impl AgentLink {
-    /// Has the agent read an item's tensors. Whether it has: what one message carries is not lent,
-    /// nor anything if nothing is to be.
+    /// Lets the agent read an item's tensors. Returns `true` if it has read them. Tensors that fit
+    /// into one message are not lent, and none are if lending is disabled.
     ///
     /// # Errors
-    /// They were to be read and were not.
+    /// Tensors that should have been read were not.
     pub(crate) async fn lend_tensors(
         &self,
         hash: &MmHash,
         fields: &[ItemField],
     ) -> Result<bool, NotLent> {
-        let not = |cause, why: String| NotLent { cause, why };
-        let lender = match &self.lending.side {
-            _ if tensors::bytes(fields) <= CHUNK as u64 => return Ok(false),
-            Side::None => return Ok(false),
-            Side::Failed(why) => return Err(not("nixl_not_here", why.to_string())),
-            Side::Lender(lender) => lender,
+        let not_lent = |cause, reason: &str| NotLent { cause, reason: reason.to_owned() };
+        let lender = match &self.lending.lender {
+            _ if tensors::total_bytes(fields) <= CHUNK_BYTES as u64 => return Ok(false),
+            LenderState::Disabled => return Ok(false),
+            LenderState::Failed(reason) => return Err(not_lent("nixl_not_here", reason)),
+            LenderState::Ready(lender) => lender,
         };
-        if !self.lending.is_read.load(Relaxed) {
-            return Err(not(
+        if !self.lending.agent_reads.load(Relaxed) {
+            return Err(not_lent(
                 "nixl_not_there",
-                "the agent reads nothing by NIXL (--nixl-library)".to_owned(),
+                "the agent reads nothing by NIXL (--nixl-library)",
             ));
         }
-        let (lends, parts) = (lender.clone(), tensors::parts(fields));
-        let lent = tokio::task::spawn_blocking(move || lends.lend(&parts)).await;
-        let loan = lent.ok().flatten();
-        let loan = loan
-            .ok_or_else(|| not("nixl_no_room", "there is no room among what is lent".to_owned()))?;
-        let within = lender.within();
+        let blocking_lender = lender.clone();
+        let parts = tensors::tensor_bytes(fields);
+        let lent = tokio::task::spawn_blocking(move || blocking_lender.lend(&parts)).await;
+        let loan = lent
+            .ok()
+            .flatten()
+            .ok_or_else(|| not_lent("nixl_no_room", "there is no room among what is lent"))?;
+        let read_timeout = lender.read_timeout();
         let request = ReadTensorsRequest {
             mm_hash: Bytes::copy_from_slice(hash.as_bytes()),
-            fields: tensors::announcement(fields),
+            fields: tensors::describe(fields),
             memory: lender.metadata().clone(),
             address: loan.address(),
             loan: loan.number(),
-            within_ms: within.as_millis().try_into().unwrap_or(u32::MAX),
+            within_ms: read_timeout.as_millis().try_into().unwrap_or(u32::MAX),
         };
         let mut files = self.files.clone();
-        let reply = match tokio::time::timeout(within + ANSWERS_WITHIN, files.read_tensors(request))
-            .await
-        {
+        let call = tokio::time::timeout(read_timeout + ANSWER_TIMEOUT, files.read_tensors(request));
+        let reply = match call.await {
             Ok(Ok(reply)) => reply.into_inner(),
-            // The agent may read on in both cases: the memory rests.
-            Ok(Err(status)) => return Err(not("nixl_unanswered", words(&status))),
-            Err(_) => return Err(not("nixl_unanswered", "the agent says nothing".to_owned())),
+            // In both cases the agent may still read, so the memory is not reused yet.
+            Ok(Err(status)) => return Err(not_lent("nixl_unanswered", &describe(&status))),
+            Err(_) => return Err(not_lent("nixl_unanswered", "the agent says nothing")),
         };
-        loan.returned();
+        loan.release();
         let ReadTensorsReply { not_read, reason } = reply;
         if not_read.is_empty() {
             return Ok(true);
         }
-        // A later version may know more causes.
+        // Later versions may have more causes.
         let cause =
-            NotRead::CAUSES.into_iter().find(|cause| *cause == not_read).unwrap_or("nixl_failed");
+            ReadError::CAUSES.into_iter().find(|cause| *cause == not_read).unwrap_or("nixl_failed");
         if cause == "nixl_off" {
-            self.lending.set_read(false);
+            self.lending.set_agent_reads(false);
         }
-        Err(not(cause, reason))
+        Err(not_lent(cause, &reason))
     }
 }

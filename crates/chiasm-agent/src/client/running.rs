@@ -1,13 +1,16 @@
-//! One job that runs on an engine of an agent.
+//! A job that runs on an engine of an agent.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use chiasm_backend::{Death, Delivered, Embeddings, Job, JobError, Left, Output, RunningJob};
-use chiasm_pipeline::NotFetched;
+use chiasm_backend::{
+    DeathReason, Job, JobError, KvTransferParams, MediaDelivery, Output, RunningJob,
+    StoredEmbeddings,
+};
+use chiasm_pipeline::FetchFailure;
 
-use super::jobs::Call;
+use super::jobs::JobHandle;
 use super::sending::send;
 use super::shared::Shared;
 use crate::answer::{
@@ -16,58 +19,66 @@ use crate::answer::{
 use crate::proto::job_event::Event;
 use crate::proto::{self, Lacking};
 
-/// A job, and what it has left so far.
+/// A running job, and what it has left behind so far.
 pub(super) struct RunningAgentJob {
     shared: Arc<Shared>,
     job: Arc<Job>,
-    /// `None` once all has come.
-    call: Option<Call>,
-    /// The continuations that have not ended.
+    /// `None` once the job has ended.
+    handle: Option<JobHandle>,
+    /// `true` for each continuation that has not ended.
     open: Vec<bool>,
-    delivered: Delivered,
+    delivered: MediaDelivery,
     hand_off: Duration,
-    left: Option<Left>,
-    embeddings: Vec<Embeddings>,
+    left: Option<KvTransferParams>,
+    embeddings: Vec<StoredEmbeddings>,
 }
 
 impl RunningAgentJob {
-    /// Hands a job over. Whether the agent takes it, and what it lacks before it can begin, is told
-    /// with what comes of it.
+    /// Sends a job to the agent. The job's events show whether the agent takes it, and which items
+    /// it lacks.
     pub(super) fn start(
         shared: Arc<Shared>,
         job: Arc<Job>,
-        told: proto::Job,
+        message: proto::Job,
     ) -> Result<Self, JobError> {
-        let call = Some(shared.jobs.begin(told)?);
+        let handle = Some(shared.jobs.begin(message)?);
         let open = vec![true; job.sampling.n];
-        let (delivered, hand_off, left, embeddings) =
-            (Delivered::default(), Duration::ZERO, None, Vec::new());
-        Ok(Self { shared, job, call, open, delivered, hand_off, left, embeddings })
+        Ok(Self {
+            shared,
+            job,
+            handle,
+            open,
+            delivered: MediaDelivery::default(),
+            hand_off: Duration::ZERO,
+            left: None,
+            embeddings: Vec::new(),
+        })
     }
 
     fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Result<Event, JobError>> {
-        match &mut self.call {
-            Some(call) => call.poll_event(context),
+        match &mut self.handle {
+            Some(handle) => handle.poll_event(context),
             None => Poll::Ready(Err(JobError::Unfinished)),
         }
     }
 
-    /// Takes in what the agent says, which may be an output.
-    fn take(&mut self, event: Event) -> Result<Option<Output>, JobError> {
+    /// Handles an event. Returns its output, if it has one.
+    fn handle_event(&mut self, event: Event) -> Result<Option<Output>, JobError> {
         match event {
             Event::Started(delivered) | Event::Delivered(delivered) => {
-                self.take_delivered(delivered)
+                self.set_delivered(delivered)
             }
             Event::Ended(_) => return Err(JobError::Unfinished),
             Event::Lacking(Lacking { items, not_fetched, reason }) => {
                 if !not_fetched.is_empty() {
-                    // A later version may know more causes.
-                    let cause = NotFetched::CAUSES.into_iter().find(|cause| *cause == not_fetched);
+                    // Later versions may have more causes.
+                    let cause =
+                        FetchFailure::CAUSES.into_iter().find(|cause| *cause == not_fetched);
                     self.shared.observer.stepped_down(cause.unwrap_or("fetch_failed"), &reason);
                 }
                 self.send_media(&items);
             }
-            Event::Left(words) => self.left = Left::new(words),
+            Event::Left(words) => self.left = KvTransferParams::new(words),
             Event::Embeddings(left) => {
                 self.embeddings.extend(left.items.iter().filter_map(embeddings_from_message))
             }
@@ -79,9 +90,9 @@ impl RunningAgentJob {
             Event::Output(output) => {
                 let output =
                     output_from_message(output).filter(|output| output.choice < self.open.len());
-                let output =
-                    output.ok_or_else(|| JobError::Dead(Death::new("its agent tells nonsense")))?;
-                // Otherwise the agent has not heard yet that it is not wanted.
+                let output = output
+                    .ok_or_else(|| JobError::Dead(DeathReason::new("its agent tells nonsense")))?;
+                // Outputs of stopped continuations arrive until the agent has received the stop.
                 if self.open[output.choice] {
                     self.open[output.choice] = output.finish.is_none();
                     return Ok(Some(output));
@@ -91,10 +102,10 @@ impl RunningAgentJob {
         Ok(None)
     }
 
-    fn take_delivered(&mut self, delivered: proto::Delivered) {
+    fn set_delivered(&mut self, delivered: proto::Delivered) {
         let counted = self.delivered.unfound;
         (self.delivered, self.hand_off) = delivered_from_message(delivered);
-        if self.delivered != Delivered::default() {
+        if self.delivered != MediaDelivery::default() {
             self.shared.observer.delivered(self.delivered);
         }
         for _ in counted..self.delivered.unfound {
@@ -104,15 +115,17 @@ impl RunningAgentJob {
         }
     }
 
-    /// Sends the files of items that the agent lacks, or their tensors. What can't be sent ends the
-    /// job.
+    /// Sends the files or tensors of items that the agent lacks. An item that can't be sent ends
+    /// the job.
     fn send_media(&self, items: &[u32]) {
-        let Some(job) = self.call.as_ref().map(Call::number) else { return };
+        let Some(job) = self.handle.as_ref().map(JobHandle::number) else { return };
         for item in items.iter().filter_map(|&item| self.job.media.get(item as usize)) {
-            let (shared, item) = (self.shared.clone(), item.clone());
+            let shared = self.shared.clone();
+            let item = item.clone();
             tokio::spawn(async move {
                 if let Err(error) = send(&shared, &item).await {
-                    let (agent, modality) = (shared.link.address(), &item.modality);
+                    let agent = shared.link.address();
+                    let modality = &item.modality;
                     tracing::warn!(agent, %modality, %error, "a media item did not get there");
                     shared.observer.stepped_down("not_sent", &error);
                     shared.jobs.fail(job, error);
@@ -126,17 +139,17 @@ impl RunningJob for RunningAgentJob {
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Output, JobError>>> {
         loop {
             if self.open.iter().all(|open| !open) {
-                if let Some(call) = self.call.take() {
-                    call.finish();
+                if let Some(handle) = self.handle.take() {
+                    handle.finish();
                 }
                 return Poll::Ready(None);
             }
-            match ready!(self.poll_event(context)).and_then(|event| self.take(event)) {
+            match ready!(self.poll_event(context)).and_then(|event| self.handle_event(event)) {
                 Ok(Some(output)) => return Poll::Ready(Some(Ok(output))),
                 Ok(None) => {}
                 Err(error) => {
                     self.open.fill(false);
-                    self.call = None;
+                    self.handle = None;
                     return Poll::Ready(Some(Err(error)));
                 }
             }
@@ -147,22 +160,22 @@ impl RunningJob for RunningAgentJob {
         let Some(open) = self.open.get_mut(choice) else { return };
         *open = false;
         if self.open.iter().all(|open| !open) {
-            // All that the agent needs to know.
-            self.call = None;
-        } else if let Some(call) = &self.call {
-            call.stop(choice);
+            // Aborts the job.
+            self.handle = None;
+        } else if let Some(handle) = &self.handle {
+            handle.stop(choice);
         }
     }
 
-    fn left(&mut self) -> Option<Left> {
+    fn kv_transfer_params(&mut self) -> Option<KvTransferParams> {
         self.left.take()
     }
 
-    fn embeddings(&mut self) -> Vec<Embeddings> {
+    fn stored_embeddings(&mut self) -> Vec<StoredEmbeddings> {
         std::mem::take(&mut self.embeddings)
     }
 
-    fn delivered(&self) -> Delivered {
+    fn delivered(&self) -> MediaDelivery {
         self.delivered
     }
 

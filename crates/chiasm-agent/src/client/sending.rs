@@ -1,10 +1,10 @@
-//! Sending a media item to an agent: as its file, or as tensors that are made of it here.
+//! Sending a media item to an agent: as its file, or as tensors made of it here.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use chiasm_backend::{
-    ItemField, JobError, JobItem, SentForm, TensorBytes, TensorFormat, TensorMemory, TensorOrder,
+    ItemField, JobError, JobItem, SentForm, TensorBytes, TensorFormat, TensorMemory, TensorRequest,
 };
 use chiasm_transfer::SlotWriter;
 use chiasm_types::MmHash;
@@ -13,44 +13,45 @@ use tonic::{Code, Status};
 use super::images::{AgentMedia, ImageForms};
 use super::lending::NotLent;
 use super::shared::Shared;
-use super::{lost, words};
+use super::{connection_lost, describe};
 use crate::tensors;
 
-/// Sends an item's file, or its tensors where that does not say what they are or is not how it is
-/// to go: made for that if they were not kept.
+/// Sends an item's file. Sends its tensors instead if the item has no file or if tensors are the
+/// chosen form; tensors that are not kept are made for this.
 pub(super) async fn send(shared: &Shared, item: &JobItem) -> Result<(), JobError> {
     let sent = match item.source.encoded() {
         Some(encoded) => {
-            if tensors_sent(shared, item, encoded.bytes.len() as u64).await {
+            if try_send_tensors(shared, item, encoded.bytes.len() as u64).await {
                 return Ok(());
             }
             shared.observer.sent_as(SentForm::Encoded);
             shared.observer.sent(encoded.bytes.len() as u64);
-            shared.link.put(encoded.content, item.modality.name(), encoded.bytes).await
+            shared.link.put_file(encoded.content, item.modality.name(), encoded.bytes).await
         }
         None => {
-            let order = TensorOrder {
-                // What makes them knows what engines want.
+            let request = TensorRequest {
+                // The source knows which format engines need.
                 format: TensorFormat::Raw,
                 memory: Arc::new(OwnMemory),
-                still_wanted: Arc::new(|| true),
+                is_still_needed: Arc::new(|| true),
             };
-            let fields = item.source.tensors(order).await.map_err(JobError::Source)?;
+            let fields = item.source.tensors(request).await.map_err(JobError::Source)?;
             let fields = fields.unwrap_or_default();
             send_tensors(shared, &item.hash, &fields).await
         }
     };
-    sent.map_err(|status| not_taken(&status))
+    sent.map_err(|status| to_job_error(&status))
 }
 
-/// Sends an image's tensors in place of its file of so many bytes, if that is how it is to go.
-/// Whether they got there: otherwise the file has to be sent, which is counted as a step down
-/// unless it was to be.
-async fn tensors_sent(shared: &Shared, item: &JobItem, file_bytes: u64) -> bool {
-    let ImageForms { choice, format, most_bytes } = shared.images;
+/// Sends an image's tensors in place of its file of `file_bytes` bytes, if that is the chosen form.
+///
+/// Returns `true` if they were sent. Otherwise the file has to be sent, which is counted as a step
+/// down unless the file was the chosen form.
+async fn try_send_tensors(shared: &Shared, item: &JobItem, file_bytes: u64) -> bool {
+    let ImageForms { choice, format, max_bytes } = shared.images;
     let is_forced = choice == AgentMedia::Tensors;
-    let step_down = |cause: &'static str, why: &dyn std::fmt::Display| {
-        shared.observer.stepped_down(cause, why);
+    let step_down = |cause: &'static str, reason: &dyn std::fmt::Display| {
+        shared.observer.stepped_down(cause, reason);
         false
     };
     let format = match (choice, format) {
@@ -64,44 +65,45 @@ async fn tensors_sent(shared: &Shared, item: &JobItem, file_bytes: u64) -> bool 
         (_, Some(format)) => format,
     };
     let work = &shared.link.work;
-    // What is made of it is known here alone, or there alone.
-    let Some(making) = item.source.making(format) else { return false };
-    if making.bytes > most_bytes {
-        work.given(&making);
-        let why = format!(
-            "they have {} bytes, and the agent takes {most_bytes} (--processor-item-bytes)",
-            making.bytes
+    // Without a cost, this side can't make the tensors.
+    let Some(cost) = item.source.processing_cost(format) else { return false };
+    if cost.tensor_bytes > max_bytes {
+        work.add_file(&cost);
+        let reason = format!(
+            "they have {} bytes, and the agent takes {max_bytes} (--processor-item-bytes)",
+            cost.tensor_bytes
         );
-        return is_forced && step_down("tensors_too_large", &why);
+        return is_forced && step_down("tensors_too_large", &reason);
     }
-    if !is_forced && !work.takes_longer_than_sending(&making, file_bytes) {
+    if !is_forced && !work.should_send_tensors(&cost, file_bytes) {
         return false;
     }
-    let order =
-        TensorOrder { format, memory: Arc::new(OwnMemory), still_wanted: Arc::new(|| true) };
-    let fields = match item.source.tensors(order).await {
+    let request =
+        TensorRequest { format, memory: Arc::new(OwnMemory), is_still_needed: Arc::new(|| true) };
+    let fields = match item.source.tensors(request).await {
         Ok(fields) => fields.unwrap_or_default(),
-        // If the fault is the image's the agent finds it too, and says so as with all files.
+        // If the image is at fault, the agent finds that too and reports it as for all files.
         Err(error) => {
-            work.given(&making);
+            work.add_file(&cost);
             return step_down("tensors_not_made", &error);
         }
     };
-    let (bytes, begun) = (tensors::bytes(&fields), Instant::now());
+    let bytes = tensors::total_bytes(&fields);
+    let start = Instant::now();
     match send_tensors(shared, &item.hash, &fields).await {
         Ok(()) => {
-            work.sent(bytes, begun.elapsed());
+            work.record_transfer(bytes, start.elapsed());
             true
         }
         Err(status) => {
-            work.given(&making);
-            step_down(cause(&status), &words(&status))
+            work.add_file(&cost);
+            step_down(failure_cause(&status), &describe(&status))
         }
     }
 }
 
-/// Why tensors did not get to an agent, in a word.
-fn cause(status: &Status) -> &'static str {
+/// Returns a word for the reason that tensors did not reach an agent.
+fn failure_cause(status: &Status) -> &'static str {
     match status.code() {
         Code::InvalidArgument | Code::FailedPrecondition | Code::ResourceExhausted => {
             "tensors_refused"
@@ -110,10 +112,10 @@ fn cause(status: &Status) -> &'static str {
     }
 }
 
-/// Has the agent get an item's tensors: it reads them here if both sides are told so, otherwise or
-/// if that fails they are sent.
+/// Transfers an item's tensors to the agent. It reads them from this process if both sides are
+/// configured for that; otherwise, or if that fails, they are sent.
 async fn send_tensors(shared: &Shared, hash: &MmHash, fields: &[ItemField]) -> Result<(), Status> {
-    let bytes = tensors::bytes(fields);
+    let bytes = tensors::total_bytes(fields);
     shared.observer.sent_as(SentForm::Tensors);
     match shared.link.lend_tensors(hash, fields).await {
         Ok(true) => {
@@ -121,13 +123,13 @@ async fn send_tensors(shared: &Shared, hash: &MmHash, fields: &[ItemField]) -> R
             return Ok(());
         }
         Ok(false) => {}
-        Err(NotLent { cause, why }) => shared.observer.stepped_down(cause, &why),
+        Err(NotLent { cause, reason }) => shared.observer.stepped_down(cause, &reason),
     }
     shared.observer.sent(bytes);
     shared.link.put_tensors(hash, fields).await
 }
 
-/// What is sent lies in this process's memory.
+/// This process's own memory, for tensors that are sent.
 pub(crate) struct OwnMemory;
 
 impl TensorMemory for OwnMemory {
@@ -140,12 +142,13 @@ impl TensorMemory for OwnMemory {
     }
 }
 
-/// Why an agent did not take a job: what it refuses without being gone, another may take.
-fn not_taken(status: &Status) -> JobError {
+/// Converts the status of a failed transfer. An item that the agent refuses fails the job; other
+/// failures let another agent take it.
+fn to_job_error(status: &Status) -> JobError {
     match status.code() {
         Code::InvalidArgument | Code::OutOfRange => {
             JobError::Refused { field: "body".to_owned(), message: status.message().to_owned() }
         }
-        _ => JobError::NotTaken(lost(status)),
+        _ => JobError::NotTaken(connection_lost(status)),
     }
 }

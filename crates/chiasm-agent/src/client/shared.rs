@@ -1,4 +1,4 @@
-//! The state that a backend, its jobs and the task that watches the engine share.
+//! The state shared by a backend, its jobs and the task that watches the engine.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
@@ -10,26 +10,26 @@ use super::images::ImageForms;
 use super::jobs::Jobs;
 use crate::proto::AdmitRequest;
 
-/// What a backend, its jobs and what watches the engine share.
+/// The state shared by a backend, its jobs and the task that watches the engine.
 pub(super) struct Shared {
     pub(super) link: AgentLink,
     pub(super) engine: u32,
     pub(super) life: u64,
-    /// Whether the agent is told where media items are.
+    /// `true` if the agent fetches media items, so that URLs are sent.
     pub(super) fetches_media: bool,
-    /// How it is sent images.
+    /// The forms in which images are sent.
     pub(super) images: ImageForms,
     pub(super) observer: Arc<dyn MediaObserver>,
     pub(super) load: Mutex<Option<LoadSink>>,
-    /// The time in which the engine has said nothing, in milliseconds.
+    /// The time since the engine's last sign of life, in milliseconds.
     pub(super) silent_ms: AtomicU64,
-    /// Knows of the engine's end, too.
+    /// The running jobs, and the engine's end.
     pub(super) jobs: Arc<Jobs>,
 }
 
 impl Shared {
-    /// Lets the agent know that this frontend gives the engine jobs, for as long as this is not
-    /// dropped and the engine lives.
+    /// Tells the agent that this frontend has admitted the engine, until this future is dropped or
+    /// the engine ends.
     pub(super) async fn admit(self: Arc<Self>) {
         let mut watches = self.link.watches.clone();
         let admitted = watches.admit(AdmitRequest { engine: self.engine, life: self.life }).await;
@@ -38,7 +38,12 @@ impl Shared {
             Err(status) => Some(status),
         };
         if let Some(status) = ended {
-            tracing::debug!(agent = %self.link.address, engine = self.engine, %status, "an admission is over");
+            tracing::debug!(
+                agent = %self.link.address,
+                engine = self.engine,
+                %status,
+                "an admission is over"
+            );
         }
     }
 }

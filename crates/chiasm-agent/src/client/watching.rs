@@ -1,46 +1,49 @@
-//! What an agent tells of one engine, as it comes.
+//! Watching one engine of an agent.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use chiasm_backend::{Death, KvSink, KvSinkError, Load, MediaLoad};
+use chiasm_backend::{DeathReason, KvSink, KvSinkError, Load, MediaLoad};
 use tokio::sync::oneshot;
 use tonic::Streaming;
 
-use super::lost;
+use super::connection_lost;
 use super::shared::Shared;
-use crate::others;
+use crate::foreign_jobs;
 use crate::proto::watch_event::Event;
 use crate::proto::{self, KvBatch, SnapshotPart, WatchEvent};
 
-/// Bytes of a batch that is taken in on an async thread.
-const IN_PLACE: usize = 64 << 10;
-/// Bytes of a snapshot: ten million blocks of one worker.
-const MOST_SNAPSHOT_BYTES: usize = 512 << 20;
+/// The largest batch, in bytes, that is applied on an async thread.
+const MAX_INLINE_BYTES: usize = 64 << 10;
+/// The maximum size of a snapshot in bytes: ten million blocks of one worker.
+const MAX_SNAPSHOT_BYTES: usize = 512 << 20;
 
-/// The fault of what an agent tells of an engine's KV cache.
+/// An error in what an agent sends about an engine's KV cache.
 #[derive(Debug, thiserror::Error)]
-enum TellError {
+enum KvStreamError {
     #[error("its snapshot is too long")]
     SnapshotTooLong,
     #[error("a job of others is malformed")]
     MalformedJob,
     #[error(transparent)]
     Sink(#[from] KvSinkError),
-    /// The thread that took it in has panicked.
+    /// The blocking task that applied an event has panicked.
     #[error("taking it in failed")]
     Panicked,
 }
 
-/// Follows one engine to its end, or until its jobs are over: its agent waits then for frontends to
-/// hang up. What it holds is told to whoever comes out of `sink`; until then nothing is read.
+/// Watches one engine until it ends or its jobs are over: an agent that goes down waits then for
+/// frontends to disconnect.
+///
+/// KV cache events go to the sink that `sink` resolves to. Reading pauses at the first of them
+/// until then.
 pub(super) async fn watch(
     shared: Arc<Shared>,
     events: Streaming<WatchEvent>,
     sink: oneshot::Receiver<Box<dyn KvSink>>,
 ) {
-    let mut ended = shared.jobs.when_ended();
+    let mut ended = shared.jobs.watch_end();
     tokio::select! {
         death = follow(&shared, events, sink) => shared.jobs.end(death),
         _ = ended.wait_for(Option::is_some) => {}
@@ -51,22 +54,23 @@ async fn follow(
     shared: &Arc<Shared>,
     mut events: Streaming<WatchEvent>,
     sink: oneshot::Receiver<Box<dyn KvSink>>,
-) -> Death {
-    let (mut waiting, mut kv) = (Some(sink), None);
+) -> DeathReason {
+    let mut pending_sink = Some(sink);
+    let mut kv = None;
     let mut snapshot = Vec::new();
     loop {
         let event = match events.message().await {
             Ok(Some(WatchEvent { event: Some(event) })) => event,
-            // A kind of event that a later version tells of.
+            // Skips kinds of events that only later versions know.
             Ok(Some(WatchEvent { event: None })) => continue,
-            Ok(None) => return Death::new("its agent says no more of it"),
-            Err(status) => return lost(&status),
+            Ok(None) => return DeathReason::new("its agent says no more of it"),
+            Err(status) => return connection_lost(&status),
         };
-        let told = match event {
+        let applied = match event {
             Event::Ready(_) => Ok(()),
-            Event::Ended(how) => return Death::new(how),
+            Event::Ended(reason) => return DeathReason::new(reason),
             Event::Load(load) => {
-                tell_load(shared, load);
+                apply_load(shared, load);
                 Ok(())
             }
             Event::SilentMs(silent) => {
@@ -74,30 +78,30 @@ async fn follow(
                 Ok(())
             }
             event => {
-                if let Some(waiting) = waiting.take() {
-                    kv = waiting.await.ok();
+                if let Some(pending) = pending_sink.take() {
+                    kv = pending.await.ok();
                 }
                 match kv.take() {
                     Some(sink) => {
-                        tell_kv(sink, event, &mut snapshot).await.map(|sink| kv = Some(sink))
+                        apply_kv(sink, event, &mut snapshot).await.map(|sink| kv = Some(sink))
                     }
                     None => Ok(()),
                 }
             }
         };
-        if let Err(why) = told {
-            return Death::new(format!("its agent tells nonsense of its KV cache: {why}"));
+        if let Err(error) = applied {
+            return DeathReason::new(format!("its agent tells nonsense of its KV cache: {error}"));
         }
     }
 }
 
-fn tell_load(shared: &Shared, load: proto::Load) {
+fn apply_load(shared: &Shared, load: proto::Load) {
     let proto::Load { running, waiting, kv_usage, draining, media_threads, media_pending_us } =
         load;
-    // An agent of an earlier version tells of none.
+    // Older agents report no media load.
     let media = (media_threads > 0).then(|| media_load(media_threads, &media_pending_us));
     if let Some(media) = media {
-        shared.link.work.told(media);
+        shared.link.work.set_load(media);
     }
     let load = Load { running, waiting, kv_usage, pending_tokens_of_others: 0, draining, media };
     if let Some(sink) = &*shared.load.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -105,7 +109,7 @@ fn tell_load(shared: &Shared, load: proto::Load) {
     }
 }
 
-/// What an agent has to do with media. A later version may know more sizes of work: those are large
+/// Builds an agent's media load. Later versions may have more sizes of work, which count as large
 /// ones here.
 fn media_load(threads: u32, pending_us: &[u64]) -> MediaLoad {
     let mut load = MediaLoad { threads, ..MediaLoad::default() };
@@ -117,16 +121,16 @@ fn media_load(threads: u32, pending_us: &[u64]) -> MediaLoad {
     load
 }
 
-/// Passes on what is told of the KV cache and of jobs of others, and gives back to whom.
-async fn tell_kv(
+/// Applies an event about the KV cache or about other frontends' jobs, and returns the sink.
+async fn apply_kv(
     mut sink: Box<dyn KvSink>,
     event: Event,
     snapshot: &mut Vec<u8>,
-) -> Result<Box<dyn KvSink>, TellError> {
+) -> Result<Box<dyn KvSink>, KvStreamError> {
     let (last, history_known) = match event {
         Event::Snapshot(SnapshotPart { bytes, is_last, history_known }) => {
-            if snapshot.len() + bytes.len() > MOST_SNAPSHOT_BYTES {
-                return Err(TellError::SnapshotTooLong);
+            if snapshot.len() + bytes.len() > MAX_SNAPSHOT_BYTES {
+                return Err(KvStreamError::SnapshotTooLong);
             }
             snapshot.extend_from_slice(&bytes);
             if !is_last {
@@ -134,16 +138,16 @@ async fn tell_kv(
             }
             (std::mem::take(snapshot), history_known)
         }
-        // What a step of an engine tells takes microseconds.
-        Event::Batch(KvBatch { payload, history_known }) if payload.len() <= IN_PLACE => {
+        // Applying the events of one engine step takes microseconds.
+        Event::Batch(KvBatch { payload, history_known }) if payload.len() <= MAX_INLINE_BYTES => {
             sink.batch(&payload, history_known)?;
             return Ok(sink);
         }
         Event::Batch(KvBatch { payload, history_known }) => {
-            return elsewhere(sink, move |sink| sink.batch(&payload, history_known)).await;
+            return on_blocking_thread(sink, move |sink| sink.batch(&payload, history_known)).await;
         }
         Event::Reset(_) => {
-            return elsewhere(sink, |sink| {
+            return on_blocking_thread(sink, |sink| {
                 sink.reset();
                 Ok(())
             })
@@ -154,18 +158,18 @@ async fn tell_kv(
             return Ok(sink);
         }
         event => {
-            sink.others(others::from_message(event).ok_or(TellError::MalformedJob)?);
+            sink.foreign_job(foreign_jobs::from_message(event).ok_or(KvStreamError::MalformedJob)?);
             return Ok(sink);
         }
     };
-    elsewhere(sink, move |sink| sink.snapshot(&last, history_known)).await
+    on_blocking_thread(sink, move |sink| sink.snapshot(&last, history_known)).await
 }
 
-/// Does what takes long on a thread that may block.
-async fn elsewhere(
+/// Runs a slow operation on a thread that may block.
+async fn on_blocking_thread(
     mut sink: Box<dyn KvSink>,
-    tell: impl FnOnce(&mut dyn KvSink) -> Result<(), KvSinkError> + Send + 'static,
-) -> Result<Box<dyn KvSink>, TellError> {
-    let told = tokio::task::spawn_blocking(move || tell(&mut *sink).map(|()| sink));
-    Ok(told.await.map_err(|_| TellError::Panicked)??)
+    apply: impl FnOnce(&mut dyn KvSink) -> Result<(), KvSinkError> + Send + 'static,
+) -> Result<Box<dyn KvSink>, KvStreamError> {
+    let applied = tokio::task::spawn_blocking(move || apply(&mut *sink).map(|()| sink));
+    Ok(applied.await.map_err(|_| KvStreamError::Panicked)??)
 }

@@ -1,4 +1,4 @@
-//! What a job takes, before its message is read.
+//! The cost of a job, known before its message is decoded.
 
 use chiasm_backend::JobError;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
@@ -6,7 +6,7 @@ use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_f
 use super::TOKEN_BYTES;
 use crate::proto;
 
-// A field of a request in `agent.proto`, and fields of a job's message.
+// The number of a field of a request in `agent.proto`, and of fields of a job's message.
 const BEGIN: u32 = 2;
 const NUMBER: u32 = 1;
 const SAMPLING: u32 = 6;
@@ -14,43 +14,42 @@ const REPEATS: u32 = 14;
 const LEFT: u32 = 16;
 const TOKENS: u32 = 20;
 
-/// What is known of a job before its message is read.
+/// The facts about a job that are known before its message is decoded.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct JobHead {
     /// The job's number.
     pub(crate) number: u64,
-    /// Bytes that the message takes when it is read, at most: what is nothing on the wire is
-    /// something in memory.
+    /// An upper bound on the memory of the decoded message, in bytes: fields that are empty on the
+    /// wire still take memory.
     pub(crate) bytes: u64,
-    /// Fields of the message, those of lists one by one.
+    /// The number of the message's fields, with each element of a list counted.
     pub(crate) entries: usize,
 }
 
-/// Bytes of memory that a byte of a list of lists, or of JSON, becomes at most.
-const LISTED: u64 = 16;
+/// The maximum memory in bytes that a byte of a list of lists, or of JSON, takes when decoded.
+const MEMORY_PER_LIST_BYTE: u64 = 16;
 
-/// Media items and the like of a job, which are small on the wire and large in memory: more than a
-/// prompt has, unless flags of the frontend allow more.
-pub(crate) const MOST_ENTRIES: usize = 1 << 16;
+/// The maximum number of media items and similar entries of a job, which are small on the wire and
+/// large in memory. It is more than a prompt has, unless the frontend's flags allow more.
+pub(crate) const MAX_ENTRIES: usize = 1 << 16;
 
 impl JobHead {
-    /// Whether an agent reads the rest.
+    /// Checks that an agent would decode the rest.
     ///
     /// # Errors
     /// [`JobError::Refused`] if there are too many entries.
     pub(crate) fn check(&self) -> Result<(), JobError> {
-        if self.entries <= MOST_ENTRIES {
+        if self.entries <= MAX_ENTRIES {
             return Ok(());
         }
-        let message = format!(
-            "has too many media items: an agent takes {MOST_ENTRIES} fields of one request"
-        );
+        let message =
+            format!("has too many media items: an agent takes {MAX_ENTRIES} fields of one request");
         Err(JobError::Refused { field: "messages".to_owned(), message })
     }
 }
 
-/// Looks at the message of a job. `None` if it is none.
-pub(crate) fn head(message: &[u8]) -> Option<JobHead> {
+/// Reads the head of a job's message; `None` if it is malformed.
+pub(crate) fn parse_head(message: &[u8]) -> Option<JobHead> {
     let mut rest = message;
     let mut head = JobHead { number: 0, bytes: message.len() as u64, entries: 0 };
     while !rest.is_empty() {
@@ -63,28 +62,28 @@ pub(crate) fn head(message: &[u8]) -> Option<JobHead> {
         let length = (before - rest.len()) as u64;
         head.bytes += match field {
             TOKENS | LEFT => 0,
-            SAMPLING | REPEATS => LISTED * length,
-            // Each may be one of a list.
+            SAMPLING | REPEATS => MEMORY_PER_LIST_BYTE * length,
+            // Each of these fields may be an element of a list.
             _ => {
                 head.entries += 1;
-                LISTED * length + size_of::<proto::MediaItem>() as u64
+                MEMORY_PER_LIST_BYTE * length + size_of::<proto::MediaItem>() as u64
             }
         };
     }
     Some(head)
 }
 
-/// The number of a job by the beginning of the request that has its message. `None` if it does not
-/// stand first there.
-pub(crate) fn number_at(mut request: &[u8]) -> Option<u64> {
+/// Returns a job's number from the first bytes of its request; `None` if the number is not the
+/// first field.
+pub(crate) fn peek_number(mut request: &[u8]) -> Option<u64> {
     (decode_key(&mut request).ok()? == (BEGIN, WireType::LengthDelimited)).then_some(())?;
     decode_varint(&mut request).ok()?;
     (decode_key(&mut request).ok()? == (NUMBER, WireType::Varint)).then_some(())?;
     decode_varint(&mut request).ok()
 }
 
-/// Bytes that a message stands for beside what it has: tokens as often as they are repeated, and
-/// masks of media items, by what is claimed of them.
+/// Returns the bytes that a message expands to beside its own: repeated tokens, and masks of media
+/// items, by their claimed lengths.
 pub(crate) fn claimed_bytes(message: &proto::Job) -> u64 {
     let repeated = message.repeats.iter().map(|repeats| u64::from(repeats.more)).sum::<u64>();
     let masks = message
@@ -103,8 +102,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_job_takes_is_known_before_memory_is_taken_for_it() {
-        let head_of = |message: &proto::Job| head(&message.encode_to_vec()).unwrap();
+    fn memory_of_a_job_is_known_before_decoding() {
+        let head_of = |message: &proto::Job| parse_head(&message.encode_to_vec()).unwrap();
         let plain = proto::Job {
             number: 7,
             tokens: Bytes::from_static(&[5; 4000]),
@@ -112,8 +111,8 @@ mod tests {
         };
         let JobHead { number, bytes, .. } = head_of(&plain);
         assert!(number == 7 && (4000..5000).contains(&bytes), "{bytes}");
-        let nothing = vec![proto::MediaItem::default(); 1000];
-        let items = proto::Job { media: nothing, ..plain.clone() };
+        let empty_items = vec![proto::MediaItem::default(); 1000];
+        let items = proto::Job { media: empty_items, ..plain.clone() };
         assert!(head_of(&items).bytes > size_of_val(&items.media[..]) as u64);
         let bad_words = vec![proto::TokenList::default(); 1000];
         let in_memory = size_of_val(&bad_words[..]) as u64;
@@ -126,9 +125,9 @@ mod tests {
             })
         };
         // One entry is the number.
-        assert!(with(MOST_ENTRIES - 1).check().is_ok() && with(MOST_ENTRIES).check().is_err());
+        assert!(with(MAX_ENTRIES - 1).check().is_ok() && with(MAX_ENTRIES).check().is_err());
         let cut = plain.encode_to_vec();
-        assert_eq!(head(&cut[..cut.len() - 1]), None);
+        assert_eq!(parse_head(&cut[..cut.len() - 1]), None);
         let claimed = u64::from(u32::MAX);
         let repeats = vec![proto::Repeats { at: 0, more: u32::MAX }; 2];
         assert_eq!(

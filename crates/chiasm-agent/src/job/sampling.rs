@@ -1,14 +1,14 @@
-//! Sampling as a message, and back.
+//! Conversion of sampling parameters to and from messages.
 
 use chiasm_backend::{Constraint, Repetition, Sampling, Structured, Supports};
 use chiasm_types::TokenId;
 
-use super::MOST_CHOICES;
+use super::MAX_CHOICES;
 use crate::proto;
 
-/// The optional parts of jobs that engines of agents support: each is an EngineCore, and every
-/// version of the protocol carries all of these. A part that older agents do not know is supported
-/// only where [`proto::Ready`] says so.
+/// The optional parts of jobs that engines of agents support. Each engine is an EngineCore, and
+/// every version of the protocol carries all of these. A part that older agents do not know is
+/// supported only if [`proto::Ready`] says so.
 pub(crate) const SUPPORTS: Supports = Supports {
     bad_words: true,
     prompt_logprobs: true,
@@ -84,7 +84,7 @@ pub(super) fn to_message(sampling: &Sampling) -> proto::Sampling {
     }
 }
 
-/// `None` if a part is malformed. Ranges are the engine client's to check.
+/// Parses sampling parameters; `None` if a part is malformed. The engine client checks ranges.
 pub(super) fn from_message(message: proto::Sampling) -> Option<Sampling> {
     let proto::Sampling {
         n,
@@ -113,11 +113,11 @@ pub(super) fn from_message(message: proto::Sampling) -> Option<Sampling> {
         thinking_budget,
         repetition,
     } = message;
-    if logit_bias_tokens.len() != logit_bias.len() || n as usize > MOST_CHOICES {
+    if logit_bias_tokens.len() != logit_bias.len() || n as usize > MAX_CHOICES {
         return None;
     }
     let structured = match constraint {
-        // The frontend knows the field that it came from, and names that.
+        // The frontend knows the field that the constraint came from, and replaces this name.
         Some(constraint) => Some(Structured {
             constraint: constraint_from_message(constraint)?,
             field: "structured_outputs",

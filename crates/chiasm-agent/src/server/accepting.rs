@@ -1,4 +1,4 @@
-//! Connections of frontends.
+//! Accepting connections of frontends.
 
 use std::io;
 use std::net::IpAddr;
@@ -16,37 +16,37 @@ use tokio_rustls::LazyConfigAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::shares::{Held, Shares};
+use super::shares::{ShareGuard, Shares};
 use super::steps::Steps;
 use crate::peer::Peer;
 use crate::tls::AgentTls;
 use crate::wire::Wire;
 
-/// After no connection could be accepted, mostly because the process has no file descriptors left.
-const PAUSE: Duration = Duration::from_millis(100);
-/// How often it is told that there are too many connections.
-const TOLD_EVERY: Duration = Duration::from_secs(10);
-/// What each client of HTTP/2 says first, as soon as it is connected. One that says nothing would
-/// be waited for without an end: what serves it asks for signs of life once it has heard this.
+/// The pause after a failed accept, which is usually caused by a lack of file descriptors.
+const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);
+/// The minimum interval between two log lines of the same kind.
+const LOG_INTERVAL: Duration = Duration::from_secs(10);
+/// The HTTP/2 client preface, sent right after connecting. It is awaited before the HTTP/2 server
+/// takes over, whose keep-alive pings only start after it.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// How many cores there are for each thread that agrees on keys. There is always one.
-const CORES_OF_A_STEP: usize = 4;
+/// The number of cores for each thread that computes TLS handshakes. There is always one thread.
+const CORES_PER_STEP: usize = 4;
 
-/// The first byte of TLS.
-const HANDSHAKE: u8 = 0x16;
-/// What frontends are told that speak in plain text where TLS is wanted, and the other way round:
-/// each takes it for what it is not. The first is TLS for something that was not expected.
-const NOT_PLAIN: &[u8] = &[0x15, 3, 3, 0, 2, 2, 10];
-const NOT_TLS: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n";
+/// The first byte of a TLS ClientHello.
+const TLS_HANDSHAKE: u8 = 0x16;
+/// The answer to a plain-text frontend of an agent with TLS: a TLS alert for an unexpected message.
+const TLS_REQUIRED: &[u8] = &[0x15, 3, 3, 0, 2, 2, 10];
+/// The answer to a TLS frontend of an agent without TLS, which the frontend can't take for TLS.
+const TLS_UNSUPPORTED: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n";
 
-/// What connections may take.
+/// The bounds on connections.
 #[derive(Clone, Copy)]
 pub(super) struct Bounds {
-    /// How long a frontend may take to agree on TLS, and to begin to speak.
+    /// The timeout for the TLS handshake and the HTTP/2 preface.
     handshake: Duration,
-    /// Connections at once. A frontend has three, and each address as many at most as it leaves to
-    /// others.
+    /// The maximum number of connections. A frontend has three, and an address may have at most as
+    /// many as it leaves to others.
     connections: u64,
 }
 
@@ -56,7 +56,7 @@ impl Default for Bounds {
     }
 }
 
-/// The connections that frontends make, until what is returned is dropped.
+/// Accepts connections of frontends until the returned stream is dropped.
 pub(super) fn accept(
     listener: TcpListener,
     tls: Option<Arc<AgentTls>>,
@@ -64,40 +64,42 @@ pub(super) fn accept(
 ) -> ReceiverStream<io::Result<Wire>> {
     let (accepted, connections) = mpsc::channel(1);
     tokio::spawn(async move {
-        let places = Shares::new(ByteBudget::new(bounds.connections), 1);
-        let (full, misled) = (Seldom::default(), Arc::new(Seldom::default()));
-        let steps = Arc::new(Steps::new(
-            (available_parallelism().map_or(1, usize::from) / CORES_OF_A_STEP).max(1),
-        ));
+        let slots = Shares::new(ByteBudget::new(bounds.connections), 1);
+        let full_log = LogThrottle::default();
+        let mismatch_log = Arc::new(LogThrottle::default());
+        let cores = available_parallelism().map_or(1, usize::from);
+        let steps = Arc::new(Steps::new((cores / CORES_PER_STEP).max(1)));
         loop {
-            let (stream, from) = tokio::select! {
+            let (stream, address) = tokio::select! {
                 () = accepted.closed() => return,
                 next = listener.accept() => match next {
                     Ok(accepted) => accepted,
                     Err(error) => {
                         tracing::warn!(%error, "no connection of a frontend can be accepted");
-                        sleep(PAUSE).await;
+                        sleep(ACCEPT_RETRY_PAUSE).await;
                         continue;
                     }
                 },
             };
-            let from = from.ip().to_canonical();
-            let Ok(place) = places.of(Peer::at(from)).take(1) else {
-                if full.is_due() {
+            let address = address.ip().to_canonical();
+            let Ok(slot) = slots.for_peer(Peer::from_address(address)).acquire(1) else {
+                if full_log.is_due() {
                     tracing::warn!(
                         most = bounds.connections,
-                        address = %from,
-                        "connections are closed: frontends there have as many as they leave to others"
+                        %address,
+                        "connections are closed: \
+                         frontends there have as many as they leave to others"
                     );
                 }
                 continue;
             };
-            let (accepted, tls) = (accepted.clone(), tls.clone());
-            let tls = tls.map(|tls| (tls, steps.clone()));
-            let misled = misled.clone();
+            let accepted = accepted.clone();
+            let tls = tls.clone().map(|tls| (tls, steps.clone()));
+            let mismatch_log = mismatch_log.clone();
             tokio::spawn(async move {
-                match timeout(bounds.handshake, shake(stream, from, tls, place, &misled)).await {
-                    // Nobody serves any more if it is not taken.
+                let handshake = handshake(stream, address, tls, slot, &mismatch_log);
+                match timeout(bounds.handshake, handshake).await {
+                    // Fails if the server has stopped.
                     Ok(Ok(wire)) => drop(accepted.send(Ok(wire)).await),
                     Ok(Err(error)) => tracing::debug!(%error, "a frontend's connection is closed"),
                     Err(_) => tracing::debug!(
@@ -110,86 +112,91 @@ pub(super) fn accept(
     ReceiverStream::new(connections)
 }
 
-/// What is told now and then, however often it happens.
+/// A limit on how often a message is logged.
 #[derive(Default)]
-struct Seldom(Mutex<Option<Instant>>);
+struct LogThrottle(Mutex<Option<Instant>>);
 
-impl Seldom {
-    /// Whether it is to be told now.
+impl LogThrottle {
+    /// Returns `true` if the message is to be logged now.
     fn is_due(&self) -> bool {
-        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_due = told.is_none_or(|told| told.elapsed() > TOLD_EVERY);
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = last.is_none_or(|last| last.elapsed() > LOG_INTERVAL);
         if is_due {
-            *told = Some(Instant::now());
+            *last = Some(Instant::now());
         }
         is_due
     }
 }
 
-/// A connection that has begun to speak HTTP/2. One that speaks TLS and should not, or the other
-/// way round, is told so, and the log if that is due.
-async fn shake(
+/// Performs the handshake of a connection up to the HTTP/2 preface.
+///
+/// A frontend that uses TLS where it should not, or the other way round, gets an answer that says
+/// so, and a throttled log line.
+async fn handshake(
     stream: TcpStream,
-    from: IpAddr,
+    address: IpAddr,
     tls: Option<(Arc<AgentTls>, Arc<Steps>)>,
-    place: Held,
-    misled: &Seldom,
+    slot: ShareGuard,
+    mismatch_log: &LogThrottle,
 ) -> io::Result<Wire> {
     // Each token is a message of its own.
     stream.set_nodelay(true)?;
     let mut first = [0];
     stream.peek(&mut first).await?;
-    if let Some((answer, why)) = mistaken(first[0], tls.is_some()) {
-        if misled.is_due() {
-            tracing::warn!(address = %from, why, "a frontend is turned away");
+    if let Some((answer, why)) = tls_mismatch(first[0], tls.is_some()) {
+        if mismatch_log.is_due() {
+            tracing::warn!(%address, why, "a frontend is turned away");
         }
         return Err(turn_away(stream, answer, why).await?);
     }
+    let peer = Peer::from_address(address);
     let mut wire = match tls {
-        Some((tls, steps)) => Wire::encrypted(agree(stream, Peer::at(from), &tls, &steps).await?),
+        Some((tls, steps)) => Wire::encrypted(tls_handshake(stream, peer, &tls, &steps).await?),
         None => Wire::plain(stream),
     };
-    let mut said = [0; PREFACE.len()];
-    wire.read_exact(&mut said).await?;
-    match said == *PREFACE {
-        true => Ok(wire.placed(Peer::at(from), PREFACE, place)),
-        false => Err(io::Error::new(io::ErrorKind::InvalidData, "it does not speak HTTP/2")),
+    let mut received = [0; PREFACE.len()];
+    wire.read_exact(&mut received).await?;
+    if received != *PREFACE {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it does not speak HTTP/2"));
     }
+    Ok(wire.with_peer(peer, PREFACE, slot))
 }
 
-/// Agrees on TLS. The answer to the first message, which anybody can send, takes a key exchange and
-/// a signature: a millisecond with RSA.
-async fn agree(
+/// Performs the TLS handshake. The answer to a ClientHello, which anybody can send, takes a key
+/// exchange and a signature: a millisecond with RSA.
+async fn tls_handshake(
     stream: TcpStream,
     peer: Peer,
     tls: &Arc<AgentTls>,
     steps: &Steps,
 ) -> io::Result<TlsStream<TcpStream>> {
     let hello = LazyConfigAcceptor::new(Acceptor::default(), stream).await?;
-    let server = tls.sides().await.server;
+    let server = tls.configs().await.server;
     steps.run(peer, move || hello.into_stream(server)).await?.await
 }
 
-/// What is answered to a frontend that speaks TLS and should not, or the other way round, and what
-/// is wrong then.
-fn mistaken(first: u8, has_certificates: bool) -> Option<(&'static [u8], &'static str)> {
-    match has_certificates {
-        true if first == PREFACE[0] => Some((
-            NOT_PLAIN,
+/// Returns the answer to a frontend that uses TLS where it should not, or the other way round, and
+/// an explanation.
+fn tls_mismatch(first: u8, has_certificates: bool) -> Option<(&'static [u8], &'static str)> {
+    if has_certificates && first == PREFACE[0] {
+        return Some((
+            TLS_REQUIRED,
             "it speaks in plain text, and this agent has certificates: \
              the frontend lacks --agent-certfile, --agent-keyfile and --agent-ca-file",
-        )),
-        false if first == HANDSHAKE => Some((
-            NOT_TLS,
+        ));
+    }
+    if !has_certificates && first == TLS_HANDSHAKE {
+        return Some((
+            TLS_UNSUPPORTED,
             "it speaks TLS, and this agent has no certificates: \
              the agent lacks --agent-certfile, --agent-keyfile and --agent-ca-file",
-        )),
-        _ => None,
+        ));
     }
+    None
 }
 
-/// Answers whoever can't be understood, and waits until they have heard it: a connection that is
-/// closed before all of it was read loses what was said last.
+/// Sends an answer to a frontend that uses the wrong protocol, and waits until it has disconnected:
+/// a connection that is closed with unread bytes loses the answer.
 async fn turn_away(
     mut stream: TcpStream,
     answer: &[u8],
@@ -209,8 +216,8 @@ mod tests {
 
     use super::*;
 
-    /// A connection of a client that has said this.
-    async fn saying(to: std::net::SocketAddr, bytes: &[u8]) -> TcpStream {
+    /// Connects a client that sends these bytes.
+    async fn client(to: std::net::SocketAddr, bytes: &[u8]) -> TcpStream {
         let mut stream = TcpStream::connect(to).await.unwrap();
         stream.write_all(bytes).await.unwrap();
         stream
@@ -222,54 +229,54 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_does_not_begin_to_speak_is_closed() {
+    async fn connection_without_preface_is_closed() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let to = listener.local_addr().unwrap();
         let bounds = Bounds { handshake: Duration::from_millis(50), ..Bounds::default() };
         let mut connections = accept(listener, None, bounds);
         for bytes in [&b""[..], &PREFACE[..23], &[b'x'; 24], b"GET / HTTP/1.1\r\n\r\n"] {
-            assert!(is_closed(saying(to, bytes).await).await, "{bytes:?}");
+            assert!(is_closed(client(to, bytes).await).await, "{bytes:?}");
         }
-        let _client = saying(to, &[PREFACE, b"more"].concat()).await;
+        let _client = client(to, &[PREFACE, b"more"].concat()).await;
         let mut wire = connections.next().await.unwrap().unwrap();
-        assert_eq!(wire.connect_info(), Peer::at(to.ip()));
-        let mut said = [0; PREFACE.len() + 4];
-        // It may be read in pieces.
-        wire.read_exact(&mut said[..5]).await.unwrap();
-        wire.read_exact(&mut said[5..]).await.unwrap();
-        assert_eq!(said[..], [PREFACE, b"more"].concat());
+        assert_eq!(wire.connect_info(), Peer::from_address(to.ip()));
+        let mut received = [0; PREFACE.len() + 4];
+        // The preface may be read in pieces.
+        wire.read_exact(&mut received[..5]).await.unwrap();
+        wire.read_exact(&mut received[5..]).await.unwrap();
+        assert_eq!(received[..], [PREFACE, b"more"].concat());
     }
 
     #[tokio::test]
-    async fn who_speaks_tls_where_none_is_spoken_hears_that_it_is_none() {
+    async fn tls_client_of_plain_agent_gets_an_answer() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let to = listener.local_addr().unwrap();
         let _connections = accept(listener, None, Bounds::default());
-        let mut client = saying(to, &[&[HANDSHAKE, 3, 1][..], &[7; 5000]].concat()).await;
-        let mut heard = Vec::new();
-        timeout(Duration::from_secs(10), client.read_to_end(&mut heard)).await.unwrap().unwrap();
-        assert_eq!(heard, NOT_TLS);
+        let mut client = client(to, &[&[TLS_HANDSHAKE, 3, 1][..], &[7; 5000]].concat()).await;
+        let mut answer = Vec::new();
+        timeout(Duration::from_secs(10), client.read_to_end(&mut answer)).await.unwrap().unwrap();
+        assert_eq!(answer, TLS_UNSUPPORTED);
     }
 
     #[tokio::test]
-    async fn an_address_has_as_many_connections_at_most_as_it_leaves_to_others() {
+    async fn address_has_at_most_as_many_connections_as_it_leaves() {
         let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let mut connections =
             accept(listener, None, Bounds { connections: 8, ..Bounds::default() });
-        let from = async |machine: u8| {
+        let connect_from = async |machine: u8| {
             let socket = TcpSocket::new_v4().unwrap();
             socket.bind(([127, 0, 0, machine], 0).into()).unwrap();
             let mut stream = socket.connect(([127, 0, 0, 1], port).into()).await.unwrap();
-            // It may be closed already.
+            // Fails if the connection has been closed already.
             let _ = stream.write_all(PREFACE).await;
             stream
         };
         let mut clients = Vec::new();
         let mut wires = Vec::new();
-        for (machine, most) in [(1, 4), (2, 2), (3, 1)] {
-            for _ in 0..most {
-                clients.push(from(machine).await);
+        for (machine, max) in [(1, 4), (2, 2), (3, 1)] {
+            for _ in 0..max {
+                clients.push(connect_from(machine).await);
                 wires.push(
                     timeout(Duration::from_secs(10), connections.next())
                         .await
@@ -278,12 +285,12 @@ mod tests {
                         .unwrap(),
                 );
             }
-            assert!(is_closed(from(machine).await).await, "{machine}");
+            assert!(is_closed(connect_from(machine).await).await, "{machine}");
         }
-        // The first one has more than it leaves to others, until it has less.
-        assert!(is_closed(from(1).await).await);
+        // The first address has more than it leaves to others, until some are closed.
+        assert!(is_closed(connect_from(1).await).await);
         wires.drain(..3);
-        let _client = from(1).await;
+        let _client = connect_from(1).await;
         assert!(
             timeout(Duration::from_secs(10), connections.next()).await.unwrap().unwrap().is_ok()
         );

@@ -1,204 +1,207 @@
-//! What frontends are told of each other's jobs on one engine, so that each routes as if it had
-//! given them all.
+//! Announcements of each frontend's jobs on one engine to the other frontends, so that each routes
+//! as if it had sent all of them.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-use chiasm_backend::{OthersEvent, OthersJob};
+use chiasm_backend::{ForeignJob, ForeignJobEvent};
 use tokio::sync::broadcast::{self, error::RecvError};
 
-/// Events that a frontend may be behind before it is told again of all jobs that run.
-const MOST_WAITING: usize = 4096;
+/// The number of events that a frontend may lag behind before all running jobs are announced again.
+const MAX_QUEUED_EVENTS: usize = 4096;
 
-/// The jobs of one engine.
+/// The running jobs of one engine, and the frontends that follow them.
 pub(super) struct Announcements {
-    known: Mutex<Known>,
-    /// Sent to with that locked: whoever begins to follow is told of each job, and of what comes
-    /// after.
+    state: Mutex<State>,
+    /// Sent to while the state is locked, so that a new follower gets each running job and every
+    /// later event.
     events: broadcast::Sender<Event>,
 }
 
 #[derive(Default)]
-struct Known {
+struct State {
     /// Jobs by their numbers.
-    running: HashMap<u64, Running>,
-    /// Who is told of them, and how often.
+    running: HashMap<u64, RunningJob>,
+    /// The number of followers of each frontend.
     followers: HashMap<u64, usize>,
 }
 
-impl Known {
-    /// Whether another frontend than this one is told: otherwise nothing is sent, as that wakes
-    /// whoever follows for nothing.
-    fn has_others(&self, frontend: u64) -> bool {
+impl State {
+    /// Returns `true` if another frontend than this one follows. Otherwise nothing is sent, as that
+    /// would wake this frontend's followers for nothing.
+    fn has_other_followers(&self, frontend: u64) -> bool {
         self.followers.keys().any(|follower| *follower != frontend)
     }
 }
 
-/// What there is to be told of a job, made when somebody is told: often there is no other frontend,
-/// and the keys of a prompt take a while.
-type Told = Arc<LazyLock<OthersJob, Box<dyn FnOnce() -> OthersJob + Send>>>;
+/// A job's description, computed on first use: often there is no other frontend, and the keys of a
+/// prompt take a while.
+type LazyJob = Arc<LazyLock<ForeignJob, Box<dyn FnOnce() -> ForeignJob + Send>>>;
 
 #[derive(Clone)]
-struct Running {
+struct RunningJob {
     frontend: u64,
-    job: Told,
-    computed: bool,
+    job: LazyJob,
+    is_computed: bool,
 }
 
 #[derive(Clone)]
 struct Event {
     frontend: u64,
     job: u64,
-    what: What,
+    change: Change,
 }
 
 #[derive(Clone)]
-enum What {
-    Begun(Told),
+enum Change {
+    Started(LazyJob),
     Computed,
     Ended,
 }
 
-impl What {
-    fn told(self, job: u64) -> OthersEvent {
+impl Change {
+    fn into_event(self, number: u64) -> ForeignJobEvent {
         match self {
-            Self::Begun(told) => OthersEvent::Begun(job, OthersJob::clone(&told)),
-            Self::Computed => OthersEvent::Computed(job),
-            Self::Ended => OthersEvent::Ended(job),
+            Self::Started(job) => ForeignJobEvent::Started(number, ForeignJob::clone(&job)),
+            Self::Computed => ForeignJobEvent::PromptComputed(number),
+            Self::Ended => ForeignJobEvent::Ended(number),
         }
     }
 }
 
 impl Default for Announcements {
     fn default() -> Self {
-        Self { known: Mutex::default(), events: broadcast::channel(MOST_WAITING).0 }
+        Self { state: Mutex::default(), events: broadcast::channel(MAX_QUEUED_EVENTS).0 }
     }
 }
 
 impl Announcements {
-    /// Announces a job, until what is returned is dropped.
-    pub(super) fn begin(
+    /// Announces a job until the guard is dropped.
+    pub(super) fn announce(
         self: &Arc<Self>,
         frontend: u64,
-        job: u64,
-        told: impl FnOnce() -> OthersJob + Send + 'static,
-    ) -> Announced {
-        let told: Told = Arc::new(LazyLock::new(Box::new(told)));
-        let mut known = self.known();
-        known.running.insert(job, Running { frontend, job: told.clone(), computed: false });
-        self.send(&known, frontend, job, What::Begun(told));
-        drop(known);
-        Announced { announcements: self.clone(), frontend, job, computed: false }
+        number: u64,
+        describe: impl FnOnce() -> ForeignJob + Send + 'static,
+    ) -> AnnouncedJob {
+        let job: LazyJob = Arc::new(LazyLock::new(Box::new(describe)));
+        let mut state = self.state();
+        state.running.insert(number, RunningJob { frontend, job: job.clone(), is_computed: false });
+        self.send(&state, frontend, number, Change::Started(job));
+        drop(state);
+        AnnouncedJob { announcements: self.clone(), frontend, number, is_computed: false }
     }
 
-    /// What a frontend is to be told.
-    pub(super) fn follow(self: &Arc<Self>, frontend: u64) -> Followed {
-        *self.known().followers.entry(frontend).or_default() += 1;
-        let events = self.events.subscribe();
-        let (announcements, ahead) = (self.clone(), Vec::new());
-        let mut followed = Followed { announcements, frontend, is_void: false, ahead, events };
-        followed.begin_again();
-        followed
+    /// Follows the jobs of other frontends than this one.
+    pub(super) fn follow(self: &Arc<Self>, frontend: u64) -> JobFollower {
+        *self.state().followers.entry(frontend).or_default() += 1;
+        let mut follower = JobFollower {
+            announcements: self.clone(),
+            frontend,
+            needs_reset: false,
+            queued: Vec::new(),
+            events: self.events.subscribe(),
+        };
+        follower.restart();
+        follower
     }
 
-    fn send(&self, known: &Known, frontend: u64, job: u64, what: What) {
-        if known.has_others(frontend) {
-            let _ = self.events.send(Event { frontend, job, what });
+    fn send(&self, state: &State, frontend: u64, job: u64, change: Change) {
+        if state.has_other_followers(frontend) {
+            let _ = self.events.send(Event { frontend, job, change });
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A job that others know of.
-pub(super) struct Announced {
+/// An announced job, which ends when this is dropped.
+pub(super) struct AnnouncedJob {
     announcements: Arc<Announcements>,
     frontend: u64,
-    job: u64,
-    computed: bool,
+    number: u64,
+    is_computed: bool,
 }
 
-impl Announced {
-    /// The engine has computed its prompt.
-    pub(super) fn computed(&mut self) {
-        if std::mem::replace(&mut self.computed, true) {
+impl AnnouncedJob {
+    /// Announces that the engine has computed the prompt. Later calls do nothing.
+    pub(super) fn prompt_computed(&mut self) {
+        if std::mem::replace(&mut self.is_computed, true) {
             return;
         }
-        let mut known = self.announcements.known();
-        if let Some(running) = known.running.get_mut(&self.job) {
-            running.computed = true;
+        let mut state = self.announcements.state();
+        if let Some(running) = state.running.get_mut(&self.number) {
+            running.is_computed = true;
         }
-        self.announcements.send(&known, self.frontend, self.job, What::Computed);
+        self.announcements.send(&state, self.frontend, self.number, Change::Computed);
     }
 }
 
-impl Drop for Announced {
+impl Drop for AnnouncedJob {
     fn drop(&mut self) {
-        let mut known = self.announcements.known();
-        known.running.remove(&self.job);
-        self.announcements.send(&known, self.frontend, self.job, What::Ended);
+        let mut state = self.announcements.state();
+        state.running.remove(&self.number);
+        self.announcements.send(&state, self.frontend, self.number, Change::Ended);
     }
 }
 
-/// What one frontend is told.
-pub(super) struct Followed {
+/// A frontend's stream of events about other frontends' jobs.
+pub(super) struct JobFollower {
     announcements: Arc<Announcements>,
     frontend: u64,
-    /// Before all else: what it was told is void.
-    is_void: bool,
-    /// To be told first, the last one first.
-    ahead: Vec<(u64, What)>,
+    /// `true` if a reset comes next, which voids all earlier events.
+    needs_reset: bool,
+    /// The events to return before those of `events`, in reverse order.
+    queued: Vec<(u64, Change)>,
     events: broadcast::Receiver<Event>,
 }
 
-impl Followed {
-    /// Begins again, with all jobs that run.
-    fn begin_again(&mut self) {
-        let known = self.announcements.known();
+impl JobFollower {
+    /// Starts over with a reset and all running jobs.
+    fn restart(&mut self) {
+        let state = self.announcements.state();
         self.events = self.announcements.events.subscribe();
-        self.ahead.clear();
+        self.queued.clear();
         for (number, running) in
-            known.running.iter().filter(|(_, running)| running.frontend != self.frontend)
+            state.running.iter().filter(|(_, running)| running.frontend != self.frontend)
         {
-            self.ahead.extend(running.computed.then_some((*number, What::Computed)));
-            // Keys are made one job after the other, and not here: nobody could begin a job
-            // meanwhile.
-            self.ahead.push((*number, What::Begun(running.job.clone())));
+            self.queued.extend(running.is_computed.then_some((*number, Change::Computed)));
+            // Keys are not computed here, as no job could be announced while the state is locked.
+            self.queued.push((*number, Change::Started(running.job.clone())));
         }
-        self.is_void = true;
+        self.needs_reset = true;
     }
 
-    /// What is to be told next. Cancel safe.
-    pub(super) async fn next(&mut self) -> OthersEvent {
+    /// Returns the next event. Cancel-safe.
+    pub(super) async fn next(&mut self) -> ForeignJobEvent {
         loop {
-            if std::mem::take(&mut self.is_void) {
-                return OthersEvent::Forget;
+            if std::mem::take(&mut self.needs_reset) {
+                return ForeignJobEvent::Reset;
             }
-            if let Some((job, what)) = self.ahead.pop() {
-                return what.told(job);
+            if let Some((job, change)) = self.queued.pop() {
+                return change.into_event(job);
             }
             match self.events.recv().await {
                 Ok(Event { frontend, .. }) if frontend == self.frontend => {}
-                Ok(Event { job, what, .. }) => return what.told(job),
-                Err(RecvError::Lagged(_)) => self.begin_again(),
-                // The sender is in the announcements, which are here.
+                Ok(Event { job, change, .. }) => return change.into_event(job),
+                Err(RecvError::Lagged(_)) => self.restart(),
+                // Never happens: `announcements` holds the sender.
                 Err(RecvError::Closed) => std::future::pending().await,
             }
         }
     }
 }
 
-impl Drop for Followed {
+impl Drop for JobFollower {
     fn drop(&mut self) {
-        if let Entry::Occupied(mut times) =
-            self.announcements.known().followers.entry(self.frontend)
+        if let Entry::Occupied(mut count) =
+            self.announcements.state().followers.entry(self.frontend)
         {
-            *times.get_mut() -= 1;
-            if *times.get() == 0 {
-                times.remove();
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
             }
         }
     }
@@ -213,66 +216,82 @@ mod tests {
     const ONE: u64 = 1;
     const OTHER: u64 = 2;
 
-    fn told(prompt_tokens: usize) -> OthersJob {
-        OthersJob { prompt_tokens, ..OthersJob::default() }
+    fn job(prompt_tokens: usize) -> ForeignJob {
+        ForeignJob { prompt_tokens, ..ForeignJob::default() }
     }
 
-    fn now(followed: &mut Followed) -> Vec<OthersEvent> {
-        std::iter::from_fn(|| followed.next().now_or_never()).collect()
+    fn ready_events(follower: &mut JobFollower) -> Vec<ForeignJobEvent> {
+        std::iter::from_fn(|| follower.next().now_or_never()).collect()
     }
 
     #[test]
-    fn a_frontend_is_told_of_the_jobs_of_others_from_their_begin_to_their_end() {
+    fn follower_gets_all_events_of_foreign_jobs() {
         let announcements = Arc::new(Announcements::default());
-        let mut followed = announcements.follow(ONE);
-        assert_eq!(now(&mut followed), [OthersEvent::Forget]);
-        let _own = announcements.begin(ONE, 10, || panic!("no other frontend is told"));
-        let mut job = announcements.begin(OTHER, 11, || told(2));
-        job.computed();
-        job.computed();
+        let mut follower = announcements.follow(ONE);
+        assert_eq!(ready_events(&mut follower), [ForeignJobEvent::Reset]);
+        let _own = announcements.announce(ONE, 10, || panic!("no other frontend follows"));
+        let mut announced = announcements.announce(OTHER, 11, || job(2));
+        announced.prompt_computed();
+        announced.prompt_computed();
         assert_eq!(
-            now(&mut followed),
-            [OthersEvent::Begun(11, told(2)), OthersEvent::Computed(11)]
+            ready_events(&mut follower),
+            [ForeignJobEvent::Started(11, job(2)), ForeignJobEvent::PromptComputed(11)]
         );
-        // Who comes later is told what there is.
+        // A later follower gets the running jobs.
         let mut late = announcements.follow(ONE);
-        let expected =
-            [OthersEvent::Forget, OthersEvent::Begun(11, told(2)), OthersEvent::Computed(11)];
-        assert_eq!(now(&mut late), expected);
-        drop(job);
-        assert_eq!(now(&mut followed), [OthersEvent::Ended(11)]);
-        assert_eq!(now(&mut late), [OthersEvent::Ended(11)]);
+        let expected = [
+            ForeignJobEvent::Reset,
+            ForeignJobEvent::Started(11, job(2)),
+            ForeignJobEvent::PromptComputed(11),
+        ];
+        assert_eq!(ready_events(&mut late), expected);
+        drop(announced);
+        assert_eq!(ready_events(&mut follower), [ForeignJobEvent::Ended(11)]);
+        assert_eq!(ready_events(&mut late), [ForeignJobEvent::Ended(11)]);
     }
 
     #[test]
-    fn who_follows_is_not_woken_by_its_own_jobs_as_long_as_no_other_frontend_does() {
+    fn own_jobs_wake_no_follower_without_other_frontends() {
         let announcements = Arc::new(Announcements::default());
-        let waiting = |followed: &Followed| followed.events.len();
-        let (mut followed, again) = (announcements.follow(ONE), announcements.follow(ONE));
-        let _job = announcements.begin(ONE, 10, || told(1));
-        assert_eq!(waiting(&followed), 0);
+        let queued = |follower: &JobFollower| follower.events.len();
+        let mut follower = announcements.follow(ONE);
+        let second = announcements.follow(ONE);
+        let _job = announcements.announce(ONE, 10, || job(1));
+        assert_eq!(queued(&follower), 0);
         let mut other = announcements.follow(OTHER);
-        assert_eq!(now(&mut other), [OthersEvent::Forget, OthersEvent::Begun(10, told(1))]);
-        drop((announcements.begin(ONE, 11, || told(2)), again));
-        assert_eq!(now(&mut other), [OthersEvent::Begun(11, told(2)), OthersEvent::Ended(11)]);
-        assert_eq!((waiting(&followed), now(&mut followed)), (2, vec![OthersEvent::Forget]));
+        assert_eq!(
+            ready_events(&mut other),
+            [ForeignJobEvent::Reset, ForeignJobEvent::Started(10, job(1))]
+        );
+        drop((announcements.announce(ONE, 11, || job(2)), second));
+        assert_eq!(
+            ready_events(&mut other),
+            [ForeignJobEvent::Started(11, job(2)), ForeignJobEvent::Ended(11)]
+        );
+        assert_eq!(
+            (queued(&follower), ready_events(&mut follower)),
+            (2, vec![ForeignJobEvent::Reset])
+        );
         drop(other);
-        drop(announcements.begin(ONE, 12, || told(3)));
-        assert_eq!(waiting(&followed), 0);
+        drop(announcements.announce(ONE, 12, || job(3)));
+        assert_eq!(queued(&follower), 0);
     }
 
     #[test]
-    fn who_falls_behind_is_told_of_all_that_run_again() {
+    fn lagging_follower_restarts_with_running_jobs() {
         let announcements = Arc::new(Announcements::default());
-        let mut followed = announcements.follow(ONE);
-        for number in 0..MOST_WAITING as u64 {
-            drop(announcements.begin(OTHER, number, || told(1)));
+        let mut follower = announcements.follow(ONE);
+        for number in 0..MAX_QUEUED_EVENTS as u64 {
+            drop(announcements.announce(OTHER, number, || job(1)));
         }
-        let _job = announcements.begin(OTHER, 99_999, || told(5));
-        let heard = now(&mut followed);
+        let _job = announcements.announce(OTHER, 99_999, || job(5));
         assert_eq!(
-            heard,
-            [OthersEvent::Forget, OthersEvent::Forget, OthersEvent::Begun(99_999, told(5))]
+            ready_events(&mut follower),
+            [
+                ForeignJobEvent::Reset,
+                ForeignJobEvent::Reset,
+                ForeignJobEvent::Started(99_999, job(5))
+            ]
         );
     }
 }

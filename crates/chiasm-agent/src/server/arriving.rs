@@ -1,4 +1,4 @@
-//! Messages that are on their way here: counted as their bytes come, whatever length is claimed.
+//! Accounting of incomplete messages: their bytes count as they arrive, whatever length is claimed.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -16,66 +16,69 @@ use tonic::body::Body;
 use tonic::server::NamedService;
 use tower_service::Service;
 
-use super::shares::{Held, Shares};
+use super::shares::{ShareGuard, Shares};
 use crate::peer::Peer;
-use crate::{CHUNK, MOST_MESSAGE_BYTES, job};
+use crate::{CHUNK_BYTES, MAX_MESSAGE_BYTES, job};
 
-/// Bytes of all messages that have begun to come and are not whole, of all frontends.
-pub(super) const MOST_ARRIVING: u64 = 512 << 20;
-/// Bytes of a message that is no job, nor anything else about jobs: files and tensors come in
-/// pieces.
-const MOST_SHORT: usize = 4 * CHUNK;
-/// What stands before each message of gRPC: whether it is compressed, and its length.
-const PREFIX: usize = 5;
+/// The maximum number of bytes of all incomplete messages, from all frontends.
+pub(super) const MAX_INCOMING_BYTES: u64 = 512 << 20;
+/// The maximum size in bytes of a message of calls other than those of jobs: files and tensors are
+/// sent in pieces.
+const MAX_SHORT_MESSAGE_BYTES: usize = 4 * CHUNK_BYTES;
+/// The length of the prefix of a gRPC message: whether it is compressed, and its length.
+const PREFIX_BYTES: usize = 5;
 /// An empty message.
-const EMPTY: &[u8] = &[0; PREFIX];
-/// Bytes of each message that are not counted: what ends a job always comes, and of one without
-/// room its number.
-const START: usize = 64;
-/// Bytes that came together and are kept as they came. Less may be part of much more memory.
-const KEPT_AS_IT_CAME: usize = 8 << 10;
+const EMPTY_MESSAGE: &[u8] = &[0; PREFIX_BYTES];
+/// The number of uncounted bytes of each message. So a message that ends a job always gets through,
+/// and the number of a left-out job can be read.
+const UNCOUNTED_BYTES: usize = 64;
+/// The size in bytes from which a piece is kept as it is. A smaller piece may be part of a much
+/// larger buffer.
+const MIN_KEPT_PIECE_BYTES: usize = 8 << 10;
 
-/// The jobs of a call whose messages have found no room. In the place of each an empty message
-/// comes.
+/// The jobs of a call that were left out because there was no room for their messages. Each is
+/// replaced by an empty message.
 #[derive(Clone, Default)]
-pub(super) struct WithoutRoom(Arc<Mutex<Vec<u64>>>);
+pub(super) struct LeftOutJobs(Arc<Mutex<Vec<u64>>>);
 
-impl WithoutRoom {
+impl LeftOutJobs {
     fn add(&self, job: u64) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(job);
     }
 
-    /// Those of which this has not told before.
+    /// Takes the numbers of the jobs that were left out since the last call.
     pub(super) fn take(&self) -> Vec<u64> {
         mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// A service whose callers' messages are counted while they come, and passed on when they are
-/// whole. A job that there is no room for is left out, and goes to another agent: nothing waits for
-/// room, so that who holds some always gets on. Of other calls, each of which is about one thing,
-/// that ends the call. A frontend's messages are whole within milliseconds: what takes much longer
-/// ends its call, and holds room no more.
+/// A service that counts callers' messages while they arrive, and passes them on when they are
+/// complete.
+///
+/// A job without room is left out, and goes to another agent: no message waits for room, so that
+/// those that hold some always make progress. In other calls, each of which is about one thing, a
+/// message without room ends the call. A frontend's messages are complete within milliseconds. A
+/// message that takes much longer ends its call, which releases its room.
 #[derive(Clone)]
-pub(super) struct Counting<S> {
+pub(super) struct CountingService<S> {
     service: S,
     arriving: Shares,
-    /// How long a message may take to become whole.
-    within: Duration,
+    /// The time in which a message has to be complete.
+    timeout: Duration,
 }
 
-impl<S> Counting<S> {
-    /// What callers send is counted in `arriving`, each message for as long as `within` at most.
-    pub(super) fn new(service: S, arriving: Shares, within: Duration) -> Self {
-        Self { service, arriving, within }
+impl<S> CountingService<S> {
+    /// Counts messages in `arriving`, each for at most `timeout`.
+    pub(super) fn new(service: S, arriving: Shares, timeout: Duration) -> Self {
+        Self { service, arriving, timeout }
     }
 }
 
-impl<S: NamedService> NamedService for Counting<S> {
+impl<S: NamedService> NamedService for CountingService<S> {
     const NAME: &'static str = S::NAME;
 }
 
-impl<S: Service<http::Request<Body>>> Service<http::Request<Body>> for Counting<S> {
+impl<S: Service<http::Request<Body>>> Service<http::Request<Body>> for CountingService<S> {
     type Response = S::Response;
     type Error = S::Error;
     type Future = S::Future;
@@ -86,31 +89,33 @@ impl<S: Service<http::Request<Body>>> Service<http::Request<Body>> for Counting<
 
     fn call(&mut self, mut request: http::Request<Body>) -> S::Future {
         let is_jobs = request.uri().path().ends_with("/Generate");
-        let most = if is_jobs { MOST_MESSAGE_BYTES } else { MOST_SHORT };
-        let from = request.extensions().get::<Peer>().copied().unwrap_or_default();
-        let without_room = is_jobs.then(WithoutRoom::default);
-        if let Some(jobs) = &without_room {
+        let max_bytes = if is_jobs { MAX_MESSAGE_BYTES } else { MAX_SHORT_MESSAGE_BYTES };
+        let peer = request.extensions().get::<Peer>().copied().unwrap_or_default();
+        let left_out_jobs = is_jobs.then(LeftOutJobs::default);
+        if let Some(jobs) = &left_out_jobs {
             request.extensions_mut().insert(jobs.clone());
         }
-        let message = Message::new(self.arriving.of(from).nothing(), most, without_room);
+        let guard = self.arriving.for_peer(peer).empty();
+        let message = IncomingMessage::new(guard, max_bytes, left_out_jobs);
         let message = Arc::new(Mutex::new(message));
-        let within = self.within;
-        self.service
-            .call(request.map(|body| Body::new(Counted { body, message, within, deadline: None })))
+        let timeout = self.timeout;
+        let request =
+            request.map(|body| Body::new(CountedBody { body, message, timeout, deadline: None }));
+        self.service.call(request)
     }
 }
 
-/// What a caller sends.
-struct Counted {
+/// A request body whose messages are counted.
+struct CountedBody {
     body: Body,
-    message: Arc<Mutex<Message>>,
-    /// How long a message may take to become whole.
-    within: Duration,
-    /// Ends the wait for the one that has begun.
+    message: Arc<Mutex<IncomingMessage>>,
+    /// The time in which a message has to be complete.
+    timeout: Duration,
+    /// The deadline of the message that has begun.
     deadline: Option<Deadline>,
 }
 
-/// What happens after a while, unless this is dropped before.
+/// A timer that is cancelled on drop.
 struct Deadline(JoinHandle<()>);
 
 impl Drop for Deadline {
@@ -120,21 +125,21 @@ impl Drop for Deadline {
 }
 
 impl Deadline {
-    /// Gives up the message that is coming then. A task of its own does that: while a caller does
-    /// not read what it is told, nobody asks for what it sends.
-    fn after(within: Duration, message: Arc<Mutex<Message>>) -> Self {
+    /// Gives up the current message after `timeout`, in a task of its own: while a caller does not
+    /// read its answers, its request body is not polled.
+    fn new(timeout: Duration, message: Arc<Mutex<IncomingMessage>>) -> Self {
         Self(tokio::spawn(async move {
-            sleep(within).await;
+            sleep(timeout).await;
             lock(&message).give_up();
         }))
     }
 }
 
-fn lock(message: &Mutex<Message>) -> MutexGuard<'_, Message> {
+fn lock(message: &Mutex<IncomingMessage>) -> MutexGuard<'_, IncomingMessage> {
     message.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl http_body::Body for Counted {
+impl http_body::Body for CountedBody {
     type Data = Bytes;
     type Error = Status;
 
@@ -142,20 +147,20 @@ impl http_body::Body for Counted {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let Self { body, message: shared, within, deadline } = &mut *self;
+        let Self { body, message: shared, timeout, deadline } = &mut *self;
         let mut message = lock(shared);
         loop {
-            if let Some(bytes) = message.whole.pop_front() {
+            if let Some(bytes) = message.complete.pop_front() {
                 *deadline = None;
                 return Poll::Ready(Some(Ok(Frame::data(bytes))));
             }
             if message.is_late {
-                let why = format!("a message was not whole after {} s", within.as_secs());
-                return Poll::Ready(Some(Err(Status::deadline_exceeded(why))));
+                let reason = format!("a message was not whole after {} s", timeout.as_secs());
+                return Poll::Ready(Some(Err(Status::deadline_exceeded(reason))));
             }
             match Pin::new(&mut *body).poll_frame(context)? {
                 Poll::Ready(Some(frame)) => match frame.into_data() {
-                    Ok(bytes) => message.take(bytes)?,
+                    Ok(bytes) => message.add(bytes)?,
                     Err(other) => return Poll::Ready(Some(Ok(other))),
                 },
                 Poll::Ready(None) if message.is_begun() => {
@@ -164,10 +169,10 @@ impl http_body::Body for Counted {
                 Poll::Ready(None) => return Poll::Ready(None),
                 Poll::Pending => {
                     if message.is_begun() {
-                        message.asker = Some(context.waker().clone());
-                        deadline.get_or_insert_with(|| Deadline::after(*within, shared.clone()));
+                        message.waker = Some(context.waker().clone());
+                        deadline.get_or_insert_with(|| Deadline::new(*timeout, shared.clone()));
                     } else {
-                        // One that is left out ends without its being passed on.
+                        // A left-out message ends without being passed on.
                         *deadline = None;
                     }
                     return Poll::Pending;
@@ -178,150 +183,156 @@ impl http_body::Body for Counted {
 
     fn is_end_stream(&self) -> bool {
         let message = lock(&self.message);
-        message.whole.is_empty() && !message.is_begun() && self.body.is_end_stream()
+        message.complete.is_empty() && !message.is_begun() && self.body.is_end_stream()
     }
 }
 
-/// The message that is coming.
-struct Message {
-    prefix: [u8; PREFIX],
-    /// How many bytes of the prefix have come.
-    begun: usize,
-    /// How many bytes come after it yet.
+/// The message that is arriving, and complete ones before it.
+struct IncomingMessage {
+    prefix: [u8; PREFIX_BYTES],
+    /// The number of prefix bytes that have arrived.
+    prefix_received: usize,
+    /// The number of bytes after the prefix that are missing.
     missing: usize,
-    /// How many may.
-    most: usize,
-    /// What has come of it, its prefix included.
-    came: Pieces,
-    /// Counts that.
-    held: Held,
-    /// There was no room for it: what comes of it is let go.
+    /// The maximum size of a message.
+    max_bytes: usize,
+    /// The received pieces of the message, including its prefix.
+    received: Pieces,
+    /// The share that these pieces count towards.
+    guard: ShareGuard,
+    /// `true` if there was no room for the message, so that the rest is discarded.
     is_left_out: bool,
-    /// It took too long: nothing comes any more.
+    /// `true` if the message took too long, so that the body fails.
     is_late: bool,
-    /// Is woken then.
-    asker: Option<Waker>,
-    /// Whole ones, that are to be passed on.
-    whole: VecDeque<Bytes>,
-    /// Takes the numbers of jobs that are left out, if these are jobs.
-    without_room: Option<WithoutRoom>,
+    /// The waker of the body, woken when the message is late.
+    waker: Option<Waker>,
+    /// Complete messages to pass on.
+    complete: VecDeque<Bytes>,
+    /// Takes the numbers of left-out jobs; `None` if the messages are not jobs.
+    left_out_jobs: Option<LeftOutJobs>,
 }
 
-impl Message {
-    fn new(held: Held, most: usize, without_room: Option<WithoutRoom>) -> Self {
-        let (came, whole) = (Pieces::default(), VecDeque::new());
+impl IncomingMessage {
+    fn new(guard: ShareGuard, max_bytes: usize, left_out_jobs: Option<LeftOutJobs>) -> Self {
         Self {
-            prefix: [0; PREFIX],
-            begun: 0,
+            prefix: [0; PREFIX_BYTES],
+            prefix_received: 0,
             missing: 0,
-            most,
-            came,
-            held,
+            max_bytes,
+            received: Pieces::default(),
+            guard,
             is_left_out: false,
             is_late: false,
-            asker: None,
-            whole,
-            without_room,
+            waker: None,
+            complete: VecDeque::new(),
+            left_out_jobs,
         }
     }
 
     fn is_begun(&self) -> bool {
-        self.begun > 0
+        self.prefix_received > 0
     }
 
-    /// Lets go of the message that is coming, if it is not whole by now, and of all that would come
-    /// after it.
+    /// Drops the current message if it is not complete by now, and all later ones.
     fn give_up(&mut self) {
         if !self.is_begun() {
             return;
         }
-        self.came = Pieces::default();
-        self.held.clear();
+        self.received = Pieces::default();
+        self.guard.clear();
         self.is_late = true;
-        self.asker.take().into_iter().for_each(Waker::wake);
+        self.waker.take().into_iter().for_each(Waker::wake);
     }
 
-    /// More has come, of this message and perhaps of later ones. What is whole is its reader's to
-    /// count.
-    fn take(&mut self, mut bytes: Bytes) -> Result<(), Status> {
+    /// Adds bytes of this message and perhaps of later ones. Complete messages are not counted any
+    /// more: that is up to their reader.
+    fn add(&mut self, mut bytes: Bytes) -> Result<(), Status> {
         if self.is_left_out {
-            let now = bytes.len().min(self.missing);
-            bytes.advance(now);
-            self.missing -= now;
+            let discarded = bytes.len().min(self.missing);
+            bytes.advance(discarded);
+            self.missing -= discarded;
             if self.missing > 0 {
                 return Ok(());
             }
-            (self.is_left_out, self.begun) = (false, 0);
+            self.is_left_out = false;
+            self.prefix_received = 0;
         }
-        let whole = bytes.split_to(self.whole_bytes(&bytes)?);
-        if !whole.is_empty() {
-            self.whole.extend(self.came.take());
-            self.whole.push_back(whole);
-            self.held.clear();
+        let complete = bytes.split_to(self.complete_bytes(&bytes)?);
+        if !complete.is_empty() {
+            self.complete.extend(self.received.take());
+            self.complete.push_back(complete);
+            self.guard.clear();
         }
         if bytes.is_empty() {
             return Ok(());
         }
-        self.came.push(bytes);
-        let more = (self.came.bytes.saturating_sub(START) as u64).saturating_sub(self.held.count());
-        if more == 0 { Ok(()) } else { self.held.grow(more).or_else(|_| self.leave_out()) }
+        self.received.push(bytes);
+        let counted = self.received.bytes.saturating_sub(UNCOUNTED_BYTES) as u64;
+        let more = counted.saturating_sub(self.guard.count());
+        if more == 0 { Ok(()) } else { self.guard.grow(more).or_else(|_| self.leave_out()) }
     }
 
-    /// How many of these bytes belong to messages that are whole with them.
-    fn whole_bytes(&mut self, bytes: &[u8]) -> Result<usize, Status> {
-        let (mut at, mut whole) = (0, 0);
-        while at < bytes.len() {
-            let rest = bytes.len() - at;
-            if self.begun < PREFIX {
-                let now = rest.min(PREFIX - self.begun);
-                self.prefix[self.begun..self.begun + now].copy_from_slice(&bytes[at..at + now]);
-                (self.begun, at) = (self.begun + now, at + now);
+    /// Returns how many of these bytes belong to messages that are complete with them.
+    fn complete_bytes(&mut self, bytes: &[u8]) -> Result<usize, Status> {
+        let mut position = 0;
+        let mut complete = 0;
+        while position < bytes.len() {
+            let rest = &bytes[position..];
+            if self.prefix_received < PREFIX_BYTES {
+                let end = PREFIX_BYTES.min(self.prefix_received + rest.len());
+                let count = end - self.prefix_received;
+                self.prefix[self.prefix_received..end].copy_from_slice(&rest[..count]);
+                self.prefix_received = end;
+                position += count;
                 let [_, length @ ..] = self.prefix;
                 self.missing =
-                    if self.begun == PREFIX { u32::from_be_bytes(length) as usize } else { 0 };
-                if self.missing > self.most {
+                    if end == PREFIX_BYTES { u32::from_be_bytes(length) as usize } else { 0 };
+                if self.missing > self.max_bytes {
                     return Err(Status::out_of_range(format!(
                         "a message has {} bytes at most",
-                        self.most
+                        self.max_bytes
                     )));
                 }
             } else {
-                let now = rest.min(self.missing);
-                (self.missing, at) = (self.missing - now, at + now);
+                let count = rest.len().min(self.missing);
+                self.missing -= count;
+                position += count;
             }
-            if self.begun == PREFIX && self.missing == 0 {
-                (self.begun, whole) = (0, at);
+            if self.prefix_received == PREFIX_BYTES && self.missing == 0 {
+                self.prefix_received = 0;
+                complete = position;
             }
         }
-        Ok(whole)
+        Ok(complete)
     }
 
-    /// Lets go of the message that is coming, if it is a job.
+    /// Leaves out the current message if it is a job.
     fn leave_out(&mut self) -> Result<(), Status> {
         let full = || Status::resource_exhausted("too much is on its way there");
-        let jobs = self.without_room.as_ref().ok_or_else(full)?;
-        let start = self.came.take().flatten().take(START).collect::<Vec<_>>();
-        jobs.add(job::number_at(&start[PREFIX..]).ok_or_else(full)?);
-        self.held.clear();
+        let jobs = self.left_out_jobs.as_ref().ok_or_else(full)?;
+        let start = self.received.take().flatten().take(UNCOUNTED_BYTES).collect::<Vec<_>>();
+        jobs.add(job::peek_number(&start[PREFIX_BYTES..]).ok_or_else(full)?);
+        self.guard.clear();
         self.is_left_out = true;
-        self.whole.push_back(Bytes::from_static(EMPTY));
+        self.complete.push_back(Bytes::from_static(EMPTY_MESSAGE));
         Ok(())
     }
 }
 
-/// What has come of a message.
+/// The received pieces of a message.
 #[derive(Default)]
 struct Pieces {
     kept: Vec<Bytes>,
-    /// What came in small pieces since.
+    /// The small pieces since the last kept one, joined.
     small: BytesMut,
+    /// The total size of all pieces.
     bytes: usize,
 }
 
 impl Pieces {
     fn push(&mut self, piece: Bytes) {
         self.bytes += piece.len();
-        if piece.len() < KEPT_AS_IT_CAME {
+        if piece.len() < MIN_KEPT_PIECE_BYTES {
             self.small.extend_from_slice(&piece);
         } else {
             self.join();
@@ -335,7 +346,7 @@ impl Pieces {
         }
     }
 
-    /// All that has come, which is gone here then.
+    /// Takes all pieces.
     fn take(&mut self) -> impl Iterator<Item = Bytes> + use<> {
         self.join();
         self.bytes = 0;

@@ -1,4 +1,4 @@
-//! The call over which a frontend gives an engine jobs.
+//! The call over which a frontend sends jobs to an engine.
 
 use std::collections::HashMap;
 use std::mem;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use chiasm_backend::{Death, JobError};
+use chiasm_backend::{DeathReason, JobError};
 use futures_util::future::{AbortHandle, Abortable, BoxFuture, FutureExt};
 use futures_util::stream::FuturesUnordered;
 use futures_util::{Stream, StreamExt};
@@ -15,68 +15,74 @@ use prost::Message;
 use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 
-use super::arriving::WithoutRoom;
-use super::jobs::{Place, Teller, run};
-use super::shares::Held;
-use crate::MOST_MESSAGE_BYTES;
+use super::arriving::LeftOutJobs;
+use super::jobs::{JobContext, JobSender, run};
+use super::shares::ShareGuard;
+use crate::MAX_MESSAGE_BYTES;
 use crate::answer::failure_to_message;
-use crate::job::{self, MOST_CHOICES};
+use crate::job::{self, MAX_CHOICES};
 use crate::proto::generate_request::Request;
 use crate::proto::job_event::Event;
 use crate::proto::{self, GenerateReply, GenerateRequest, JobEvent, Stop};
 
-/// Jobs that one frontend may have on one engine. More are for another engine.
-const MOST_JOBS: usize = 16_384;
-/// Bytes that a job takes beside what it was sent, about: most of them are what it remembers while
-/// it runs.
-const RUNNING_BYTES: u64 = 8 << 10;
+/// The maximum number of jobs of one frontend on one engine. Further jobs are for another engine.
+const MAX_JOBS: usize = 16_384;
+/// The approximate memory of a job beside its message, in bytes; most of it is its state while it
+/// runs.
+const JOB_STATE_BYTES: u64 = 8 << 10;
 
-/// Events in one message: as many as an engine tells of in one step.
-const MOST_EVENTS: usize = 1024;
-/// Bytes of a message that has more than one event.
-const FULL_MESSAGE: usize = 256 << 10;
-/// The largest event that is told. With what is around it, it fits into a message.
-const MOST_EVENT_BYTES: usize = MOST_MESSAGE_BYTES - 64;
+/// The maximum number of events in one message: as many as an engine emits in one step.
+const MAX_EVENTS: usize = 1024;
+/// The maximum size of a message with more than one event, in bytes.
+const MAX_BATCH_BYTES: usize = 256 << 10;
+/// The maximum size of an event, in bytes. With its envelope it fits into a message.
+const MAX_EVENT_BYTES: usize = MAX_MESSAGE_BYTES - 64;
 
-/// The jobs of one frontend on one engine, as what it is told of them. They go on for as long as
-/// somebody asks, all in the task that does, so that what an engine tells in a step is told
-/// together. When this is dropped they are aborted: the frontend is gone.
+/// The jobs of one frontend on one engine, as the stream of their events.
+///
+/// Jobs only make progress while this stream is polled, all in one task, so that the events of an
+/// engine step are sent together. Dropping this aborts the jobs, as the frontend is gone.
 pub(super) struct JobCall {
-    place: Arc<Place>,
+    context: Arc<JobContext>,
     requests: Streaming<GenerateRequest>,
-    /// Jobs in whose place an empty request comes.
-    without_room: WithoutRoom,
+    /// The jobs that were replaced by an empty request.
+    left_out_jobs: LeftOutJobs,
     running: FuturesUnordered<Abortable<BoxFuture<'static, u64>>>,
-    /// Of the jobs that run, by their numbers.
+    /// The handles of running jobs, by number.
     handles: HashMap<u64, Handle>,
     events: mpsc::UnboundedReceiver<JobEvent>,
-    told_by: mpsc::UnboundedSender<JobEvent>,
-    /// Had no room in the last message.
-    held: Option<JobEvent>,
-    /// The agent goes down.
-    over: BoxFuture<'static, ()>,
-    /// No jobs run, and none are taken: what is yet to be told is the last.
-    is_over: bool,
+    event_sender: mpsc::UnboundedSender<JobEvent>,
+    /// The event that did not fit into the last message.
+    deferred: Option<JobEvent>,
+    /// Resolves when the agent goes down.
+    calls_ended: BoxFuture<'static, ()>,
+    /// `true` if no jobs run and none are taken, so that only queued events are left to send.
+    has_ended: bool,
 }
 
 struct Handle {
     abort: AbortHandle,
-    /// Takes continuations that are to end.
+    /// Takes the continuations to stop.
     stop: mpsc::UnboundedSender<usize>,
-    /// The continuations that nobody has ended: each can be ended once.
+    /// `true` for each continuation that was not stopped: each can be stopped once.
     open: Vec<bool>,
-    /// Counts what the job holds.
-    _charge: Held,
+    /// The job's share of memory.
+    _charge: ShareGuard,
 }
 
 impl Handle {
-    /// A job of `n` continuations, and those that are to end.
-    fn new(abort: AbortHandle, n: usize, charge: Held) -> (Self, mpsc::UnboundedReceiver<usize>) {
+    /// Creates the handle of a job with `n` continuations, and the receiver of those to stop.
+    fn new(
+        abort: AbortHandle,
+        n: usize,
+        charge: ShareGuard,
+    ) -> (Self, mpsc::UnboundedReceiver<usize>) {
         let (stop, stops) = mpsc::unbounded_channel();
         (Self { abort, stop, open: vec![true; n], _charge: charge }, stops)
     }
 
-    /// A job may wait for its media and take none: more than it has continuations must not gather.
+    /// Stops a continuation once. A job that waits for its media does not read stops, so repeated
+    /// ones must not pile up.
     fn stop(&mut self, choice: u32) {
         if let Some(open) = self.open.get_mut(choice as usize)
             && mem::take(open)
@@ -87,29 +93,29 @@ impl Handle {
 }
 
 impl JobCall {
-    /// No jobs yet, and those that the frontend asks for.
+    /// Creates a call without jobs yet.
     pub(super) fn new(
-        place: Place,
+        context: JobContext,
         requests: Streaming<GenerateRequest>,
-        without_room: WithoutRoom,
+        left_out_jobs: LeftOutJobs,
     ) -> Self {
-        let (told_by, events) = mpsc::unbounded_channel();
-        let over = place.drain.over().boxed();
+        let (event_sender, events) = mpsc::unbounded_channel();
+        let calls_ended = context.drain.wait_calls_ended().boxed();
         Self {
-            place: Arc::new(place),
+            context: Arc::new(context),
             requests,
-            without_room,
+            left_out_jobs,
             running: FuturesUnordered::new(),
             handles: HashMap::new(),
             events,
-            told_by,
-            held: None,
-            over,
-            is_over: false,
+            event_sender,
+            deferred: None,
+            calls_ended,
+            has_ended: false,
         }
     }
 
-    fn take(&mut self, request: Request) -> Result<(), Status> {
+    fn handle_request(&mut self, request: Request) -> Result<(), Status> {
         match request {
             Request::Open(_) => return Err(Status::invalid_argument("the call is open")),
             Request::Begin(job) => self.begin(job)?,
@@ -125,30 +131,31 @@ impl JobCall {
 
     fn begin(&mut self, message: Bytes) -> Result<(), Status> {
         let malformed = || Status::invalid_argument("a job is malformed");
-        let head = job::head(&message).ok_or_else(malformed)?;
+        let head = job::parse_head(&message).ok_or_else(malformed)?;
         let number = head.number;
         if self.handles.contains_key(&number) {
             return Err(Status::invalid_argument("a job has the number of another one"));
         }
-        let teller = Teller { job: number, events: self.told_by.clone() };
-        let fail = |error| teller.tell(Event::Failure(failure_to_message(&error)));
+        let sender = JobSender { job: number, events: self.event_sender.clone() };
+        let fail = |error| sender.send(Event::Failure(failure_to_message(&error)));
         if let Err(refused) = head.check() {
             fail(refused);
             return Ok(());
         }
-        let not_taken = |why| fail(JobError::NotTaken(Death::new(why)));
-        if self.handles.len() == MOST_JOBS {
-            not_taken(format!("this frontend has {MOST_JOBS} jobs there"));
+        let not_taken = |why| fail(JobError::NotTaken(DeathReason::new(why)));
+        if self.handles.len() == MAX_JOBS {
+            not_taken(format!("this frontend has {MAX_JOBS} jobs there"));
             return Ok(());
         }
-        // Nothing waits for room.
+        // A job never waits for memory.
         let full = |_| {
             not_taken(
                 "the agent has no memory for more jobs from there (--max-bytes-in-flight)"
                     .to_owned(),
             )
         };
-        let Ok(mut charge) = self.place.memory.take(RUNNING_BYTES + head.bytes).map_err(full)
+        let Ok(mut charge) =
+            self.context.memory.acquire(JOB_STATE_BYTES + head.bytes).map_err(full)
         else {
             return Ok(());
         };
@@ -158,19 +165,20 @@ impl JobCall {
         }
         let (abort, registration) = AbortHandle::new_pair();
         let n = job.sampling.as_ref().map_or(0, |sampling| sampling.n as usize);
-        let (handle, stops) = Handle::new(abort, n.min(MOST_CHOICES), charge);
-        let running = run(self.place.clone(), job, stops, teller).map(move |()| number);
+        let (handle, stops) = Handle::new(abort, n.min(MAX_CHOICES), charge);
+        let running = run(self.context.clone(), job, stops, sender).map(move |()| number);
         self.running.push(Abortable::new(running.boxed(), registration));
         self.handles.insert(number, handle);
         Ok(())
     }
 
-    /// Tells of jobs that there was no room for while they came.
-    fn leave_out(&mut self) {
-        for job in self.without_room.take() {
-            let why = Death::new("the agent has no room for more that is on its way from there");
+    /// Reports jobs that were left out because there was no memory for their messages.
+    fn report_left_out(&mut self) {
+        for job in self.left_out_jobs.take() {
+            let why =
+                DeathReason::new("the agent has no room for more that is on its way from there");
             let failure = failure_to_message(&JobError::NotTaken(why));
-            Teller { job, events: self.told_by.clone() }.tell(Event::Failure(failure));
+            JobSender { job, events: self.event_sender.clone() }.send(Event::Failure(failure));
         }
     }
 
@@ -180,43 +188,44 @@ impl JobCall {
         }
     }
 
-    /// Takes no more jobs, and ends those that run.
+    /// Ends the running jobs and takes no more.
     fn end(&mut self) {
-        self.is_over = true;
+        self.has_ended = true;
         self.handles.clear();
         self.running.clear();
     }
 
-    /// The same for a frontend that is there: if it has heard nothing of a job then, no engine has
-    /// had it.
-    fn go_down(&mut self) {
-        let failure = failure_to_message(&JobError::Dead(Death::new("its agent went down")));
+    /// Ends the running jobs because the agent goes down, and tells the frontend. Jobs without any
+    /// event until then were not taken by an engine.
+    fn shut_down(&mut self) {
+        let failure = failure_to_message(&JobError::Dead(DeathReason::new("its agent went down")));
         for job in self.handles.keys() {
-            Teller { job: *job, events: self.told_by.clone() }
-                .tell(Event::Failure(failure.clone()));
+            JobSender { job: *job, events: self.event_sender.clone() }
+                .send(Event::Failure(failure.clone()));
         }
         self.end();
     }
 
-    /// What there is to be told, as much as goes into one message.
+    /// Polls for events, as many as fit into one message.
     fn poll_events(&mut self, context: &mut Context<'_>) -> Poll<Vec<JobEvent>> {
-        let (mut events, mut bytes) = (Vec::new(), 0);
-        while events.len() < MOST_EVENTS {
-            let next = match self.held.take() {
+        let mut events = Vec::new();
+        let mut bytes = 0;
+        while events.len() < MAX_EVENTS {
+            let next = match self.deferred.take() {
                 Some(event) => Poll::Ready(Some(event)),
                 None => self.events.poll_recv(context),
             };
-            // A sender is here.
+            // Never `None`, as `event_sender` is a sender.
             let Poll::Ready(Some(mut event)) = next else { break };
             let mut length = event.encoded_len();
-            if length > MOST_EVENT_BYTES {
+            if length > MAX_EVENT_BYTES {
                 tracing::warn!(length, "what an engine says of a job fits into no message");
                 self.abort(event.job);
                 event.event = Some(Event::Failure(failure_to_message(&JobError::Failed)));
                 length = event.encoded_len();
             }
-            if !events.is_empty() && bytes + length > FULL_MESSAGE {
-                self.held = Some(event);
+            if !events.is_empty() && bytes + length > MAX_BATCH_BYTES {
+                self.deferred = Some(event);
                 break;
             }
             bytes += length;
@@ -231,40 +240,40 @@ impl Stream for JobCall {
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
-        while !this.is_over
+        while !this.has_ended
             && let Poll::Ready(request) = this.requests.poll_next_unpin(context)
         {
-            let taken = match request {
+            let handled = match request {
                 Some(Ok(GenerateRequest { request: Some(request) })) => {
-                    this.take(request).map_err(Some)
+                    this.handle_request(request).map_err(Some)
                 }
-                // It stands for a job that is left out, or is what a later version may ask for.
+                // A job that was left out, or a kind of request that only later versions know.
                 Some(Ok(GenerateRequest { request: None })) => {
-                    this.leave_out();
+                    this.report_left_out();
                     Ok(())
                 }
                 Some(Err(status)) => Err(Some(status)),
                 None => Err(None),
             };
-            if let Err(status) = taken {
+            if let Err(status) = handled {
                 this.end();
                 return Poll::Ready(status.map(Err));
             }
         }
         while let Poll::Ready(Some(ended)) = this.running.poll_next_unpin(context) {
-            // Those that were aborted are not among them any more.
+            // Aborted jobs have been removed already.
             if let Ok(number) = ended {
                 this.handles.remove(&number);
             }
         }
-        // Behind all that the frontend has asked for so far.
-        if !this.is_over && this.over.poll_unpin(context).is_ready() {
-            this.go_down();
+        // Checked after all requests so far.
+        if !this.has_ended && this.calls_ended.poll_unpin(context).is_ready() {
+            this.shut_down();
         }
         match this.poll_events(context) {
             Poll::Ready(events) => Poll::Ready(Some(Ok(GenerateReply { events }))),
-            // A task that has done much may be told that there is nothing, and is asked again.
-            Poll::Pending if this.is_over && this.events.is_empty() => Poll::Ready(None),
+            // The channel is checked, as tokio's cooperative budget may also cause `Pending`.
+            Poll::Pending if this.has_ended && this.events.is_empty() => Poll::Ready(None),
             Poll::Pending => Poll::Pending,
         }
     }
@@ -279,8 +288,8 @@ mod tests {
     use crate::server::shares::Shares;
 
     #[test]
-    fn a_continuation_is_ended_once() {
-        let charge = Shares::new(ByteBudget::new(0), 1).of(Peer::default()).nothing();
+    fn continuation_is_stopped_once() {
+        let charge = Shares::new(ByteBudget::new(0), 1).for_peer(Peer::default()).empty();
         let (mut handle, mut stops) = Handle::new(AbortHandle::new_pair().0, 2, charge);
         for choice in [1, 1, 2, u32::MAX, 0, 1, 0] {
             handle.stop(choice);

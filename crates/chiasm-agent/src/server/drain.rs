@@ -1,79 +1,80 @@
-//! The end of an agent: no new jobs, then no more calls.
+//! Draining an agent: first no new jobs, then no more calls.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::timeout;
 
-/// Keeps new jobs from an agent. Clones are of the same agent.
+/// The drain state of an agent. Clones share the state.
 #[derive(Clone, Default)]
 pub struct Drain {
-    /// How many jobs run, those included that have not begun.
+    /// The number of running jobs, including those that have not started yet.
     running: Arc<watch::Sender<usize>>,
-    /// Whether new jobs are refused, which frontends are told.
-    begun: Arc<watch::Sender<bool>>,
-    /// The agent goes down: nobody can take that back.
-    is_last: Arc<AtomicBool>,
-    /// Jobs have ended, or had their time: calls end.
-    is_over: Arc<watch::Sender<bool>>,
+    /// `true` if new jobs are refused; frontends follow this.
+    draining: Arc<watch::Sender<bool>>,
+    /// Set when the agent goes down, which can't be undone.
+    is_final: Arc<AtomicBool>,
+    /// Set when calls should end: jobs have ended, or their time is up.
+    calls_ended: Arc<watch::Sender<bool>>,
 }
 
 impl Drain {
-    /// Takes no new jobs from now on, and waits for those that run. Whether they have ended in
-    /// time.
-    pub async fn finished_within(&self, time: Duration) -> bool {
-        self.is_last.store(true, Relaxed);
-        self.begun.send_replace(true);
+    /// Refuses new jobs from now on and waits for the running ones. Returns `true` if they have
+    /// ended within `timeout`.
+    pub async fn finish_jobs(&self, timeout: Duration) -> bool {
+        self.is_final.store(true, Relaxed);
+        self.draining.send_replace(true);
         let mut running = self.running.subscribe();
-        timeout(time, running.wait_for(|running| *running == 0)).await.is_ok()
+        let finished = running.wait_for(|running| *running == 0);
+        tokio::time::timeout(timeout, finished).await.is_ok()
     }
 
-    /// Returns when calls are to end.
-    pub(super) fn over(&self) -> impl Future<Output = ()> + Send + use<> {
-        let mut is_over = self.is_over.subscribe();
+    /// Returns a future that resolves when calls should end.
+    pub(super) fn wait_calls_ended(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut calls_ended = self.calls_ended.subscribe();
         async move {
-            // Without its sender there is no agent any more.
-            let _ = is_over.wait_for(|is_over| *is_over).await;
+            // Fails if the sender is dropped, and with it the agent.
+            let _ = calls_ended.wait_for(|ended| *ended).await;
         }
     }
 
-    /// Has calls end.
+    /// Makes all calls end.
     pub(super) fn end_calls(&self) {
-        self.is_over.send_replace(true);
+        self.calls_ended.send_replace(true);
     }
 
-    /// One more job runs, until what is returned is dropped.
-    pub(super) fn count(&self) -> Counted<'_> {
+    /// Counts a job as running until the guard is dropped.
+    pub(super) fn track_job(&self) -> JobGuard<'_> {
         self.running.send_modify(|running| *running += 1);
-        Counted(&self.running)
+        JobGuard(&self.running)
     }
 
-    /// Whether new jobs are refused, and when that changes.
-    pub(super) fn follow(&self) -> watch::Receiver<bool> {
-        self.begun.subscribe()
+    /// Returns a receiver that is `true` while new jobs are refused.
+    pub(super) fn subscribe(&self) -> watch::Receiver<bool> {
+        self.draining.subscribe()
     }
 
-    /// Whether new jobs are refused.
-    pub(super) fn is_begun(&self) -> bool {
-        *self.begun.borrow()
+    /// Returns `true` if new jobs are refused.
+    pub(super) fn is_draining(&self) -> bool {
+        *self.draining.borrow()
     }
 
-    /// Refuses new jobs or takes them again, unless the agent goes down. How many run.
-    pub(super) fn set(&self, draining: bool) -> usize {
-        let draining = draining || self.is_last.load(Relaxed);
-        if self.begun.send_replace(draining) != draining {
+    /// Refuses new jobs or accepts them again; an agent that goes down keeps refusing. Returns the
+    /// number of running jobs.
+    pub(super) fn set_draining(&self, draining: bool) -> usize {
+        let draining = draining || self.is_final.load(Relaxed);
+        if self.draining.send_replace(draining) != draining {
             tracing::info!(draining, "an operator says whether new jobs are taken");
         }
         *self.running.borrow()
     }
 }
 
-/// A job that runs.
-pub(super) struct Counted<'a>(&'a watch::Sender<usize>);
+/// Counts a job as running until this is dropped.
+pub(super) struct JobGuard<'a>(&'a watch::Sender<usize>);
 
-impl Drop for Counted<'_> {
+impl Drop for JobGuard<'_> {
     fn drop(&mut self) {
         self.0.send_modify(|running| *running -= 1);
     }

@@ -1,28 +1,28 @@
-//! Files and tensors of media items, as frontends send them.
+//! Receiving files and tensors of media items from frontends.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 use chiasm_media::ContentHash;
-use chiasm_nixl::{Lent, Reader};
+use chiasm_nixl::{Reader, RemoteLoan};
 use chiasm_pipeline::{MachineMedia, PutError};
 use chiasm_types::{MmHash, Modality};
 use tokio::time::timeout;
 use tonic::{Status, Streaming};
 
-use super::digest;
-use super::shares::Held;
-use crate::SENT_WITHIN;
+use super::parse_digest;
+use super::shares::ShareGuard;
+use crate::TRANSFER_TIMEOUT;
 use crate::proto::{MediaChunk, ReadTensorsReply, ReadTensorsRequest, TensorChunk, TensorField};
-use crate::tensors::Announced;
+use crate::tensors::AnnouncedTensors;
 
-/// Takes in one file. While it is on its way it is counted in `memory`.
-pub(super) async fn put(
+/// Receives one file. It counts towards `memory` while it arrives.
+pub(super) async fn put_file(
     media: &MachineMedia,
-    memory: Held,
+    memory: ShareGuard,
     chunks: Streaming<MediaChunk>,
 ) -> Result<(), Status> {
-    let file = timeout(SENT_WITHIN, read(media, memory, chunks)).await;
+    let file = timeout(TRANSFER_TIMEOUT, read_file(media, memory, chunks)).await;
     let (content, modality, file) =
         file.map_err(|_| Status::deadline_exceeded("the file took too long"))??;
     media.put(content, &modality, file).await.map_err(|error| match error {
@@ -31,118 +31,124 @@ pub(super) async fn put(
     })
 }
 
-async fn read(
+async fn read_file(
     media: &MachineMedia,
-    mut memory: Held,
+    mut memory: ShareGuard,
     mut chunks: Streaming<MediaChunk>,
 ) -> Result<(ContentHash, Modality, Bytes), Status> {
     let first = chunks.message().await?.ok_or_else(|| Status::invalid_argument("no file came"))?;
-    let content = digest(&first.content)
+    let content = parse_digest(&first.content)
         .ok_or_else(|| Status::invalid_argument("content: must be 32 bytes"))?;
     let modality = Modality::from_name(&first.modality);
     let limit = media.max_bytes(&modality);
-    let length = Some(first.length).filter(|length| *length <= limit);
-    let length = length
-        .ok_or_else(|| Status::invalid_argument(format!("length: {limit} bytes at most")))?
-        as usize;
-    let other_length = || Status::invalid_argument("the file has another length than was said");
-    // Memory for what has come, not for what is claimed.
+    if first.length > limit {
+        return Err(Status::invalid_argument(format!("length: {limit} bytes at most")));
+    }
+    let length = first.length as usize;
+    let wrong_length = || Status::invalid_argument("the file has another length than was said");
+    // Grows with the bytes that arrive, not with the claimed length.
     let mut file = media.buffer();
     let mut next = Some(first);
     while let Some(MediaChunk { bytes, .. }) = next {
         if file.as_slice().len() + bytes.len() > length {
-            return Err(other_length());
+            return Err(wrong_length());
         }
-        memory.grow(bytes.len() as u64).map_err(|_| no_room())?;
-        file.extend(&bytes).map_err(|_| no_room())?;
+        memory.grow(bytes.len() as u64).map_err(|_| out_of_memory())?;
+        file.extend(&bytes).map_err(|_| out_of_memory())?;
         next = chunks.message().await?;
     }
     if file.as_slice().len() != length {
-        return Err(other_length());
+        return Err(wrong_length());
     }
     Ok((ContentHash::new(content), modality, file.freeze()))
 }
 
-/// Takes in the tensors of one item. While they are on their way they are counted in `memory`.
+/// Receives the tensors of one item. They count towards `memory` while they arrive.
 pub(super) async fn put_tensors(
     media: &MachineMedia,
-    memory: Held,
+    memory: ShareGuard,
     chunks: Streaming<TensorChunk>,
 ) -> Result<(), Status> {
-    let tensors = timeout(SENT_WITHIN, read_tensors(media, memory, chunks)).await;
+    let tensors = timeout(TRANSFER_TIMEOUT, read_tensors(media, memory, chunks)).await;
     let (hash, announced, bytes) =
         tensors.map_err(|_| Status::deadline_exceeded("the tensors took too long"))??;
     media
-        .put_tensors(hash, announced.with(bytes))
-        .map_err(|why| Status::invalid_argument(format!("tensors: {why}")))
+        .put_tensors(hash, announced.into_fields(bytes))
+        .map_err(|error| Status::invalid_argument(format!("tensors: {error}")))
 }
 
 async fn read_tensors(
     media: &MachineMedia,
-    mut memory: Held,
+    mut memory: ShareGuard,
     mut chunks: Streaming<TensorChunk>,
-) -> Result<(MmHash, Announced, Bytes), Status> {
+) -> Result<(MmHash, AnnouncedTensors, Bytes), Status> {
     let first =
         chunks.message().await?.ok_or_else(|| Status::invalid_argument("no tensors came"))?;
-    let (hash, announced) = announced(media, &first.mm_hash, first.fields)?;
-    let other_length = || Status::invalid_argument("the tensors have another length than was said");
-    // Memory for what has come, not for what is claimed.
+    let (hash, announced) = parse_announcement(media, &first.mm_hash, first.fields)?;
+    let wrong_length = || Status::invalid_argument("the tensors have another length than was said");
+    // Grows with the bytes that arrive, not with the announced length.
     let mut tensors = media.buffer();
     let mut next = Some(first.bytes);
     while let Some(bytes) = next {
         if (tensors.as_slice().len() + bytes.len()) as u64 > announced.bytes {
-            return Err(other_length());
+            return Err(wrong_length());
         }
-        memory.grow(bytes.len() as u64).map_err(|_| no_room())?;
-        tensors.extend(&bytes).map_err(|_| no_room())?;
+        memory.grow(bytes.len() as u64).map_err(|_| out_of_memory())?;
+        tensors.extend(&bytes).map_err(|_| out_of_memory())?;
         next = chunks.message().await?.map(|chunk| chunk.bytes);
     }
     if tensors.as_slice().len() as u64 != announced.bytes {
-        return Err(other_length());
+        return Err(wrong_length());
     }
     Ok((hash, announced, tensors.freeze()))
 }
 
-fn no_room() -> Status {
+fn out_of_memory() -> Status {
     Status::resource_exhausted(
         "the agent has no memory for more from there (--max-bytes-in-flight)",
     )
 }
 
-/// Reads the tensors of one item out of its frontend's memory.
+/// Reads the tensors of one item from its frontend's memory.
 pub(super) async fn read_lent(
     media: &MachineMedia,
     reader: &Reader,
     request: ReadTensorsRequest,
 ) -> Result<ReadTensorsReply, Status> {
     let ReadTensorsRequest { mm_hash, fields, memory, address, loan, within_ms } = request;
-    let (hash, announced) = announced(media, &mm_hash, fields)?;
-    let within = Duration::from_millis(within_ms.into());
-    let lent = Lent { metadata: memory, address, number: loan, bytes: announced.bytes, within };
-    match reader.read(lent).await {
+    let (hash, announced) = parse_announcement(media, &mm_hash, fields)?;
+    let loan = RemoteLoan {
+        metadata: memory,
+        address,
+        number: loan,
+        bytes: announced.bytes,
+        timeout: Duration::from_millis(within_ms.into()),
+    };
+    match reader.read(loan).await {
         Ok(bytes) => {
-            let taken = media.put_tensors(hash, announced.with(bytes));
-            taken.map_err(|why| Status::invalid_argument(format!("tensors: {why}")))?;
+            media
+                .put_tensors(hash, announced.into_fields(bytes))
+                .map_err(|error| Status::invalid_argument(format!("tensors: {error}")))?;
             Ok(ReadTensorsReply::default())
         }
-        Err(why) => {
-            Ok(ReadTensorsReply { not_read: why.cause().to_owned(), reason: why.to_string() })
+        Err(error) => {
+            Ok(ReadTensorsReply { not_read: error.cause().to_owned(), reason: error.to_string() })
         }
     }
 }
 
-/// What is told of tensors before their bytes come, if they may have so many.
-fn announced(
+/// Parses the announcement of tensors, and checks their size.
+fn parse_announcement(
     media: &MachineMedia,
     mm_hash: &Bytes,
     fields: Vec<TensorField>,
-) -> Result<(MmHash, Announced), Status> {
+) -> Result<(MmHash, AnnouncedTensors), Status> {
     let limit = media.max_tensor_bytes();
     let limit = limit
         .ok_or_else(|| Status::failed_precondition("no tensors are taken (--take-tensors)"))?;
-    let hash =
-        digest(mm_hash).ok_or_else(|| Status::invalid_argument("mm_hash: must be 32 bytes"))?;
-    let announced = Announced::from_message(fields);
+    let hash = parse_digest(mm_hash)
+        .ok_or_else(|| Status::invalid_argument("mm_hash: must be 32 bytes"))?;
+    let announced = AnnouncedTensors::from_message(fields);
     let announced =
         announced.ok_or_else(|| Status::invalid_argument("fields: they are malformed"))?;
     if announced.bytes > limit {

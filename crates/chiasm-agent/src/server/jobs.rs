@@ -1,12 +1,12 @@
-//! Jobs that frontends have given to this machine's engines.
+//! Running jobs of frontends on this machine's engines.
 
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use chiasm_backend::{Adapter, Death, Input, Job, JobError, OthersJob, Stage};
+use chiasm_backend::{Adapter, DeathReason, ForeignJob, Input, Job, JobError, Stage};
 use chiasm_fleet::{Fleet, Worker};
-use chiasm_pipeline::{CheckedJob, MachineMedia, NotFetched, PlanError};
+use chiasm_pipeline::{CheckedJob, FetchFailure, MachineMedia, PlanError};
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
@@ -20,84 +20,87 @@ use crate::job::{self, JobParts};
 use crate::proto::job_event::Event;
 use crate::proto::{self, EmbeddingsLeft, JobEvent, Lacking};
 
-/// How long it may take until a frontend hears that a job has begun, if nothing else is to be told
-/// before. Those of earlier versions wait for it, and do not see meanwhile that the engine hangs.
-const STARTED_WITHIN: Duration = Duration::from_secs(1);
+/// The time after which a job's start is reported to its frontend if there is no output before.
+/// Older frontends wait for the report, and do not notice meanwhile if the engine hangs.
+const STARTED_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Where jobs run, and for whom.
-pub(super) struct Place {
+/// The context of the jobs of one frontend on one engine.
+pub(super) struct JobContext {
     pub(super) fleet: Arc<Fleet>,
     pub(super) media: Arc<MachineMedia>,
-    /// The frontend's share of memory: what jobs hold is counted in it.
+    /// The frontend's share of memory, which its jobs count towards.
     pub(super) memory: Share,
     pub(super) worker: Arc<Worker>,
     pub(super) frontend: u64,
-    /// Of the engine.
+    /// The announcements of the engine's jobs.
     pub(super) announcements: Arc<Announcements>,
-    /// Whether the agent takes no new ones, and which run.
+    /// The drain state of the agent.
     pub(super) drain: Drain,
 }
 
-/// Tells a frontend of one job.
+/// Sends events of one job to its frontend.
 #[derive(Clone)]
-pub(super) struct Teller {
+pub(super) struct JobSender {
     pub(super) job: u64,
     pub(super) events: mpsc::UnboundedSender<JobEvent>,
 }
 
-impl Teller {
-    pub(super) fn tell(&self, event: Event) {
-        // Nobody hears it any more when the frontend is gone.
+impl JobSender {
+    pub(super) fn send(&self, event: Event) {
+        // Fails if the frontend has disconnected.
         let _ = self.events.send(JobEvent { job: self.job, event: Some(event) });
     }
 }
 
-/// Runs a job to its end, and tells of it. Continuations that are to end come out of `stops`.
+/// Runs a job to its end and sends its events. `stops` has the continuations to stop.
 pub(super) async fn run(
-    place: Arc<Place>,
+    context: Arc<JobContext>,
     job: proto::Job,
     stops: mpsc::UnboundedReceiver<usize>,
-    teller: Teller,
+    sender: JobSender,
 ) {
-    let _counted = place.drain.count();
-    let last = match run_to_end(&place, job, stops, &teller).await {
+    let _guard = context.drain.track_job();
+    let last = match run_to_end(&context, job, stops, &sender).await {
         Ok(()) => Event::Ended(true),
         Err(error) => Event::Failure(failure_to_message(&error)),
     };
-    teller.tell(last);
+    sender.send(last);
 }
 
 async fn run_to_end(
-    place: &Place,
+    context: &JobContext,
     job: proto::Job,
     mut stops: mpsc::UnboundedReceiver<usize>,
-    teller: &Teller,
+    sender: &JobSender,
 ) -> Result<(), JobError> {
-    let began = Instant::now();
-    if place.drain.is_begun() {
-        return Err(JobError::NotTaken(Death::new("the agent takes no new jobs")));
+    let start = Instant::now();
+    if context.drain.is_draining() {
+        return Err(JobError::NotTaken(DeathReason::new("the agent takes no new jobs")));
     }
     let parts =
         job::from_message(job).map_err(|(field, message)| JobError::Refused { field, message })?;
-    // Let go of last: the engine has let go of the job before it may forget the adapter.
+    // Declared first and so dropped last: the engine must release the job before the adapter may be
+    // unloaded.
     let adapter = match &parts.adapter {
-        // The frontend learns of what there is now when it connects again.
-        Some(name) => Some(place.fleet.adapter_of(&place.worker, name).ok_or_else(|| {
-            JobError::NotTaken(Death::new(format!(
-                "the engine has no LoRA adapter that it knows as '{name}'"
-            )))
-        })?),
+        // The frontend learns the current adapters when it reconnects.
+        Some(name) => {
+            Some(context.fleet.adapter_by_engine_name(&context.worker, name).ok_or_else(|| {
+                JobError::NotTaken(DeathReason::new(format!(
+                    "the engine has no LoRA adapter that it knows as '{name}'"
+                )))
+            })?)
+        }
         None => None,
     };
     let engine_adapter = adapter.as_ref().map(|adapter| adapter.engine().clone());
-    let (job, told) = checked(place, parts, engine_adapter, teller).await?;
-    let mut announced = place.announcements.begin(place.frontend, rand::random(), told);
-    let mut running = place.worker.backend.start(Arc::new(job)).await?;
+    let (job, describe) = check(context, parts, engine_adapter, sender).await?;
+    let mut announced = context.announcements.announce(context.frontend, rand::random(), describe);
+    let mut running = context.worker.backend.start(Arc::new(job)).await?;
     let mut delivered = running.delivered();
-    let hand_off = began.elapsed();
-    // It goes with the first output: a message of its own costs both sides more than it is worth.
-    let mut untold = Some(Event::Started(delivered_to_message(delivered, hand_off)));
-    let mut late = pin!(sleep(STARTED_WITHIN));
+    let hand_off = start.elapsed();
+    // Sent together with the first output: a message of its own costs both sides too much.
+    let mut started = Some(Event::Started(delivered_to_message(delivered, hand_off)));
+    let mut started_timeout = pin!(sleep(STARTED_TIMEOUT));
     loop {
         let next = tokio::select! {
             Some(choice) = stops.recv() => {
@@ -105,29 +108,29 @@ async fn run_to_end(
                 continue;
             }
             next = running.next() => Some(next),
-            () = &mut late, if untold.is_some() => None,
+            () = &mut started_timeout, if started.is_some() => None,
         };
-        if let Some(started) = untold.take() {
-            teller.tell(started);
+        if let Some(started) = started.take() {
+            sender.send(started);
         }
         let Some(next) = next else { continue };
         if running.delivered() != delivered {
             delivered = running.delivered();
-            teller.tell(Event::Delivered(delivered_to_message(delivered, hand_off)));
+            sender.send(Event::Delivered(delivered_to_message(delivered, hand_off)));
         }
-        // Before the output: with the last one the frontend has heard all.
-        if let Some(left) = running.left() {
-            teller.tell(Event::Left(left.words().clone()));
+        // Sent before the output, as the frontend stops listening after the last one.
+        if let Some(left) = running.kv_transfer_params() {
+            sender.send(Event::Left(left.bytes().clone()));
         }
-        let embeddings = running.embeddings();
+        let embeddings = running.stored_embeddings();
         if !embeddings.is_empty() {
             let items = embeddings.iter().map(embeddings_to_message).collect();
-            teller.tell(Event::Embeddings(EmbeddingsLeft { items }));
+            sender.send(Event::Embeddings(EmbeddingsLeft { items }));
         }
         match next {
             Some(Ok(output)) => {
-                announced.computed();
-                teller.tell(Event::Output(output_to_message(output)));
+                announced.prompt_computed();
+                sender.send(Event::Output(output_to_message(output)));
             }
             Some(Err(error)) => return Err(error),
             None => return Ok(()),
@@ -135,13 +138,14 @@ async fn run_to_end(
     }
 }
 
-/// The job as the engine is to have it, and what other frontends are told of it.
-async fn checked(
-    place: &Place,
+/// Checks a job. Returns the job for the engine, and a function that describes it to other
+/// frontends.
+async fn check(
+    context: &JobContext,
     parts: JobParts,
     adapter: Option<Arc<Adapter>>,
-    teller: &Teller,
-) -> Result<(Job, impl FnOnce() -> OthersJob + Send + use<>), JobError> {
+    sender: &JobSender,
+) -> Result<(Job, impl FnOnce() -> ForeignJob + Send + use<>), JobError> {
     let JobParts {
         id,
         tokens,
@@ -155,22 +159,24 @@ async fn checked(
         embedded,
         ..
     } = parts;
-    let asking = teller.clone();
-    let ask = Arc::new(move |item: usize, why: Option<NotFetched>| {
+    let sender = sender.clone();
+    let request_item = Arc::new(move |item: usize, failure: Option<FetchFailure>| {
         let (not_fetched, reason) =
-            why.map(|why| (why.cause.to_owned(), why.reason)).unwrap_or_default();
-        asking.tell(Event::Lacking(Lacking { items: vec![item as u32], not_fetched, reason }));
+            failure.map(|failure| (failure.cause.to_owned(), failure.reason)).unwrap_or_default();
+        sender.send(Event::Lacking(Lacking { items: vec![item as u32], not_fetched, reason }));
     });
     let lora = adapter.as_ref().map(|adapter| adapter.name.as_str());
     let tokens = Arc::new(tokens);
-    let checked =
-        place.media.check(&place.worker, &tokens, media, lora, cache_salt.as_deref(), ask).await;
-    let CheckedJob { items: media, told } = checked.map_err(|error| to_job_error(&error))?;
-    // What the engine holds is of no use to it.
-    let reads_nothing = sampling.skip_reading_prefix_cache || stage == Stage::Encode;
-    let told = move || match reads_nothing {
-        true => OthersJob { keys: Vec::new(), ..told() },
-        false => told(),
+    let checked = context
+        .media
+        .check(&context.worker, &tokens, media, lora, cache_salt.as_deref(), request_item)
+        .await;
+    let CheckedJob { items: media, foreign_job } = checked.map_err(|error| to_job_error(&error))?;
+    // Such jobs make no use of cached blocks.
+    let skips_cache = sampling.skip_reading_prefix_cache || stage == Stage::Encode;
+    let describe = move || {
+        let job = foreign_job();
+        if skips_cache { ForeignJob { keys: Vec::new(), ..job } } else { job }
     };
     let input = Input::Tokens(tokens);
     let job = Job {
@@ -186,14 +192,14 @@ async fn checked(
         stage,
         embedded,
     };
-    Ok((job, told))
+    Ok((job, describe))
 }
 
-/// Returns what a frontend is told of a plan that failed its check. An engine that left is not the
-/// client's fault: the job moves.
+/// Converts the error of a plan that failed its check. If the engine left, the client is not at
+/// fault and the job moves.
 fn to_job_error(error: &PlanError) -> JobError {
     match error {
-        PlanError::EngineGone => JobError::NotTaken(Death::new(error.to_string())),
+        PlanError::EngineGone => JobError::NotTaken(DeathReason::new(error.to_string())),
         PlanError::Tokens(_) | PlanError::Item { .. } => {
             JobError::Refused { field: "messages".to_owned(), message: error.to_string() }
         }
@@ -207,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn engine_that_left_during_the_check_has_not_taken_the_job() {
+    fn job_of_an_engine_lost_in_the_check_is_not_taken() {
         assert!(matches!(to_job_error(&PlanError::EngineGone), JobError::NotTaken(_)));
         let wrong_item = PlanError::Item { number: 1, error: ItemError::Order };
         assert!(matches!(to_job_error(&wrong_item), JobError::Refused { .. }));

@@ -1,4 +1,4 @@
-//! Shares of what an agent has for all frontends, by where these are.
+//! Fair shares of an agent's resources, by frontend address.
 
 use std::collections::HashMap;
 use std::mem;
@@ -10,30 +10,32 @@ use chiasm_media::{ByteBudget, Charge};
 
 use crate::peer::Peer;
 
-/// What there is for all, and who holds how much of it. Each address may hold so many `times` as
-/// much as it leaves to all others: with 1 one alone half of what there is and two a third each,
-/// with 7 seven eighths and seven fifteenths. Whoever comes later finds room.
+/// A budget shared by all addresses.
+///
+/// An address may hold at most `weight` times the free budget. With a weight of 1, one address
+/// alone gets half of the budget and two get a third each. With 7 one gets seven eighths and two
+/// get seven fifteenths each. So there is always room for newcomers.
 #[derive(Clone)]
 pub(crate) struct Shares {
-    of_all: ByteBudget,
-    times: u64,
-    /// What each address holds that holds any, or is about to.
+    budget: ByteBudget,
+    weight: u64,
+    /// The amount held by each address that holds any, or is about to.
     held: Arc<Mutex<HashMap<Peer, Weak<AtomicU64>>>>,
 }
 
-/// There is no room, or what there is left is for others.
+/// The error for an exhausted budget or share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct NoRoom;
+pub(crate) struct ShareExhausted;
 
 impl Shares {
-    /// Shares of what a budget has, whose unit may be another than bytes. Others may count in it as
-    /// well.
-    pub(crate) fn new(of_all: ByteBudget, times: u64) -> Self {
-        Self { of_all, times, held: Arc::default() }
+    /// Creates shares of a budget, whose unit may be another than bytes. Others may charge the
+    /// budget as well.
+    pub(crate) fn new(budget: ByteBudget, weight: u64) -> Self {
+        Self { budget, weight, held: Arc::default() }
     }
 
-    /// The share of the frontends at an address.
-    pub(crate) fn of(&self, peer: Peer) -> Share {
+    /// Returns the share of the frontends at an address.
+    pub(crate) fn for_peer(&self, peer: Peer) -> Share {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let own = held.get(&peer).and_then(Weak::upgrade).unwrap_or_else(|| {
             held.retain(|_, own| own.strong_count() > 0);
@@ -41,69 +43,69 @@ impl Shares {
             held.insert(peer, Arc::downgrade(&own));
             own
         });
-        Share { of_all: self.of_all.clone(), times: self.times, own }
+        Share { budget: self.budget.clone(), weight: self.weight, own }
     }
 }
 
-/// The share of the frontends at one address. Clones are the same.
+/// The share of the frontends at one address. Clones are the same share.
 #[derive(Clone)]
 pub(crate) struct Share {
-    of_all: ByteBudget,
-    times: u64,
-    /// What is held of it.
+    budget: ByteBudget,
+    weight: u64,
+    /// The amount held by the address.
     own: Arc<AtomicU64>,
 }
 
 impl Share {
-    /// Holds so much until what is returned is dropped.
-    pub(crate) fn take(&self, count: u64) -> Result<Held, NoRoom> {
-        let mut held = self.nothing();
-        held.grow(count).map(|()| held)
+    /// Holds `count` until the guard is dropped.
+    pub(crate) fn acquire(&self, count: u64) -> Result<ShareGuard, ShareExhausted> {
+        let mut guard = self.empty();
+        guard.grow(count).map(|()| guard)
     }
 
-    /// Holds nothing yet.
-    pub(crate) fn nothing(&self) -> Held {
-        Held { share: self.clone(), count: 0, charge: Some(self.of_all.empty_charge()) }
+    /// Returns a guard that holds nothing yet.
+    pub(crate) fn empty(&self) -> ShareGuard {
+        ShareGuard { share: self.clone(), count: 0, charge: Some(self.budget.empty_charge()) }
     }
 
-    /// Holds nothing yet of what its user counts in the budget as well.
-    pub(crate) fn nothing_beside(&self) -> Held {
-        Held { share: self.clone(), count: 0, charge: None }
+    /// Returns a guard that holds nothing yet and does not charge the budget: its user does.
+    pub(crate) fn empty_uncharged(&self) -> ShareGuard {
+        ShareGuard { share: self.clone(), count: 0, charge: None }
     }
 }
 
 /// A part of a share that is held until this is dropped.
-pub(crate) struct Held {
+pub(crate) struct ShareGuard {
     share: Share,
     count: u64,
-    /// The same in the budget, unless it is counted there elsewhere.
+    /// The same amount in the budget; `None` if the user charges the budget.
     charge: Option<Charge>,
 }
 
-impl Held {
-    /// How much it is.
+impl ShareGuard {
+    /// Returns the amount held.
     pub(crate) fn count(&self) -> u64 {
         self.count
     }
 
-    /// Holds `more` as well. If there is no room nothing has changed.
-    pub(crate) fn grow(&mut self, more: u64) -> Result<(), NoRoom> {
-        let Share { of_all, times, own } = &self.share;
-        let left = of_all.limit().saturating_sub(of_all.held().saturating_add(more));
-        // Two that grow at once may both be let in: what there is for all is bounded strictly, a
-        // share by some messages more.
-        if own.load(Relaxed).saturating_add(more) > times.saturating_mul(left) {
-            return Err(NoRoom);
+    /// Holds `more` in addition. Changes nothing if there is no room.
+    pub(crate) fn grow(&mut self, more: u64) -> Result<(), ShareExhausted> {
+        let Share { budget, weight, own } = &self.share;
+        let free = budget.limit().saturating_sub(budget.held().saturating_add(more));
+        // Two guards that grow at once may both pass this check. So a share may be exceeded by some
+        // messages, but the budget is strict.
+        if own.load(Relaxed).saturating_add(more) > weight.saturating_mul(free) {
+            return Err(ShareExhausted);
         }
         if let Some(charge) = &mut self.charge {
-            charge.grow(more).map_err(|_| NoRoom)?;
+            charge.grow(more).map_err(|_| ShareExhausted)?;
         }
         own.fetch_add(more, Relaxed);
         self.count += more;
         Ok(())
     }
 
-    /// Holds nothing any more.
+    /// Releases everything.
     pub(crate) fn clear(&mut self) {
         if self.count > 0 {
             self.share.own.fetch_sub(mem::take(&mut self.count), Relaxed);
@@ -112,7 +114,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for ShareGuard {
     fn drop(&mut self) {
         self.clear();
     }
@@ -125,33 +127,34 @@ mod tests {
     use super::*;
 
     fn peer(number: u8) -> Peer {
-        Peer::at(IpAddr::V4(Ipv4Addr::new(10, 0, 0, number)))
+        Peer::from_address(IpAddr::V4(Ipv4Addr::new(10, 0, 0, number)))
     }
 
-    /// What one of these addresses gets, one after the other, if it takes what it can.
-    fn taken(times: u64, addresses: u8) -> Vec<u64> {
-        let shares = Shares::new(ByteBudget::new(1024), times);
+    /// Lets addresses take as much as they can, one after the other. Returns what each gets.
+    fn taken(weight: u64, addresses: u8) -> Vec<u64> {
+        let shares = Shares::new(ByteBudget::new(1024), weight);
         let mut held = Vec::new();
         for number in 0..addresses {
-            let mut all = shares.of(peer(number)).nothing();
+            let mut all = shares.for_peer(peer(number)).empty();
             while all.grow(1).is_ok() {}
             held.push(all);
         }
-        held.iter().map(Held::count).collect()
+        held.iter().map(ShareGuard::count).collect()
     }
 
     #[test]
-    fn one_address_leaves_room_to_those_that_come_later() {
+    fn greedy_address_leaves_room_to_later_ones() {
         assert_eq!(taken(1, 4), [512, 256, 128, 64]);
         assert_eq!(taken(7, 3), [896, 112, 14]);
     }
 
     #[test]
-    fn who_holds_most_gets_no_more_until_all_have_the_same() {
+    fn largest_holder_grows_only_once_shares_are_equal() {
         let shares = Shares::new(ByteBudget::new(1500), 7);
-        let [mut one, mut two] = [1, 2].map(|number| shares.of(peer(number)).nothing());
-        let mut pieces: Vec<_> = (0..1312).map(|_| shares.of(peer(1)).take(1).unwrap()).collect();
-        assert_eq!((one.grow(1), two.grow(100)), (Err(NoRoom), Ok(())));
+        let [mut one, mut two] = [1, 2].map(|number| shares.for_peer(peer(number)).empty());
+        let mut pieces: Vec<_> =
+            (0..1312).map(|_| shares.for_peer(peer(1)).acquire(1).unwrap()).collect();
+        assert_eq!((one.grow(1), two.grow(100)), (Err(ShareExhausted), Ok(())));
         while pieces.pop().is_some() {
             while two.grow(1).is_ok() {}
             if one.grow(1).is_ok() {
@@ -163,18 +166,18 @@ mod tests {
     }
 
     #[test]
-    fn what_others_count_in_the_budget_is_not_there_and_nobody_is_remembered_who_holds_nothing() {
+    fn other_charges_reduce_shares() {
         let budget = ByteBudget::new(1000);
         let shares = Shares::new(budget.clone(), 7);
         let others = budget.charge(920).unwrap();
-        assert!(shares.of(peer(1)).take(71).is_err());
-        let held = shares.of(peer(1)).take(70).unwrap();
-        assert!(shares.of(peer(1)).nothing_beside().grow(2).is_err());
+        assert!(shares.for_peer(peer(1)).acquire(71).is_err());
+        let held = shares.for_peer(peer(1)).acquire(70).unwrap();
+        assert!(shares.for_peer(peer(1)).empty_uncharged().grow(2).is_err());
         drop(others);
-        assert!(shares.of(peer(2)).nothing_beside().grow(813).is_ok());
+        assert!(shares.for_peer(peer(2)).empty_uncharged().grow(813).is_ok());
         assert_eq!((budget.held(), shares.held.lock().unwrap().len()), (70, 2));
         drop(held);
-        drop(shares.of(peer(3)));
+        drop(shares.for_peer(peer(3)));
         assert_eq!((budget.held(), shares.held.lock().unwrap().len()), (0, 1));
     }
 }

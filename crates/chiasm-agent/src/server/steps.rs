@@ -8,20 +8,20 @@ use tokio::task::spawn_blocking;
 
 use crate::peer::Peer;
 
-/// A limit on CPU-heavy steps at once. Each step runs on a thread of its own, so that the system
+/// A limit on concurrent CPU-heavy steps. Each step runs on a thread of its own, so that the system
 /// shares the CPUs between the steps and everything else.
 ///
-/// An address has one step at a time, and only that one waits for the limit: an address that asks
-/// for many steps delays others no longer than one that asks for one.
+/// An address has one step at a time, and only that one waits for the limit. So an address with
+/// many steps delays others no longer than one with a single step.
 pub(super) struct Steps {
-    at_once: Semaphore,
+    permits: Semaphore,
     one_per_peer: KeyedLimiter<Peer>,
 }
 
 impl Steps {
-    /// Lets as many steps run at once.
-    pub(super) fn new(at_once: usize) -> Self {
-        Self { at_once: Semaphore::new(at_once), one_per_peer: KeyedLimiter::new(1) }
+    /// Lets up to `max_concurrent` steps run at once.
+    pub(super) fn new(max_concurrent: usize) -> Self {
+        Self { permits: Semaphore::new(max_concurrent), one_per_peer: KeyedLimiter::new(1) }
     }
 
     /// Runs a step of a peer once it may run.
@@ -33,9 +33,9 @@ impl Steps {
         peer: Peer,
         step: impl FnOnce() -> T + Send + 'static,
     ) -> io::Result<T> {
-        // Both are fair: first come, first served.
-        let _of_peer = self.one_per_peer.acquire(peer).await;
-        let _of_all = self.at_once.acquire().await.map_err(io::Error::other)?;
+        // Both queues are first come, first served.
+        let _peer_permit = self.one_per_peer.acquire(peer).await;
+        let _permit = self.permits.acquire().await.map_err(io::Error::other)?;
         Ok(spawn_blocking(step).await?)
     }
 }
@@ -53,7 +53,7 @@ mod tests {
 
     #[tokio::test]
     async fn peer_with_many_steps_delays_others_by_one() {
-        let peer = |number| Peer::at(IpAddr::V4(Ipv4Addr::new(10, 0, 0, number)));
+        let peer = |number| Peer::from_address(IpAddr::V4(Ipv4Addr::new(10, 0, 0, number)));
         let limit = Steps::new(1);
         let order = Arc::new(Mutex::new(Vec::new()));
         let (go, wait) = mpsc::channel::<()>();
@@ -72,7 +72,7 @@ mod tests {
         assert!(first.await.unwrap());
         assert!(join_all(steps).await.iter().all(Result::is_ok));
         let order = order.lock().unwrap();
-        let last_of = |number| order.iter().rposition(|of| *of == number).unwrap();
+        let last_of = |number| order.iter().rposition(|peer| *peer == number).unwrap();
         assert_eq!((order.len(), order[0]), (104, 1));
         assert!(last_of(2) <= 6 && last_of(3) <= 6, "{order:?}");
         assert!(limit.one_per_peer.is_empty());

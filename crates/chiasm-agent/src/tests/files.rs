@@ -1,4 +1,4 @@
-//! Files of media items, which an agent asks for.
+//! Files of media items, which an agent requests.
 
 use tonic::Code;
 
@@ -6,36 +6,36 @@ use super::*;
 use crate::proto::MediaChunk;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_file_is_asked_for_once_and_tensors_are_made_beside_the_engine() {
-    let stand = Stand::new().await;
-    let engine = stand.connect().await;
-    let told = stand.with_picture(&Bytes::from_static(PICTURE));
-    stand.engine.next_job(Script::tokens(&[1, 2]).then(1, &[3]).finish(Finish::Length));
-    let (mut running, first) = begun(&*engine, &told).await.unwrap();
-    assert_eq!(running.delivered(), Delivered { inline: 1, ..Delivered::default() });
-    // The file was sent meanwhile.
+async fn file_is_requested_once_for_all_jobs() {
+    let harness = TestHarness::new().await;
+    let engine = harness.connect().await;
+    let job = harness.with_picture(&Bytes::from_static(PICTURE));
+    harness.engine.next_job(Script::tokens(&[1, 2]).then(1, &[3]).finish(Finish::Length));
+    let (mut running, first) = first_output(&*engine, &job).await.unwrap();
+    assert_eq!(running.delivered(), MediaDelivery { inline: 1, ..MediaDelivery::default() });
+    // The file was sent in this time.
     assert!(running.hand_off() > Duration::ZERO);
     let outputs = [first, running.next().await.unwrap().unwrap()];
     assert_eq!(
         outputs.map(|output| (output.choice, output.finish)),
         [(0, None), (1, Some(Finish::Length))]
     );
-    // The agent's end without that of the first continuation.
+    // The agent's job has ended, but the first continuation has not.
     assert!(matches!(running.next().await, Some(Err(JobError::Unfinished))));
     assert!(running.next().await.is_none());
-    assert_eq!(stand.engine.pulled(), [told.media[0].hash]);
-    stand.engine.next_job(Script::tokens(&[1]));
+    assert_eq!(harness.engine.requested_items(), [job.media[0].hash]);
+    harness.engine.next_job(Script::tokens(&[1]));
     assert_eq!(
-        delivered(&*engine, &told).await.unwrap(),
-        Delivered { cached: 1, ..Delivered::default() }
+        delivered(&*engine, &job).await.unwrap(),
+        MediaDelivery { cached: 1, ..MediaDelivery::default() }
     );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_the_file_that_was_named_is_taken_and_no_more_than_was_said() {
-    let stand = Stand::new().await;
-    let (_, mut files) = stand.link.clients();
-    let content = Bytes::copy_from_slice(ContentHash::of(PICTURE).as_bytes());
+async fn file_that_differs_from_its_announcement_is_refused() {
+    let harness = TestHarness::new().await;
+    let (_, mut files) = harness.link.clients();
+    let content = Bytes::copy_from_slice(ContentHash::digest(PICTURE).as_bytes());
     let first = MediaChunk {
         content: content.clone(),
         length: PICTURE.len() as u64,
@@ -46,15 +46,15 @@ async fn only_the_file_that_was_named_is_taken_and_no_more_than_was_said() {
     let mut put =
         async |chunks: Vec<MediaChunk>| files.put_media(tokio_stream::iter(chunks)).await.map(drop);
     put(vec![first.clone(), rest.clone()]).await.unwrap();
-    let all = stand
-        .places_of_files
-        .try_acquire_many(stand.places_of_files.available_permits() as u32)
+    let all_permits = harness
+        .file_permits
+        .try_acquire_many(harness.file_permits.available_permits() as u32)
         .unwrap();
     assert_eq!(
         put(vec![first.clone(), rest.clone()]).await.unwrap_err().code(),
         Code::ResourceExhausted
     );
-    drop(all);
+    drop(all_permits);
     for chunks in [
         vec![],
         vec![first.clone()],

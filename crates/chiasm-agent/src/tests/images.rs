@@ -3,22 +3,24 @@
 use std::borrow::Cow;
 use std::sync::Mutex;
 
-use chiasm_backend::{FieldValue, Making, SentForm, Tensor, TensorBytes, TensorFormat, WorkSize};
+use chiasm_backend::{
+    FieldValue, ProcessingCost, SentForm, Tensor, TensorBytes, TensorFormat, WorkSize,
+};
 use chiasm_types::TensorField;
 use chiasm_vision::{Contents, ImagePlan, PixelFormat, TensorSpec};
 
 use super::*;
 use crate::client::{AgentMedia, OwnMemory};
 
-/// What an observer is told.
+/// An observer that records the sent forms and the steps down.
 #[derive(Default)]
-struct Told {
+struct RecordingObserver {
     sent: Mutex<Vec<SentForm>>,
     stepped_down: Mutex<Vec<(&'static str, String)>>,
 }
 
-impl MediaObserver for Told {
-    fn delivered(&self, _: Delivered) {}
+impl MediaObserver for RecordingObserver {
+    fn delivered(&self, _: MediaDelivery) {}
 
     fn missed(&self, _: usize) {}
 
@@ -31,20 +33,20 @@ impl MediaObserver for Told {
     }
 }
 
-/// A picture that this side could make tensors of.
+/// A picture whose tensors this side could make.
 struct Picture {
     file: File,
     size: (u32, u32),
-    /// Those that it makes; none if it fails.
+    /// The tensors that it makes; empty if making them fails.
     fields: Vec<ItemField>,
 }
 
 impl MediaSource for Picture {
     fn tensors(
         &self,
-        order: TensorOrder,
+        request: TensorRequest,
     ) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
-        assert_eq!(order.format, TensorFormat::Raw);
+        assert_eq!(request.format, TensorFormat::Raw);
         let fields = self.fields.clone();
         async move {
             let broken = || SourceError::new(std::io::Error::other("it is broken"));
@@ -57,25 +59,31 @@ impl MediaSource for Picture {
         self.file.encoded()
     }
 
-    fn making(&self, format: TensorFormat) -> Option<Making> {
+    fn processing_cost(&self, format: TensorFormat) -> Option<ProcessingCost> {
         assert_eq!(format, TensorFormat::Raw);
         let pixels = self
             .fields
             .first()
-            .map_or(0, |field| crate::tensors::bytes(std::slice::from_ref(field)));
-        let price = Duration::from_millis(10);
-        Some(Making { size: self.size, bytes: pixels, price, work: WorkSize::Usual, at_once: true })
+            .map_or(0, |field| crate::tensors::total_bytes(std::slice::from_ref(field)));
+        let cpu_time = Duration::from_millis(10);
+        Some(ProcessingCost {
+            image_size: self.size,
+            tensor_bytes: pixels,
+            cpu_time,
+            work_size: WorkSize::Usual,
+            starts_immediately: true,
+        })
     }
 }
 
-fn plan(stand: &Stand, width: u32, height: u32) -> ImagePlan {
-    let vision = stand.model.vision.as_ref().unwrap();
+fn plan(harness: &TestHarness, width: u32, height: u32) -> ImagePlan {
+    let vision = harness.model.vision.as_ref().unwrap();
     vision.plan(ImageSize { width, height }, &ImageKwargs::default()).unwrap()
 }
 
-/// Tensors of an image of this size, with pixels that no file has.
-fn tensors(stand: &Stand, width: u32, height: u32) -> Vec<ItemField> {
-    let plan = plan(stand, width, height);
+/// Returns tensors of an image of this size, with pixels that no file has.
+fn tensors(harness: &TestHarness, width: u32, height: u32) -> Vec<ItemField> {
+    let plan = plan(harness, width, height);
     let field = |TensorSpec { name, dtype, shape, contents, field }| {
         let bytes = match contents {
             Contents::Small(bytes) => bytes,
@@ -93,93 +101,97 @@ fn tensors(stand: &Stand, width: u32, height: u32) -> Vec<ItemField> {
 /// The size of [`PICTURE`].
 const SIZE: (u32, u32) = (280, 224);
 
-/// A stand, and a job with the picture.
-struct Scene {
-    stand: Stand,
-    told: Arc<Told>,
+/// A test agent, and an observer of the frontend's side.
+struct ImageTest {
+    harness: TestHarness,
+    observer: Arc<RecordingObserver>,
 }
 
-impl Scene {
+impl ImageTest {
     async fn new() -> Self {
-        Self { stand: Stand::new().await, told: Arc::default() }
+        Self { harness: TestHarness::new().await, observer: Arc::default() }
     }
 
+    /// Returns a job with a picture of this size, whose tensors are `fields`.
     fn job(&self, size: (u32, u32), fields: Vec<ItemField>) -> Job {
         let file = Bytes::from_static(PICTURE);
-        let job = self.stand.with_picture(&file);
+        let job = self.harness.with_picture(&file);
         let mut item = job.media[0].clone();
-        item.source =
-            Arc::new(Picture { file: File::new(&file, ContentHash::of(PICTURE)), size, fields });
+        item.source = Arc::new(Picture {
+            file: File::new(&file, ContentHash::digest(PICTURE)),
+            size,
+            fields,
+        });
         Job { media: vec![item].into(), ..job }
     }
 
-    /// Gives the engine a job in this way.
-    async fn start(&self, media: AgentMedia, job: &Job) -> Result<Delivered, JobError> {
+    /// Sends the engine a job, with images in this form.
+    async fn start(&self, media: AgentMedia, job: &Job) -> Result<MediaDelivery, JobError> {
         let connector =
-            AgentConnector::new(self.stand.link.clone(), 0, fake_capabilities().class.processor);
+            AgentConnector::new(self.harness.link.clone(), 0, fake_capabilities().class.processor);
         let connected =
-            connector.with_media(media).connect(WorkerId(0), self.told.clone()).await.unwrap();
-        self.stand.engine.next_job(Script::tokens(&[1, 2]));
+            connector.with_media(media).connect(WorkerId(0), self.observer.clone()).await.unwrap();
+        self.harness.engine.next_job(Script::tokens(&[1, 2]));
         delivered(&*connected.backend, job).await
     }
 
     fn sent(&self) -> Vec<SentForm> {
-        std::mem::take(&mut *self.told.sent.lock().unwrap())
+        std::mem::take(&mut *self.observer.sent.lock().unwrap())
     }
 
     fn stepped_down(&self) -> Vec<(&'static str, String)> {
-        std::mem::take(&mut *self.told.stepped_down.lock().unwrap())
+        std::mem::take(&mut *self.observer.stepped_down.lock().unwrap())
     }
 
-    /// The tensors that the engine would be given if it asked for those of its last job.
-    async fn given(&self) -> Vec<ItemField> {
-        let item = self.stand.engine.jobs().last().unwrap().media[0].clone();
-        let order = TensorOrder {
+    /// Returns the tensors that the engine would get if it requested those of its last job.
+    async fn received(&self) -> Vec<ItemField> {
+        let item = self.harness.engine.jobs().last().unwrap().media[0].clone();
+        let request = TensorRequest {
             format: TensorFormat::Raw,
             memory: Arc::new(OwnMemory),
-            still_wanted: Arc::new(|| true),
+            is_still_needed: Arc::new(|| true),
         };
-        item.source.tensors(order).await.unwrap().unwrap()
+        item.source.tensors(request).await.unwrap().unwrap()
     }
 }
 
-const INLINE: Delivered = Delivered { cached: 0, shared_memory: 0, inline: 1, unfound: 0 };
+const INLINE: MediaDelivery = MediaDelivery { cached: 0, shared_memory: 0, inline: 1, unfound: 0 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tensors_that_a_frontend_makes_of_an_image_are_those_that_the_engine_gets() {
-    let scene = Scene::new().await;
-    let fields = tensors(&scene.stand, SIZE.0, SIZE.1);
-    let job = scene.job(SIZE, fields.clone());
-    assert_eq!(scene.start(AgentMedia::Tensors, &job).await.unwrap(), INLINE);
-    assert_eq!((scene.sent(), scene.stepped_down()), (vec![SentForm::Tensors], vec![]));
-    // They were kept for other engines.
-    assert_eq!(format!("{:?}", scene.given().await), format!("{fields:?}"));
+async fn frontend_tensors_of_an_image_reach_the_engine() {
+    let test = ImageTest::new().await;
+    let fields = tensors(&test.harness, SIZE.0, SIZE.1);
+    let job = test.job(SIZE, fields.clone());
+    assert_eq!(test.start(AgentMedia::Tensors, &job).await.unwrap(), INLINE);
+    assert_eq!((test.sent(), test.stepped_down()), (vec![SentForm::Tensors], vec![]));
+    // They are kept for other engines.
+    assert_eq!(format!("{:?}", test.received().await), format!("{fields:?}"));
     assert_eq!(
-        scene.start(AgentMedia::Tensors, &job).await.unwrap(),
-        Delivered { cached: 1, ..Delivered::default() }
+        test.start(AgentMedia::Tensors, &job).await.unwrap(),
+        MediaDelivery { cached: 1, ..MediaDelivery::default() }
     );
-    assert!(scene.sent().is_empty());
+    assert!(test.sent().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn files_go_to_who_is_idle_and_where_tensors_are_not_to_go() {
+async fn idle_agent_gets_files() {
     for media in [AgentMedia::Auto, AgentMedia::Encoded] {
-        let scene = Scene::new().await;
-        let job = scene.job(SIZE, tensors(&scene.stand, SIZE.0, SIZE.1));
-        assert_eq!(scene.start(media, &job).await.unwrap(), INLINE);
+        let test = ImageTest::new().await;
+        let job = test.job(SIZE, tensors(&test.harness, SIZE.0, SIZE.1));
+        assert_eq!(test.start(media, &job).await.unwrap(), INLINE);
         assert_eq!(
-            (scene.sent(), scene.stepped_down()),
+            (test.sent(), test.stepped_down()),
             (vec![SentForm::Encoded], vec![]),
             "{media:?}"
         );
     }
 }
 
-/// What makes other tensors of some.
+/// A change that makes tensors wrong.
 type Change<'a> = &'a dyn Fn(&mut Vec<ItemField>);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_not_what_the_image_becomes_is_refused_and_its_file_is_taken() {
+async fn wrong_tensors_are_refused_in_favour_of_the_file() {
     let tensor = |fields: &mut Vec<ItemField>, at: usize, change: &dyn Fn(&mut Tensor)| {
         let FieldValue::Tensor(tensor) = &mut fields[at].value else { panic!("a tensor") };
         change(tensor);
@@ -199,13 +211,13 @@ async fn what_is_not_what_the_image_becomes_is_refused_and_its_file_is_taken() {
         }),
     ];
     for (what, change) in changes {
-        let scene = Scene::new().await;
-        let mut fields = tensors(&scene.stand, SIZE.0, SIZE.1);
+        let test = ImageTest::new().await;
+        let mut fields = tensors(&test.harness, SIZE.0, SIZE.1);
         change(&mut fields);
-        let job = scene.job(SIZE, fields);
-        assert_eq!(scene.start(AgentMedia::Tensors, &job).await.unwrap(), INLINE, "{what}");
-        assert_eq!(scene.sent(), [SentForm::Tensors, SentForm::Encoded], "{what}");
-        let stepped_down = scene.stepped_down();
+        let job = test.job(SIZE, fields);
+        assert_eq!(test.start(AgentMedia::Tensors, &job).await.unwrap(), INLINE, "{what}");
+        assert_eq!(test.sent(), [SentForm::Tensors, SentForm::Encoded], "{what}");
+        let stepped_down = test.stepped_down();
         let [("tensors_refused", why)] = &stepped_down[..] else {
             panic!("{what}: {stepped_down:?}")
         };
@@ -214,49 +226,44 @@ async fn what_is_not_what_the_image_becomes_is_refused_and_its_file_is_taken() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_size_that_the_file_has_not_is_worth_nothing() {
+async fn wrong_image_size_is_not_trusted() {
     let (wide, high) = SIZE;
-    // The tensors would be right for it: the place in the prompt is not.
-    let scene = Scene::new().await;
-    let job = scene.job((wide * 2, high), tensors(&scene.stand, wide * 2, high));
-    let Err(JobError::Refused { message, .. }) = scene.start(AgentMedia::Tensors, &job).await
-    else {
+    // The tensors are right for this size, but the placeholder is not.
+    let test = ImageTest::new().await;
+    let job = test.job((wide * 2, high), tensors(&test.harness, wide * 2, high));
+    let Err(JobError::Refused { message, .. }) = test.start(AgentMedia::Tensors, &job).await else {
         panic!("taken")
     };
     assert!(message.contains("placeholder"), "{message}");
     // Larger than any image may be.
-    let scene = Scene::new().await;
-    let job = scene.job((u32::MAX, u32::MAX), tensors(&scene.stand, wide, high));
-    let Err(JobError::Refused { message, .. }) = scene.start(AgentMedia::Tensors, &job).await
-    else {
+    let test = ImageTest::new().await;
+    let job = test.job((u32::MAX, u32::MAX), tensors(&test.harness, wide, high));
+    let Err(JobError::Refused { message, .. }) = test.start(AgentMedia::Tensors, &job).await else {
         panic!("taken")
     };
     assert!(message.contains("side"), "{message}");
-    // A file that is there says what is right.
-    let scene = Scene::new().await;
-    let job = scene.job(SIZE, tensors(&scene.stand, wide, high));
-    scene.start(AgentMedia::Encoded, &job).await.unwrap();
-    scene.sent();
-    let lies = scene.job((wide * 2, high), tensors(&scene.stand, wide * 2, high));
-    scene.start(AgentMedia::Tensors, &lies).await.unwrap();
-    assert!(scene.sent().is_empty());
-    assert!(scene.stand.engine.jobs().len() == 2);
+    // The size of a file that the agent has already is known.
+    let test = ImageTest::new().await;
+    let job = test.job(SIZE, tensors(&test.harness, wide, high));
+    test.start(AgentMedia::Encoded, &job).await.unwrap();
+    test.sent();
+    let wrong = test.job((wide * 2, high), tensors(&test.harness, wide * 2, high));
+    test.start(AgentMedia::Tensors, &wrong).await.unwrap();
+    assert!(test.sent().is_empty());
+    assert!(test.harness.engine.jobs().len() == 2);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_can_not_be_made_or_is_too_large_goes_as_a_file() {
-    let scene = Scene::new().await;
-    assert_eq!(
-        scene.start(AgentMedia::Tensors, &scene.job(SIZE, Vec::new())).await.unwrap(),
-        INLINE
-    );
-    assert_eq!(scene.stepped_down(), [("tensors_not_made", "it is broken".to_owned())]);
-    assert_eq!(scene.sent(), [SentForm::Encoded]);
-    // The stand's agent takes a MiB.
-    let scene = Scene::new().await;
-    let job = scene.job(SIZE, tensors(&scene.stand, 700, 700));
-    assert_eq!(scene.start(AgentMedia::Tensors, &job).await.unwrap(), INLINE);
-    let stepped_down = scene.stepped_down();
+async fn failed_or_oversized_tensors_fall_back_to_the_file() {
+    let test = ImageTest::new().await;
+    assert_eq!(test.start(AgentMedia::Tensors, &test.job(SIZE, Vec::new())).await.unwrap(), INLINE);
+    assert_eq!(test.stepped_down(), [("tensors_not_made", "it is broken".to_owned())]);
+    assert_eq!(test.sent(), [SentForm::Encoded]);
+    // The test agent takes a MiB.
+    let test = ImageTest::new().await;
+    let job = test.job(SIZE, tensors(&test.harness, 700, 700));
+    assert_eq!(test.start(AgentMedia::Tensors, &job).await.unwrap(), INLINE);
+    let stepped_down = test.stepped_down();
     assert!(matches!(&stepped_down[..], [("tensors_too_large", _)]), "{stepped_down:?}");
-    assert_eq!(scene.sent(), [SentForm::Encoded]);
+    assert_eq!(test.sent(), [SentForm::Encoded]);
 }

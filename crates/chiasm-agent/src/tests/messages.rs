@@ -1,30 +1,30 @@
-//! What is said is what is heard, and what is malformed is refused.
+//! Conversion of messages: values survive it, and malformed messages are refused.
 
-use chiasm_backend::{Left, MediaForm, OwnAdapter, TensorFormat};
+use chiasm_backend::{KvTransferParams, MediaForm, PreloadedAdapter, TensorFormat};
 use chiasm_pipeline::ItemOrigin;
 use chiasm_types::Dtype;
 use serde_json::Map;
 
 use super::*;
-use crate::capabilities::{self, OfAgent};
+use crate::capabilities::{self, AgentFacts};
 
 #[test]
-fn a_job_s_stage_is_the_same_at_the_other_end() {
-    let left = Left::new(Bytes::from_static(b"where it is")).unwrap();
+fn stage_survives_the_wire() {
+    let left = KvTransferParams::new(Bytes::from_static(b"where it is")).unwrap();
     for stage in [Stage::Whole, Stage::Encode, Stage::Prefill, Stage::Decode(left)] {
-        let told = Job { stage, embedded: vec![MmHash::new([3; 32])], ..job(&[TokenId(3)]) };
-        let heard = job::from_message(sent(&told)).unwrap();
-        assert_eq!((heard.stage, heard.embedded), (told.stage, told.embedded));
+        let sent = Job { stage, embedded: vec![MmHash::new([3; 32])], ..job(&[TokenId(3)]) };
+        let received = job::from_message(over_the_wire(&sent)).unwrap();
+        assert_eq!((received.stage, received.embedded), (sent.stage, sent.embedded));
     }
-    let short = proto::Job { embedded: vec![vec![3; 31].into()], ..sent(&job(&[TokenId(3)])) };
+    let message = over_the_wire(&job(&[TokenId(3)]));
+    let short = proto::Job { embedded: vec![vec![3; 31].into()], ..message.clone() };
     assert_eq!(job::from_message(short).unwrap_err().0, "embedded");
-    let endless =
-        proto::Job { left: vec![0; Left::MAX_BYTES + 1].into(), ..sent(&job(&[TokenId(3)])) };
-    assert_eq!(job::from_message(endless).unwrap_err().0, "left");
+    let too_long = proto::Job { left: vec![0; KvTransferParams::MAX_BYTES + 1].into(), ..message };
+    assert_eq!(job::from_message(too_long).unwrap_err().0, "left");
 }
 
 #[test]
-fn a_job_is_the_same_at_the_other_end() {
+fn job_survives_the_wire() {
     let tokens = [3, 1, 2].map(TokenId);
     let constraints = [
         Constraint::JsonSchema("{}".into()),
@@ -34,89 +34,95 @@ fn a_job_is_the_same_at_the_other_end() {
         Constraint::StructuralTag("{}".into()),
     ];
     for constraint in constraints {
-        let mut told = job(&tokens);
-        told.sampling.structured = Some(Structured { constraint, field: "structured_outputs" });
+        let mut sent = job(&tokens);
+        sent.sampling.structured = Some(Structured { constraint, field: "structured_outputs" });
         let mask = vec![true, false];
-        told.media = Arc::new([JobItem {
+        sent.media = Arc::new([JobItem {
             modality: Modality::Image,
             hash: MmHash::new([7; 32]),
             placeholder: Placeholder { offset: 1, length: 2, is_embed: Some(mask) },
             elements: 1,
             source: Arc::new(File::new(&Bytes::new(), ContentHash::new([8; 32]))),
         }]);
-        let heard = job::from_message(sent(&told)).unwrap();
-        assert_eq!(heard.tokens, tokens);
-        assert_eq!((heard.id, heard.sampling), (told.id, told.sampling));
+        let received = job::from_message(over_the_wire(&sent)).unwrap();
+        assert_eq!(received.tokens, tokens);
+        assert_eq!((received.id, received.sampling), (sent.id, sent.sampling));
         assert_eq!(
-            (heard.cache_salt, heard.priority, heard.trace),
-            (told.cache_salt, told.priority, told.trace)
+            (received.cache_salt, received.priority, received.trace),
+            (sent.cache_salt, sent.priority, sent.trace)
         );
-        assert_eq!(heard.reasoning, told.reasoning);
-        assert_eq!(heard.stage, told.stage);
-        let [item] = &heard.media[..] else { panic!("one item") };
+        assert_eq!(received.reasoning, sent.reasoning);
+        assert_eq!(received.stage, sent.stage);
+        let [item] = &received.media[..] else { panic!("one item") };
         let origin = ItemOrigin::File {
             content: ContentHash::new([8; 32]),
             processor_kwargs: Map::new(),
             url: None,
             size: None,
         };
-        assert_eq!((item.hash, &item.origin), (told.media[0].hash, &origin));
-        assert_eq!(item.placeholder, told.media[0].placeholder);
+        assert_eq!((item.hash, &item.origin), (sent.media[0].hash, &origin));
+        assert_eq!(item.placeholder, sent.media[0].placeholder);
     }
 }
 
 #[test]
-fn where_a_file_is_is_told_to_agents_that_fetch_alone() {
-    let at = |url: &str| {
+fn url_is_sent_only_to_agents_that_fetch() {
+    let with_url = |url: &str| {
         let source =
             File { url: Some(url.into()), ..File::new(&Bytes::new(), ContentHash::new([8; 32])) };
-        let mut told = job(&[TokenId(3)]);
-        told.media = Arc::new([JobItem {
+        let mut job = job(&[TokenId(3)]);
+        job.media = Arc::new([JobItem {
             modality: Modality::Image,
             hash: MmHash::new([7; 32]),
             placeholder: Placeholder { offset: 0, length: 1, is_embed: None },
             elements: 1,
             source: Arc::new(source),
         }]);
-        told
+        job
     };
     let url_of =
         |message: proto::Job| match job::from_message(message).unwrap().media.remove(0).origin {
             ItemOrigin::File { url, .. } => url,
             ItemOrigin::Tensors { .. } => panic!("a file"),
         };
-    let told = at("https://a/b");
-    assert_eq!(url_of(sent(&told)).as_deref(), Some("https://a/b"));
-    let media = job::MediaTold { urls: false, image_tensors: None };
-    assert_eq!(url_of(job::to_message(&told, &[TokenId(3)], media).unwrap()), None);
-    // Longer than servers take: it is sent.
-    assert_eq!(url_of(sent(&at(&format!("https://a/{}", "b".repeat(8 << 10))))), None);
+    let short = with_url("https://a/b");
+    assert_eq!(url_of(over_the_wire(&short)).as_deref(), Some("https://a/b"));
+    let media = job::MediaDetails { urls: false, image_tensors: None };
+    assert_eq!(url_of(job::to_message(&short, &[TokenId(3)], media).unwrap()), None);
+    // Too long for some servers, so the file is sent instead.
+    let long = with_url(&format!("https://a/{}", "b".repeat(8 << 10)));
+    assert_eq!(url_of(over_the_wire(&long)), None);
 }
 
 #[test]
-fn adapters_are_the_same_at_the_other_end() {
-    let own = |name: &str, refused: Option<&str>| OwnAdapter {
+fn adapters_survive_the_wire() {
+    let adapter = |name: &str, refused: Option<&str>| PreloadedAdapter {
         name: name.to_owned(),
         root: "/adapters/a".to_owned(),
         stamp: [0, 1, 2, 3, 4, 5, 6, 255],
         refused: refused.map(str::to_owned),
     };
-    let told = |adapters: Vec<OwnAdapter>| {
-        let of_agent = OfAgent { life: 1, tensor_bytes: None, fetches_media: false, adapters };
-        capabilities::to_message(&fake_capabilities(), of_agent)
+    let ready = |adapters: Vec<PreloadedAdapter>| {
+        let facts = AgentFacts { life: 1, tensor_bytes: None, fetches_media: false, adapters };
+        capabilities::to_message(&fake_capabilities(), facts)
     };
-    let heard =
-        capabilities::from_message(told(vec![own("a", None), own("b@c", Some("too large"))]), None)
-            .unwrap();
+    let received = capabilities::from_message(
+        ready(vec![adapter("a", None), adapter("b@c", Some("too large"))]),
+        None,
+    )
+    .unwrap();
     let expected = [
-        ("a@00010203040506ff", own("a", None)),
-        ("b@c@00010203040506ff", own("b@c", Some("too large"))),
+        ("a@00010203040506ff", adapter("a", None)),
+        ("b@c@00010203040506ff", adapter("b@c", Some("too large"))),
     ];
-    assert_eq!(heard.adapters, expected.map(|(name, own)| (name.to_owned(), own)).into());
-    assert_eq!(heard.max_loras, 0, "it can't be made to load others");
+    assert_eq!(
+        received.adapters,
+        expected.map(|(name, adapter)| (name.to_owned(), adapter)).into()
+    );
+    assert_eq!(received.max_loras, 0, "frontends load no adapters at agents");
     for wrong in ["", &"a".repeat(4097)] {
         assert!(
-            capabilities::from_message(told(vec![own(wrong, None)]), None).is_none(),
+            capabilities::from_message(ready(vec![adapter(wrong, None)]), None).is_none(),
             "{}",
             wrong.len()
         );
@@ -124,12 +130,11 @@ fn adapters_are_the_same_at_the_other_end() {
 }
 
 #[test]
-fn the_form_of_tensors_is_told_by_agents_that_take_them() {
-    let heard = |media, tensor_bytes| {
-        let of_agent =
-            OfAgent { life: 1, tensor_bytes, fetches_media: false, adapters: Vec::new() };
-        let ready =
-            capabilities::to_message(&Capabilities { media, ..fake_capabilities() }, of_agent);
+fn tensor_format_is_sent_only_by_agents_that_take_tensors() {
+    let received = |media, tensor_bytes| {
+        let facts =
+            AgentFacts { life: 1, tensor_bytes, fetches_media: false, adapters: Vec::new() };
+        let ready = capabilities::to_message(&Capabilities { media, ..fake_capabilities() }, facts);
         (capabilities::image_tensors(&ready), ready.most_tensor_bytes)
     };
     for format in [
@@ -137,11 +142,11 @@ fn the_form_of_tensors_is_told_by_agents_that_take_them() {
         TensorFormat::Normalized(Dtype::BF16),
         TensorFormat::Normalized(Dtype::F32),
     ] {
-        assert_eq!(heard(MediaForm::Tensors(format), Some(9)), (Some(format), 9));
-        assert_eq!(heard(MediaForm::Tensors(format), None), (None, 0));
+        assert_eq!(received(MediaForm::Tensors(format), Some(9)), (Some(format), 9));
+        assert_eq!(received(MediaForm::Tensors(format), None), (None, 0));
     }
-    assert_eq!(heard(MediaForm::Encoded, Some(9)).0, None);
-    // What nobody makes of images, or a later version names.
+    assert_eq!(received(MediaForm::Encoded, Some(9)).0, None);
+    // Types that no image becomes, or that later versions name.
     let mut ready = crate::proto::Ready::default();
     for name in ["int64", "uint8", "float8"] {
         ready.image_tensors = name.to_owned();
@@ -152,7 +157,7 @@ fn the_form_of_tensors_is_told_by_agents_that_take_them() {
 #[test]
 fn malformed_messages_are_refused_with_the_field() {
     let wrong = |change: &dyn Fn(&mut proto::Job)| {
-        let mut message = sent(&job(&[TokenId(1), TokenId(2)]));
+        let mut message = over_the_wire(&job(&[TokenId(1), TokenId(2)]));
         change(&mut message);
         job::from_message(message).unwrap_err().0
     };
@@ -195,14 +200,14 @@ fn malformed_messages_are_refused_with_the_field() {
     assert_eq!(with(&|item| item.mm_hash = Bytes::from_static(&[1; 31])), "media[0]");
     assert_eq!(with(&|item| item.content = Bytes::from_static(&[1; 31])), "media[0]");
     assert_eq!(with(&|item| item.processor_kwargs = "[]".to_owned()), "media[0]");
-    for elsewhere in [
+    for url in [
         "file:///etc/passwd",
         "data:,x",
         "ftp://a/b",
         "a",
         &format!("http://a/{}", "b".repeat(8 << 10)),
     ] {
-        assert_eq!(with(&|item| item.url = elsewhere.to_owned()), "media[0]");
+        assert_eq!(with(&|item| item.url = url.to_owned()), "media[0]");
     }
     assert_eq!(with(&|item| item.length = 3), "media[0]");
     assert_eq!(with(&|item| item.length = 0), "media[0]");

@@ -1,4 +1,4 @@
-//! What an agent refuses: other versions, and plans that are others there.
+//! Refusals of an agent: other protocol versions, and plans that the agent would make differently.
 
 use tonic::Code;
 
@@ -7,17 +7,17 @@ use crate::client::LinkError;
 use crate::proto::{HelloRequest, WatchRequest};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn versions_that_do_not_meet_are_refused() {
-    let stand = Stand::new().await;
-    assert_eq!(stand.link.greet().await.unwrap().engines, 1);
+async fn other_protocol_versions_are_refused() {
+    let harness = TestHarness::new().await;
+    assert_eq!(harness.link.greet().await.unwrap().engines, 1);
     let hello = |oldest_protocol, newest_protocol| HelloRequest {
         oldest_protocol,
         newest_protocol,
         key_secret_fingerprint: Bytes::copy_from_slice(
-            &chiasm_kv::KeySecret::of_process().fingerprint(),
+            &chiasm_kv::KeySecret::for_process().fingerprint(),
         ),
     };
-    let (mut jobs, _) = stand.link.clients();
+    let (mut jobs, _) = harness.link.clients();
     assert_eq!(jobs.hello(hello(1, 7)).await.unwrap().into_inner().protocol, 2);
     for (oldest, newest) in [(3, 4), (0, 1)] {
         let status = jobs.hello(hello(oldest, newest)).await.unwrap_err();
@@ -34,33 +34,33 @@ async fn versions_that_do_not_meet_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn calls_that_watch_from_one_address_leave_places_to_others() {
-    let stand = Stand::new().await;
-    let (mut jobs, _) = stand.link.clients();
-    let mut others = stand.watches.of(Peer::at([127, 0, 0, 1].into())).nothing();
-    while others.grow(1).is_ok() {}
-    assert_eq!(others.count(), 2048);
+async fn watches_of_one_address_leave_slots_to_others() {
+    let harness = TestHarness::new().await;
+    let (mut jobs, _) = harness.link.clients();
+    let mut guard = harness.watches.for_peer(Peer::from_address([127, 0, 0, 1].into())).empty();
+    while guard.grow(1).is_ok() {}
+    assert_eq!(guard.count(), 2048);
     let watch = WatchRequest { engine: 0, frontend: 9 };
     assert_eq!(jobs.watch(watch).await.unwrap_err().code(), Code::ResourceExhausted);
-    assert!(stand.watches.of(Peer::at([127, 0, 0, 2].into())).take(1).is_ok());
-    others.clear();
+    assert!(harness.watches.for_peer(Peer::from_address([127, 0, 0, 2].into())).acquire(1).is_ok());
+    guard.clear();
     let mut events = jobs.watch(watch).await.unwrap().into_inner();
     assert!(events.message().await.unwrap().is_some());
-    // A frontend that hangs up gives its place back.
+    // A frontend that disconnects releases its slot.
     drop(events);
-    let given_back = async {
-        while others.grow(2048).is_err() {
+    let released = async {
+        while guard.grow(2048).is_err() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(10), given_back).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(10), released).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn plans_that_would_be_others_here_never_reach_the_engine() {
-    let stand = Stand::new().await;
-    let engine = stand.connect().await;
-    let told = stand.with_picture(&Bytes::from_static(PICTURE));
+async fn wrong_plans_never_reach_the_engine() {
+    let harness = TestHarness::new().await;
+    let engine = harness.connect().await;
+    let planned = harness.with_picture(&Bytes::from_static(PICTURE));
     let refusal = |job: Job| {
         let engine = engine.clone();
         async move {
@@ -72,26 +72,28 @@ async fn plans_that_would_be_others_here_never_reach_the_engine() {
         }
     };
     let with = |change: &dyn Fn(&mut JobItem)| {
-        let mut item = told.media[0].clone();
+        let mut item = planned.media[0].clone();
         change(&mut item);
-        Job { media: vec![item].into(), ..told.clone() }
+        Job { media: vec![item].into(), ..planned.clone() }
     };
     let other = with(&|item| item.hash = MmHash::new([1; 32]));
     assert!(refusal(other).await.contains("identity"));
     for placeholder in [
-        Placeholder { offset: 2, ..told.media[0].placeholder.clone() },
-        Placeholder { length: 3, ..told.media[0].placeholder.clone() },
+        Placeholder { offset: 2, ..planned.media[0].placeholder.clone() },
+        Placeholder { length: 3, ..planned.media[0].placeholder.clone() },
     ] {
         let message = refusal(with(&|item| item.placeholder = placeholder.clone())).await;
         assert!(message.contains("placeholder"), "{message}");
     }
-    let twice =
-        Job { media: vec![told.media[0].clone(), told.media[0].clone()].into(), ..told.clone() };
+    let twice = Job {
+        media: vec![planned.media[0].clone(), planned.media[0].clone()].into(),
+        ..planned.clone()
+    };
     assert!(refusal(twice).await.contains("media[1]"));
     assert!(refusal(with(&|item| item.modality = Modality::Audio)).await.contains("takes no"));
-    let unknown = stand.model.last_token().0 + 1;
+    let unknown = harness.model.last_token().0 + 1;
     assert!(refusal(job(&[TokenId(unknown)])).await.contains("vocabulary"));
     assert!(refusal(job(&[])).await.contains("empty"));
     assert!(refusal(job(&[TokenId(1); 4096])).await.contains("4096"));
-    assert!(stand.engine.jobs().is_empty());
+    assert!(harness.engine.jobs().is_empty());
 }

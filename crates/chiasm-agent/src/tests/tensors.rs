@@ -1,4 +1,4 @@
-//! Tensors that a frontend has made.
+//! Tensors made by a frontend.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -10,25 +10,25 @@ use super::*;
 use crate::client::OwnMemory;
 use crate::proto::TensorChunk;
 
-/// Tensors as a frontend has made them, and how often.
+/// Tensors made by a frontend, and the number of times they were requested.
 #[derive(Default)]
-pub(super) struct Made {
+pub(super) struct MadeTensors {
     pub(super) fields: Vec<ItemField>,
     pub(super) times: AtomicUsize,
 }
 
-impl MediaSource for Made {
+impl MediaSource for MadeTensors {
     fn tensors(
         &self,
-        _: TensorOrder,
+        _: TensorRequest,
     ) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
         self.times.fetch_add(1, Ordering::Relaxed);
         let fields = self.fields.clone();
         async move {
-            match fields.is_empty() {
-                true => Err(SourceError::new(std::io::Error::other("it is broken"))),
-                false => Ok(Some(fields)),
+            if fields.is_empty() {
+                return Err(SourceError::new(std::io::Error::other("it is broken")));
             }
+            Ok(Some(fields))
         }
         .boxed()
     }
@@ -38,8 +38,8 @@ impl MediaSource for Made {
     }
 }
 
-impl Made {
-    pub(super) fn of(bytes: usize) -> Arc<Self> {
+impl MadeTensors {
+    pub(super) fn with_bytes(bytes: usize) -> Arc<Self> {
         let tensor = Tensor {
             dtype: Dtype::U8,
             shape: vec![2, bytes / 2],
@@ -55,8 +55,8 @@ impl Made {
     }
 }
 
-/// A prompt with a recording, of which the frontend has tensors.
-pub(super) fn with_recording(source: Arc<Made>, mask: Vec<bool>) -> Job {
+/// Returns a job with a recording whose tensors the frontend has.
+pub(super) fn with_recording(source: Arc<MadeTensors>, mask: Vec<bool>) -> Job {
     let item = JobItem {
         modality: Modality::Audio,
         hash: MmHash::new([5; 32]),
@@ -68,45 +68,46 @@ pub(super) fn with_recording(source: Arc<Made>, mask: Vec<bool>) -> Job {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tensors_that_a_frontend_has_made_come_as_they_are() {
-    let stand = Stand::new().await;
-    let engine = stand.connect().await;
-    // More than one message has room for.
-    let made = Made::of(3 * crate::CHUNK);
-    let told = with_recording(made.clone(), vec![false, true, true]);
-    stand.engine.next_job(Script::tokens(&[1, 2]));
+async fn frontend_tensors_reach_the_engine_unchanged() {
+    let harness = TestHarness::new().await;
+    let engine = harness.connect().await;
+    // More than fits into one message.
+    let made = MadeTensors::with_bytes(3 * crate::CHUNK_BYTES);
+    let job = with_recording(made.clone(), vec![false, true, true]);
+    harness.engine.next_job(Script::tokens(&[1, 2]));
     assert_eq!(
-        delivered(&*engine, &told).await.unwrap(),
-        Delivered { inline: 1, ..Delivered::default() }
+        delivered(&*engine, &job).await.unwrap(),
+        MediaDelivery { inline: 1, ..MediaDelivery::default() }
     );
-    let item = stand.engine.jobs()[0].media[0].clone();
-    assert_eq!((item.hash, &item.placeholder), (told.media[0].hash, &told.media[0].placeholder));
-    // Another engine of that machine would have them so, as they were kept.
-    let order = TensorOrder {
+    let item = harness.engine.jobs()[0].media[0].clone();
+    assert_eq!((item.hash, &item.placeholder), (job.media[0].hash, &job.media[0].placeholder));
+    // They are kept for other engines of the machine.
+    let request = TensorRequest {
         format: TensorFormat::Raw,
         memory: Arc::new(OwnMemory),
-        still_wanted: Arc::new(|| true),
+        is_still_needed: Arc::new(|| true),
     };
-    let came = item.source.tensors(order).await.unwrap().unwrap();
-    assert_eq!(format!("{came:?}"), format!("{:?}", made.fields));
+    let received = item.source.tensors(request).await.unwrap().unwrap();
+    assert_eq!(format!("{received:?}"), format!("{:?}", made.fields));
     assert_eq!(made.times.load(Ordering::Relaxed), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tensors_that_are_not_to_be_had_or_taken_end_the_job_at_once() {
-    let stand = Stand::new().await;
-    let engine = stand.connect().await;
-    let failure = async |made: Arc<Made>, mask: Vec<bool>| {
+async fn missing_or_refused_tensors_end_the_job() {
+    let harness = TestHarness::new().await;
+    let engine = harness.connect().await;
+    let failure = async |made: Arc<MadeTensors>, mask: Vec<bool>| {
         delivered(&*engine, &with_recording(made, mask)).await.unwrap_err().to_string()
     };
     assert!(failure(Arc::default(), vec![true]).await.contains("it is broken"));
-    // The stand's agent takes a MiB.
-    assert!(failure(Made::of(2 << 20), vec![true]).await.contains("bytes at most"));
-    assert!(failure(Made::of(2), vec![false]).await.contains("placeholder"));
-    assert!(failure(Made::of(2), vec![true; 4]).await.contains("placeholder"));
-    let (_, mut files) = stand.link.clients();
+    // The test agent takes a MiB.
+    assert!(failure(MadeTensors::with_bytes(2 << 20), vec![true]).await.contains("bytes at most"));
+    assert!(failure(MadeTensors::with_bytes(2), vec![false]).await.contains("placeholder"));
+    assert!(failure(MadeTensors::with_bytes(2), vec![true; 4]).await.contains("placeholder"));
+    let (_, mut files) = harness.link.clients();
     let messages: Vec<_> =
-        crate::tensors::to_messages(&MmHash::new([5; 32]), &Made::of(8).fields).collect();
+        crate::tensors::to_messages(&MmHash::new([5; 32]), &MadeTensors::with_bytes(8).fields)
+            .collect();
     let mut put = async |messages: Vec<TensorChunk>| {
         files.put_tensors(tokio_stream::iter(messages)).await.map(drop)
     };

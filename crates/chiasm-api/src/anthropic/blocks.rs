@@ -1,4 +1,4 @@
-//! Blocks of a message's content.
+//! The blocks of a message's content.
 
 use std::fmt;
 
@@ -11,18 +11,18 @@ use super::result_content::{ResultContent, unsupported};
 use super::sources::{Passage, Source};
 use crate::error::ApiError;
 use crate::openai::intake::{Intake, Seed};
-use crate::openai::messages::elements;
+use crate::openai::messages::read_list;
 
-/// One block.
+/// A block of a message's content.
 pub(super) enum Block {
     Text(String),
     Image(MediaRef),
-    /// A document or a search result as it is written in the prompt, and its type.
+    /// The type of a document or a search result, and its text for the prompt.
     Passage(&'static str, String),
     Thinking(String),
-    /// What the model thought, and nobody may know.
+    /// Reasoning whose text is withheld.
     RedactedThinking,
-    /// A call as chat templates are given it.
+    /// A call in the format for chat templates.
     ToolUse(Value),
     ToolResult {
         id: String,
@@ -31,7 +31,7 @@ pub(super) enum Block {
 }
 
 impl Block {
-    /// Its type in requests.
+    /// Returns the block's type in requests.
     pub(super) fn kind(&self) -> &'static str {
         match self {
             Self::Text(_) => "text",
@@ -45,11 +45,11 @@ impl Block {
     }
 }
 
-/// A block of that: text, a passage or an image.
+/// A block within a result: text, a passage or an image.
 struct ResultBlock(Block);
 
-/// The fields of a block that mean something. Which of them it may have is known with its type,
-/// which may come last.
+/// The fields of a block that have an effect. The type decides which of them are allowed, and may
+/// come last.
 #[derive(Default)]
 struct BlockFields {
     kind: Option<String>,
@@ -76,11 +76,12 @@ impl<'de> Visitor<'de> for Seed<'_, Block> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Block, A::Error> {
         let intake = self.intake;
         intake.count_part()?;
-        let (mut fields, mut unknown) = (BlockFields::default(), None);
-        while let Some(name) = intake.name(&mut map)? {
+        let mut fields = BlockFields::default();
+        let mut unknown = None;
+        while let Some(name) = intake.next_name(&mut map)? {
             let outer = intake.enter(format_args!(".{name}"));
             match &*name {
-                "type" => fields.kind = intake.text(&mut map)?,
+                "type" => fields.kind = intake.next_text(&mut map)?,
                 "text" => fields.text = prompt_text(intake, &mut map)?,
                 "thinking" => fields.thinking = prompt_text(intake, &mut map)?,
                 "source" => fields.source = map.next_value_seed(intake.seed::<Option<Source>>())?,
@@ -89,33 +90,35 @@ impl<'de> Visitor<'de> for Seed<'_, Block> {
                 "citations" => {
                     fields.citations = Some(map.next_value_seed(intake.seed::<Value>())?)
                 }
-                "id" => fields.id = intake.text(&mut map)?,
-                "name" => fields.name = intake.text(&mut map)?,
+                "id" => fields.id = intake.next_text(&mut map)?,
+                "name" => fields.name = intake.next_text(&mut map)?,
                 "input" => {
                     fields.input = Some(map.next_value_seed(intake.seed::<Value>())?)
                         .filter(|input| !input.is_null())
                 }
-                "tool_use_id" => fields.tool_use_id = intake.text(&mut map)?,
+                "tool_use_id" => fields.tool_use_id = intake.next_text(&mut map)?,
                 "content" => {
                     fields.content = map.next_value_seed(intake.seed::<Option<ResultContent>>())?
                 }
-                // They do not change the prompt.
-                "signature" | "data" => drop(intake.borrowed(&mut map)?),
+                // These do not change the prompt.
+                "signature" | "data" => drop(intake.next_str(&mut map)?),
                 "cache_control" | "caller" | "is_error" => {
                     drop(map.next_value_seed(intake.seed::<Value>())?)
                 }
-                _ => intake.unknown(&mut map, &mut unknown)?,
+                _ => intake.skip_unknown(&mut map, &mut unknown)?,
             }
             intake.leave(outer);
         }
         let block = fields.take_block(intake)?;
-        intake.refuse_unknown(unknown.or(fields.left().map(|field| intake.below(field))))?;
+        intake.refuse_unknown(
+            unknown.or(fields.remaining_field().map(|field| intake.child_path(field))),
+        )?;
         Ok(block)
     }
 }
 
 impl BlockFields {
-    /// Takes what a block of this type needs.
+    /// Takes the fields of a block of this type.
     fn take_block<E: Error>(&mut self, intake: &mut Intake) -> Result<Block, E> {
         let kind = self.kind.take().ok_or_else(|| intake.missing(".type"))?;
         Ok(match kind.as_str() {
@@ -125,8 +128,8 @@ impl BlockFields {
             }
             "redacted_thinking" => Block::RedactedThinking,
             "image" => {
-                let source = self.take_source(intake)?.of_image(intake)?;
-                let field = intake.below(".source");
+                let source = self.take_source(intake)?.into_image(intake)?;
+                let field = intake.child_path(".source");
                 Block::Image(MediaRef {
                     modality: Modality::Image,
                     source: Some(source),
@@ -135,26 +138,27 @@ impl BlockFields {
                 })
             }
             "document" => {
-                let text = self.take_source(intake)?.of_document(intake)?;
-                let (source, context) = (self.title.take(), self.context.take());
+                let text = self.take_source(intake)?.into_document(intake)?;
+                let source = self.title.take();
+                let context = self.context.take();
                 let passage = Passage { kind: "document", source, title: None, context, text };
-                Block::Passage("document", self.written(intake, &passage)?)
+                Block::Passage("document", self.passage_text(intake, &passage)?)
             }
             "search_result" => {
-                let source = self.take_source(intake)?.of_search_result(intake)?;
+                let source = self.take_source(intake)?.into_origin(intake)?;
                 let title = self.title.take().ok_or_else(|| intake.missing(".title"))?;
                 let content = self.content.take().ok_or_else(|| intake.missing(".content"))?;
-                let text = content.text_alone(intake)?;
+                let text = content.into_text(intake)?;
                 let kind = "search_result";
                 let passage =
                     Passage { kind, source: Some(source), title: Some(title), context: None, text };
-                Block::Passage(kind, self.written(intake, &passage)?)
+                Block::Passage(kind, self.passage_text(intake, &passage)?)
             }
             "tool_use" => Block::ToolUse(self.take_call(intake)?),
             "tool_result" => {
                 let id = self.tool_use_id.take().ok_or_else(|| intake.missing(".tool_use_id"))?;
                 let content = self.content.take().unwrap_or_default();
-                // It becomes a message of its own, and its images another one.
+                // The result becomes a message, and its images become another one.
                 intake.count_message()?;
                 if !content.images.is_empty() {
                     intake.count_message()?;
@@ -162,9 +166,10 @@ impl BlockFields {
                 Block::ToolResult { id, content }
             }
             other => {
-                let known = "text, image, document, search_result, thinking, redacted_thinking, tool_use or tool_result";
+                let known = "text, image, document, search_result, thinking, \
+                             redacted_thinking, tool_use or tool_result";
                 let message = format!("blocks of type '{other}' are not supported; use {known}");
-                return Err(intake.refuse(unsupported(intake.below(".type"), message)));
+                return Err(intake.refuse(unsupported(intake.child_path(".type"), message)));
             }
         })
     }
@@ -173,36 +178,39 @@ impl BlockFields {
         self.source.take().ok_or_else(|| intake.missing(".source"))
     }
 
-    /// A passage as it is written. Models here can't cite it.
-    fn written<E: Error>(&self, intake: &mut Intake, passage: &Passage) -> Result<String, E> {
+    /// Returns the text of a passage for the prompt.
+    ///
+    /// # Errors
+    /// Fails if the block asks for citations, which no answer has.
+    fn passage_text<E: Error>(&self, intake: &mut Intake, passage: &Passage) -> Result<String, E> {
         if self.citations.as_ref().is_some_and(|citations| citations["enabled"] == true) {
-            let name = intake.below(".citations.enabled");
+            let name = intake.child_path(".citations.enabled");
             let message = format!("'{name}' can't be true: no answer here has citations");
             return Err(intake.refuse(unsupported(name, message)));
         }
-        let written = passage.written();
-        intake.take(written.len() as u64)?;
-        Ok(written)
+        let text = passage.to_prompt_text();
+        intake.reserve(text.len() as u64)?;
+        Ok(text)
     }
 
+    /// Takes a call, in the format for chat templates.
     fn take_call<E: Error>(&mut self, intake: &mut Intake) -> Result<Value, E> {
         let id = self.id.take().ok_or_else(|| intake.missing(".id"))?;
         let name = self.name.take().ok_or_else(|| intake.missing(".name"))?;
         let input = self.input.take().unwrap_or_else(|| json!({}));
         if !input.is_object() {
-            let field = intake.below(".input");
+            let field = intake.child_path(".input");
             let error = ApiError::invalid(&field, format!("'{field}' must be an object"));
             return Err(intake.refuse(error));
         }
         let arguments = input.to_string();
-        intake.take(arguments.len() as u64)?;
-        Ok(
-            json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}),
-        )
+        intake.reserve(arguments.len() as u64)?;
+        let function = json!({"name": name, "arguments": arguments});
+        Ok(json!({"id": id, "type": "function", "function": function}))
     }
 
-    /// A field that has not been taken.
-    fn left(&self) -> Option<&'static str> {
+    /// Returns a field that has not been taken.
+    fn remaining_field(&self) -> Option<&'static str> {
         let fields = [
             (".text", self.text.is_some()),
             (".thinking", self.thinking.is_some()),
@@ -215,15 +223,16 @@ impl BlockFields {
             (".tool_use_id", self.tool_use_id.is_some()),
             (".content", self.content.is_some()),
         ];
-        fields.into_iter().find_map(|(name, is_left)| is_left.then_some(name))
+        fields.into_iter().find_map(|(name, is_present)| is_present.then_some(name))
     }
 }
 
+/// Reads a field's text, which becomes a part of the prompt; `None` for null.
 fn prompt_text<'de, A: MapAccess<'de>>(
     intake: &mut Intake,
     map: &mut A,
 ) -> Result<Option<String>, A::Error> {
-    intake.borrowed(map)?.map(|text| intake.own_prompt(&text)).transpose()
+    intake.next_str(map)?.map(|text| intake.copy_prompt(&text)).transpose()
 }
 
 impl<'de> Visitor<'de> for Seed<'_, ResultBlock> {
@@ -241,10 +250,10 @@ impl<'de> Visitor<'de> for Seed<'_, ResultBlock> {
             }
             other => {
                 let message = format!(
-                    "here is text and are images, documents and search results, not '{}'",
+                    "only text, images, documents and search results are allowed here, not '{}'",
                     other.kind()
                 );
-                Err(intake.refuse(unsupported(intake.below(".type"), message)))
+                Err(intake.refuse(unsupported(intake.child_path(".type"), message)))
             }
         }
     }
@@ -262,14 +271,15 @@ impl<'de> Visitor<'de> for Seed<'_, Option<ResultContent>> {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
-        let text = self.intake.own_prompt(text)?;
+        let text = self.intake.copy_prompt(text)?;
         Ok(Some(ResultContent { text, images: Vec::new() }))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
         let intake = self.intake;
-        let (mut texts, mut images) = (Vec::new(), Vec::new());
-        for ResultBlock(block) in elements(intake, &mut seq)? {
+        let mut texts = Vec::new();
+        let mut images = Vec::new();
+        for ResultBlock(block) in read_list(intake, &mut seq)? {
             match block {
                 Block::Text(text) | Block::Passage(_, text) => intake.push(&mut texts, text)?,
                 Block::Image(image) => intake.push(&mut images, image)?,

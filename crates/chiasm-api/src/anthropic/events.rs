@@ -1,4 +1,4 @@
-//! Streamed answers: blocks one after another, each with a beginning, deltas and an end.
+//! Streamed answers: consecutive blocks, each with a start, deltas and a stop.
 
 use bytes::Bytes;
 use chiasm_backend::ToolCallDelta;
@@ -49,53 +49,54 @@ enum Delta<'a> {
     InputJson { partial_json: &'a str },
 }
 
-/// The block that is being told.
+/// The block in progress.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Open {
-    Nothing,
+enum OpenBlock {
+    None,
     Thinking,
     Text,
     /// The call with this index.
     ToolUse(usize),
 }
 
-/// Turns the deltas of one continuation into events.
+/// The events of one continuation, converted from its deltas.
 pub struct Events {
-    open: Open,
-    /// The index of the block that is open, or else of the next.
+    open: OpenBlock,
+    /// The index of the open block, or of the next one if no block is open.
     index: usize,
-    /// The way the calls ended; `None` before the first one's end.
+    /// The combined end of the calls; `None` until the first call has ended.
     calls_end: Option<CallEnd>,
-    /// The events that have not been sent yet.
+    /// The events that have not been returned yet.
     out: Vec<u8>,
 }
 
 impl Default for Events {
     /// Creates the writer of a continuation's events.
     fn default() -> Self {
-        Self { open: Open::Nothing, index: 0, calls_end: None, out: Vec::new() }
+        Self { open: OpenBlock::None, index: 0, calls_end: None, out: Vec::new() }
     }
 }
 
 impl Events {
-    /// The events of a delta, of which the last one needs the usage of all; `None` if it has none.
-    pub fn of(&mut self, delta: &ChoiceDelta, usage: Usage) -> Option<Bytes> {
+    /// Converts a delta to events; `None` if there are none. The last delta's events contain
+    /// `usage`.
+    pub fn push(&mut self, delta: &ChoiceDelta, usage: Usage) -> Option<Bytes> {
         for event in delta.events.iter() {
             match event {
                 AnswerEvent::Reasoning(text) => {
-                    self.enter(Open::Thinking, || Block::Thinking {
+                    self.enter(OpenBlock::Thinking, || Block::Thinking {
                         thinking: "",
                         signature: String::new(),
                     });
-                    self.tell(Delta::Thinking { thinking: text });
+                    self.write_delta(Delta::Thinking { thinking: text });
                 }
                 AnswerEvent::Text(text) => {
-                    self.enter(Open::Text, || Block::Text { text: "" });
-                    self.tell(Delta::Text { text });
+                    self.enter(OpenBlock::Text, || Block::Text { text: "" });
+                    self.write_delta(Delta::Text { text });
                 }
-                AnswerEvent::Call(piece) => self.call(piece),
+                AnswerEvent::Call(piece) => self.push_call(piece),
                 AnswerEvent::EndCall(end) => {
-                    self.calls_end = Some(CallEnd::joined(self.calls_end, *end));
+                    self.calls_end = Some(CallEnd::combine(self.calls_end, *end));
                     self.close();
                 }
             }
@@ -103,7 +104,7 @@ impl Events {
         if let Some(finish) = &delta.finish {
             self.close();
             if self.index == 0 {
-                self.enter(Open::Text, || Block::Text { text: "" });
+                self.enter(OpenBlock::Text, || Block::Text { text: "" });
                 self.close();
             }
             let ending = Ending::new(finish, self.calls_end);
@@ -112,18 +113,18 @@ impl Events {
         (!self.out.is_empty()).then(|| std::mem::take(&mut self.out).into())
     }
 
-    fn call(&mut self, piece: &ToolCallDelta) {
-        let block = Open::ToolUse(piece.index);
+    fn push_call(&mut self, piece: &ToolCallDelta) {
+        let block = OpenBlock::ToolUse(piece.index);
         if let (Some(id), Some(name)) = (&piece.id, &piece.name) {
             self.enter(block, || Block::ToolUse { id, name, input: Map::new() });
         }
         if self.open == block && !piece.arguments.is_empty() {
-            self.tell(Delta::InputJson { partial_json: &piece.arguments });
+            self.write_delta(Delta::InputJson { partial_json: &piece.arguments });
         }
     }
 
-    /// Begins a block, unless it is the one that is open.
-    fn enter<'a>(&mut self, block: Open, content_block: impl FnOnce() -> Block<'a>) {
+    /// Starts a block, unless it is already open.
+    fn enter<'a>(&mut self, block: OpenBlock, content_block: impl FnOnce() -> Block<'a>) {
         if self.open != block {
             self.close();
             self.open = block;
@@ -132,35 +133,36 @@ impl Events {
         }
     }
 
-    fn tell(&mut self, delta: Delta<'_>) {
+    fn write_delta(&mut self, delta: Delta<'_>) {
         write(&mut self.out, &Event::ContentBlockDelta { index: self.index, delta });
     }
 
-    /// Ends the block that is open.
+    /// Ends the open block, if there is one.
     fn close(&mut self) {
-        if self.open == Open::Nothing {
+        if self.open == OpenBlock::None {
             return;
         }
-        if self.open == Open::Thinking {
-            self.tell(Delta::Signature { signature: signature() });
+        if self.open == OpenBlock::Thinking {
+            self.write_delta(Delta::Signature { signature: signature() });
         }
         write(&mut self.out, &Event::ContentBlockStop { index: self.index });
-        self.open = Open::Nothing;
+        self.open = OpenBlock::None;
         self.index += 1;
     }
 }
 
-/// The first event: a message without content.
-pub fn start(head: &Head, usage: Usage) -> Bytes {
-    alone(&Event::MessageStart { message: head.message(Vec::new(), Ending::default(), usage) })
+/// Returns the first event: a message without content.
+pub fn message_start(head: &Head, usage: Usage) -> Bytes {
+    serialize(&Event::MessageStart { message: head.message(Vec::new(), Ending::default(), usage) })
 }
 
-/// The last event.
-pub fn stop() -> Bytes {
-    alone(&Event::MessageStop {})
+/// Returns the last event.
+pub fn message_stop() -> Bytes {
+    serialize(&Event::MessageStop {})
 }
 
-fn alone(event: &Event<'_>) -> Bytes {
+/// Returns a single event as bytes.
+fn serialize(event: &Event<'_>) -> Bytes {
     let mut out = Vec::new();
     write(&mut out, event);
     out.into()
@@ -168,9 +170,9 @@ fn alone(event: &Event<'_>) -> Bytes {
 
 fn write(out: &mut Vec<u8>, event: &Event<'_>) {
     out.extend_from_slice(format!("event: {}\ndata: ", event.name()).as_bytes());
-    let begun = out.len();
+    let body_start = out.len();
     if let Err(error) = serde_json::to_writer(&mut *out, event) {
-        out.truncate(begun);
+        out.truncate(body_start);
         let error = ApiError::internal(format!("an event could not be written: {error}"));
         out.extend_from_slice(error.anthropic_body().to_string().as_bytes());
     }
@@ -206,19 +208,21 @@ mod tests {
         str::from_utf8(bytes).unwrap().split_terminator("\n\n").map(parse).collect()
     }
 
-    /// The events of these deltas, without what is random.
-    fn told(deltas: Vec<ChoiceDelta>) -> Vec<Value> {
-        let mut events = Events::default();
-        let told = deltas.iter().filter_map(|delta| events.of(delta, USAGE));
-        let mut told: Vec<Value> = told.flat_map(|bytes| parsed(&bytes)).collect();
-        for signature in told.iter_mut().filter_map(|event| event.pointer_mut("/delta/signature")) {
+    /// Returns the events of these deltas, without the random signatures.
+    fn streamed(deltas: Vec<ChoiceDelta>) -> Vec<Value> {
+        let mut writer = Events::default();
+        let written = deltas.iter().filter_map(|delta| writer.push(delta, USAGE));
+        let mut events: Vec<Value> = written.flat_map(|bytes| parsed(&bytes)).collect();
+        let signatures =
+            events.iter_mut().filter_map(|event| event.pointer_mut("/delta/signature"));
+        for signature in signatures {
             assert_eq!(signature.as_str().unwrap().len(), 32);
             *signature = Value::Null;
         }
-        told
+        events
     }
 
-    fn said(events: impl IntoIterator<Item = AnswerEvent>) -> ChoiceDelta {
+    fn delta(events: impl IntoIterator<Item = AnswerEvent>) -> ChoiceDelta {
         let mut delta = ChoiceDelta::default();
         events.into_iter().for_each(|event| delta.events.push(event));
         delta
@@ -238,7 +242,7 @@ mod tests {
         AnswerEvent::Call(ToolCallDelta { index, id, name, arguments: arguments.to_owned() })
     }
 
-    fn more(index: usize, arguments: &str) -> AnswerEvent {
+    fn call_piece(index: usize, arguments: &str) -> AnswerEvent {
         AnswerEvent::Call(ToolCallDelta {
             index,
             arguments: arguments.to_owned(),
@@ -254,109 +258,125 @@ mod tests {
         ChoiceDelta { finish: Some(finish), ..ChoiceDelta::default() }
     }
 
-    fn begins(index: usize, content_block: Value) -> Value {
+    fn start(index: usize, content_block: Value) -> Value {
         json!({"type": "content_block_start", "index": index, "content_block": content_block})
     }
 
-    fn adds(index: usize, delta: Value) -> Value {
+    fn block_delta(index: usize, delta: Value) -> Value {
         json!({"type": "content_block_delta", "index": index, "delta": delta})
     }
 
-    fn ends(index: usize) -> Value {
+    fn stop(index: usize) -> Value {
         json!({"type": "content_block_stop", "index": index})
+    }
+
+    fn usage(output_tokens: usize) -> Value {
+        json!({
+            "input_tokens": 3,
+            "cache_read_input_tokens": 4,
+            "cache_creation_input_tokens": 3,
+            "output_tokens": output_tokens,
+        })
     }
 
     fn message_delta(reason: &str) -> Value {
         json!({
-            "type": "message_delta", "delta": {"stop_reason": reason, "stop_sequence": null},
-            "usage": {"input_tokens": 3, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 3, "output_tokens": 5},
+            "type": "message_delta",
+            "delta": {"stop_reason": reason, "stop_sequence": null},
+            "usage": usage(5),
         })
     }
 
     #[test]
-    fn thinking_text_and_two_calls_are_four_blocks() {
-        let told = told(vec![
-            said([reasoning("h")]),
-            said([reasoning("m"), text("so")]),
-            said([]),
-            said([call(0, ""), more(0, "{\"a\"")]),
-            said([more(0, ": 1}"), closed(), call(1, "{}"), closed()]),
+    fn kinds_of_content_become_separate_blocks() {
+        let events = streamed(vec![
+            delta([reasoning("h")]),
+            delta([reasoning("m"), text("so")]),
+            delta([]),
+            delta([call(0, ""), call_piece(0, "{\"a\"")]),
+            delta([call_piece(0, ": 1}"), closed(), call(1, "{}"), closed()]),
             end(Finish::ToolCalls),
         ]);
         let tool = |id: &str| json!({"type": "tool_use", "id": id, "name": "f", "input": {}});
         let expected = [
-            begins(0, json!({"type": "thinking", "thinking": "", "signature": ""})),
-            adds(0, json!({"type": "thinking_delta", "thinking": "h"})),
-            adds(0, json!({"type": "thinking_delta", "thinking": "m"})),
-            adds(0, json!({"type": "signature_delta", "signature": null})),
-            ends(0),
-            begins(1, json!({"type": "text", "text": ""})),
-            adds(1, json!({"type": "text_delta", "text": "so"})),
-            ends(1),
-            begins(2, tool("call0")),
-            adds(2, json!({"type": "input_json_delta", "partial_json": "{\"a\""})),
-            adds(2, json!({"type": "input_json_delta", "partial_json": ": 1}"})),
-            ends(2),
-            begins(3, tool("call1")),
-            adds(3, json!({"type": "input_json_delta", "partial_json": "{}"})),
-            ends(3),
+            start(0, json!({"type": "thinking", "thinking": "", "signature": ""})),
+            block_delta(0, json!({"type": "thinking_delta", "thinking": "h"})),
+            block_delta(0, json!({"type": "thinking_delta", "thinking": "m"})),
+            block_delta(0, json!({"type": "signature_delta", "signature": null})),
+            stop(0),
+            start(1, json!({"type": "text", "text": ""})),
+            block_delta(1, json!({"type": "text_delta", "text": "so"})),
+            stop(1),
+            start(2, tool("call0")),
+            block_delta(2, json!({"type": "input_json_delta", "partial_json": "{\"a\""})),
+            block_delta(2, json!({"type": "input_json_delta", "partial_json": ": 1}"})),
+            stop(2),
+            start(3, tool("call1")),
+            block_delta(3, json!({"type": "input_json_delta", "partial_json": "{}"})),
+            stop(3),
             message_delta("tool_use"),
         ];
-        assert_eq!(told, expected);
+        assert_eq!(events, expected);
     }
 
     #[test]
     fn delta_across_blocks_keeps_event_order() {
-        let told = told(vec![
-            said([call(0, "{")]),
-            said([more(0, "}"), closed(), text("and")]),
-            said([text(" so"), reasoning("hm"), call(1, "{}"), closed()]),
+        let events = streamed(vec![
+            delta([call(0, "{")]),
+            delta([call_piece(0, "}"), closed(), text("and")]),
+            delta([text(" so"), reasoning("hm"), call(1, "{}"), closed()]),
             end(Finish::ToolCalls),
         ]);
         let expected = [
-            adds(0, json!({"type": "input_json_delta", "partial_json": "}"})),
-            ends(0),
-            begins(1, json!({"type": "text", "text": ""})),
-            adds(1, json!({"type": "text_delta", "text": "and"})),
-            adds(1, json!({"type": "text_delta", "text": " so"})),
-            ends(1),
-            begins(2, json!({"type": "thinking", "thinking": "", "signature": ""})),
-            adds(2, json!({"type": "thinking_delta", "thinking": "hm"})),
-            adds(2, json!({"type": "signature_delta", "signature": null})),
-            ends(2),
-            begins(3, json!({"type": "tool_use", "id": "call1", "name": "f", "input": {}})),
-            adds(3, json!({"type": "input_json_delta", "partial_json": "{}"})),
-            ends(3),
+            block_delta(0, json!({"type": "input_json_delta", "partial_json": "}"})),
+            stop(0),
+            start(1, json!({"type": "text", "text": ""})),
+            block_delta(1, json!({"type": "text_delta", "text": "and"})),
+            block_delta(1, json!({"type": "text_delta", "text": " so"})),
+            stop(1),
+            start(2, json!({"type": "thinking", "thinking": "", "signature": ""})),
+            block_delta(2, json!({"type": "thinking_delta", "thinking": "hm"})),
+            block_delta(2, json!({"type": "signature_delta", "signature": null})),
+            stop(2),
+            start(3, json!({"type": "tool_use", "id": "call1", "name": "f", "input": {}})),
+            block_delta(3, json!({"type": "input_json_delta", "partial_json": "{}"})),
+            stop(3),
             message_delta("tool_use"),
         ];
-        assert_eq!(told[2..], expected);
+        assert_eq!(events[2..], expected);
     }
 
     #[test]
     fn unfinished_call_does_not_end_with_tool_use() {
-        let cut = said([call(0, "{\"a\""), AnswerEvent::EndCall(CallEnd::Unfinished)]);
-        let told = told(vec![cut, end(Finish::Eos)]);
-        assert_eq!(told.last(), Some(&message_delta("end_turn")));
+        let cut = delta([call(0, "{\"a\""), AnswerEvent::EndCall(CallEnd::Unfinished)]);
+        let events = streamed(vec![cut, end(Finish::Eos)]);
+        assert_eq!(events.last(), Some(&message_delta("end_turn")));
     }
 
     #[test]
-    fn an_answer_without_words_is_an_empty_text() {
+    fn empty_answer_has_empty_text_block() {
         let expected =
-            [begins(0, json!({"type": "text", "text": ""})), ends(0), message_delta("end_turn")];
-        assert_eq!(told(vec![said([]), end(Finish::Eos)]), expected);
-        assert!(Events::default().of(&said([]), USAGE).is_none());
+            [start(0, json!({"type": "text", "text": ""})), stop(0), message_delta("end_turn")];
+        assert_eq!(streamed(vec![delta([]), end(Finish::Eos)]), expected);
+        assert!(Events::default().push(&delta([]), USAGE).is_none());
     }
 
     #[test]
-    fn a_stream_begins_and_ends_with_its_message() {
+    fn message_events_enclose_the_stream() {
         let head = Head::new(&RequestId::new("r").unwrap(), "m");
         let message = json!({
-            "id": "msg_r", "type": "message", "role": "assistant", "model": "m", "content": [], "stop_reason": null,
-            "stop_sequence": null, "usage": {"input_tokens": 3, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 3, "output_tokens": 0},
+            "id": "msg_r",
+            "type": "message",
+            "role": "assistant",
+            "model": "m",
+            "content": [],
+            "stop_reason": null,
+            "stop_sequence": null,
+            "usage": usage(0),
         });
-        let begun = start(&head, Usage { completion_tokens: 0, ..USAGE });
-        assert_eq!(parsed(&begun), [json!({"type": "message_start", "message": message})]);
-        assert_eq!(stop(), "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n");
+        let first = message_start(&head, Usage { completion_tokens: 0, ..USAGE });
+        assert_eq!(parsed(&first), [json!({"type": "message_start", "message": message})]);
+        assert_eq!(message_stop(), "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n");
         let mut failed = Vec::new();
         StreamApi::Messages.write_failure(&mut failed, &ApiError::internal("gone"), 0);
         let error = json!({"type": "error", "error": {"type": "api_error", "message": "gone"}});

@@ -1,4 +1,4 @@
-//! `messages` and `system`, as the messages that chat templates know.
+//! `messages` and `system`, converted to messages for chat templates.
 
 use std::fmt;
 
@@ -12,14 +12,14 @@ use super::blocks::Block;
 use super::result_content::{ResultContent, unsupported};
 use crate::error::ApiError;
 use crate::openai::intake::{Intake, Seed};
-use crate::openai::messages::{elements, message_list};
+use crate::openai::messages::{read_list, read_messages};
 
-/// What one client begins a block of its system message with. It differs in every request, so vLLM
-/// drops the block for the prefix cache's sake; the tokens must be the same here.
+/// The start of a block that one client adds to its system message. The block differs in every
+/// request, so vLLM drops it for the sake of the prefix cache. The tokens must be the same here.
 const BILLING_HEADER: &str = "x-anthropic-billing-header";
 
-/// The messages of a request. One of theirs may be several, and their media items are in the order
-/// of these.
+/// The messages of a request, and their media items in the same order. One message of the request
+/// may become several.
 pub struct Messages {
     pub messages: Vec<ChatMessage>,
     pub media: Vec<MediaRef>,
@@ -28,7 +28,7 @@ pub struct Messages {
 /// The text of `system`.
 pub struct System(pub(super) String);
 
-/// A message as it came.
+/// A message as the client sent it.
 struct Turn {
     role: String,
     content: Content,
@@ -53,7 +53,7 @@ impl<'de> Visitor<'de> for Seed<'_, Option<Messages>> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
         let intake = self.intake;
         let mut messages = Vec::new();
-        for turn in joined_turns(message_list(intake, &mut seq)?) {
+        for turn in join_turns(read_messages(intake, &mut seq)?) {
             add_turn(intake, &mut messages, turn)?;
         }
         join_messages(&mut messages);
@@ -71,32 +71,34 @@ impl<'de> Visitor<'de> for Seed<'_, Turn> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Turn, A::Error> {
         let intake = self.intake;
         intake.count_message()?;
-        let (mut role, mut content, mut unknown) = (None, None, None);
-        while let Some(name) = intake.name(&mut map)? {
+        let mut role = None;
+        let mut content = None;
+        let mut unknown = None;
+        while let Some(name) = intake.next_name(&mut map)? {
             let outer = intake.enter(format_args!(".{name}"));
             match &*name {
-                "role" => role = intake.text(&mut map)?,
+                "role" => role = intake.next_text(&mut map)?,
                 "content" => content = map.next_value_seed(intake.seed::<Option<Content>>())?,
-                _ => intake.unknown(&mut map, &mut unknown)?,
+                _ => intake.skip_unknown(&mut map, &mut unknown)?,
             }
             intake.leave(outer);
         }
         let role = role.ok_or_else(|| intake.missing(".role"))?;
         let content = content.ok_or_else(|| intake.missing(".content"))?;
-        check(intake, &role, &content)?;
+        check_turn(intake, &role, &content)?;
         intake.refuse_unknown(unknown)?;
         Ok(Turn { role, content })
     }
 }
 
-/// Refuses a role that there is not, and blocks that do not belong to a role.
-fn check<E: Error>(intake: &mut Intake, role: &str, content: &Content) -> Result<(), E> {
+/// Refuses unknown roles, and blocks that don't belong to a role.
+fn check_turn<E: Error>(intake: &mut Intake, role: &str, content: &Content) -> Result<(), E> {
     let kinds: &[&str] = match role {
         "user" => &["text", "image", "document", "search_result", "tool_result"],
         "assistant" => &["text", "thinking", "redacted_thinking", "tool_use"],
         "system" => &["text"],
         _ => {
-            let name = intake.below(".role");
+            let name = intake.child_path(".role");
             let message = format!("'{name}' must be user, assistant or system, got '{role}'");
             return Err(intake.refuse(ApiError::invalid(&name, message)));
         }
@@ -108,8 +110,10 @@ fn check<E: Error>(intake: &mut Intake, role: &str, content: &Content) -> Result
                 "a message with role '{role}' can't have blocks of type '{}'",
                 block.kind()
             );
-            Err(intake
-                .refuse(unsupported(intake.below(&format!(".content[{index}].type")), message)))
+            Err(intake.refuse(unsupported(
+                intake.child_path(&format!(".content[{index}].type")),
+                message,
+            )))
         }
         None => Ok(()),
     }
@@ -127,11 +131,11 @@ impl<'de> Visitor<'de> for Seed<'_, Option<Content>> {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
-        self.intake.own_prompt(text).map(|text| Some(Content::Text(text)))
+        self.intake.copy_prompt(text).map(|text| Some(Content::Text(text)))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-        elements(self.intake, &mut seq).map(|blocks| Some(Content::Blocks(blocks)))
+        read_list(self.intake, &mut seq).map(|blocks| Some(Content::Blocks(blocks)))
     }
 }
 
@@ -147,26 +151,26 @@ impl<'de> Visitor<'de> for Seed<'_, Option<System>> {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
-        self.intake.own_prompt(text).map(|text| Some(System(text)))
+        self.intake.copy_prompt(text).map(|text| Some(System(text)))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
         let intake = self.intake;
-        let blocks: Vec<Block> = elements(intake, &mut seq)?;
+        let blocks: Vec<Block> = read_list(intake, &mut seq)?;
         if let Some((index, block)) =
             blocks.iter().enumerate().find(|(_, block)| block.kind() != "text")
         {
             let message = format!("'system' has text, not blocks of type '{}'", block.kind());
             return Err(
-                intake.refuse(unsupported(intake.below(&format!("[{index}].type")), message))
+                intake.refuse(unsupported(intake.child_path(&format!("[{index}].type")), message))
             );
         }
-        Ok(Some(System(joined(blocks))))
+        Ok(Some(System(system_text(blocks))))
     }
 }
 
-/// The texts of a system message.
-fn joined(blocks: Vec<Block>) -> String {
+/// Returns the joined texts of a system message, without billing headers.
+fn system_text(blocks: Vec<Block>) -> String {
     let text = |block| match block {
         Block::Text(text) if !text.starts_with(BILLING_HEADER) => Some(text),
         _ => None,
@@ -174,7 +178,7 @@ fn joined(blocks: Vec<Block>) -> String {
     blocks.into_iter().filter_map(text).collect()
 }
 
-/// A message with a text.
+/// Returns a message with a text.
 pub(crate) fn message(role: &str, text: String) -> ChatMessage {
     ChatMessage {
         role: role.to_owned(),
@@ -185,17 +189,13 @@ pub(crate) fn message(role: &str, text: String) -> ChatMessage {
 
 /// Joins consecutive turns of the user, and of the assistant, as Anthropic does. System turns stay
 /// apart.
-fn joined_turns(mut turns: Vec<Turn>) -> Vec<Turn> {
-    turns.retain(|turn| !turn.is_silent_system());
+fn join_turns(mut turns: Vec<Turn>) -> Vec<Turn> {
+    turns.retain(|turn| !turn.is_empty_system());
     turns.dedup_by(|next, last| {
         let is_joined = next.role == last.role && next.role != "system";
         if is_joined {
-            let mut blocks =
-                std::mem::replace(&mut last.content, Content::Blocks(Vec::new())).into_blocks();
-            blocks.append(
-                &mut std::mem::replace(&mut next.content, Content::Blocks(Vec::new()))
-                    .into_blocks(),
-            );
+            let mut blocks = last.content.take_blocks();
+            blocks.append(&mut next.content.take_blocks());
             last.content = Content::Blocks(blocks);
         }
         is_joined
@@ -205,13 +205,13 @@ fn joined_turns(mut turns: Vec<Turn>) -> Vec<Turn> {
 
 impl Turn {
     /// Returns `true` for a system message that adds nothing to the prompt.
-    fn is_silent_system(&self) -> bool {
-        let is_silent = |text: &str| text.is_empty() || text.starts_with(BILLING_HEADER);
+    fn is_empty_system(&self) -> bool {
+        let is_ignored = |text: &str| text.is_empty() || text.starts_with(BILLING_HEADER);
         self.role == "system"
             && match &self.content {
-                Content::Text(text) => is_silent(text),
+                Content::Text(text) => is_ignored(text),
                 Content::Blocks(blocks) => blocks.iter().all(|block| match block {
-                    Block::Text(text) => is_silent(text),
+                    Block::Text(text) => is_ignored(text),
                     _ => false,
                 }),
             }
@@ -219,57 +219,58 @@ impl Turn {
 }
 
 impl Content {
-    fn into_blocks(self) -> Vec<Block> {
-        match self {
+    /// Takes the blocks and leaves the content empty. A text becomes one block.
+    fn take_blocks(&mut self) -> Vec<Block> {
+        match std::mem::replace(self, Self::Blocks(Vec::new())) {
             Self::Text(text) => vec![Block::Text(text)],
             Self::Blocks(blocks) => blocks,
         }
     }
 }
 
-/// Joins consecutive messages of the user, and of the assistant. There are such where a tool's
-/// result has images, and where a system message between them was moved.
+/// Joins consecutive messages of the user, and of the assistant. They occur if a tool's result has
+/// images, or if a system message between them was moved.
 fn join_messages(messages: &mut Vec<ChatMessage>) {
     messages.dedup_by(|next, last| {
         let is_joined =
             next.role == last.role && matches!(next.role.as_str(), "user" | "assistant");
         if is_joined {
-            join(last, std::mem::take(next));
+            append_message(last, std::mem::take(next));
         }
         is_joined
     });
 }
 
-/// Appends a user message that follows a tool's result to this result, for templates that expect an
+/// Appends a user message that follows a tool's result to that result, for templates that expect an
 /// assistant message between the two. Media items keep their order.
 pub fn append_user_to_results(messages: &mut Vec<ChatMessage>) {
     messages.dedup_by(|next, last| {
         let is_joined = next.role == "user" && last.role == "tool";
         if is_joined {
-            join(last, std::mem::take(next));
+            append_message(last, std::mem::take(next));
         }
         is_joined
     });
 }
 
 /// Appends a message to the one before it.
-fn join(last: &mut ChatMessage, next: ChatMessage) {
+fn append_message(last: &mut ChatMessage, next: ChatMessage) {
     let ChatMessage { role: _, content, name: _, tool_call_id: _, tool_calls, reasoning } = next;
     last.content = match (last.content.take(), content) {
-        (Some(said), Some(more)) => {
-            let mut parts = into_parts(said);
+        (Some(first), Some(more)) => {
+            let mut parts = into_parts(first);
             parts.append(&mut into_parts(more));
             Some(ChatContent::Parts(parts))
         }
-        (said, more) => said.or(more),
+        (first, more) => first.or(more),
     };
     match (&mut last.tool_calls, tool_calls) {
         (Some(Value::Array(calls)), Some(Value::Array(mut more))) => calls.append(&mut more),
         (calls, more) => *calls = calls.take().or(more),
     }
     match (&mut last.reasoning, reasoning) {
-        (Some(thought), Some(more)) => thought.push_str(&more),
-        (thought, more) => *thought = thought.take().or(more),
+        (Some(reasoning), Some(more)) => reasoning.push_str(&more),
+        (reasoning, more) => *reasoning = reasoning.take().or(more),
     }
 }
 
@@ -281,25 +282,25 @@ fn into_parts(content: ChatContent) -> Vec<ChatPart> {
     }
 }
 
-/// Puts what all system messages say into one at the head, as vLLM does for templates that take
-/// none behind others.
+/// Merges all system messages into one at the start, as vLLM does for templates that accept no
+/// later ones.
 pub fn put_system_first(messages: &mut Vec<ChatMessage>) {
-    let mut said = String::new();
+    let mut system = String::new();
     messages.retain_mut(|message| match &mut message.content {
         Some(ChatContent::Text(text)) if message.role == "system" => {
-            said.push_str(text);
+            system.push_str(text);
             false
         }
         _ => true,
     });
-    if !said.is_empty() {
-        messages.insert(0, message("system", said));
+    if !system.is_empty() {
+        messages.insert(0, message("system", system));
     }
     join_messages(messages);
 }
 
-/// Adds what a message becomes: results of tools are messages of their own, before what is said
-/// beside them.
+/// Appends the messages of a turn. Tool results become separate messages, before the turn's other
+/// content.
 fn add_turn<E: Error>(
     intake: &mut Intake,
     messages: &mut Vec<ChatMessage>,
@@ -310,7 +311,7 @@ fn add_turn<E: Error>(
         let text = match content {
             Content::Text(text) if text.starts_with(BILLING_HEADER) => String::new(),
             Content::Text(text) => text,
-            Content::Blocks(blocks) => joined(blocks),
+            Content::Blocks(blocks) => system_text(blocks),
         };
         return if text.is_empty() { Ok(()) } else { intake.push(messages, message(&role, text)) };
     }
@@ -318,16 +319,18 @@ fn add_turn<E: Error>(
         Content::Text(text) => return intake.push(messages, message(&role, text)),
         Content::Blocks(blocks) => blocks,
     };
-    let (mut said, mut images, mut calls) = (Vec::new(), Vec::new(), Vec::new());
+    let mut parts = Vec::new();
+    let mut images = Vec::new();
+    let mut calls = Vec::new();
     let mut reasoning: Option<String> = None;
     for block in blocks {
         match block {
             Block::Text(text) if text.is_empty() => {}
             Block::Text(text) | Block::Passage(_, text) => {
-                intake.push(&mut said, ChatPart::Text(text))?
+                intake.push(&mut parts, ChatPart::Text(text))?
             }
             Block::Image(image) => {
-                intake.push(&mut said, ChatPart::Media(Modality::Image))?;
+                intake.push(&mut parts, ChatPart::Media(Modality::Image))?;
                 intake.push(&mut images, image)?;
             }
             Block::Thinking(text) => reasoning.get_or_insert_default().push_str(&text),
@@ -336,13 +339,13 @@ fn add_turn<E: Error>(
             Block::ToolResult { id, content } => add_result(intake, messages, id, content)?,
         }
     }
-    let is_single = matches!(said[..], [ChatPart::Text(_)]);
-    let content = match said.pop() {
+    let is_single = matches!(parts[..], [ChatPart::Text(_)]);
+    let content = match parts.pop() {
         None => None,
         Some(ChatPart::Text(text)) if is_single => Some(ChatContent::Text(text)),
         Some(last) => {
-            said.push(last);
-            Some(ChatContent::Parts(said))
+            parts.push(last);
+            Some(ChatContent::Parts(parts))
         }
     };
     if content.is_none() && role == "user" {
@@ -356,7 +359,8 @@ fn add_turn<E: Error>(
     )
 }
 
-/// Adds the result of a tool. Its images are said by the user, as templates take none from tools.
+/// Appends the result of a tool. Its images become a user message, because templates accept no
+/// images from tools.
 fn add_result<E: Error>(
     intake: &mut Intake,
     messages: &mut Vec<ChatMessage>,

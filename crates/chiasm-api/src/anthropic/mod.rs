@@ -1,16 +1,16 @@
 //! Anthropic's Messages API: request bodies to
-//! [`GenerateRequest`](chiasm_request::GenerateRequest), and results back to bodies and events.
-//! What means what is as in vLLM 0.33 (`vllm/entrypoints/anthropic/serving.py`).
+//! [`GenerateRequest`](chiasm_request::GenerateRequest), and results back to bodies and events. The
+//! mapping is that of vLLM 0.33 (`vllm/entrypoints/anthropic/serving.py`).
 //!
 //! | module | is |
 //! |---|---|
 //! | `request`, `tools` | the fields of a body |
-//! | `messages`, `blocks`, `sources` | its conversation, read without copies of what is large |
-//! | `response` | whole answers, and what answers and events share |
+//! | `messages`, `blocks`, `sources` | the conversation, read without copies of large values |
+//! | `response` | whole answers, and the types that answers and events share |
 //! | `events` | streamed answers |
 //!
-//! Bodies are read by OpenAI's `Intake`, `Seed`, `Fields` and `elements`, which know of no
-//! protocol.
+//! Bodies are read by OpenAI's `Intake`, `Seed`, `Fields` and `read_list`, which are independent of
+//! the protocol.
 
 mod blocks;
 pub mod events;

@@ -1,10 +1,10 @@
-//! The bodies of the two endpoints.
+//! The request bodies of the two endpoints.
 
 use std::fmt;
 
 use chiasm_backend::Structured;
 use chiasm_media::Charge;
-use chiasm_request::{Chat, GenerateRequest, Prompt, Sampling, ThinkingBudget};
+use chiasm_request::{Chat, ClientSampling, GenerateRequest, Prompt, ThinkingBudget};
 use serde::de::{MapAccess, Visitor};
 use serde_json::{Map, Value};
 
@@ -15,11 +15,11 @@ use crate::openai::fields::Fields;
 use crate::openai::intake::{Intake, Seed};
 use crate::openai::{RequestBody, sampling, structured};
 
-/// Fewest tokens that a model may be given to think: Anthropic's bound.
-const LEAST_BUDGET: u32 = 1024;
-/// What changes no answer, or only whom Anthropic bills it to, how it caches it or where it
-/// computes it.
-const IGNORED: [&str; 9] = [
+/// The minimum thinking budget, in tokens: Anthropic's limit.
+const MIN_THINKING_TOKENS: u32 = 1024;
+/// Fields without an effect on the answer, or only on Anthropic's billing, caching and choice of
+/// region.
+const IGNORED_FIELDS: [&str; 9] = [
     "metadata",
     "service_tier",
     "speed",
@@ -33,7 +33,7 @@ const IGNORED: [&str; 9] = [
 
 /// The body of `POST /v1/messages`.
 pub struct MessagesRequest {
-    /// The model's name, when given.
+    /// The model's name, if given.
     pub model: Option<String>,
     /// The answer is a stream of events.
     pub is_streamed: bool,
@@ -43,7 +43,7 @@ pub struct MessagesRequest {
 
 /// The body of `POST /v1/messages/count_tokens`.
 pub struct CountRequest {
-    /// The model's name, when given.
+    /// The model's name, if given.
     pub model: Option<String>,
     /// The request whose tokens are counted.
     pub generate: GenerateRequest,
@@ -55,13 +55,13 @@ impl RequestBody for MessagesRequest {
         let fields = &mut body.fields;
         let max_tokens = fields.take_in("max_tokens", 1.., "at least 1")?;
         let max_tokens: u32 = max_tokens.ok_or_else(|| ApiError::missing("max_tokens"))?;
-        let sampling = Sampling {
+        let sampling = ClientSampling {
             max_tokens: Some(max_tokens),
             temperature: fields.take_in("temperature", 0.0..=2.0, "from 0 to 2")?,
             top_p: fields.take_in("top_p", f64::MIN_POSITIVE..=1.0, "above 0 and at most 1")?,
             top_k: fields.take_in("top_k", -1..=i64::from(i32::MAX), "-1, 0 or more")?,
             stop: sampling::take_stops(fields, "stop_sequences")?,
-            ..Sampling::default()
+            ..ClientSampling::default()
         };
         let is_streamed = fields.take("stream")?.unwrap_or(false);
         let cache_salt = sampling::take_salt(fields)?;
@@ -73,7 +73,7 @@ impl RequestBody for MessagesRequest {
 
 impl RequestBody for CountRequest {
     fn parse(mut intake: Intake) -> Result<(Self, Charge), ApiError> {
-        let (model, generate) = intake.read::<Body>()?.finish(Sampling::default())?;
+        let (model, generate) = intake.read::<Body>()?.finish(ClientSampling::default())?;
         Ok((Self { model, generate }, intake.into_charge()))
     }
 }
@@ -94,8 +94,10 @@ impl<'de> Visitor<'de> for Seed<'_, Body> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Body, A::Error> {
         let intake = self.intake;
-        let (mut fields, mut system, mut messages) = (Map::new(), None, None);
-        while let Some(name) = intake.name(&mut map)? {
+        let mut fields = Map::new();
+        let mut system = None;
+        let mut messages = None;
+        while let Some(name) = intake.next_name(&mut map)? {
             let outer = intake.enter(&name);
             match &*name {
                 "messages" => messages = map.next_value_seed(intake.seed::<Option<Messages>>())?,
@@ -107,14 +109,17 @@ impl<'de> Visitor<'de> for Seed<'_, Body> {
             }
             intake.leave(outer);
         }
-        Ok(Body { fields: Fields::of(fields), system, messages })
+        Ok(Body { fields: Fields::from_map(fields), system, messages })
     }
 }
 
 impl Body {
-    /// Takes the fields that both endpoints have: the model's name, and the conversation with all
-    /// that changes its prompt. `sampling` is what other fields say about it.
-    fn finish(self, sampling: Sampling) -> Result<(Option<String>, GenerateRequest), ApiError> {
+    /// Takes the fields of both endpoints: the model's name, and everything that affects the
+    /// prompt. `sampling` holds the settings from other fields.
+    fn finish(
+        self,
+        sampling: ClientSampling,
+    ) -> Result<(Option<String>, GenerateRequest), ApiError> {
         let Self { mut fields, system, messages } = self;
         let Messages { mut messages, media } =
             messages.ok_or_else(|| ApiError::missing("messages"))?;
@@ -134,11 +139,11 @@ impl Body {
             ..Chat::default()
         };
         let model = fields.take("model")?;
-        fields.ignore(&IGNORED);
+        fields.ignore(&IGNORED_FIELDS);
         fields.finish()?;
         let generate = GenerateRequest {
             prompt: Prompt::Chat(chat),
-            sampling: Sampling { structured, thinking_budget: budget, ..sampling },
+            sampling: ClientSampling { structured, thinking_budget: budget, ..sampling },
             cache_salt: None,
             priority: 0,
             tools,
@@ -151,12 +156,12 @@ impl Body {
 /// The value of `thinking`.
 #[derive(Default)]
 struct Thinking {
-    /// The model is not to think.
+    /// The model must not think.
     is_off: bool,
     budget: Option<ThinkingBudget>,
 }
 
-/// Takes `thinking`. What the model thinks is always told, as in vLLM.
+/// Takes `thinking`. The answer always includes the reasoning, as in vLLM.
 fn take_thinking(fields: &mut Fields, max_tokens: Option<u32>) -> Result<Thinking, ApiError> {
     let Some(thinking) = fields.take::<Value>("thinking")? else { return Ok(Thinking::default()) };
     let mut tokens = None;
@@ -166,15 +171,15 @@ fn take_thinking(fields: &mut Fields, max_tokens: Option<u32>) -> Result<Thinkin
         "enabled" => {
             const BUDGET: &str = "thinking.budget_tokens";
             let budget: Option<u32> =
-                fields.take_in("budget_tokens", LEAST_BUDGET.., "at least 1024")?;
+                fields.take_in("budget_tokens", MIN_THINKING_TOKENS.., "at least 1024")?;
             let budget = budget.ok_or_else(|| ApiError::missing(BUDGET))?;
-            if max_tokens.is_some_and(|most| budget >= most) {
+            if max_tokens.is_some_and(|max| budget >= max) {
                 return Err(ApiError::invalid(
                     BUDGET,
                     format!("'{BUDGET}' must be less than 'max_tokens'"),
                 ));
             }
-            // Coding agents send it to every model.
+            // Coding agents send a budget to every model.
             tokens = Some(ThinkingBudget { tokens: budget, field: BUDGET, only_if_thinking: true });
         }
         "adaptive" | "disabled" => {}
@@ -189,7 +194,7 @@ fn take_thinking(fields: &mut Fields, max_tokens: Option<u32>) -> Result<Thinkin
     Ok(Thinking { is_off: kind == "disabled", budget: tokens })
 }
 
-/// Takes `output_config`: how much the model is to think, and what its answer is held to.
+/// Takes `output_config`: the reasoning effort, and the constraint on the answer.
 fn take_output_config(
     fields: &mut Fields,
 ) -> Result<(Option<String>, Option<Structured>), ApiError> {
@@ -229,9 +234,10 @@ mod tests {
     use super::*;
 
     fn parse(extra: Value) -> Result<MessagesRequest, ApiError> {
-        let mut body = json!({"model": "m", "max_tokens": 2000, "messages": [{"role": "user", "content": "hi"}]});
+        let messages = json!([{"role": "user", "content": "hi"}]);
+        let mut body = json!({"model": "m", "max_tokens": 2000, "messages": messages});
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
-        MessagesRequest::parse(Intake::of(&body)).map(|(request, _)| request)
+        MessagesRequest::parse(Intake::from_json(&body)).map(|(request, _)| request)
     }
 
     fn chat(request: &GenerateRequest) -> &Chat {
@@ -240,11 +246,23 @@ mod tests {
     }
 
     #[test]
-    fn fields_have_their_counterparts() {
+    fn fields_map_to_request() {
         let request = parse(json!({
-            "system": "s", "temperature": 0.5, "top_p": 0.9, "top_k": 5, "stop_sequences": ["x"], "stream": true,
-            "metadata": {"user_id": "u"}, "user_profile_id": "u", "workspace_id": "w", "service_tier": "auto", "thinking": {"type": "enabled", "budget_tokens": 1024},
-            "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {"type": "object"}}},
+            "system": "s",
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "top_k": 5,
+            "stop_sequences": ["x"],
+            "stream": true,
+            "metadata": {"user_id": "u"},
+            "user_profile_id": "u",
+            "workspace_id": "w",
+            "service_tier": "auto",
+            "thinking": {"type": "enabled", "budget_tokens": 1024},
+            "output_config": {
+                "effort": "low",
+                "format": {"type": "json_schema", "schema": {"type": "object"}},
+            },
         }));
         let MessagesRequest { model, is_streamed, generate } = request.unwrap();
         assert_eq!((model.as_deref(), is_streamed), (Some("m"), true));
@@ -271,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_that_is_not_to_think_is_told_so_whatever_its_effort() {
+    fn disabled_thinking_overrides_effort() {
         let effort = |extra: Value| chat(&parse(extra).unwrap().generate).reasoning_effort.clone();
         let config = json!({"effort": "max"});
         assert_eq!(
@@ -286,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn invalid_field_is_named() {
         for (extra, field) in [
             (json!({"max_tokens": null}), "max_tokens"),
             (json!({"max_tokens": 0}), "max_tokens"),
@@ -324,11 +342,13 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_counted_without_a_limit_and_nothing_is_sampled() {
+    fn count_request_has_no_max_tokens() {
         let parse = |extra: Value| {
             let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});
             body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
-            CountRequest::parse(Intake::of(&body)).map(drop).map_err(|error| error.param.unwrap())
+            CountRequest::parse(Intake::from_json(&body))
+                .map(drop)
+                .map_err(|error| error.param.unwrap())
         };
         assert_eq!(
             parse(json!({"thinking": {"type": "enabled", "budget_tokens": 9999}, "system": "s"})),

@@ -1,4 +1,4 @@
-//! Whole answers, and what answers and events share.
+//! Whole answers, and the types that answers and events share.
 
 use chiasm_backend::{Finish, RequestId, ToolCallDelta};
 use chiasm_parse::CallEnd;
@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::openai::Usage;
 
-/// Id and model of one answer.
+/// The id and the model of an answer.
 #[derive(Clone, Debug)]
 pub struct Head {
     id: String,
@@ -16,20 +16,27 @@ pub struct Head {
 }
 
 impl Head {
-    /// Creates the head of an answer by this model, as its client calls it.
+    /// Creates the head of an answer. `model` is the client's name for the model.
     pub fn new(request: &RequestId, model: &str) -> Self {
         Self { id: format!("msg_{request}"), model: model.to_owned() }
     }
 
-    /// A message with this in it.
+    /// Returns a message with this content.
     pub fn message<'a>(
         &'a self,
         content: Vec<Block<'a>>,
         ending: Ending<'a>,
         usage: Usage,
     ) -> Message<'a> {
-        let (kind, role, usage) = ("message", "assistant", UsageBody::from(usage));
-        Message { id: &self.id, kind, role, model: &self.model, content, ending, usage }
+        Message {
+            id: &self.id,
+            kind: "message",
+            role: "assistant",
+            model: &self.model,
+            content,
+            ending,
+            usage: usage.into(),
+        }
     }
 }
 
@@ -47,7 +54,7 @@ pub struct Message<'a> {
     usage: UsageBody,
 }
 
-/// A block of what the model says.
+/// A block of the model's message.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Block<'a> {
@@ -60,7 +67,7 @@ pub enum Block<'a> {
     Thinking {
         /// The text.
         thinking: &'a str,
-        /// A number that clients send back with the block; it has no meaning here.
+        /// A random value that clients send back with the block; it is not used here.
         signature: String,
     },
     /// A call.
@@ -74,37 +81,40 @@ pub enum Block<'a> {
     },
 }
 
-/// The reason for the end of a message; both fields are null until it has ended.
+/// The reason for the end of a message; both fields are null until the message has ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Ending<'a> {
-    /// Anthropic's word for the reason.
+    /// Anthropic's name of the reason.
     pub stop_reason: Option<&'static str>,
     /// The stop string that ended the text, if one did.
     pub stop_sequence: Option<&'a str>,
 }
 
 impl<'a> Ending<'a> {
-    /// Creates the end of an answer. `calls_end` is the end of its calls, if there are any. Closed
-    /// calls win over a stop sequence. An answer with an unfinished call has no `tool_use` as its
-    /// reason: clients would run that call, too.
+    /// Creates the end of an answer. `calls_end` is the end of its calls, if there are any.
+    ///
+    /// Closed calls have priority over a stop sequence. An answer with an unfinished call never has
+    /// the reason `tool_use`, because clients would run that call, too.
     pub fn new(finish: &'a Finish, calls_end: Option<CallEnd>) -> Self {
-        let calls = calls_end == Some(CallEnd::Closed);
+        let has_calls = calls_end == Some(CallEnd::Closed);
         let stop_reason = match finish {
             Finish::Length => Some("max_tokens"),
-            // As in vLLM: Anthropic has no word for it.
+            // As in vLLM: Anthropic has no name for this reason.
             Finish::Repetition => None,
-            Finish::StopString(stop) if !calls => {
+            Finish::StopString(stop) if !has_calls => {
                 return Self { stop_reason: Some("stop_sequence"), stop_sequence: Some(stop) };
             }
             Finish::ToolCalls => Some("tool_use"),
-            Finish::Eos | Finish::StopToken(_) | Finish::StopString(_) if calls => Some("tool_use"),
+            Finish::Eos | Finish::StopToken(_) | Finish::StopString(_) if has_calls => {
+                Some("tool_use")
+            }
             Finish::Eos | Finish::StopToken(_) | Finish::StopString(_) => Some("end_turn"),
         };
         Self { stop_reason, stop_sequence: None }
     }
 }
 
-/// Token counts in Anthropic's words: what was read from a cache or written to it is no input.
+/// Token counts in Anthropic's terms: input tokens exclude those read from or written to a cache.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct UsageBody {
     input_tokens: usize,
@@ -131,9 +141,9 @@ pub fn signature() -> String {
     format!("{:032x}", rand::random::<u128>())
 }
 
-/// Returns the whole answer, with a block for each reasoning, text and call. An answer without
-/// events has a block with an empty text, because clients expect a first block.
-pub fn whole<'a>(head: &'a Head, choice: &'a FinishedChoice, usage: Usage) -> Message<'a> {
+/// Returns a whole answer, with a block for each reasoning, text and call. An answer without events
+/// has a block with an empty text, because clients expect a first block.
+pub fn whole_message<'a>(head: &'a Head, choice: &'a FinishedChoice, usage: Usage) -> Message<'a> {
     let mut content = Vec::new();
     let mut calls_end = None;
     for event in choice.events.iter() {
@@ -143,7 +153,7 @@ pub fn whole<'a>(head: &'a Head, choice: &'a FinishedChoice, usage: Usage) -> Me
             }
             AnswerEvent::Text(text) => content.push(Block::Text { text }),
             AnswerEvent::Call(call) => content.push(tool_use(call)),
-            AnswerEvent::EndCall(end) => calls_end = Some(CallEnd::joined(calls_end, *end)),
+            AnswerEvent::EndCall(end) => calls_end = Some(CallEnd::combine(calls_end, *end)),
         }
     }
     if content.is_empty() {
@@ -152,7 +162,8 @@ pub fn whole<'a>(head: &'a Head, choice: &'a FinishedChoice, usage: Usage) -> Me
     head.message(content, Ending::new(&choice.finish, calls_end), usage)
 }
 
-/// A call. Its input is an object even if what the model wrote is none.
+/// Returns the block of a call. The input is an empty object if the model's arguments are not an
+/// object.
 fn tool_use(call: &ToolCallDelta) -> Block<'_> {
     let input = serde_json::from_str(&call.arguments).unwrap_or_default();
     Block::ToolUse {
@@ -209,7 +220,7 @@ mod tests {
             finish,
         };
         let head = Head::new(&RequestId::new("r").unwrap(), "m");
-        serde_json::to_value(whole(&head, &choice, USAGE)).unwrap()
+        serde_json::to_value(whole_message(&head, &choice, USAGE)).unwrap()
     }
 
     #[test]
@@ -236,20 +247,25 @@ mod tests {
                 {"type": "tool_use", "id": "call1", "name": "f", "input": {}},
             ],
             "stop_reason": "end_turn", "stop_sequence": null,
-            "usage": {"input_tokens": 3, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 3, "output_tokens": 5},
+            "usage": {
+                "input_tokens": 3,
+                "cache_read_input_tokens": 4,
+                "cache_creation_input_tokens": 3,
+                "output_tokens": 5,
+            },
         });
         assert_eq!(answer, expected);
     }
 
     #[test]
-    fn an_answer_without_words_has_an_empty_text_and_a_list_is_no_input() {
+    fn missing_text_or_input_becomes_empty() {
         assert_eq!(message([], Finish::Eos)["content"], json!([{"type": "text", "text": ""}]));
         assert_eq!(message([reasoning("hm")], Finish::Eos)["content"].as_array().unwrap().len(), 1);
         assert_eq!(message([call(0, "[1]")], Finish::Eos)["content"][0]["input"], json!({}));
     }
 
     #[test]
-    fn every_end_has_its_reason() {
+    fn stop_reason_depends_on_finish_of_calls() {
         let stop = || Finish::StopString("x".to_owned());
         let closed = Some(CallEnd::Closed);
         let unfinished = Some(CallEnd::Unfinished);

@@ -1,4 +1,4 @@
-//! The content of a result, before it is known which block it belongs to.
+//! The content of a result, parsed before the type of its block is known.
 
 use chiasm_request::MediaRef;
 use serde::de::Error;
@@ -6,7 +6,7 @@ use serde::de::Error;
 use crate::error::ApiError;
 use crate::openai::intake::Intake;
 
-/// What a function gave back.
+/// The text and the images of a result.
 #[derive(Default)]
 pub(super) struct ResultContent {
     pub(super) text: String,
@@ -14,8 +14,11 @@ pub(super) struct ResultContent {
 }
 
 impl ResultContent {
-    /// Its text, where there may be no images.
-    pub(super) fn text_alone<E: Error>(self, intake: &mut Intake) -> Result<String, E> {
+    /// Returns the text.
+    ///
+    /// # Errors
+    /// Fails if there are images.
+    pub(super) fn into_text<E: Error>(self, intake: &mut Intake) -> Result<String, E> {
         match self.images.into_iter().next() {
             None => Ok(self.text),
             Some(image) => {
@@ -26,6 +29,7 @@ impl ResultContent {
     }
 }
 
+/// Creates the error for an unsupported block or source at `field`.
 pub(super) fn unsupported(field: String, message: String) -> ApiError {
     ApiError { code: "unsupported_part", ..ApiError::invalid(field, message) }
 }

@@ -1,4 +1,4 @@
-//! Sources of blocks: where an image is, and what a document says.
+//! Sources of blocks: the location of an image, or the text of a document.
 
 use std::fmt;
 
@@ -11,54 +11,66 @@ use crate::openai::intake::{Intake, Seed};
 
 /// A block's `source`.
 pub(super) enum Source {
-    /// An image, or a document that is a file, is there.
+    /// The location or the data of an image, or of a document that is a file.
     Media(MediaInput),
-    /// This is the text of a document.
+    /// The text of a document.
     Text(String),
-    /// A search result was found there.
-    Place(String),
+    /// The origin of a search result.
+    Origin(String),
 }
 
 impl Source {
-    pub(super) fn of_image<E: Error>(self, intake: &mut Intake) -> Result<MediaInput, E> {
+    /// Returns the source of an image.
+    ///
+    /// # Errors
+    /// Fails for any other source.
+    pub(super) fn into_image<E: Error>(self, intake: &mut Intake) -> Result<MediaInput, E> {
         match self {
             Self::Media(source) => Ok(source),
             Self::Text(_) => {
                 Err(wrong_type(intake, "the source of an image must be of the type base64 or url"))
             }
-            Self::Place(_) => Err(wrong_form(intake, "an object")),
+            Self::Origin(_) => Err(wrong_form(intake, "an object")),
         }
     }
 
-    pub(super) fn of_document<E: Error>(self, intake: &mut Intake) -> Result<String, E> {
+    /// Returns the text of a document.
+    ///
+    /// # Errors
+    /// Fails for any other source.
+    pub(super) fn into_document<E: Error>(self, intake: &mut Intake) -> Result<String, E> {
         match self {
             Self::Text(text) => Ok(text),
             Self::Media(_) => Err(wrong_type(
                 intake,
                 "files such as PDF are not read here; a document's source must be text or content",
             )),
-            Self::Place(_) => Err(wrong_form(intake, "an object")),
+            Self::Origin(_) => Err(wrong_form(intake, "an object")),
         }
     }
 
-    pub(super) fn of_search_result<E: Error>(self, intake: &mut Intake) -> Result<String, E> {
+    /// Returns the origin of a search result.
+    ///
+    /// # Errors
+    /// Fails for any other source.
+    pub(super) fn into_origin<E: Error>(self, intake: &mut Intake) -> Result<String, E> {
         match self {
-            Self::Place(place) => Ok(place),
+            Self::Origin(origin) => Ok(origin),
             _ => Err(wrong_form(intake, "a string")),
         }
     }
 }
 
 fn wrong_type<E: Error>(intake: &mut Intake, message: &str) -> E {
-    intake.refuse(unsupported(intake.below(".source.type"), message.to_owned()))
+    intake.refuse(unsupported(intake.child_path(".source.type"), message.to_owned()))
 }
 
 fn wrong_form<E: Error>(intake: &mut Intake, form: &str) -> E {
-    let field = intake.below(".source");
+    let field = intake.child_path(".source");
     intake.refuse(ApiError::invalid(&field, format!("'{field}' must be {form}")))
 }
 
-/// A text that is told apart from what is said around it.
+/// A document or a search result, which is delimited from the text around it.
 pub(super) struct Passage {
     pub(super) kind: &'static str,
     pub(super) source: Option<String>,
@@ -68,9 +80,9 @@ pub(super) struct Passage {
 }
 
 impl Passage {
-    /// As Anthropic advises to write documents in prompts; how its own servers write these blocks
-    /// is not published.
-    pub(super) fn written(&self) -> String {
+    /// Returns the passage as text for the prompt, in the format that Anthropic recommends for
+    /// documents. The format of Anthropic's own servers is not published.
+    pub(super) fn to_prompt_text(&self) -> String {
         let Self { kind, source, title, context, text } = self;
         let mut written = format!("<{kind}>\n");
         for (name, value) in [("source", source), ("title", title), ("context", context)] {
@@ -84,7 +96,7 @@ impl Passage {
 
 /// The fields of a source that is an object.
 #[derive(Default)]
-struct Given {
+struct SourceFields {
     kind: Option<String>,
     data: Option<bytes::Bytes>,
     url: Option<bytes::Bytes>,
@@ -103,40 +115,41 @@ impl<'de> Visitor<'de> for Seed<'_, Option<Source>> {
         Ok(None)
     }
 
-    fn visit_str<E: Error>(self, place: &str) -> Result<Self::Value, E> {
-        self.intake.own_prompt(place).map(|place| Some(Source::Place(place)))
+    fn visit_str<E: Error>(self, origin: &str) -> Result<Self::Value, E> {
+        self.intake.copy_prompt(origin).map(|origin| Some(Source::Origin(origin)))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let intake = self.intake;
-        let mut given = Given::default();
-        while let Some(name) = intake.name(&mut map)? {
+        let mut fields = SourceFields::default();
+        while let Some(name) = intake.next_name(&mut map)? {
             let outer = intake.enter(format_args!(".{name}"));
             match &*name {
-                "type" => given.kind = intake.text(&mut map)?,
-                // The format is found from the bytes.
-                "media_type" => drop(intake.borrowed(&mut map)?),
+                "type" => fields.kind = intake.next_text(&mut map)?,
+                // The format is detected from the bytes.
+                "media_type" => drop(intake.next_str(&mut map)?),
                 "data" => {
-                    given.data =
-                        intake.borrowed(&mut map)?.map(|data| intake.share(&data)).transpose()?
+                    fields.data =
+                        intake.next_str(&mut map)?.map(|data| intake.share(&data)).transpose()?
                 }
                 "url" => {
-                    given.url =
-                        intake.borrowed(&mut map)?.map(|url| intake.share(&url)).transpose()?
+                    fields.url =
+                        intake.next_str(&mut map)?.map(|url| intake.share(&url)).transpose()?
                 }
                 "content" => {
-                    given.content = map.next_value_seed(intake.seed::<Option<ResultContent>>())?
+                    fields.content = map.next_value_seed(intake.seed::<Option<ResultContent>>())?
                 }
-                _ => intake.unknown(&mut map, &mut given.unknown)?,
+                _ => intake.skip_unknown(&mut map, &mut fields.unknown)?,
             }
             intake.leave(outer);
         }
-        given.source(intake).map(Some)
+        fields.into_source(intake).map(Some)
     }
 }
 
-impl Given {
-    fn source<E: Error>(mut self, intake: &mut Intake) -> Result<Source, E> {
+impl SourceFields {
+    /// Builds the source according to its type.
+    fn into_source<E: Error>(mut self, intake: &mut Intake) -> Result<Source, E> {
         let kind = self.kind.take().ok_or_else(|| intake.missing(".type"))?;
         let source = match kind.as_str() {
             "base64" => Source::Media(MediaInput::Base64(
@@ -147,18 +160,18 @@ impl Given {
             )),
             "text" => {
                 let data = self.data.take().ok_or_else(|| intake.missing(".data"))?;
-                // It was a string of JSON, and so is UTF-8.
-                Source::Text(intake.own_prompt(&String::from_utf8_lossy(&data))?)
+                // The bytes come from a JSON string, so they are UTF-8.
+                Source::Text(intake.copy_prompt(&String::from_utf8_lossy(&data))?)
             }
             "content" => {
                 let content = self.content.take().ok_or_else(|| intake.missing(".content"))?;
-                Source::Text(content.text_alone(intake)?)
+                Source::Text(content.into_text(intake)?)
             }
             other => {
                 let message = format!(
                     "sources of type '{other}' are not supported; use base64, url, text or content"
                 );
-                return Err(intake.refuse(unsupported(intake.below(".type"), message)));
+                return Err(intake.refuse(unsupported(intake.child_path(".type"), message)));
             }
         };
         let given = [
@@ -166,8 +179,9 @@ impl Given {
             (".url", self.url.is_some()),
             (".content", self.content.is_some()),
         ];
-        let other =
-            given.into_iter().find_map(|(name, is_given)| is_given.then(|| intake.below(name)));
+        let other = given
+            .into_iter()
+            .find_map(|(name, is_given)| is_given.then(|| intake.child_path(name)));
         intake.refuse_unknown(self.unknown.or(other))?;
         Ok(source)
     }

@@ -5,9 +5,9 @@ use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
 use crate::openai::fields::Fields;
-use crate::openai::tools::{read_all, take_name, tool_use, written};
+use crate::openai::tools::{function_json, read_all, take_name, tool_use};
 
-/// Takes both fields. `None` if there are no functions.
+/// Takes both fields; `None` if there are no functions.
 pub(super) fn take(fields: &mut Fields) -> Result<Option<ToolUse>, ApiError> {
     let tools: Vec<Value> = fields.take("tools")?.unwrap_or_default();
     let tools = read_all(tools, read_tool)?;
@@ -23,7 +23,8 @@ fn read_tool(tool: Value, path: &str) -> Result<Value, ApiError> {
     let kind: Option<String> = fields.take("type")?;
     if let Some(kind) = kind.filter(|kind| kind != "custom") {
         let message = format!(
-            "tools of type '{kind}' are not run here; only those of the client ('custom') are taken"
+            "tools of type '{kind}' are not run here; \
+             only those of the client ('custom') are taken"
         );
         return Err(ApiError::invalid(fields.name("type"), message));
     }
@@ -34,7 +35,7 @@ fn read_tool(tool: Value, path: &str) -> Result<Value, ApiError> {
     schema.entry("type").or_insert_with(|| json!("object"));
     let examples: Vec<Map<String, Value>> = fields.take("input_examples")?.unwrap_or_default();
     if !examples.is_empty() {
-        // Templates show the model the schema, which has a place for them.
+        // Templates only show the schema to the model, so the examples become a part of it.
         let listed = schema.entry("examples").or_insert_with(|| json!([]));
         let name = fields.name("input_schema.examples");
         let listed =
@@ -46,10 +47,10 @@ fn read_tool(tool: Value, path: &str) -> Result<Value, ApiError> {
     fields.refuse_unless("allowed_callers", |value| value == &json!(["direct"]))?;
     fields.ignore(&["cache_control", "eager_input_streaming"]);
     fields.finish()?;
-    Ok(written(name, description, Some(schema), strict))
+    Ok(function_json(name, description, Some(schema), strict))
 }
 
-/// Which function is to be called, and whether several may be.
+/// Reads the choice of a function, and whether parallel calls are allowed.
 fn read_choice(choice: Value, tools: &[Value]) -> Result<(ToolChoice, bool), ApiError> {
     let mut fields = Fields::new(choice, "tool_choice")?;
     let kind: String = fields.take("type")?.ok_or_else(|| ApiError::missing("tool_choice.type"))?;
@@ -85,15 +86,19 @@ mod tests {
     use super::*;
 
     fn taken(body: Value) -> Result<Option<ToolUse>, ApiError> {
-        Fields::all_taken(body, take)
+        Fields::take_all(body, take)
     }
 
     fn tool(name: &str) -> Value {
-        json!({"name": name, "input_schema": {"properties": {}}, "cache_control": {"type": "ephemeral"}})
+        json!({
+            "name": name,
+            "input_schema": {"properties": {}},
+            "cache_control": {"type": "ephemeral"},
+        })
     }
 
     #[test]
-    fn tools_come_out_as_templates_want_them() {
+    fn tools_have_template_format() {
         let ToolUse { tools, choice, in_parallel, .. } =
             taken(json!({"tools": [tool("f")]})).unwrap().unwrap();
         let function =
@@ -104,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn examples_are_a_part_of_the_schema() {
+    fn examples_become_part_of_schema() {
         let schema = |extra: Value| {
             let mut tool = json!({"name": "f", "input_schema": {"type": "object"}});
             tool.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
@@ -130,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn choices_have_their_counterparts() {
+    fn choices_map_to_tool_choices() {
         for (choice, expected) in [
             (json!({"type": "auto", "disable_parallel_tool_use": true}), (ToolChoice::Auto, false)),
             (json!({"type": "any"}), (ToolChoice::Required, true)),
@@ -144,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn invalid_tool_names_field() {
         for (body, field) in [
             (
                 json!({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),

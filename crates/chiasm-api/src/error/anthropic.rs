@@ -1,4 +1,4 @@
-//! Errors in Anthropic's words.
+//! Anthropic's error format.
 
 use serde_json::{Value, json};
 
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_have_anthropics_names() {
+    fn error_kinds_map_to_anthropic_types() {
         for (kind, expected) in [
             (ErrorKind::Unauthenticated, "authentication_error"),
             (ErrorKind::NotFound, "not_found_error"),

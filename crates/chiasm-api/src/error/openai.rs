@@ -1,4 +1,4 @@
-//! Errors in OpenAI's words.
+//! OpenAI's error format.
 
 use serde_json::{Value, json};
 
@@ -19,7 +19,8 @@ pub(super) fn error_body(error: &ApiError) -> Value {
         | ErrorKind::Unprocessable => "invalid_request_error",
         ErrorKind::Internal | ErrorKind::BadGateway | ErrorKind::TimedOut => "server_error",
     };
-    json!({"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}})
+    let ApiError { message, param, code, .. } = error;
+    json!({"error": {"message": message, "type": kind, "param": param, "code": code}})
 }
 
 #[cfg(test)]

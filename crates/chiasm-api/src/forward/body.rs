@@ -1,4 +1,4 @@
-//! A body that is passed on: what it says, and where the model's name is in it.
+//! The body of a forwarded request, its fields and the position of the model's name.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,35 +12,39 @@ use serde_json::{Map, Value};
 use crate::error::ApiError;
 use crate::openai::{Intake, RequestBody};
 
-/// A body that is passed on. Only the model's name is read; any JSON object is taken.
+/// The body of a forwarded request. Any JSON object is accepted; only the model's name is read.
 #[derive(Debug)]
 pub struct ForwardBody {
-    /// The body as it came.
+    /// The unmodified body.
     pub body: Bytes,
-    /// The place of the model's name in `body`, with its quotes; `None` if there is no such field.
-    pub model: Option<Range<usize>>,
-    /// The model's name; `None` if it is no string.
-    pub name: Option<String>,
+    /// The byte range of the model's name in `body`, with its quotes; `None` if the field is
+    /// missing.
+    pub model_range: Option<Range<usize>>,
+    /// The model's name; `None` if the field is missing or not a string.
+    pub model_name: Option<String>,
     /// All fields of the body.
     pub fields: Arc<Map<String, Value>>,
 }
 
-/// Finds a field without reading the others.
+/// The field `model` of a body, borrowed; other fields are skipped.
 #[derive(Deserialize)]
 struct Head<'a> {
-    #[serde(borrow, default, deserialize_with = "as_it_is")]
+    #[serde(borrow, default, deserialize_with = "raw_value")]
     model: Option<&'a RawValue>,
 }
 
-/// Null is a value here.
-fn as_it_is<'de: 'a, 'a, D: Deserializer<'de>>(value: D) -> Result<Option<&'a RawValue>, D::Error> {
+/// Deserializes any value, and keeps `null` as a value.
+fn raw_value<'de: 'a, 'a, D: Deserializer<'de>>(
+    value: D,
+) -> Result<Option<&'a RawValue>, D::Error> {
     <&RawValue>::deserialize(value).map(Some)
 }
 
 impl ForwardBody {
-    /// The number of JSON values within the fields, which parsing the body again depends on.
-    pub fn values(&self) -> u64 {
-        self.fields.values().map(values).sum()
+    /// Returns the number of JSON values nested in the fields, which determines the cost of parsing
+    /// the body again.
+    pub fn count_values(&self) -> u64 {
+        self.fields.values().map(count_nested).sum()
     }
 }
 
@@ -50,19 +54,21 @@ impl RequestBody for ForwardBody {
         let Value::Object(fields) = intake.read::<Value>()? else {
             return Err(ApiError::invalid("body", "must be a JSON object"));
         };
-        let model = place_of_model(intake.json())?
-            .map(|place| intake.in_body(place.start)..intake.in_body(place.end));
-        let name = fields.get("model").and_then(Value::as_str).map(str::to_owned);
-        intake.take_for("body", body.len() as u64)?;
-        Ok((Self { body, model, name, fields: Arc::new(fields) }, intake.into_charge()))
+        let model_range = model_name_range(intake.json())?
+            .map(|range| intake.body_offset(range.start)..intake.body_offset(range.end));
+        let model_name = fields.get("model").and_then(Value::as_str).map(str::to_owned);
+        intake.reserve_for("body", body.len() as u64)?;
+        let fields = Arc::new(fields);
+        Ok((Self { body, model_range, model_name, fields }, intake.into_charge()))
     }
 }
 
-/// Returns the place of the field `model` in a JSON object, with quotes; `None` if there is none.
+/// Returns the byte range of the field `model` in a JSON object, with quotes; `None` if the field
+/// is missing.
 ///
 /// # Errors
-/// The text is no JSON object.
-pub fn place_of_model(json: &[u8]) -> Result<Option<Range<usize>>, ApiError> {
+/// Fails if the text is not a JSON object.
+pub fn model_name_range(json: &[u8]) -> Result<Option<Range<usize>>, ApiError> {
     let head: Head<'_> = serde_json::from_slice(json).map_err(ApiError::invalid_json)?;
     Ok(head.model.map(|model| {
         let begin = model.get().as_ptr() as usize - json.as_ptr() as usize;
@@ -70,11 +76,11 @@ pub fn place_of_model(json: &[u8]) -> Result<Option<Range<usize>>, ApiError> {
     }))
 }
 
-/// The JSON values below one.
-fn values(value: &Value) -> u64 {
+/// Returns the number of JSON values nested in `value`.
+fn count_nested(value: &Value) -> u64 {
     match value {
-        Value::Array(list) => list.iter().map(|value| 1 + values(value)).sum(),
-        Value::Object(fields) => fields.values().map(|value| 1 + values(value)).sum(),
+        Value::Array(list) => list.iter().map(|value| 1 + count_nested(value)).sum(),
+        Value::Object(fields) => fields.values().map(|value| 1 + count_nested(value)).sum(),
         _ => 0,
     }
 }
@@ -91,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn the_models_name_is_found_behind_long_strings() {
+    fn model_name_after_long_strings_is_found() {
         let long = "A".repeat(10_000);
         for body in [
             format!(r#"{{"model": "m", "prompt": "{long}"}}"#),
@@ -100,11 +106,11 @@ mod tests {
         ] {
             let value: Value = serde_json::from_str(&body).unwrap();
             let (request, _) = ForwardBody::parse(intake(&body)).unwrap();
-            assert_eq!(&request.body[request.model.unwrap()], b"\"m\"");
+            assert_eq!(&request.body[request.model_range.unwrap()], b"\"m\"");
             assert_eq!(Value::Object(Arc::unwrap_or_clone(request.fields)), value);
         }
         let body = format!(r#"{{"prompt": "{long}", "model": "{long}"}}"#);
         let (request, _) = ForwardBody::parse(intake(&body)).unwrap();
-        assert_eq!(&request.body[request.model.unwrap()], format!("\"{long}\"").as_bytes());
+        assert_eq!(&request.body[request.model_range.unwrap()], format!("\"{long}\"").as_bytes());
     }
 }

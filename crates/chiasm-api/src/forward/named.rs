@@ -1,5 +1,5 @@
-//! Conversations whose images have names of ours, for servers that know items by the names that
-//! they are given.
+//! Request bodies whose images are inline and named by their identity, for servers that identify
+//! media items by name.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -22,12 +22,14 @@ fn is_image(part: &Fields) -> bool {
     MediaKind::find(part).is_some_and(|kind| kind.modality == Modality::Image)
 }
 
-/// Returns the request's body with each image inline, as it was read here, and with the image's
-/// identity as its name. `None` if the request has other images than these.
+/// Serializes a request with each image inline, in the bytes read here, and with the image's
+/// identity as its name.
 ///
-/// The server does not fetch an image's URL again: it may find another image there by then, and
-/// would take that for this one in every later request.
-pub fn with_names(fields: &Fields, items: &[JobItem]) -> Option<Vec<u8>> {
+/// Returns `None` if an item has no encoded bytes, or if the request has another number of images.
+///
+/// The server must not fetch an image's URL again: the URL may return another image by then. The
+/// server would reuse that image for the same name in every later request.
+pub fn body_with_named_images(fields: &Fields, items: &[JobItem]) -> Option<Vec<u8>> {
     let images: Vec<(EncodedItem, String)> = items
         .iter()
         .map(|item| Some((item.source.encoded()?, item.name())))
@@ -70,16 +72,16 @@ pub fn with_names(fields: &Fields, items: &[JobItem]) -> Option<Vec<u8>> {
 fn write_object(
     out: &mut Vec<u8>,
     fields: &Fields,
-    mut write: impl FnMut(&mut Vec<u8>, &str, &Value) -> Result<()>,
+    mut write_value: impl FnMut(&mut Vec<u8>, &str, &Value) -> Result<()>,
 ) -> Result<()> {
     out.push(b'{');
-    for (at, (name, value)) in fields.iter().enumerate() {
-        if at > 0 {
+    for (index, (name, value)) in fields.iter().enumerate() {
+        if index > 0 {
             out.push(b',');
         }
         serde_json::to_writer(&mut *out, name)?;
         out.push(b':');
-        write(out, name, value)?;
+        write_value(out, name, value)?;
     }
     out.push(b'}');
     Ok(())
@@ -88,26 +90,27 @@ fn write_object(
 fn write_list(
     out: &mut Vec<u8>,
     values: &[Value],
-    mut write: impl FnMut(&mut Vec<u8>, &Value) -> Result<()>,
+    mut write_value: impl FnMut(&mut Vec<u8>, &Value) -> Result<()>,
 ) -> Result<()> {
     out.push(b'[');
-    for (at, value) in values.iter().enumerate() {
-        if at > 0 {
+    for (index, value) in values.iter().enumerate() {
+        if index > 0 {
             out.push(b',');
         }
-        write(out, value)?;
+        write_value(out, value)?;
     }
     out.push(b']');
     Ok(())
 }
 
-/// Writes a part with this image and name in place of its own. Its other fields stay, such as
-/// `detail`. The image and the name need no escaping.
+/// Writes a part with its image and name replaced. Other fields, such as `detail`, are kept.
+///
+/// The base64 data and the name need no escaping.
 fn write_image(out: &mut Vec<u8>, part: &Fields, image: &EncodedItem, name: &str) -> Result<()> {
-    const OURS: [&str; 3] = ["type", "image_url", "uuid"];
+    const REPLACED_FIELDS: [&str; 3] = ["type", "image_url", "uuid"];
     out.extend_from_slice(br#"{"type":"image_url","image_url":{"#);
-    if let Some(Value::Object(beside)) = part.get("image_url") {
-        write_others(out, beside, &["url", "uuid"])?;
+    if let Some(Value::Object(inner)) = part.get("image_url") {
+        write_except(out, inner, &["url", "uuid"])?;
     }
     let EncodedItem { bytes, media_type, .. } = image;
     out.extend_from_slice(br#""url":"data:"#);
@@ -115,16 +118,16 @@ fn write_image(out: &mut Vec<u8>, part: &Fields, image: &EncodedItem, name: &str
     out.extend_from_slice(b";base64,");
     out.extend_from_slice(STANDARD.encode(bytes).as_bytes());
     out.extend_from_slice(br#""},"#);
-    write_others(out, part, &OURS)?;
+    write_except(out, part, &REPLACED_FIELDS)?;
     out.extend_from_slice(br#""uuid":""#);
     out.extend_from_slice(name.as_bytes());
     out.extend_from_slice(br#""}"#);
     Ok(())
 }
 
-/// Writes the fields that are not among `ours`, each with a comma behind it.
-fn write_others(out: &mut Vec<u8>, fields: &Fields, ours: &[&str]) -> Result<()> {
-    for (name, value) in fields.iter().filter(|(name, _)| !ours.contains(&name.as_str())) {
+/// Writes all fields except `replaced`, each followed by a comma.
+fn write_except(out: &mut Vec<u8>, fields: &Fields, replaced: &[&str]) -> Result<()> {
+    for (name, value) in fields.iter().filter(|(name, _)| !replaced.contains(&name.as_str())) {
         serde_json::to_writer(&mut *out, name)?;
         out.push(b':');
         serde_json::to_writer(&mut *out, value)?;
@@ -140,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn other_fields_of_a_part_stay() {
+    fn other_fields_of_part_are_kept() {
         let image = EncodedItem {
             bytes: b"ab".as_slice().into(),
             content: [0; 32],
@@ -148,19 +151,33 @@ mod tests {
             processor_kwargs: "".into(),
             url: None,
         };
-        let ours = "data:image/png;base64,YWI=";
+        let inline = "data:image/png;base64,YWI=";
         for (part, expected) in [
             (
-                json!({"type": "image_url", "image_url": {"url": "http://a", "detail": "low", "x": [1]}, "y": "\""}),
-                json!({"type": "image_url", "image_url": {"detail": "low", "x": [1], "url": ours}, "y": "\"", "uuid": "n"}),
+                json!({
+                    "type": "image_url",
+                    "image_url": {"url": "http://a", "detail": "low", "x": [1]},
+                    "y": "\"",
+                }),
+                json!({
+                    "type": "image_url",
+                    "image_url": {"detail": "low", "x": [1], "url": inline},
+                    "y": "\"",
+                    "uuid": "n",
+                }),
             ),
             (
                 json!({"image_url": "http://a"}),
-                json!({"type": "image_url", "image_url": {"url": ours}, "uuid": "n"}),
+                json!({"type": "image_url", "image_url": {"url": inline}, "uuid": "n"}),
             ),
             (
                 json!({"type": "input_image", "image_url": "http://a", "detail": "high"}),
-                json!({"type": "image_url", "image_url": {"url": ours}, "detail": "high", "uuid": "n"}),
+                json!({
+                    "type": "image_url",
+                    "image_url": {"url": inline},
+                    "detail": "high",
+                    "uuid": "n",
+                }),
             ),
         ] {
             let part = part.as_object().unwrap();

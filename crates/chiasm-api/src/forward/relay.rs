@@ -1,56 +1,56 @@
-//! Relays the events of a stream that is passed on.
+//! A relay for the events of a forwarded stream.
 //!
-//! Only whole events go to the client. If the stream breaks, an error event can then follow the
-//! last of them.
+//! Only whole events reach the client. If the stream breaks, an error event can therefore follow
+//! the last one.
 
 use bytes::{Bytes, BytesMut};
 use memchr::{memchr, memchr_iter, memmem, memrchr_iter};
 
-use crate::stream_begin::Beginning;
+use crate::stream_begin::LeadingEvent;
 use crate::stream_end::{StreamApi, StreamOutcome};
 
-/// The maximum number of bytes of an event that wait for its end. A longer event, which repeats a
-/// request or a whole answer, is passed on in parts.
+/// The maximum number of buffered bytes of an incomplete event. A longer event, which repeats a
+/// request or a whole answer, is forwarded in parts.
 const MAX_HELD_BYTES: usize = 256 << 10;
 /// The length of the longest blank line, `\n\r\n`, which may be split over two pieces.
 const BLANK_LINE_BYTES: usize = 3;
 
-/// Passes on a stream's whole events and tracks the state of the stream.
+/// Forwards a stream's whole events and tracks the state of the stream.
 #[derive(Debug)]
 pub struct EventRelay {
     api: StreamApi,
-    /// The beginning of an event whose end has not come yet.
+    /// The beginning of an event whose end has not arrived yet.
     held: BytesMut,
-    /// The long event that is being passed on in parts.
+    /// The long event that is being forwarded in parts.
     open: Option<OpenEvent>,
-    /// The outcome, once the event that ends the stream was passed on.
+    /// The outcome, set when the event that ends the stream is forwarded.
     outcome: Option<StreamOutcome>,
-    /// A choice of a completion has a finish reason: some servers send no `[DONE]`.
+    /// A choice of a completion had a finish reason. Some servers send no `[DONE]`.
     has_finish: bool,
     /// The sequence number of the next event, in APIs that number events.
     sequence_number: u64,
-    /// An event had content of the answer.
+    /// An event contained a part of the answer.
     has_content: bool,
-    /// The server's message about its own failure before any content.
+    /// The server's message about its own failure, if it failed before any content.
     failure: Option<String>,
 }
 
-/// An event of which only the beginning was passed on.
+/// An event that was forwarded in part.
 #[derive(Debug)]
 struct OpenEvent {
     /// The outcome of the stream, if the event ends it.
     outcome: Option<StreamOutcome>,
 }
 
-/// The state of a stream of which nothing more comes.
+/// The state of a stream at its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// The stream is complete.
-    Whole,
-    /// The last event is missing. An error event can follow those that were passed on.
-    Lacking,
-    /// An event was passed on in part, so that no other event can follow.
-    WithinEvent,
+    Complete,
+    /// The last event is missing. An error event can follow the forwarded events.
+    Truncated,
+    /// An event was forwarded in part, so no other event can follow.
+    MidEvent,
 }
 
 impl EventRelay {
@@ -69,7 +69,7 @@ impl EventRelay {
         }
     }
 
-    /// Adds a piece of the stream. Returns the bytes that can be passed on now.
+    /// Adds a piece of the stream. Returns the bytes that can be forwarded now.
     pub fn push(&mut self, piece: Bytes) -> Option<Bytes> {
         let searched = self.held.len().saturating_sub(BLANK_LINE_BYTES);
         let bytes = if self.held.is_empty() {
@@ -88,7 +88,7 @@ impl EventRelay {
                 bytes.len().saturating_sub(BLANK_LINE_BYTES)
             }
             whole => {
-                self.observe(&bytes[..whole]);
+                self.observe_events(&bytes[..whole]);
                 whole
             }
         };
@@ -96,8 +96,8 @@ impl EventRelay {
         (whole > 0).then(|| bytes.slice(..whole))
     }
 
-    /// Returns the held bytes if they end the stream. Called when the server has ended it: the last
-    /// event may lack its blank line.
+    /// Returns the buffered bytes if they end the stream. Called after the server has ended the
+    /// stream: the last event may lack its blank line.
     pub fn finish(&mut self) -> Option<Bytes> {
         if self.held.is_empty() {
             return None;
@@ -116,15 +116,15 @@ impl EventRelay {
         Some([&rest, &b"\n\n"[..]].concat().into())
     }
 
-    /// Returns the state of the stream if nothing more comes. `is_clean` says that the server
-    /// itself ended it.
+    /// Returns the state of the stream, assuming that no more bytes arrive. `is_clean` means that
+    /// the server itself ended the stream.
     pub fn ending(&self, is_clean: bool) -> Ending {
         if self.outcome.is_some() || (is_clean && self.has_finish && self.open.is_none()) {
-            Ending::Whole
+            Ending::Complete
         } else if self.open.is_some() {
-            Ending::WithinEvent
+            Ending::MidEvent
         } else {
-            Ending::Lacking
+            Ending::Truncated
         }
     }
 
@@ -133,12 +133,12 @@ impl EventRelay {
         self.sequence_number
     }
 
-    /// Returns `true` if an event had content of the answer.
+    /// Returns `true` if an event contained a part of the answer.
     pub fn has_content(&self) -> bool {
         self.has_content
     }
 
-    /// Returns the outcome, once the event that ends the stream was passed on.
+    /// Returns the outcome after the event that ends the stream was forwarded.
     pub fn outcome(&self) -> Option<&StreamOutcome> {
         self.outcome.as_ref()
     }
@@ -148,8 +148,8 @@ impl EventRelay {
         self.failure.as_deref()
     }
 
-    /// Updates the state by whole events. The first may be the rest of a long event.
-    fn observe(&mut self, events: &[u8]) {
+    /// Updates the state from whole events. The first may be the rest of a long event.
+    fn observe_events(&mut self, events: &[u8]) {
         let mut is_rest = match self.open.take() {
             Some(event) => {
                 self.outcome = self.outcome.take().or(event.outcome);
@@ -168,17 +168,17 @@ impl EventRelay {
             }
             let event = std::mem::take(&mut event);
             if !std::mem::take(&mut is_rest) {
-                self.note(&event);
+                self.observe_event(&event);
             }
         }
     }
 
-    fn note(&mut self, event: &Event<'_>) {
+    fn observe_event(&mut self, event: &Event<'_>) {
         if !self.has_content {
-            match self.api.begins(event.name(), event.data) {
-                Beginning::Prelude => {}
-                Beginning::Failure(words) => self.failure = Some(words),
-                Beginning::Content => self.has_content = self.failure.is_none(),
+            match self.api.classify(event.name(), event.data) {
+                LeadingEvent::Prelude => {}
+                LeadingEvent::Failure(message) => self.failure = Some(message),
+                LeadingEvent::Content => self.has_content = self.failure.is_none(),
             }
         }
         if self.outcome.is_none() {
@@ -195,7 +195,7 @@ impl EventRelay {
         }
     }
 
-    /// Returns the outcome of the stream if an event that has come in part ends it.
+    /// Returns the outcome of the stream if an event that arrived in part ends it.
     fn outcome_of_part(&self, part: &[u8]) -> Option<StreamOutcome> {
         let mut event = Event::default();
         part.split(|byte| *byte == b'\n').for_each(|line| event.add(line));
@@ -207,7 +207,7 @@ impl EventRelay {
 #[derive(Default)]
 struct Event<'a> {
     name: &'a [u8],
-    /// Its first line of data.
+    /// The first line of data.
     data: &'a [u8],
 }
 
@@ -224,7 +224,8 @@ impl<'a> Event<'a> {
         }
     }
 
-    /// Returns the event's name. Some servers send it only as the `type` that the data begins with.
+    /// Returns the event's name. Some servers send the name only as `type` at the start of the
+    /// data.
     fn name(&self) -> &'a [u8] {
         if !self.name.is_empty() {
             return self.name;
@@ -253,8 +254,8 @@ fn has_finish(data: &[u8]) -> bool {
         .any(|at| data[at + FIELD.len()..].trim_ascii_start().starts_with(b"\""))
 }
 
-/// Returns an event's sequence number. Quotes within strings are escaped, so that no text is taken
-/// for the field.
+/// Returns an event's sequence number. Quotes inside strings are escaped, so text can't match the
+/// field.
 fn sequence_number(data: &[u8]) -> Option<u64> {
     const FIELD: &[u8] = b"\"sequence_number\":";
     let rest = data[memmem::rfind(data, FIELD)? + FIELD.len()..].trim_ascii_start();
@@ -267,10 +268,11 @@ mod tests {
     use super::*;
 
     const CHAT: &[u8] =
-        b"data: {\"choices\":[{\"delta\":{\"content\":\"a\"},\"finish_reason\":null}]}\n\n: alive\r\n\r\n\
+        b"data: {\"choices\":[{\"delta\":{\"content\":\"a\"},\"finish_reason\":null}]}\n\n\
+        : alive\r\n\r\n\
         data: {\"choices\":[{\"finish_reason\": \"stop\"}]}\n\ndata: [DONE]\n\n";
 
-    /// Relays pieces. Returns the bytes that go to the client.
+    /// Relays pieces and returns the forwarded bytes.
     fn relayed(relay: &mut EventRelay, pieces: &[&[u8]]) -> Vec<u8> {
         pieces
             .iter()
@@ -290,29 +292,32 @@ mod tests {
                     "{size} {number}"
                 );
             }
-            assert_eq!(relay.ending(false), Ending::Whole, "{size}");
+            assert_eq!(relay.ending(false), Ending::Complete, "{size}");
         }
         for cut in 0..CHAT.len() {
             let mut relay = EventRelay::new(StreamApi::Completions);
             let sent = relayed(&mut relay, &[&CHAT[..cut]]);
             assert_eq!(sent.len(), whole_events(&CHAT[..cut], 0), "{cut}");
-            assert_eq!(relay.ending(false), Ending::Lacking, "{cut}");
+            assert_eq!(relay.ending(false), Ending::Truncated, "{cut}");
         }
     }
 
     #[test]
-    fn completion_without_done_is_whole_behind_its_finish() {
+    fn completion_without_done_is_complete_after_finish() {
         let end = CHAT.len() - b"data: [DONE]\n\n".len();
         let mut relay = EventRelay::new(StreamApi::Completions);
         relayed(&mut relay, &[&CHAT[..end]]);
-        assert_eq!((relay.ending(true), relay.ending(false)), (Ending::Whole, Ending::Lacking));
+        assert_eq!(
+            (relay.ending(true), relay.ending(false)),
+            (Ending::Complete, Ending::Truncated)
+        );
         let mut relay = EventRelay::new(StreamApi::Completions);
         relayed(&mut relay, &[&CHAT[..80]]);
-        assert_eq!(relay.ending(true), Ending::Lacking);
+        assert_eq!(relay.ending(true), Ending::Truncated);
     }
 
     #[test]
-    fn first_end_of_a_stream_is_its_outcome() {
+    fn first_end_event_determines_outcome() {
         let failure = &b"data: {\"error\": {\"code\": 500, \"message\": \"gone\"}}\n\n"[..];
         let refusal = &b"data: {\"id\": 1, \"error\": {\"code\": 400}}\n\n"[..];
         let failed = StreamOutcome::Failed("gone".to_owned());
@@ -325,7 +330,10 @@ mod tests {
             for second in [CHAT, failure, b""] {
                 let mut relay = EventRelay::new(StreamApi::Completions);
                 relayed(&mut relay, &[first, second]);
-                assert_eq!((relay.ending(false), relay.outcome()), (Ending::Whole, Some(&outcome)));
+                assert_eq!(
+                    (relay.ending(false), relay.outcome()),
+                    (Ending::Complete, Some(&outcome))
+                );
             }
         }
     }
@@ -352,26 +360,26 @@ mod tests {
         let mut relay = EventRelay::new(StreamApi::Messages);
         relayed(&mut relay, &[b"event: message_stop\ndata: {\"type\":\"message_stop\"}"]);
         assert!(relay.finish().unwrap().ends_with(b"\"message_stop\"}\n\n"));
-        assert_eq!(relay.ending(true), Ending::Whole);
+        assert_eq!(relay.ending(true), Ending::Complete);
         let mut relay = EventRelay::new(StreamApi::Messages);
         relayed(&mut relay, &[b"event: content_block_delta\ndata: {\"ty"]);
-        assert_eq!((relay.finish(), relay.ending(true)), (None, Ending::Lacking));
+        assert_eq!((relay.finish(), relay.ending(true)), (None, Ending::Truncated));
     }
 
     #[test]
-    fn long_event_is_passed_on_in_parts() {
+    fn long_event_is_forwarded_in_parts() {
         let padding = vec![b'x'; MAX_HELD_BYTES];
-        let begin =
-            b"event: response.completed\ndata: {\"type\":\"response.completed\",\"sequence_number\":9,\"pad\":\"";
+        let begin = b"event: response.completed\ndata: {\"type\":\"response.completed\",\
+              \"sequence_number\":9,\"pad\":\"";
         let event = [&begin[..], &padding, b"\"}\r\n\r\n"].concat();
         let mut relay = EventRelay::new(StreamApi::Responses);
         let sent = relayed(&mut relay, &[&event[..event.len() - 9]]);
         assert!(sent.len() > MAX_HELD_BYTES, "{}", sent.len());
-        assert_eq!(relay.ending(true), Ending::WithinEvent);
+        assert_eq!(relay.ending(true), Ending::MidEvent);
         let rest: Vec<_> = event[event.len() - 9..].chunks(1).collect();
         let sent = [sent, relayed(&mut relay, &rest)].concat();
         assert!(sent == event);
-        assert_eq!(relay.ending(false), Ending::Whole);
+        assert_eq!(relay.ending(false), Ending::Complete);
     }
 
     #[test]
@@ -389,9 +397,9 @@ mod tests {
     }
 
     #[test]
-    fn type_of_data_names_an_event_without_name() {
+    fn type_in_data_names_unnamed_event() {
         let mut relay = EventRelay::new(StreamApi::Responses);
         relayed(&mut relay, &[b"data: {\"type\": \"response.completed\"}\n\n"]);
-        assert_eq!(relay.ending(false), Ending::Whole);
+        assert_eq!(relay.ending(false), Ending::Complete);
     }
 }

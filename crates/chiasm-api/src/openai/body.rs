@@ -1,4 +1,4 @@
-//! What every body and every chunk of an answer has in common.
+//! The fields that all bodies and chunks of answers have in common.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -12,7 +12,7 @@ use super::prompt_logprobs::PromptLogprobsBody;
 use super::usage::Usage;
 use crate::sse;
 
-/// Id, time and model of one answer.
+/// The id, the creation time and the model of an answer.
 #[derive(Clone, Debug)]
 pub struct AnswerHead {
     id: String,
@@ -20,7 +20,7 @@ pub struct AnswerHead {
     model: String,
 }
 
-/// A whole answer.
+/// The body of a whole answer.
 #[derive(Debug, Serialize)]
 pub struct Body<'a, C> {
     pub(super) id: &'a str,
@@ -29,7 +29,7 @@ pub struct Body<'a, C> {
     pub(super) model: &'a str,
     pub(super) choices: C,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) prompt_token_ids: Option<Ids<'a>>,
+    pub(super) prompt_token_ids: Option<TokenIds<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) prompt_logprobs: Option<PromptLogprobsBody<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -39,38 +39,37 @@ pub struct Body<'a, C> {
 }
 
 impl AnswerHead {
-    /// The head of a new answer: its id is `prefix-` and the request's.
+    /// Creates the head of a new answer. The answer's id is `prefix-` and the request's id.
     pub fn new(prefix: &str, request: &RequestId, model: &str) -> Self {
         Self { id: format!("{prefix}-{request}"), created: unix_seconds(), model: model.to_owned() }
     }
 
-    /// A body with these choices and nothing beside them.
+    /// Returns a body with these choices and without optional fields.
     pub fn body<C>(&self, object: &'static str, choices: C) -> Body<'_, C> {
         let Self { id, created, model } = self;
-        let (prompt_token_ids, prompt_logprobs) = (None, None);
         Body {
             id,
             object,
             created: *created,
             model,
             choices,
-            prompt_token_ids,
-            prompt_logprobs,
+            prompt_token_ids: None,
+            prompt_logprobs: None,
             usage: None,
             nvext: None,
         }
     }
 }
 
-/// What all chunks of a streamed answer begin with, written once.
+/// The beginning of all chunks of a streamed answer, serialized once.
 #[derive(Debug)]
 pub(crate) struct ChunkHead(Vec<u8>);
 
-/// What a chunk has beside its choices.
+/// The optional fields of a chunk, after its choices.
 #[derive(Default, Serialize)]
-pub(super) struct Beside<'a> {
+pub(super) struct ChunkExtras<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) prompt_token_ids: Option<Ids<'a>>,
+    pub(super) prompt_token_ids: Option<TokenIds<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) usage: Option<Usage>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -78,7 +77,7 @@ pub(super) struct Beside<'a> {
 }
 
 impl ChunkHead {
-    /// The head of an answer's chunks.
+    /// Serializes the head of an answer's chunks.
     pub(super) fn new(
         AnswerHead { id, created, model }: &AnswerHead,
         object: &'static str,
@@ -90,46 +89,46 @@ impl ChunkHead {
         Self(head.into_bytes())
     }
 
-    /// What all chunks begin with, up to their choices.
+    /// Returns the beginning of all chunks, up to their choices.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// Appends a chunk with these choices, an array.
+    /// Appends a chunk. `choices` must serialize to an array.
     pub(super) fn write(
         &self,
         events: &mut Vec<u8>,
         choices: &impl Serialize,
-        beside: &Beside<'_>,
+        extras: &ChunkExtras<'_>,
     ) {
         let begin = events.len();
         events.extend_from_slice(&self.0);
         let mut written = serde_json::to_writer(&mut *events, choices);
-        if let Beside { prompt_token_ids: None, usage: None, nvext: None } = beside {
+        if let ChunkExtras { prompt_token_ids: None, usage: None, nvext: None } = extras {
             events.push(b'}');
         } else {
             let open = events.len();
-            written = written.and_then(|()| serde_json::to_writer(&mut *events, beside));
-            // What an object of its own begins with goes on with this one.
+            written = written.and_then(|()| serde_json::to_writer(&mut *events, extras));
+            // The extras continue the chunk's object, so their opening brace becomes a comma.
             events[open..].first_mut().into_iter().for_each(|brace| *brace = b',');
         }
         match written {
             Ok(()) => events.extend_from_slice(b"\n\n"),
-            Err(failed) => sse::write_failed(events, begin, &failed),
+            Err(error) => sse::write_failed(events, begin, &error),
         }
     }
 }
 
-/// Seconds since 1970.
+/// Returns the seconds since the Unix epoch.
 pub fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// Token ids as a list of numbers.
+/// Token ids, which serialize to a list of numbers.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ids<'a>(pub &'a [TokenId]);
+pub(crate) struct TokenIds<'a>(pub &'a [TokenId]);
 
-impl Serialize for Ids<'_> {
+impl Serialize for TokenIds<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         to.collect_seq(self.0.iter().map(|token| token.0))
     }

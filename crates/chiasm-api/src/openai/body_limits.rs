@@ -1,13 +1,13 @@
-//! The bounds on the content of a request body.
+//! The limits on the content of a request body.
 
-/// The bounds on the content of a request body.
+/// The limits on the content of a request body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BodyLimits {
-    /// JSON values in one body, beside its messages and prompts.
+    /// The maximum number of JSON values in one body, besides its messages and prompts.
     pub json_values: usize,
-    /// Messages in one body.
+    /// The maximum number of messages in one body.
     pub messages: usize,
-    /// Parts of the content of all messages in one body.
+    /// The maximum number of content parts of all messages in one body.
     pub content_parts: usize,
 }
 

@@ -6,20 +6,20 @@ use chiasm_media::Charge;
 use chiasm_request::{Chat, GenerateRequest, ToolUse};
 use serde_json::{Map, Value};
 
-pub use self::output::{Chunks, Shown, answer};
+pub use self::output::{AnswerOptions, Chunks, answer};
 use super::fields::Fields;
 use super::intake::Intake;
 use super::media_parts::take_media_kwargs;
 use super::messages::Messages;
 use super::request::RequestBody;
-use super::sampling::{Common, MAX_LOGPROBS};
+use super::sampling::{CommonFields, MAX_LOGPROBS};
 use super::{request, tools};
 use crate::error::ApiError;
 
 /// A parsed body.
 pub struct ChatRequest {
     /// The fields of both completion endpoints.
-    pub common: Common,
+    pub common: CommonFields,
     /// The request itself.
     pub generate: GenerateRequest,
 }
@@ -27,8 +27,8 @@ pub struct ChatRequest {
 impl RequestBody for ChatRequest {
     fn parse(mut intake: Intake) -> Result<(Self, Charge), ApiError> {
         let (mut fields, messages) = request::read(&mut intake)?;
-        let mut common = Common::take(&mut fields)?;
-        common.check_given(common.sampling.n as usize)?;
+        let mut common = CommonFields::take(&mut fields)?;
+        common.check_fan_out(common.sampling.n as usize)?;
         let max_tokens = fields.take_in("max_tokens", 1.., "at least 1")?;
         let max_completion_tokens = fields.take_in("max_completion_tokens", 1.., "at least 1")?;
         common.sampling.max_tokens = max_completion_tokens.or(max_tokens);
@@ -44,12 +44,12 @@ impl RequestBody for ChatRequest {
         let without_reasoning = fields.take("include_reasoning")? == Some(false);
         fields.refuse_unless("echo", |v| v == false)?;
         fields.finish()?;
-        let generate = common.of_chat(chat, tools, without_reasoning);
+        let generate = common.chat_request(chat, tools, without_reasoning);
         Ok((Self { common, generate }, intake.into_charge()))
     }
 }
 
-/// Takes the fields that decide what a conversation becomes as a prompt.
+/// Takes the fields that determine the prompt of a conversation.
 pub(super) fn take_chat(
     fields: &mut Fields,
     messages: Messages,
@@ -76,8 +76,8 @@ pub(super) fn take_chat(
     Ok(chat)
 }
 
-/// Takes the variables of the chat template. `documents` is one of them, which vLLM has a field
-/// for.
+/// Takes the variables of the chat template. As in vLLM, the variable `documents` has its own
+/// field.
 fn take_variables(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
     let mut variables: Map<String, Value> =
         fields.take("chat_template_kwargs")?.unwrap_or_default();
@@ -88,7 +88,7 @@ fn take_variables(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
     Ok(variables)
 }
 
-/// Takes the field that says how much a model is to think.
+/// Takes a field with a reasoning effort.
 pub fn take_effort(fields: &mut Fields, field: &str) -> Result<Option<String>, ApiError> {
     const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
     let effort: Option<String> = fields.take(field)?;
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     fn parse(body: Value) -> Result<ChatRequest, ApiError> {
-        ChatRequest::parse(Intake::of(&body)).map(|(request, _)| request)
+        ChatRequest::parse(Intake::from_json(&body)).map(|(request, _)| request)
     }
 
     fn refused(extra: Value) -> Option<String> {
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_are_a_variable_of_the_template() {
+    fn documents_become_template_variable() {
         let documents = json!([{"title": "t", "text": "x"}]);
         let body = json!({"messages": [{"role": "user", "content": "x"}], "documents": documents,
             "chat_template_kwargs": {"documents": [], "a": 1}});
@@ -143,8 +143,12 @@ mod tests {
     }
 
     #[test]
-    fn max_completion_tokens_wins_over_max_tokens_and_zero_is_refused() {
-        let body = json!({"messages": [{"role": "user", "content": "x"}], "max_tokens": 5, "max_completion_tokens": 7});
+    fn max_completion_tokens_overrides_max_tokens() {
+        let body = json!({
+            "messages": [{"role": "user", "content": "x"}],
+            "max_tokens": 5,
+            "max_completion_tokens": 7,
+        });
         assert_eq!(parse(body).unwrap().generate.sampling.max_tokens, Some(7));
         assert_eq!(refused(json!({"max_tokens": 0})).as_deref(), Some("max_tokens"));
     }

@@ -12,77 +12,83 @@ use chiasm_types::TokenId;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::body::{Beside, Body, ChunkHead, Ids};
+use super::body::{Body, ChunkExtras, ChunkHead, TokenIds};
 use super::finish::{self, StopReason};
 use super::intake::Intake;
-use super::logprobs::{Lists, Told};
+use super::logprobs::{LogprobLists, LogprobState};
 use super::prompt_logprobs::PromptLogprobsBody;
 use super::prompts::Prompts;
 use super::request::RequestBody;
-use super::sampling::{Common, MAX_LOGPROBS};
+use super::sampling::{CommonFields, MAX_LOGPROBS};
 use super::usage::Usage;
 use super::{AnswerHead, Nvext, request};
 use crate::error::ApiError;
 
-/// OpenAI's default.
+/// OpenAI's default for `max_tokens`.
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
-/// Most choices in one answer: prompts times `n`.
+/// The maximum number of choices in one answer: prompts times `n`.
 const MAX_CHOICES: usize = 512;
 
-/// A parsed body: one request per prompt.
+/// A parsed body, with one request per prompt.
 pub struct CompletionRequest {
     /// The fields of both completion endpoints.
-    pub common: Common,
-    /// A request for each prompt.
+    pub common: CommonFields,
+    /// One request per prompt.
     pub generate: Vec<GenerateRequest>,
-    /// The prompts, if they begin their answers.
+    /// The prompts, if the answers start with them.
     pub echo: Option<Echo>,
 }
 
-/// `echo`: the prompts begin their answers.
+/// The field `echo`: each answer starts with its prompt.
 pub struct Echo {
-    /// The prompts that are texts.
+    /// The text of each prompt; `None` for prompts of token ids.
     pub texts: Vec<Option<String>>,
-    /// They are all of the answer that is shown (`max_tokens: 0`).
-    pub only: bool,
+    /// The answers show nothing but the prompts (`max_tokens: 0`).
+    pub prompt_only: bool,
 }
 
 impl Echo {
-    fn of(prompts: &[Prompt], only: bool) -> Self {
+    fn from_prompts(prompts: &[Prompt], prompt_only: bool) -> Self {
         let text = |prompt: &Prompt| match prompt {
             Prompt::Text(text) => Some(text.clone()),
             Prompt::Tokens(_) | Prompt::Chat(_) => None,
         };
-        Self { texts: prompts.iter().map(text).collect(), only }
+        Self { texts: prompts.iter().map(text).collect(), prompt_only }
     }
 }
 
-/// A prompt that begins its answer.
+/// A prompt with which its answer starts.
 #[derive(Debug)]
-pub struct Echoed {
+pub struct EchoedPrompt {
     /// The prompt's text.
     pub text: String,
     /// The prompt's tokens.
     pub tokens: Arc<Vec<TokenId>>,
-    /// Alternatives to each token, if log probabilities were asked for.
+    /// The number of alternatives per token, if log probabilities were requested.
     pub top: Option<u32>,
-    /// It is all that is shown.
-    pub only: bool,
+    /// The answer shows nothing but the prompt.
+    pub prompt_only: bool,
 }
 
-impl Echoed {
-    /// The lists of log probabilities that begin with the prompt's, if they were asked for.
-    pub fn lists(&self, tokenizer: &Tokenizer, logprobs: Option<&PromptLogprobs>) -> Lists {
-        let mut lists = Lists::default();
+impl EchoedPrompt {
+    /// Returns lists that start with the prompt's log probabilities, or empty lists if none were
+    /// requested.
+    pub fn logprob_lists(
+        &self,
+        tokenizer: &Tokenizer,
+        logprobs: Option<&PromptLogprobs>,
+    ) -> LogprobLists {
+        let mut lists = LogprobLists::default();
         if let (Some(top), Some(logprobs)) = (self.top, logprobs) {
             lists.add_prompt(tokenizer, &self.tokens, logprobs, top);
         }
         lists
     }
 
-    fn before(&self, text: &str) -> String {
-        let text = if self.only { "" } else { text };
+    /// Returns the prompt, followed by `text` unless only the prompt is shown.
+    fn prepend_to(&self, text: &str) -> String {
+        let text = if self.prompt_only { "" } else { text };
         [&self.text, text].concat()
     }
 }
@@ -90,30 +96,31 @@ impl Echoed {
 impl RequestBody for CompletionRequest {
     fn parse(mut intake: Intake) -> Result<(Self, Charge), ApiError> {
         let (mut fields, Prompts(prompts)) = request::read(&mut intake)?;
-        let mut common = Common::take(&mut fields)?;
+        let mut common = CommonFields::take(&mut fields)?;
         let echo = fields.take("echo")?.unwrap_or(false);
-        let (least, range) = if echo { (0, "0 or more") } else { (1, "at least 1") };
+        let (min_tokens, range) = if echo { (0, "0 or more") } else { (1, "at least 1") };
         let max_tokens =
-            fields.take_in("max_tokens", least.., range)?.unwrap_or(DEFAULT_MAX_TOKENS);
-        // An engine makes one token at least, which is not shown then.
+            fields.take_in("max_tokens", min_tokens.., range)?.unwrap_or(DEFAULT_MAX_TOKENS);
+        // Engines generate at least one token. With `max_tokens: 0` it is not shown.
         common.sampling.max_tokens = Some(max_tokens.max(1));
         common.sampling.logprobs = fields.take_in("logprobs", 0..=MAX_LOGPROBS, "from 0 to 20")?;
         if echo && common.sampling.prompt_logprobs.is_none() {
             common.sampling.prompt_logprobs = common.sampling.logprobs;
         }
-        let echo = echo.then(|| Echo::of(&prompts, max_tokens == 0));
+        let echo = echo.then(|| Echo::from_prompts(&prompts, max_tokens == 0));
         let choices = prompts.len() * common.sampling.n as usize;
         if choices > MAX_CHOICES {
             return Err(ApiError::invalid(
                 "n",
                 format!(
-                    "{} prompts with 'n' {} make {choices} choices, at most {MAX_CHOICES} are allowed",
+                    "{} prompts with 'n' {} make {choices} choices, \
+                     at most {MAX_CHOICES} are allowed",
                     prompts.len(),
                     common.sampling.n
                 ),
             ));
         }
-        common.check_given(choices)?;
+        common.check_fan_out(choices)?;
         fields.refuse_unless("suffix", |v| v == "")?;
         for field in ["tools", "tool_choice"] {
             fields.refuse_unless(field, |v| {
@@ -138,72 +145,74 @@ impl RequestBody for CompletionRequest {
     }
 }
 
-/// A continuation.
-pub struct ShownChoice {
+/// A continuation, with the parts of its prompt that were requested.
+pub struct CompletionChoice {
     /// The continuation.
     pub choice: FinishedChoice,
-    /// Its prompt's tokens when they were asked for.
+    /// The prompt's tokens, if requested.
     pub prompt_tokens: Option<Arc<Vec<TokenId>>>,
-    /// Its prompt, if that is to begin it.
-    pub echoed: Option<Arc<Echoed>>,
+    /// The prompt, if the answer starts with it.
+    pub echoed: Option<Arc<EchoedPrompt>>,
 }
 
-/// The whole answer; `choices` are those of all prompts in order.
+/// Returns the body of a whole answer. `choices` has the choices of all prompts, in order.
 pub fn answer<'a>(
     head: &'a AnswerHead,
     tokenizer: &'a Tokenizer,
-    choices: &'a [ShownChoice],
+    choices: &'a [CompletionChoice],
     usage: Usage,
     nvext: Option<Nvext>,
 ) -> impl Serialize + 'a {
-    let choice =
-        |(index, ShownChoice { choice, prompt_tokens, echoed }): (usize, &'a ShownChoice)| Choice {
+    let choice = |(index, choice): (usize, &'a CompletionChoice)| {
+        let CompletionChoice { choice, prompt_tokens, echoed } = choice;
+        Choice {
             index,
             text: shown_text(&choice.events, echoed.as_deref()),
             logprobs: choice.logprobs.as_ref().map(|tokens| {
-                let (of_prompt, mut told) = (choice.prompt_logprobs.as_ref(), Told::default());
+                let mut state = LogprobState::default();
                 let mut lists = echoed
                     .as_ref()
-                    .map(|echoed| echoed.lists(tokenizer, of_prompt))
+                    .map(|echoed| echoed.logprob_lists(tokenizer, choice.prompt_logprobs.as_ref()))
                     .unwrap_or_default();
-                if echoed.as_ref().is_none_or(|echoed| !echoed.only) {
-                    lists.add(tokenizer, tokens, &mut told);
+                if echoed.as_ref().is_none_or(|echoed| !echoed.prompt_only) {
+                    lists.add(tokenizer, tokens, &mut state);
                 }
-                lists.finish(&mut told)
+                lists.finish(&mut state)
             }),
             finish_reason: Some(finish::reason(&choice.finish)),
             stop_reason: finish::stop_reason(&choice.finish),
-            token_ids: prompt_tokens.is_some().then_some(Ids(&choice.tokens)),
-            prompt_token_ids: prompt_tokens.as_ref().map(|tokens| Ids(tokens)),
+            token_ids: prompt_tokens.is_some().then_some(TokenIds(&choice.tokens)),
+            prompt_token_ids: prompt_tokens.as_ref().map(|tokens| TokenIds(tokens)),
             prompt_logprobs: choice
                 .prompt_logprobs
                 .as_ref()
                 .map(|logprobs| PromptLogprobsBody { tokenizer, logprobs }),
-        };
+        }
+    };
     let choices: Vec<_> = choices.iter().enumerate().map(choice).collect();
     Body { usage: Some(usage), nvext, ..head.body(OBJECT, choices) }
 }
 
-/// The parts of a chunk beside the delta of its choice.
-pub struct Shown<'a> {
+/// The parts of a chunk besides the delta of its choice.
+pub struct ChunkOptions<'a> {
     /// The choice's index, counted over all prompts.
     pub index: usize,
-    /// The state of the log probabilities that were shown of the choice; it is updated.
-    pub told: &'a mut Told,
-    /// Token ids were asked for.
+    /// The state of the choice's log probabilities, which is updated.
+    pub logprob_state: &'a mut LogprobState,
+    /// Token ids were requested.
     pub with_ids: bool,
-    /// The prompt's tokens, in a choice's first chunk if they were asked for.
+    /// The prompt's tokens, in a choice's first chunk and if requested.
     pub prompt_tokens: Option<&'a [TokenId]>,
-    /// The prompt, and the lists of its log probabilities, in the first chunk of a choice that
-    /// begins with it.
-    pub echoed: Option<(&'a Echoed, Lists)>,
-    /// The usage so far, if it was asked for.
+    /// The prompt with its log probabilities, in the first chunk of a choice that starts with the
+    /// prompt.
+    pub echoed: Option<(&'a EchoedPrompt, LogprobLists)>,
+    /// The usage so far, if requested.
     pub usage: Option<Usage>,
-    /// The other fields that were asked for, in a choice's last chunk.
+    /// The extra fields, in a choice's last chunk and if requested.
     pub nvext: Option<Nvext>,
 }
 
-/// The common parts of all chunks of a streamed answer.
+/// The writer of a streamed answer's chunks.
 pub struct Chunks {
     head: ChunkHead,
     tokenizer: Tokenizer,
@@ -216,39 +225,49 @@ impl Chunks {
     }
 
     /// Appends one chunk of a stream.
-    pub fn write_delta(&self, events: &mut Vec<u8>, delta: &ChoiceDelta, shown: Shown<'_>) {
-        let Shown { index, told, with_ids, prompt_tokens, echoed, usage, nvext } = shown;
-        let (echoed, mut lists) =
-            echoed.map_or((None, Lists::default()), |(echoed, lists)| (Some(echoed), lists));
+    pub fn write_delta(
+        &self,
+        events: &mut Vec<u8>,
+        delta: &ChoiceDelta,
+        options: ChunkOptions<'_>,
+    ) {
+        let ChunkOptions { index, logprob_state, with_ids, prompt_tokens, echoed, usage, nvext } =
+            options;
+        let (echoed, lists) = echoed.unzip();
+        let mut lists = lists.unwrap_or_default();
         let choice = Choice {
             index,
             text: shown_text(&delta.events, echoed),
             logprobs: delta.logprobs.as_ref().map(|tokens| {
-                if echoed.is_none_or(|echoed| !echoed.only) {
-                    lists.add(&self.tokenizer, tokens, told);
+                if echoed.is_none_or(|echoed| !echoed.prompt_only) {
+                    lists.add(&self.tokenizer, tokens, logprob_state);
                 }
-                lists.finish(told)
+                lists.finish(logprob_state)
             }),
             finish_reason: delta.finish.as_ref().map(finish::reason),
             stop_reason: delta.finish.as_ref().and_then(finish::stop_reason),
-            token_ids: with_ids.then_some(Ids(&delta.tokens)),
-            prompt_token_ids: prompt_tokens.map(Ids),
+            token_ids: with_ids.then_some(TokenIds(&delta.tokens)),
+            prompt_token_ids: prompt_tokens.map(TokenIds),
             prompt_logprobs: None,
         };
-        self.head.write(events, &[choice], &Beside { usage, nvext, ..Beside::default() });
+        self.head.write(events, &[choice], &ChunkExtras { usage, nvext, ..ChunkExtras::default() });
     }
 
     /// Appends the last chunk of a stream, which has no choices.
     pub fn write_usage(&self, events: &mut Vec<u8>, usage: Usage) {
-        self.head.write(events, &[(); 0], &Beside { usage: Some(usage), ..Beside::default() });
+        self.head.write(
+            events,
+            &[(); 0],
+            &ChunkExtras { usage: Some(usage), ..ChunkExtras::default() },
+        );
     }
 }
 
-/// Returns the text of these events, after the prompt if that is echoed.
-fn shown_text<'a>(events: &'a AnswerEvents, echoed: Option<&Echoed>) -> Cow<'a, str> {
+/// Returns the text of these events, after the prompt if it is echoed.
+fn shown_text<'a>(events: &'a AnswerEvents, echoed: Option<&EchoedPrompt>) -> Cow<'a, str> {
     let text = events.text();
     match echoed {
-        Some(echoed) => Cow::Owned(echoed.before(&text)),
+        Some(echoed) => Cow::Owned(echoed.prepend_to(&text)),
         None => text,
     }
 }
@@ -263,9 +282,9 @@ struct Choice<'a> {
     finish_reason: Option<&'static str>,
     stop_reason: Option<StopReason<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    token_ids: Option<Ids<'a>>,
+    token_ids: Option<TokenIds<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    prompt_token_ids: Option<Ids<'a>>,
+    prompt_token_ids: Option<TokenIds<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_logprobs: Option<PromptLogprobsBody<'a>>,
 }
@@ -277,7 +296,7 @@ mod tests {
     use super::*;
 
     fn parse(body: Value) -> Result<CompletionRequest, ApiError> {
-        CompletionRequest::parse(Intake::of(&body)).map(|(request, _)| request)
+        CompletionRequest::parse(Intake::from_json(&body)).map(|(request, _)| request)
     }
 
     fn prompts(prompt: Value) -> usize {
@@ -285,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_may_be_text_tokens_or_lists_of_them() {
+    fn prompt_forms_are_accepted() {
         assert_eq!(prompts(json!("a")), 1);
         assert_eq!(prompts(json!(["a", "b"])), 2);
         assert_eq!(prompts(json!([1, 2, 3])), 1);
@@ -303,9 +322,9 @@ mod tests {
     }
 
     #[test]
-    fn none_but_the_prompt_may_be_asked_for_with_echo_alone() {
+    fn zero_max_tokens_needs_echo() {
         let echo = |body: Value| {
-            parse(body).map(|request| request.echo.map(|echo| (echo.texts, echo.only)))
+            parse(body).map(|request| request.echo.map(|echo| (echo.texts, echo.prompt_only)))
         };
         assert_eq!(
             echo(json!({"prompt": "a", "echo": true})).unwrap(),
@@ -318,13 +337,13 @@ mod tests {
         assert_eq!(echo(json!({"prompt": "a", "echo": false})).unwrap(), None);
         let error = parse(json!({"prompt": "a", "max_tokens": 0})).err().unwrap();
         assert_eq!(error.param.as_deref(), Some("max_tokens"));
-        let asked =
+        let request =
             parse(json!({"prompt": "a", "echo": true, "logprobs": 2, "stream": true})).unwrap();
-        assert_eq!(asked.generate[0].sampling.prompt_logprobs, Some(2));
+        assert_eq!(request.generate[0].sampling.prompt_logprobs, Some(2));
     }
 
     #[test]
-    fn sixteen_tokens_are_the_default() {
+    fn max_tokens_defaults_to_sixteen() {
         let request = parse(json!({"prompt": "a"})).unwrap();
         assert_eq!(request.generate[0].sampling.max_tokens, Some(16));
     }

@@ -1,4 +1,4 @@
-//! A JSON object whose fields are taken one by one, so that whatever nobody took can be refused by
+//! A JSON object whose fields are taken one by one, so that remaining fields can be refused by
 //! name.
 
 use std::fmt::Display;
@@ -9,20 +9,23 @@ use serde_json::{Map, Value};
 
 use crate::error::ApiError;
 
-/// The fields of one JSON object that have not been taken yet, and where the object is in the
-/// request.
+/// The remaining fields of a JSON object, and the path of the object in the request.
 pub struct Fields {
     path: String,
     map: Map<String, Value>,
 }
 
 impl Fields {
-    /// The fields of the request itself.
-    pub fn of(map: Map<String, Value>) -> Self {
+    /// Creates the top-level fields of a request.
+    pub fn from_map(map: Map<String, Value>) -> Self {
         Self { path: String::new(), map }
     }
 
-    /// `path` is empty for the request itself, else such as `messages[2]`.
+    /// Creates the fields of an object at `path`, such as `messages[2]`. The path of the request
+    /// itself is empty.
+    ///
+    /// # Errors
+    /// Fails if `value` is not an object.
     pub fn new(value: Value, path: impl Into<String>) -> Result<Self, ApiError> {
         let path = path.into();
         match value {
@@ -34,9 +37,9 @@ impl Fields {
         }
     }
 
-    /// What `take` takes of a request, which must have no other fields.
+    /// Calls `take` on a request and refuses all remaining fields.
     #[cfg(test)]
-    pub fn all_taken<T>(
+    pub fn take_all<T>(
         body: Value,
         take: impl FnOnce(&mut Self) -> Result<T, ApiError>,
     ) -> Result<T, ApiError> {
@@ -46,28 +49,31 @@ impl Fields {
         Ok(taken)
     }
 
-    /// The field's full name, such as `messages[2].content`.
+    /// Returns the field's full name, such as `messages[2].content`.
     pub fn name(&self, field: &str) -> String {
         if self.path.is_empty() { field.to_owned() } else { format!("{}.{field}", self.path) }
     }
 
-    /// A field that has not been taken yet, unless it is `null`.
+    /// Returns a remaining field; `None` if it is absent or `null`.
     pub fn get(&self, field: &str) -> Option<&Value> {
         self.map.get(field).filter(|value| !value.is_null())
     }
 
-    /// Takes a field; absent and `null` are the same, as in OpenAI's API.
+    /// Takes a field. `null` is the same as absent, as in OpenAI's API.
+    ///
+    /// # Errors
+    /// Fails if the value is not a `T`.
     pub fn take<T: DeserializeOwned>(&mut self, field: &str) -> Result<Option<T>, ApiError> {
         match self.map.shift_remove(field) {
             None | Some(Value::Null) => Ok(None),
-            Some(value) => serde_json::from_value(integer(value)).map(Some).map_err(|error| {
+            Some(value) => serde_json::from_value(to_integer(value)).map(Some).map_err(|error| {
                 let name = self.name(field);
                 ApiError::invalid(&name, format!("'{name}': {error}"))
             }),
         }
     }
 
-    /// Takes a number and checks its range; `range_text` is what an error says of it.
+    /// Takes a number and checks its range. Errors describe the range by `range_text`.
     pub fn take_in<T>(
         &mut self,
         field: &str,
@@ -90,15 +96,17 @@ impl Fields {
         Ok(value)
     }
 
-    /// Takes a field that Chiasm does not implement: refused unless it has a value that asks for
-    /// nothing.
+    /// Takes a field that Chiasm does not implement.
+    ///
+    /// # Errors
+    /// Fails unless the field is absent, `null`, or has a value for which `is_noop` returns `true`.
     pub fn refuse_unless(
         &mut self,
         field: &str,
-        asks_for_nothing: impl Fn(&Value) -> bool,
+        is_noop: impl Fn(&Value) -> bool,
     ) -> Result<(), ApiError> {
         match self.map.shift_remove(field) {
-            Some(value) if !value.is_null() && !asks_for_nothing(&value) => {
+            Some(value) if !value.is_null() && !is_noop(&value) => {
                 Err(ApiError::unsupported(self.name(field)))
             }
             _ => Ok(()),
@@ -112,7 +120,7 @@ impl Fields {
         }
     }
 
-    /// Refuses whatever was not taken.
+    /// Refuses any remaining field that is not `null`.
     pub fn finish(self) -> Result<(), ApiError> {
         match self.map.iter().find(|(_, value)| !value.is_null()) {
             Some((field, _)) => Err(ApiError::unsupported(self.name(field))),
@@ -121,20 +129,20 @@ impl Fields {
     }
 }
 
-/// A number such as `16.0` as the integer that it is: clients whose JSON has one kind of number,
-/// such as Gson's maps, write all so.
-fn integer(value: Value) -> Value {
-    /// Those below are exact.
-    const BOUND: f64 = (1_u64 << 53) as f64;
+/// Converts a number such as `16.0` to an integer. Clients whose JSON has one kind of number, such
+/// as Gson's maps, write all integers like this.
+fn to_integer(value: Value) -> Value {
+    /// The bound below which floats represent integers exactly.
+    const EXACT_BOUND: f64 = (1_u64 << 53) as f64;
     match value.as_f64() {
-        Some(number) if value.is_f64() && number.fract() == 0.0 && number.abs() < BOUND => {
+        Some(number) if value.is_f64() && number.fract() == 0.0 && number.abs() < EXACT_BOUND => {
             Value::from(number as i64)
         }
         _ => value,
     }
 }
 
-/// The JSON type of a value, for messages.
+/// Returns the JSON type of a value, for error messages.
 pub fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
@@ -153,14 +161,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_took_is_refused_by_its_full_name() {
+    fn remaining_field_is_refused_by_full_name() {
         let mut fields = Fields::new(json!({"a": 1, "b": null, "c": 2}), "x[0]").unwrap();
         assert_eq!(fields.take::<u32>("a").unwrap(), Some(1));
         assert_eq!(fields.finish().unwrap_err().param.as_deref(), Some("x[0].c"));
     }
 
     #[test]
-    fn an_integer_may_be_written_as_a_float() {
+    fn integer_written_as_float_is_accepted() {
         let taken = |value: Value| {
             Fields::new(json!({"n": value}), "").unwrap().take::<u64>("n").map_err(|_| ())
         };
@@ -176,20 +184,20 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_type_names_the_field() {
+    fn wrong_type_names_field() {
         let mut fields = Fields::new(json!({"n": "two"}), "").unwrap();
         assert_eq!(fields.take::<u32>("n").unwrap_err().param.as_deref(), Some("n"));
     }
 
     #[test]
-    fn ranges_are_checked_and_nan_cannot_be_written_in_json() {
+    fn number_out_of_range_is_refused() {
         let mut fields = Fields::new(json!({"t": 2.5, "u": 1.5}), "").unwrap();
         assert!(fields.take_in("t", 0.0..=2.0, "from 0 to 2").is_err());
         assert_eq!(fields.take_in("u", 0.0..=2.0, "from 0 to 2").unwrap(), Some(1.5));
     }
 
     #[test]
-    fn a_field_that_asks_for_nothing_is_let_through() {
+    fn noop_value_of_unsupported_field_is_accepted() {
         let mut fields = Fields::new(json!({"tools": [], "echo": true}), "").unwrap();
         fields.refuse_unless("tools", |v| v.as_array().is_some_and(Vec::is_empty)).unwrap();
         assert!(fields.refuse_unless("echo", |v| v == &json!(false)).is_err());

@@ -1,9 +1,9 @@
-//! Why a continuation ended, in OpenAI's words and vLLM's.
+//! The reason why a continuation ended, in OpenAI's and vLLM's terms.
 
 use chiasm_backend::Finish;
 use serde::Serialize;
 
-/// OpenAI's `finish_reason`, with vLLM's additions.
+/// Returns OpenAI's `finish_reason`, with vLLM's additions.
 pub(super) fn reason(finish: &Finish) -> &'static str {
     match finish {
         Finish::Eos | Finish::StopToken(_) | Finish::StopString(_) => "stop",
@@ -13,7 +13,7 @@ pub(super) fn reason(finish: &Finish) -> &'static str {
     }
 }
 
-/// vLLM's `stop_reason`: what exactly ended the continuation.
+/// vLLM's `stop_reason`: the token or the string that ended the continuation.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub(super) enum StopReason<'a> {
@@ -21,7 +21,7 @@ pub(super) enum StopReason<'a> {
     Text(&'a str),
 }
 
-/// The stop string or token id; `None`, which is null, for every other end.
+/// Returns the stop string or token id; `None`, which is null, for every other end.
 pub(super) fn stop_reason(finish: &Finish) -> Option<StopReason<'_>> {
     match finish {
         Finish::StopToken(token) => Some(StopReason::Token(token.0)),

@@ -1,14 +1,15 @@
-//! Fields of OpenAI's APIs whose being ignored changes nothing of what a client gets. The list is
-//! reviewed field by field: `docs/serving.md` says of each why it is here, or why a similar one is
-//! refused.
+//! Fields of OpenAI's APIs that are ignored because they change nothing that a client receives.
+//!
+//! The list is reviewed field by field: `docs/serving.md` says why each field is ignored, or why a
+//! similar one is refused.
 
 use serde_json::{Map, Value};
 
 use super::fields::Fields;
 use crate::error::ApiError;
 
-/// Who asks, in which session, and how OpenAI bills, schedules and caches it: strings.
-const TEXTS: [&str; 6] = [
+/// String fields: the user and the session, and how OpenAI bills, schedules and caches a request.
+const STRING_FIELDS: [&str; 6] = [
     "user",
     "session_id",
     "safety_identifier",
@@ -16,19 +17,19 @@ const TEXTS: [&str; 6] = [
     "prompt_cache_key",
     "prompt_cache_retention",
 ];
-/// What OpenAI files an answer under, how it caches the prompt, and what the answer may look like,
-/// which only makes it come sooner: objects.
-const OBJECTS: [&str; 3] = ["metadata", "prompt_cache_options", "prediction"];
+/// Object fields: metadata for OpenAI's archive, cache options, and a predicted answer, which only
+/// speeds up generation.
+const OBJECT_FIELDS: [&str; 3] = ["metadata", "prompt_cache_options", "prediction"];
 
-/// Takes them. Their values have the types that OpenAI asks for, and are looked at no further.
+/// Takes the ignored fields. Only their types are checked, against OpenAI's.
 pub(super) fn take(fields: &mut Fields) -> Result<(), ApiError> {
-    for field in TEXTS {
+    for field in STRING_FIELDS {
         fields.take::<String>(field)?;
     }
-    for field in OBJECTS {
+    for field in OBJECT_FIELDS {
         fields.take::<Map<String, Value>>(field)?;
     }
-    // Nothing is kept in any case.
+    // Answers are never stored.
     fields.take::<bool>("store")?;
     Ok(())
 }
@@ -39,25 +40,32 @@ mod tests {
 
     use super::*;
 
-    fn left(body: Value) -> Result<(), String> {
+    fn take_all(body: Value) -> Result<(), String> {
         let mut fields = Fields::new(body, "").unwrap();
         take(&mut fields).and_then(|()| fields.finish()).map_err(|error| error.param.unwrap())
     }
 
     #[test]
-    fn what_changes_nothing_is_taken() {
+    fn harmless_fields_are_accepted() {
         let body = json!({
-            "user": "u", "session_id": "x", "safety_identifier": "s", "service_tier": "flex", "prompt_cache_key": "k", "store": true,
-            "prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "explicit"}, "metadata": {"a": "b"},
+            "user": "u",
+            "session_id": "x",
+            "safety_identifier": "s",
+            "service_tier": "flex",
+            "prompt_cache_key": "k",
+            "store": true,
+            "prompt_cache_retention": "24h",
+            "prompt_cache_options": {"mode": "explicit"},
+            "metadata": {"a": "b"},
             "prediction": {"type": "content", "content": "x"},
         });
-        assert_eq!(left(body), Ok(()));
-        assert_eq!(left(json!({"user": null, "store": null, "metadata": null})), Ok(()));
-        assert_eq!(left(json!({"moderation": {"model": "m"}})), Err("moderation".to_owned()));
+        assert_eq!(take_all(body), Ok(()));
+        assert_eq!(take_all(json!({"user": null, "store": null, "metadata": null})), Ok(()));
+        assert_eq!(take_all(json!({"moderation": {"model": "m"}})), Err("moderation".to_owned()));
     }
 
     #[test]
-    fn a_wrong_type_is_named() {
+    fn wrong_type_names_field() {
         for (field, value) in [
             ("user", json!(3)),
             ("service_tier", json!(["auto"])),
@@ -65,7 +73,7 @@ mod tests {
             ("metadata", json!("a=b")),
             ("prediction", json!("x")),
         ] {
-            assert_eq!(left(json!({field: value})), Err(field.to_owned()));
+            assert_eq!(take_all(json!({field: value})), Err(field.to_owned()));
         }
     }
 }

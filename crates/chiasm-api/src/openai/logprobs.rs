@@ -1,4 +1,4 @@
-//! Log probabilities in the shapes of the two endpoints.
+//! Log probabilities in the formats of the two completion endpoints.
 
 use chiasm_backend::{PromptLogprobs, TokenLogprob};
 use chiasm_prompt::Tokenizer;
@@ -8,15 +8,15 @@ use serde::{Serialize, Serializer};
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value, json};
 
-use super::prompt_logprobs::{LOWEST, MAX_CONTEXT, PromptLogprobsBody, text_of};
+use super::prompt_logprobs::{MAX_CONTEXT_TOKENS, MIN_LOGPROB, PromptLogprobsBody, token_text};
 
-/// A log probability in as few digits as tell it from all others. As a 64-bit number it would get
-/// nine more that it does not have.
+/// Returns a log probability with the fewest digits that identify its 32-bit number. As a 64-bit
+/// number it would get nine more digits without meaning.
 fn shortest(logprob: f32) -> Value {
-    logprob.max(LOWEST).to_string().parse::<f64>().map_or(Value::Null, Value::from)
+    logprob.max(MIN_LOGPROB).to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
 
-/// Chat: `{"content": [{token, logprob, bytes, top_logprobs}]}`.
+/// The log probabilities of a chat: `{"content": [{token, logprob, bytes, top_logprobs}]}`.
 pub(super) struct ChatLogprobs<'a> {
     pub(super) tokenizer: &'a Tokenizer,
     pub(super) tokens: &'a [TokenLogprob],
@@ -25,15 +25,16 @@ pub(super) struct ChatLogprobs<'a> {
 #[derive(Serialize)]
 struct ChatToken<'a> {
     token: String,
-    /// Written in as few digits as tell it from all other 32-bit numbers.
+    /// The log probability, which serializes with the fewest digits that identify the 32-bit
+    /// number.
     logprob: f32,
-    /// The token's own, also of half a character.
+    /// The token's own bytes, even if they are a part of a character.
     bytes: Vec<u8>,
     #[serde(skip_serializing_if = "Option::is_none")]
     top_logprobs: Option<Candidates<'a>>,
 }
 
-/// Returns the JSON of a token with its alternatives, as chats and responses have it.
+/// Returns the JSON of a token with its alternatives, in the format of chats and responses.
 pub fn token_json(
     tokenizer: &Tokenizer,
     logprob: &TokenLogprob,
@@ -59,8 +60,9 @@ impl<'a> ChatToken<'a> {
         logprob: f32,
         top_logprobs: Option<Candidates<'a>>,
     ) -> Self {
-        let (text, bytes) = (tokenizer.decode(&[token], false), tokenizer.token_bytes(token));
-        Self { token: text, logprob: logprob.max(LOWEST), bytes, top_logprobs }
+        let text = tokenizer.decode(&[token], false);
+        let bytes = tokenizer.token_bytes(token);
+        Self { token: text, logprob: logprob.max(MIN_LOGPROB), bytes, top_logprobs }
     }
 }
 
@@ -99,26 +101,26 @@ impl Serialize for Candidates<'_> {
     }
 }
 
-/// The state of one choice after the lists before.
+/// The state of a choice's log probabilities between two chunks.
 #[derive(Default)]
-pub struct Told {
-    /// Characters of all tokens.
+pub struct LogprobState {
+    /// The number of characters of all tokens so far.
     characters: usize,
-    /// The last new tokens, which the next one may share a character with.
-    last: Vec<TokenId>,
+    /// The last new tokens, which may share a character with the next token.
+    context: Vec<TokenId>,
 }
 
-/// Completions: parallel lists.
+/// The log probabilities of a completion: parallel lists.
 #[derive(Default)]
-pub struct Lists {
+pub struct LogprobLists {
     texts: Vec<String>,
     logprobs: Vec<Value>,
     tops: Vec<Value>,
 }
 
-impl Lists {
-    /// Adds the tokens of a prompt, the first of which has no log probability, with at most `top`
-    /// alternatives to each.
+impl LogprobLists {
+    /// Adds the tokens of a prompt, each with at most `top` alternatives. The first token has no
+    /// log probability.
     pub fn add_prompt(
         &mut self,
         tokenizer: &Tokenizer,
@@ -130,13 +132,14 @@ impl Lists {
         for (position, &token) in tokens.iter().enumerate() {
             let mut candidates =
                 position.checked_sub(1).map_or_else(Vec::new, |position| body.candidates(position));
-            // The token itself is always told.
+            // The token itself is always included.
             candidates.truncate(top as usize + 1);
             let Some((_, own)) = candidates.first() else {
                 self.push(tokenizer.decode(&[token], false), Value::Null, Value::Null);
                 continue;
             };
-            let (text, logprob) = (own.decoded_token.clone(), shortest(own.logprob));
+            let text = own.decoded_token.clone();
+            let logprob = shortest(own.logprob);
             let top = candidates
                 .into_iter()
                 .map(|(_, candidate)| (candidate.decoded_token, shortest(candidate.logprob)));
@@ -145,19 +148,25 @@ impl Lists {
     }
 
     /// Adds new tokens.
-    pub(super) fn add(&mut self, tokenizer: &Tokenizer, tokens: &[TokenLogprob], told: &mut Told) {
+    pub(super) fn add(
+        &mut self,
+        tokenizer: &Tokenizer,
+        tokens: &[TokenLogprob],
+        state: &mut LogprobState,
+    ) {
         for chosen in tokens {
-            let text = |token: TokenId| text_of(tokenizer, token, &told.last);
+            let text = |token: TokenId| token_text(tokenizer, token, &state.context);
             let mut top: Map<String, Value> = chosen
                 .top
                 .iter()
                 .map(|&(token, logprob)| (text(token), shortest(logprob)))
                 .collect();
-            // The chosen token is always told, so there may be one more than asked for.
+            // The chosen token is always included, so there may be one entry more than requested.
             top.entry(text(chosen.token)).or_insert(shortest(chosen.logprob));
             self.push(text(chosen.token), shortest(chosen.logprob), Value::Object(top));
-            told.last.drain(..(told.last.len() + 1).saturating_sub(MAX_CONTEXT));
-            told.last.push(chosen.token);
+            let surplus = (state.context.len() + 1).saturating_sub(MAX_CONTEXT_TOKENS);
+            state.context.drain(..surplus);
+            state.context.push(chosen.token);
         }
     }
 
@@ -167,15 +176,20 @@ impl Lists {
         self.tops.push(top);
     }
 
-    /// The object, which goes on from what was told before.
-    pub(super) fn finish(self, told: &mut Told) -> Value {
+    /// Returns the JSON object, whose text offsets continue from `state`.
+    pub(super) fn finish(self, state: &mut LogprobState) -> Value {
         let Self { texts, logprobs, tops } = self;
         let mut offsets = Vec::with_capacity(texts.len());
         for text in &texts {
-            offsets.push(told.characters);
-            told.characters += text.chars().count();
+            offsets.push(state.characters);
+            state.characters += text.chars().count();
         }
-        json!({"text_offset": offsets, "token_logprobs": logprobs, "tokens": texts, "top_logprobs": tops})
+        json!({
+            "text_offset": offsets,
+            "token_logprobs": logprobs,
+            "tokens": texts,
+            "top_logprobs": tops,
+        })
     }
 }
 
@@ -184,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_have_no_more_digits_than_they_need() {
+    fn logprob_has_fewest_exact_digits() {
         for (logprob, shown) in [
             (-0.1, "-0.1"),
             (-1.234_567_8, "-1.2345678"),
@@ -195,10 +209,14 @@ mod tests {
         ] {
             let value = shortest(logprob);
             assert_eq!(value.to_string(), shown);
-            assert_eq!(serde_json::to_string(&logprob.max(LOWEST)).unwrap(), shown, "in chats");
+            assert_eq!(
+                serde_json::to_string(&logprob.max(MIN_LOGPROB)).unwrap(),
+                shown,
+                "in chats"
+            );
             assert_eq!(
                 value.as_f64().map(|value| value as f32),
-                Some(logprob.max(LOWEST)),
+                Some(logprob.max(MIN_LOGPROB)),
                 "the same number"
             );
         }

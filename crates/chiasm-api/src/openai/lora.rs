@@ -1,4 +1,4 @@
-//! Bodies of the endpoints that load and unload LoRA adapters, as vLLM has them.
+//! The bodies of the endpoints that load and unload LoRA adapters, in vLLM's format.
 
 use chiasm_media::Charge;
 use serde_json::Value;
@@ -8,24 +8,24 @@ use super::intake::Intake;
 use super::request::RequestBody;
 use crate::error::ApiError;
 
-/// The longest name and path.
-const MAX_BYTES: usize = 4096;
+/// The maximum length of a name or a path.
+const MAX_TEXT_BYTES: usize = 4096;
 
-/// An adapter that is to be loaded.
+/// A request to load an adapter.
 pub struct LoadRequest {
-    /// The name in requests.
+    /// The adapter's name in requests.
     pub name: String,
-    /// Its folder.
+    /// The adapter's folder.
     pub path: String,
-    /// It takes the place of an adapter of this name.
+    /// The adapter replaces a loaded adapter of the same name.
     pub in_place: bool,
 }
 
 impl RequestBody for LoadRequest {
     fn parse(mut intake: Intake) -> Result<(Self, Charge), ApiError> {
         let mut fields = Fields::new(intake.read::<Value>()?, "")?;
-        let (name, path) =
-            (take_text(&mut fields, "lora_name")?, take_text(&mut fields, "lora_path")?);
+        let name = take_text(&mut fields, "lora_name")?;
+        let path = take_text(&mut fields, "lora_path")?;
         fields.refuse_unless("is_3d_lora_weight", |value| value.as_bool() == Some(false))?;
         let in_place = fields.take("load_inplace")?.unwrap_or(false);
         fields.finish()?;
@@ -33,9 +33,9 @@ impl RequestBody for LoadRequest {
     }
 }
 
-/// An adapter that is not to be served any more.
+/// A request to unload an adapter.
 pub struct UnloadRequest {
-    /// The name in requests.
+    /// The adapter's name in requests.
     pub name: String,
 }
 
@@ -43,7 +43,7 @@ impl RequestBody for UnloadRequest {
     fn parse(mut intake: Intake) -> Result<(Self, Charge), ApiError> {
         let mut fields = Fields::new(intake.read::<Value>()?, "")?;
         let name = take_text(&mut fields, "lora_name")?;
-        // vLLM knows adapters by their names too, and does not look at it.
+        // vLLM also identifies adapters by name and ignores this id.
         fields.ignore(&["lora_int_id"]);
         fields.finish()?;
         Ok((Self { name }, intake.into_charge()))
@@ -52,10 +52,10 @@ impl RequestBody for UnloadRequest {
 
 fn take_text(fields: &mut Fields, name: &str) -> Result<String, ApiError> {
     let text: String = fields.take(name)?.ok_or_else(|| ApiError::missing(name))?;
-    if text.is_empty() || text.len() > MAX_BYTES || text.contains('\0') {
+    if text.is_empty() || text.len() > MAX_TEXT_BYTES || text.contains('\0') {
         return Err(ApiError::invalid(
             name,
-            format!("'{name}' must have from 1 to {MAX_BYTES} bytes, none of them 0"),
+            format!("'{name}' must have from 1 to {MAX_TEXT_BYTES} bytes, none of them 0"),
         ));
     }
     Ok(text)
@@ -68,8 +68,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_adapter_has_name_and_path() {
-        let parse = |body: Value| LoadRequest::parse(Intake::of(&body)).map(|(request, _)| request);
+    fn load_request_fields_are_checked() {
+        let parse =
+            |body: Value| LoadRequest::parse(Intake::from_json(&body)).map(|(request, _)| request);
         let request =
             parse(json!({"lora_name": "a", "lora_path": "/x", "load_inplace": true})).unwrap();
         assert!(request.in_place);
@@ -96,10 +97,11 @@ mod tests {
     }
 
     #[test]
-    fn the_id_of_an_adapter_that_goes_is_not_looked_at() {
+    fn unload_request_ignores_adapter_id() {
         let (request, _) =
-            UnloadRequest::parse(Intake::of(&json!({"lora_name": "a", "lora_int_id": 3}))).unwrap();
+            UnloadRequest::parse(Intake::from_json(&json!({"lora_name": "a", "lora_int_id": 3})))
+                .unwrap();
         assert_eq!(request.name, "a");
-        assert!(UnloadRequest::parse(Intake::of(&json!({}))).is_err());
+        assert!(UnloadRequest::parse(Intake::from_json(&json!({}))).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Parts of a message that stand for media items: which there are, and what their fields hold.
+//! Message parts that stand for media items: their kinds and their fields.
 
 use std::fmt;
 
@@ -15,18 +15,19 @@ use crate::error::ApiError;
 
 /// A kind of part that stands for a media item.
 pub struct MediaKind {
+    /// The values of `type`.
     pub(super) types: &'static [&'static str],
     /// The field with the item.
     pub field: &'static str,
     /// The modality of the item.
     pub modality: Modality,
-    /// The field holds the item itself, with the name of its format.
+    /// The field contains the item itself, with the name of its format.
     pub is_inline: bool,
 }
 
 impl MediaKind {
-    /// Returns the kind of an unparsed part. As in vLLM, the part's field decides if it has no
-    /// type.
+    /// Returns the kind of an unparsed part. A part without a type is classified by its fields, as
+    /// in vLLM.
     pub fn find(part: &Map<String, Value>) -> Option<&'static Self> {
         let by_type = |kind: &&Self| match part.get("type").filter(|name| !name.is_null()) {
             Some(name) => name.as_str().is_some_and(|name| kind.types.contains(&name)),
@@ -64,12 +65,12 @@ pub static MEDIA_KINDS: [MediaKind; 4] = [
     },
 ];
 
-/// The place of an item: a URL, the name that it came with before, or both.
+/// A reference to an item: a URL, the name of an item that was sent before, or both.
 #[derive(Default)]
 pub struct MediaUrl {
     /// The URL, which may be the item itself.
     pub url: Option<Bytes>,
-    /// The client's name of the item.
+    /// The client's name for the item.
     pub uuid: Option<String>,
 }
 
@@ -90,18 +91,19 @@ impl<'de> Visitor<'de> for Seed<'_, Option<MediaUrl>> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let intake = self.intake;
-        let (mut media, mut unknown) = (MediaUrl::default(), None);
-        while let Some(name) = intake.name(&mut map)? {
+        let mut media = MediaUrl::default();
+        let mut unknown = None;
+        while let Some(name) = intake.next_name(&mut map)? {
             let outer = intake.enter(format_args!(".{name}"));
             match &*name {
                 "url" => {
                     media.url =
-                        intake.borrowed(&mut map)?.map(|url| intake.share(&url)).transpose()?
+                        intake.next_str(&mut map)?.map(|url| intake.share(&url)).transpose()?
                 }
                 "uuid" => media.uuid = take_uuid(intake, &mut map)?,
-                // vLLM ignores it too: the model's processor alone decides on the resolution.
-                "detail" => drop(intake.borrowed(&mut map)?),
-                _ => intake.unknown(&mut map, &mut unknown)?,
+                // Ignored as in vLLM: only the model's processor decides on the resolution.
+                "detail" => drop(intake.next_str(&mut map)?),
+                _ => intake.skip_unknown(&mut map, &mut unknown)?,
             }
             intake.leave(outer);
         }
@@ -110,7 +112,7 @@ impl<'de> Visitor<'de> for Seed<'_, Option<MediaUrl>> {
     }
 }
 
-/// A recording in the request itself.
+/// A recording that the request contains.
 pub(super) struct InputAudio(pub(super) MediaUrl);
 
 impl<'de> Visitor<'de> for Seed<'_, Option<InputAudio>> {
@@ -126,15 +128,19 @@ impl<'de> Visitor<'de> for Seed<'_, Option<InputAudio>> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let intake = self.intake;
-        let (mut data, mut uuid, mut unknown) = (None, None, None);
-        while let Some(name) = intake.name(&mut map)? {
+        let mut data = None;
+        let mut uuid = None;
+        let mut unknown = None;
+        while let Some(name) = intake.next_name(&mut map)? {
             let outer = intake.enter(format_args!(".{name}"));
             match &*name {
-                // What the format is called does not matter: it is found from the bytes.
-                "format" => drop(intake.borrowed(&mut map)?),
-                "data" => data = intake.text(&mut map)?.map(|data| format!("data:;base64,{data}")),
+                // The format is detected from the bytes.
+                "format" => drop(intake.next_str(&mut map)?),
+                "data" => {
+                    data = intake.next_text(&mut map)?.map(|data| format!("data:;base64,{data}"))
+                }
                 "uuid" => uuid = take_uuid(intake, &mut map)?,
-                _ => intake.unknown(&mut map, &mut unknown)?,
+                _ => intake.skip_unknown(&mut map, &mut unknown)?,
             }
             intake.leave(outer);
         }
@@ -143,12 +149,13 @@ impl<'de> Visitor<'de> for Seed<'_, Option<InputAudio>> {
     }
 }
 
-/// A client's name for an item: for sending it once and naming it later. It is not its identity.
+/// Reads a client's name for an item. Clients send an item once and refer to it by name later. The
+/// name is not the item's identity.
 pub(super) fn take_uuid<'de, A: MapAccess<'de>>(
     intake: &mut Intake,
     map: &mut A,
 ) -> Result<Option<String>, A::Error> {
-    let uuid = intake.text(map)?;
+    let uuid = intake.next_text(map)?;
     if uuid.as_ref().is_some_and(|uuid| !(1..=MediaName::MAX_BYTES).contains(&uuid.len())) {
         return Err(intake.refuse_here(|field| {
             ApiError::invalid(
@@ -160,7 +167,7 @@ pub(super) fn take_uuid<'de, A: MapAccess<'de>>(
     Ok(uuid)
 }
 
-/// Takes the settings of media items.
+/// Takes the settings for media items.
 pub fn take_media_kwargs(fields: &mut Fields) -> Result<Box<MediaKwargs>, ApiError> {
     Ok(Box::new(MediaKwargs {
         processor: fields.take::<Map<_, _>>("mm_processor_kwargs")?.unwrap_or_default(),

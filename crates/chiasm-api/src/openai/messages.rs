@@ -15,18 +15,20 @@ use super::media_parts::{InputAudio, MEDIA_KINDS, MediaUrl, take_uuid};
 use super::request::LargeField;
 use crate::error::ApiError;
 
-/// The roles of the API. A template may know others.
+/// The roles of the API. A template may support others.
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
-/// A kind of part that is text.
+/// A kind of part that contains text.
 struct TextKind {
+    /// The values of `type`.
     types: &'static [&'static str],
     /// The field with the text.
     field: &'static str,
 }
 
-/// Those of vLLM (`TEXT_PART_TYPES` of `renderers/chat_utils.py`): what clients of several APIs
-/// keep of a conversation comes back so.
+/// vLLM's kinds of text parts (`TEXT_PART_TYPES` of `renderers/chat_utils.py`).
+///
+/// Clients of several APIs send stored conversations back in these forms.
 const TEXT_KINDS: [TextKind; 3] = [
     TextKind { types: &["text", "input_text", "output_text"], field: "text" },
     TextKind { types: &["refusal"], field: "refusal" },
@@ -56,22 +58,22 @@ impl<'de> Visitor<'de> for Seed<'_, Option<Messages>> {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
         let intake = self.intake;
-        let messages = message_list(intake, &mut seq)?;
+        let messages = read_messages(intake, &mut seq)?;
         Ok(Some(Messages { messages, media: std::mem::take(&mut intake.media) }))
     }
 }
 
-/// Reads `messages`, of which there is at least one. Their media items are the intake's.
-pub fn message_list<'de, T, A: SeqAccess<'de>>(
+/// Reads `messages`, which must not be empty. Their media items are added to the intake's.
+pub fn read_messages<'de, T, A: SeqAccess<'de>>(
     intake: &mut Intake,
     seq: &mut A,
 ) -> Result<Vec<T>, A::Error>
 where
     for<'a> Seed<'a, T>: Visitor<'de, Value = T>,
 {
-    // Those of an earlier field of the same name, which this one replaces.
+    // This field replaces an earlier field of the same name, including its media items.
     intake.media.clear();
-    let messages = elements(intake, seq)?;
+    let messages = read_list(intake, seq)?;
     if messages.is_empty() {
         let error = ApiError::invalid("messages", "'messages' must have at least one message");
         return Err(intake.refuse(error));
@@ -79,8 +81,8 @@ where
     Ok(messages)
 }
 
-/// Reads a list whose elements are named by their index.
-pub fn elements<'de, T, A: SeqAccess<'de>>(
+/// Reads a list. The path of each element ends with its index.
+pub fn read_list<'de, T, A: SeqAccess<'de>>(
     intake: &mut Intake,
     seq: &mut A,
 ) -> Result<Vec<T>, A::Error>
@@ -110,23 +112,25 @@ impl<'de> Visitor<'de> for Seed<'_, ChatMessage> {
         let intake = self.intake;
         intake.count_message()?;
         let media = intake.media.len();
-        let (mut message, mut role, mut unknown) = (ChatMessage::default(), None, None);
-        while let Some(name) = intake.name(&mut map)? {
+        let mut message = ChatMessage::default();
+        let mut role = None;
+        let mut unknown = None;
+        while let Some(name) = intake.next_name(&mut map)? {
             let outer = intake.enter(format_args!(".{name}"));
             match &*name {
-                "role" => role = intake.text(&mut map)?,
+                "role" => role = intake.next_text(&mut map)?,
                 "content" => {
-                    // Those of an earlier field of the same name, which this one replaces.
+                    // This field replaces an earlier one, including its media items.
                     intake.media.truncate(media);
                     message.content = map.next_value_seed(intake.seed())?;
                 }
-                "name" => message.name = intake.text(&mut map)?,
-                "tool_call_id" => message.tool_call_id = intake.text(&mut map)?,
+                "name" => message.name = intake.next_text(&mut map)?,
+                "tool_call_id" => message.tool_call_id = intake.next_text(&mut map)?,
                 "tool_calls" => {
                     message.tool_calls = Some(map.next_value_seed(intake.seed())?)
                         .filter(|calls: &Value| !calls.is_null());
                 }
-                // An answer comes back with both of its names, or with one. vLLM's own comes first.
+                // Clients send reasoning back under one or both names. vLLM's name has priority.
                 "reasoning" => {
                     message.reasoning = take_prompt_text(intake, &mut map)?.or(message.reasoning);
                 }
@@ -134,56 +138,66 @@ impl<'de> Visitor<'de> for Seed<'_, ChatMessage> {
                     let reasoning = take_prompt_text(intake, &mut map)?;
                     message.reasoning = message.reasoning.or(reasoning);
                 }
-                // They do not change the prompt: what OpenAI and LiteLLM tell beside an answer, and
-                // what Anthropic is to cache.
+                // These do not change the prompt: additions of OpenAI and LiteLLM to answers, and
+                // cache hints for Anthropic.
                 "refusal" | "annotations" | "provider_specific_fields" | "cache_control" => {
                     drop(map.next_value_seed(intake.seed::<Value>())?);
                 }
-                _ => intake.unknown(&mut map, &mut unknown)?,
+                _ => intake.skip_unknown(&mut map, &mut unknown)?,
             }
             intake.leave(outer);
         }
         let role = role.ok_or_else(|| intake.missing(".role"))?;
-        check(intake, &role, &message)?;
+        check_message(intake, &role, &message)?;
         intake.refuse_unknown(unknown)?;
         Ok(ChatMessage { role, ..message })
     }
 }
 
-/// A field's text, which becomes a part of the prompt; `None` for null.
+/// Reads a field's text, which becomes a part of the prompt; `None` for null.
 fn take_prompt_text<'de, A: MapAccess<'de>>(
     intake: &mut Intake,
     map: &mut A,
 ) -> Result<Option<String>, A::Error> {
-    intake.borrowed(map)?.map(|text| intake.own_prompt(&text)).transpose()
+    intake.next_str(map)?.map(|text| intake.copy_prompt(&text)).transpose()
 }
 
-/// What a message of a role must and must not have.
-fn check<E: Error>(intake: &mut Intake, role: &str, message: &ChatMessage) -> Result<(), E> {
+/// Checks the fields of a message against its role.
+fn check_message<E: Error>(
+    intake: &mut Intake,
+    role: &str,
+    message: &ChatMessage,
+) -> Result<(), E> {
     let is_known = ROLES.contains(&role)
         || intake.template.as_ref().is_some_and(|template| template.knows_role(role));
     let error = if !is_known {
-        let name = intake.below(".role");
+        let name = intake.child_path(".role");
         let known =
             "system, developer, user, assistant, tool or one that the model's chat template names";
         ApiError::invalid(&name, format!("'{name}' must be {known}, got '{role}'"))
-    } else if role != "assistant" && message.tool_calls.as_ref().is_some_and(calls_something) {
-        ApiError::invalid(intake.below(".tool_calls"), "only an assistant message has tool calls")
+    } else if role != "assistant" && message.tool_calls.as_ref().is_some_and(has_calls) {
+        ApiError::invalid(
+            intake.child_path(".tool_calls"),
+            "only an assistant message has tool calls",
+        )
     } else if message.reasoning.is_some() && role != "assistant" {
-        ApiError::invalid(intake.below(".reasoning"), "only an assistant message has reasoning")
+        ApiError::invalid(
+            intake.child_path(".reasoning"),
+            "only an assistant message has reasoning",
+        )
     } else if message.content.is_none() && role != "assistant" {
-        // An answer that says nothing has none: a refusal, reasoning that was left out of it. vLLM
-        // asks nobody for content.
-        ApiError::missing(&intake.below(".content"))
+        // An assistant message may lack content: a refusal, or reasoning that was left out. vLLM
+        // requires content of no role.
+        ApiError::missing(&intake.child_path(".content"))
     } else {
         return Ok(());
     };
     Err(intake.refuse(error))
 }
 
-/// Whether these are tool calls. Clients that write all fields of a message have an empty list in
-/// any.
-fn calls_something(calls: &Value) -> bool {
+/// Returns `true` if there are tool calls. Clients that write all fields of a message send an empty
+/// list in every message.
+fn has_calls(calls: &Value) -> bool {
     calls.as_array().is_none_or(|list| !list.is_empty())
 }
 
@@ -199,11 +213,11 @@ impl<'de> Visitor<'de> for Seed<'_, Option<ChatContent>> {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
-        self.intake.own_prompt(text).map(|text| Some(ChatContent::Text(text)))
+        self.intake.copy_prompt(text).map(|text| Some(ChatContent::Text(text)))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-        elements(self.intake, &mut seq).map(|parts| Some(ChatContent::Parts(parts)))
+        read_list(self.intake, &mut seq).map(|parts| Some(ChatContent::Parts(parts)))
     }
 }
 
@@ -216,12 +230,12 @@ impl<'de> Visitor<'de> for Seed<'_, ChatPart> {
 
     fn visit_str<E: Error>(self, text: &str) -> Result<ChatPart, E> {
         self.intake.count_part()?;
-        self.intake.own_prompt(text).map(ChatPart::Text)
+        self.intake.copy_prompt(text).map(ChatPart::Text)
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ChatPart, A::Error> {
         self.intake.count_part()?;
-        PartFields::read(self.intake, &mut map)?.part(self.intake)
+        PartFields::read(self.intake, &mut map)?.into_part(self.intake)
     }
 }
 
@@ -234,27 +248,27 @@ struct PartFields {
     /// The item of each of [`MEDIA_KINDS`].
     media: [Option<MediaUrl>; MEDIA_KINDS.len()],
     uuid: Option<String>,
-    /// Whether it says how closely to look at an image, as parts of the type `input_image` do.
+    /// The part has the field `detail`, as parts of the type `input_image` do.
     has_detail: bool,
-    /// What only the model's chat template knows.
+    /// The fields that only the model's chat template reads.
     extra: Map<String, Value>,
-    /// The first field that nobody knows.
+    /// The path of the first unknown field.
     unknown: Option<String>,
 }
 
 impl PartFields {
     fn read<'de, A: MapAccess<'de>>(intake: &mut Intake, map: &mut A) -> Result<Self, A::Error> {
         let mut fields = Self::default();
-        while let Some(name) = intake.name(map)? {
+        while let Some(name) = intake.next_name(map)? {
             let outer = intake.enter(format_args!(".{name}"));
             let text = TEXT_KINDS.iter().position(|kind| kind.field == name);
             let media = MEDIA_KINDS.iter().position(|kind| kind.field == name);
             match (&*name, text, media) {
-                ("type", ..) => fields.kind = intake.borrowed(map)?.map(Cow::into_owned),
+                ("type", ..) => fields.kind = intake.next_str(map)?.map(Cow::into_owned),
                 ("uuid", ..) => fields.uuid = take_uuid(intake, map)?,
-                // Ignored as that of an `image_url`.
-                ("detail", ..) => fields.has_detail = intake.borrowed(map)?.is_some(),
-                // Anthropic's, which LiteLLM passes on.
+                // Ignored, as in an `image_url`.
+                ("detail", ..) => fields.has_detail = intake.next_str(map)?.is_some(),
+                // A field of Anthropic's API, which LiteLLM forwards.
                 ("cache_control", ..) => drop(map.next_value_seed(intake.seed::<Value>())?),
                 (_, Some(index), _) => fields.texts[index] = take_prompt_text(intake, map)?,
                 (_, _, Some(index)) => {
@@ -266,63 +280,58 @@ impl PartFields {
                     };
                     fields.media[index] = Some(url.unwrap_or_default());
                 }
-                _ => intake.of_template(map, &name, (&mut fields.extra, &mut fields.unknown))?,
+                _ => intake.read_template_field(
+                    map,
+                    &name,
+                    &mut fields.extra,
+                    &mut fields.unknown,
+                )?,
             }
             intake.leave(outer);
         }
         Ok(fields)
     }
 
-    /// What its type makes of them.
-    fn part<E: Error>(mut self, intake: &mut Intake) -> Result<ChatPart, E> {
-        // An item need not say what it is, as it need not in vLLM.
-        let of_item = || {
-            MEDIA_KINDS
-                .iter()
-                .zip(&self.media)
-                .find(|(_, url)| url.is_some())
-                .map(|(kind, _)| kind.field)
-        };
-        let Some(kind) = self.kind.take().or_else(|| of_item().map(str::to_owned)) else {
+    /// Builds the part according to its type.
+    fn into_part<E: Error>(mut self, intake: &mut Intake) -> Result<ChatPart, E> {
+        // A part with a media item may lack a type, as in vLLM.
+        let Some(type_name) = self.kind.take().or_else(|| self.media_field().map(str::to_owned))
+        else {
             return Err(intake.missing(".type"));
         };
-        let is_asked = |types: &[&str]| types.contains(&&*kind);
-        let text = TEXT_KINDS.iter().zip(&mut self.texts).find(|(known, _)| is_asked(known.types));
-        let text = text.map(|(asked, text)| (asked, text.take()));
-        let media =
-            MEDIA_KINDS.iter().zip(&mut self.media).find(|(known, _)| is_asked(known.types));
-        let media = media.map(|(asked, url)| (asked, url.take().unwrap_or_default()));
-        // Fields of other types, which nobody would look at.
-        let other_media = MEDIA_KINDS
-            .iter()
-            .zip(&self.media)
-            .find(|(_, url)| url.is_some())
-            .map(|(kind, _)| kind.field);
+        let has_type = |types: &[&str]| types.contains(&&*type_name);
+        let text = TEXT_KINDS.iter().zip(&mut self.texts).find(|(kind, _)| has_type(kind.types));
+        let text = text.map(|(kind, text)| (kind, text.take()));
+        let media = MEDIA_KINDS.iter().zip(&mut self.media).find(|(kind, _)| has_type(kind.types));
+        let media = media.map(|(kind, url)| (kind, url.take().unwrap_or_default()));
+        // Fields of other part types, which would have no effect.
+        let other_media = self.media_field();
         let other_text = TEXT_KINDS
             .iter()
             .zip(&self.texts)
             .find(|(_, text)| text.is_some())
             .map(|(kind, _)| kind.field);
         let uuid_of_text = (text.is_some() && self.uuid.is_some()).then_some("uuid");
-        let detail = (self.has_detail && kind != "input_image").then_some("detail");
+        let detail = (self.has_detail && type_name != "input_image").then_some("detail");
         let other = other_media.or(other_text).or(uuid_of_text).or(detail);
-        let unknown = self.unknown.or(other.map(|field| intake.below(&format!(".{field}"))));
-        let part = if let Some((asked, text)) = text {
-            ChatPart::Text(text.ok_or_else(|| intake.missing(&format!(".{}", asked.field)))?)
-        } else if let Some((asked, MediaUrl { url, uuid: inner })) = media {
-            let field = intake.below(&format!(".{}", asked.field));
+        let unknown = self.unknown.or(other.map(|field| intake.child_path(&format!(".{field}"))));
+        let part = if let Some((kind, text)) = text {
+            ChatPart::Text(text.ok_or_else(|| intake.missing(&format!(".{}", kind.field)))?)
+        } else if let Some((kind, MediaUrl { url, uuid: inner })) = media {
+            let field = intake.child_path(&format!(".{}", kind.field));
             let uuid = self.uuid.or(inner);
             if url.is_none() && uuid.is_none() {
-                let missing = if asked.is_inline { "data" } else { "url" };
-                return Err(intake.missing(&format!(".{}.{missing}", asked.field)));
+                let missing = if kind.is_inline { "data" } else { "url" };
+                return Err(intake.missing(&format!(".{}.{missing}", kind.field)));
             }
-            let (modality, source) = (asked.modality.clone(), url.map(MediaInput::Url));
+            let modality = kind.modality.clone();
+            let source = url.map(MediaInput::Url);
             intake.add_media(MediaRef { modality: modality.clone(), source, uuid, field })?;
             ChatPart::Media(modality)
         } else {
             let known = "text, image_url, video_url, audio_url or input_audio";
-            let message = format!("parts of type '{kind}' are not supported; use {known}");
-            let error = ApiError::invalid(intake.below(".type"), message);
+            let message = format!("parts of type '{type_name}' are not supported; use {known}");
+            let error = ApiError::invalid(intake.child_path(".type"), message);
             return Err(intake.refuse(ApiError { code: "unsupported_part", ..error }));
         };
         intake.refuse_unknown(unknown)?;
@@ -330,6 +339,12 @@ impl PartFields {
             return Ok(part);
         }
         Ok(ChatPart::Extended(Box::new(ExtendedPart { part, fields: self.extra })))
+    }
+
+    /// Returns the field of the first remaining media item.
+    fn media_field(&self) -> Option<&'static str> {
+        let mut items = MEDIA_KINDS.iter().zip(&self.media);
+        items.find(|(_, url)| url.is_some()).map(|(kind, _)| kind.field)
     }
 }
 

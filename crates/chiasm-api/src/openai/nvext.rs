@@ -1,5 +1,5 @@
-//! `nvext.extra_fields`: what a client wants to know beside its answer, asked for and told as in
-//! Dynamo's API.
+//! `nvext.extra_fields`: additional facts about an answer, requested and reported as in Dynamo's
+//! API.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::fields::Fields;
 use crate::error::ApiError;
 
-/// The extra fields that a request asks for.
+/// The extra fields that a request selects.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ExtraFields {
     timing: bool,
@@ -26,26 +26,26 @@ pub struct Nvext {
     worker_id: Option<WorkerIds>,
 }
 
-/// Times in milliseconds, and what the KV cache held of the prompt.
+/// Times in milliseconds, and the part of the prompt that was cached.
 #[derive(Debug, Serialize)]
 struct Timing {
-    /// When the request arrived, since 1970.
+    /// The request's arrival, in milliseconds since the Unix epoch.
     request_received_ms: u64,
-    /// The time between its arrival and the engine's beginning with its prompt.
+    /// The time from the request's arrival to the start of its prefill.
     #[serde(skip_serializing_if = "Option::is_none")]
     prefill_wait_time_ms: Option<f64>,
-    /// The time between that and its first token.
+    /// The time from the start of the prefill to the first token.
     #[serde(skip_serializing_if = "Option::is_none")]
     prefill_time_ms: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     ttft_ms: Option<f64>,
     total_time_ms: f64,
-    /// The part of the prompt's tokens that the engine had cached, from 0 to 1.
+    /// The fraction of the prompt's tokens that the engine had cached, from 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     kv_hit_rate: Option<f64>,
 }
 
-/// The worker of each phase, which may be one or two.
+/// The worker of each phase. Both phases may have the same worker.
 #[derive(Debug, Serialize)]
 struct WorkerIds {
     prefill_worker_id: u32,
@@ -58,25 +58,25 @@ impl ExtraFields {
         let mut nvext = Fields::new(nvext, "nvext")?;
         let names: Vec<String> = nvext.take("extra_fields")?.unwrap_or_default();
         nvext.finish()?;
-        let mut asked = Self::default();
+        let mut selected = Self::default();
         for (index, name) in names.iter().enumerate() {
             match name.as_str() {
-                "timing" => asked.timing = true,
-                "worker_id" => asked.worker_id = true,
+                "timing" => selected.timing = true,
+                "worker_id" => selected.worker_id = true,
                 _ => return Err(ApiError::unsupported(format!("nvext.extra_fields[{index}]"))),
             }
         }
-        Ok(asked)
+        Ok(selected)
     }
 
-    /// Returns the fields that were asked for, of a request that took `total` so far; `None` if
-    /// none were.
-    pub fn for_request(self, attempted: &RouteOutcome, total: Duration) -> Option<Nvext> {
+    /// Returns the selected fields for a request that has taken `total` so far; `None` if no field
+    /// is selected.
+    pub fn for_request(self, outcome: &RouteOutcome, total: Duration) -> Option<Nvext> {
         let Self { timing, worker_id } = self;
-        let worker = attempted.worker.0;
-        let prefilled = attempted.prefilled.map_or(worker, |by| by.worker.0);
+        let worker = outcome.worker.0;
+        let prefilled = outcome.prefilled.map_or(worker, |by| by.worker.0);
         (timing || worker_id).then(|| Nvext {
-            timing: timing.then(|| Timing::of(attempted, total)),
+            timing: timing.then(|| Timing::new(outcome, total)),
             worker_id: worker_id
                 .then_some(WorkerIds { prefill_worker_id: prefilled, decode_worker_id: worker }),
         })
@@ -84,8 +84,8 @@ impl ExtraFields {
 }
 
 impl Timing {
-    fn of(attempted: &RouteOutcome, total: Duration) -> Self {
-        let RouteOutcome { prompt_tokens, prefill, prefill_wait, first_token, .. } = *attempted;
+    fn new(outcome: &RouteOutcome, total: Duration) -> Self {
+        let RouteOutcome { prompt_tokens, prefill, prefill_wait, first_token, .. } = *outcome;
         let received =
             SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(total);
         let prefilling = first_token
@@ -105,7 +105,7 @@ impl Timing {
     }
 }
 
-/// Parts of a microsecond are rounded away.
+/// Converts a time to milliseconds, rounded to whole microseconds.
 fn milliseconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_told_is_refused_by_name() {
+    fn unknown_extra_field_is_refused_by_name() {
         assert_eq!(
             refused(json!({"extra_fields": ["timing", "engine_data"]})).as_deref(),
             Some("nvext.extra_fields[1]")

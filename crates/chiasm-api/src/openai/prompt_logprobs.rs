@@ -6,23 +6,26 @@ use chiasm_types::TokenId;
 use serde::ser::{SerializeMap, SerializeSeq};
 use serde::{Serialize, Serializer};
 
-/// JSON has no infinity; vLLM and OpenAI write this instead.
-pub(super) const LOWEST: f32 = -9999.0;
+/// The value for negative infinity, which JSON can't represent. vLLM and OpenAI use the same value.
+pub(super) const MIN_LOGPROB: f32 = -9999.0;
 
-/// What half a character is decoded to.
+/// The character that an incomplete character is decoded to.
 const REPLACEMENT: char = '\u{FFFD}';
-/// Most tokens that a character is looked for in.
-pub(super) const MAX_CONTEXT: usize = 4;
+/// The maximum number of preceding tokens that are searched for the start of a character.
+pub(super) const MAX_CONTEXT_TOKENS: usize = 4;
 
-/// A list: null for the first token, then an object for each, of its own log probability and those
-/// of the likeliest tokens, by their ids.
+/// The log probabilities of a prompt. They serialize to a list: null for the first token, then an
+/// object for each token.
+///
+/// An object maps token ids to log probabilities: the token's own and those of the likeliest
+/// tokens.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PromptLogprobsBody<'a> {
     pub(super) tokenizer: &'a Tokenizer,
     pub(super) logprobs: &'a PromptLogprobs,
 }
 
-/// What is told of one candidate.
+/// A candidate for one position.
 #[derive(Serialize)]
 pub(super) struct Candidate {
     pub(super) logprob: f32,
@@ -42,6 +45,7 @@ impl Serialize for PromptLogprobsBody<'_> {
     }
 }
 
+/// The candidates of one position, which serialize to a map by token id.
 struct Position(Vec<(TokenId, Candidate)>);
 
 impl Serialize for Position {
@@ -55,12 +59,13 @@ impl Serialize for Position {
 }
 
 impl PromptLogprobsBody<'_> {
-    /// The candidates of a position, the token that stands there first. What comes twice has the
-    /// place of the first and the rank of the second (`append_logprobs_for_next_position` in
-    /// `vllm/logprobs.py`).
+    /// Returns the candidates of a position, beginning with the prompt's own token.
+    ///
+    /// A token that occurs twice has the place of the first and the rank of the second occurrence
+    /// (`append_logprobs_for_next_position` in `vllm/logprobs.py`).
     pub(super) fn candidates(&self, position: usize) -> Vec<(TokenId, Candidate)> {
         let Some((tokens, logprobs)) = self.logprobs.at(position) else { return Vec::new() };
-        let before = position.saturating_sub(MAX_CONTEXT)..position;
+        let before = position.saturating_sub(MAX_CONTEXT_TOKENS)..position;
         let context: Vec<TokenId> =
             before.filter_map(|at| self.logprobs.at(at)?.0.first().copied()).collect();
         let mut candidates: Vec<(TokenId, Candidate)> = Vec::with_capacity(tokens.len());
@@ -73,10 +78,10 @@ impl PromptLogprobsBody<'_> {
             match candidates.iter_mut().find(|(known, _)| *known == token) {
                 Some((_, candidate)) => candidate.rank = rank,
                 None => {
-                    let decoded_token = text_of(self.tokenizer, token, &context);
+                    let decoded_token = token_text(self.tokenizer, token, &context);
                     candidates.push((
                         token,
-                        Candidate { logprob: logprob.max(LOWEST), rank, decoded_token },
+                        Candidate { logprob: logprob.max(MIN_LOGPROB), rank, decoded_token },
                     ));
                 }
             }
@@ -85,29 +90,29 @@ impl PromptLogprobsBody<'_> {
     }
 }
 
-/// The text of a token behind others. A character in several tokens is the text of the last of
-/// them, and the others have none (`LogprobsProcessor._correct_decoded_token` in
-/// `vllm/v1/engine/logprobs.py`).
-pub(super) fn text_of(tokenizer: &Tokenizer, token: TokenId, context: &[TokenId]) -> String {
-    let alone =
+/// Returns the text of a token that follows `context`.
+///
+/// A character that spans several tokens is the text of the last one; the others have no text
+/// (`LogprobsProcessor._correct_decoded_token` in `vllm/v1/engine/logprobs.py`).
+pub(super) fn token_text(tokenizer: &Tokenizer, token: TokenId, context: &[TokenId]) -> String {
+    let own_text =
         |token: TokenId| String::from_utf8_lossy(&tokenizer.token_bytes(token)).into_owned();
-    let is_half = |text: &str| text.ends_with(REPLACEMENT);
-    let text = alone(token);
-    if !is_half(&text) {
+    let is_incomplete = |text: &str| text.ends_with(REPLACEMENT);
+    let text = own_text(token);
+    if !is_incomplete(&text) {
         return text;
     }
     for first in (0..context.len()).rev() {
         let before = &context[first..];
         let whole = tokenizer.decode(&[before, &[token]].concat(), false);
-        if is_half(&whole) {
+        if is_incomplete(&whole) {
             continue;
         }
-        let told =
-            before.iter().rposition(|&token| !is_half(&alone(token))).map_or(0, |last| last + 1);
-        let told = tokenizer.decode(&before[..told], false);
-        let same =
-            whole.chars().zip(told.chars()).take_while(|(ours, theirs)| ours == theirs).count();
-        return whole.chars().skip(same).collect();
+        let last_complete = before.iter().rposition(|&token| !is_incomplete(&own_text(token)));
+        let complete = &before[..last_complete.map_or(0, |last| last + 1)];
+        let shown = tokenizer.decode(complete, false);
+        let shared = whole.chars().zip(shown.chars()).take_while(|(a, b)| a == b).count();
+        return whole.chars().skip(shared).collect();
     }
     String::new()
 }

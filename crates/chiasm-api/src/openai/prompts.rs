@@ -10,12 +10,13 @@ use super::intake::{Intake, Seed};
 use super::request::LargeField;
 use crate::error::ApiError;
 
-/// Most prompts in one body.
+/// The maximum number of prompts in one body.
 const MAX_PROMPTS: usize = 128;
 
+/// The accepted forms of `prompt`, for errors.
 const FORMS: &str = "a string, a list of strings, a list of token ids or a list of those";
 
-/// The prompts of a request, at least one.
+/// The prompts of a request; at least one.
 pub(super) struct Prompts(pub(super) Vec<Prompt>);
 
 impl LargeField for Prompts {
@@ -45,7 +46,7 @@ impl<'de> Visitor<'de> for Seed<'_, Option<Tokens>> {
     }
 }
 
-/// What a list of prompts, or of token ids, may have as an element.
+/// An element of a list of prompts or of token ids.
 enum Element {
     Token(TokenId),
     Prompt(Prompt),
@@ -63,12 +64,13 @@ impl<'de> Visitor<'de> for Seed<'_, Option<Prompts>> {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
-        self.intake.own_prompt(text).map(|text| Some(Prompts(vec![Prompt::Text(text)])))
+        self.intake.copy_prompt(text).map(|text| Some(Prompts(vec![Prompt::Text(text)])))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
         let intake = self.intake;
-        let (mut tokens, mut prompts) = (Vec::new(), Vec::new());
+        let mut tokens = Vec::new();
+        let mut prompts = Vec::new();
         while let Some(element) = seq.next_element_seed(intake.seed::<Element>())? {
             match element {
                 Element::Token(token) if prompts.is_empty() => intake.push(&mut tokens, token)?,
@@ -106,11 +108,11 @@ impl<'de> Visitor<'de> for Seed<'_, Element> {
     }
 
     fn visit_u64<E: Error>(self, id: u64) -> Result<Element, E> {
-        token(id).map(Element::Token)
+        to_token_id(id).map(Element::Token)
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Element, E> {
-        self.intake.own_prompt(text).map(|text| Element::Prompt(Prompt::Text(text)))
+        self.intake.copy_prompt(text).map(|text| Element::Prompt(Prompt::Text(text)))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Element, A::Error> {
@@ -124,16 +126,16 @@ fn read_tokens<'de, A: SeqAccess<'de>>(
 ) -> Result<Vec<TokenId>, A::Error> {
     let mut tokens = Vec::new();
     while let Some(id) = seq.next_element()? {
-        intake.push(&mut tokens, token(id)?)?;
+        intake.push(&mut tokens, to_token_id(id)?)?;
     }
     Ok(tokens)
 }
 
-/// Whether both are texts, or both token ids.
+/// Returns `true` if both prompts are texts, or both are token ids.
 fn are_alike(first: &Prompt, second: &Prompt) -> bool {
     std::mem::discriminant(first) == std::mem::discriminant(second)
 }
 
-fn token<E: Error>(id: u64) -> Result<TokenId, E> {
+fn to_token_id<E: Error>(id: u64) -> Result<TokenId, E> {
     u32::try_from(id).map(TokenId).map_err(|_| E::custom(format!("{id} is no token id")))
 }

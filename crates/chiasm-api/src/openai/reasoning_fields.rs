@@ -1,11 +1,11 @@
-//! The fields of messages that have reasoning.
+//! The message fields that contain reasoning.
 
-/// The fields of messages that have reasoning.
+/// The message fields that contain reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReasoningFields {
-    /// vLLM's name of it.
+    /// The field `reasoning`: vLLM's name.
     pub reasoning: bool,
-    /// The older name, which many clients read.
+    /// The field `reasoning_content`: the older name, which many clients read.
     pub reasoning_content: bool,
 }
 

@@ -1,5 +1,5 @@
-//! A request's whole body: the one field that may be large has a type of its own, the others are
-//! JSON values until they are taken.
+//! The body of a request. The one field that may be large has its own type; the others are JSON
+//! values until they are taken.
 
 use std::fmt;
 
@@ -11,56 +11,59 @@ use super::fields::Fields;
 use super::intake::{Intake, Seed};
 use crate::error::ApiError;
 
-/// What the body of an endpoint's request becomes.
+/// A type that an endpoint's request body is parsed into.
 pub trait RequestBody: Sized + Send + 'static {
-    /// Reads the body. The charge counts the memory of the request until it is dropped.
+    /// Parses the body. The charge covers the memory of the request until it is dropped.
     fn parse(intake: Intake) -> Result<(Self, Charge), ApiError>;
 }
 
-/// A field with a type of its own.
+/// A potentially large field, which is parsed directly into its own type.
 pub trait LargeField: Sized {
     /// The name of the field.
     const NAME: &'static str;
 }
 
 /// All fields of a body.
-struct Whole<T> {
+struct WholeBody<T> {
     fields: Fields,
     large: Option<T>,
 }
 
-/// Reads a body's fields, `T` among them. Null is as good as absent.
+/// Reads the fields of a body, with `T` as a required field. `null` counts as missing.
 pub fn read<T: LargeField>(intake: &mut Intake) -> Result<(Fields, T), ApiError>
 where
     for<'a, 'de> Seed<'a, Option<T>>: Visitor<'de, Value = Option<T>>,
 {
-    let (fields, large) = read_with(intake)?;
+    let (fields, large) = read_optional(intake)?;
     Ok((fields, large.ok_or_else(|| ApiError::missing(T::NAME))?))
 }
 
-/// Reads a body's fields, with or without `T`.
-pub(super) fn read_with<T: LargeField>(intake: &mut Intake) -> Result<(Fields, Option<T>), ApiError>
+/// Reads the fields of a body, with `T` as an optional field.
+pub(super) fn read_optional<T: LargeField>(
+    intake: &mut Intake,
+) -> Result<(Fields, Option<T>), ApiError>
 where
     for<'a, 'de> Seed<'a, Option<T>>: Visitor<'de, Value = Option<T>>,
 {
-    let Whole { fields, large } = intake.read::<Whole<T>>()?;
+    let WholeBody { fields, large } = intake.read::<WholeBody<T>>()?;
     Ok((fields, large))
 }
 
-impl<'de, T: LargeField> Visitor<'de> for Seed<'_, Whole<T>>
+impl<'de, T: LargeField> Visitor<'de> for Seed<'_, WholeBody<T>>
 where
     for<'a> Seed<'a, Option<T>>: Visitor<'de, Value = Option<T>>,
 {
-    type Value = Whole<T>;
+    type Value = WholeBody<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Whole<T>, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<WholeBody<T>, A::Error> {
         let intake = self.intake;
-        let (mut fields, mut large) = (Map::new(), None);
-        while let Some(name) = intake.name(&mut map)? {
+        let mut fields = Map::new();
+        let mut large = None;
+        while let Some(name) = intake.next_name(&mut map)? {
             let outer = intake.enter(&name);
             if name == T::NAME {
                 large = map.next_value_seed(intake.seed::<Option<T>>())?;
@@ -70,6 +73,6 @@ where
             }
             intake.leave(outer);
         }
-        Ok(Whole { fields: Fields::of(fields), large })
+        Ok(WholeBody { fields: Fields::from_map(fields), large })
     }
 }

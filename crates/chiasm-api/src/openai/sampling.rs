@@ -2,7 +2,7 @@
 //! `SamplingParams`.
 
 use chiasm_backend::Repetition;
-use chiasm_request::{Chat, GenerateRequest, Prompt, Sampling, ThinkingBudget, ToolUse};
+use chiasm_request::{Chat, ClientSampling, GenerateRequest, Prompt, ThinkingBudget, ToolUse};
 use chiasm_types::TokenId;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -13,35 +13,39 @@ use super::stream_options::StreamOptions;
 use super::{harmless, structured};
 use crate::error::ApiError;
 
-/// Most continuations of one prompt.
+/// The maximum number of continuations of one prompt.
 const MAX_N: u32 = 128;
-/// Most alternatives per token: vLLM's default `--max-logprobs`.
+/// The maximum number of alternatives per token: vLLM's default for `--max-logprobs`.
 pub const MAX_LOGPROBS: u32 = 20;
-/// Most stop strings, and most bytes in one.
+/// The maximum number of stop strings.
 const MAX_STOPS: usize = 64;
+/// The maximum length of a stop string.
 const MAX_STOP_BYTES: usize = 1024;
-/// Most token ids that end the text. Each prompt of a request has them.
+/// The maximum number of token ids that end the text. Each prompt of a request gets a copy.
 const MAX_STOP_TOKENS: usize = 4096;
-/// Most tokens with a bias, and most that are allowed. Each continuation has them.
+/// The maximum number of tokens with a bias. Each continuation gets a copy.
 const MAX_BIASES: usize = 4096;
-const MAX_ALLOWED: usize = 1 << 16;
-/// Most words that must not be generated; vLLM has room for two token sequences of each
+/// The maximum number of allowed tokens. Each continuation gets a copy.
+const MAX_ALLOWED_TOKENS: usize = 1 << 16;
+/// The maximum number of forbidden words. vLLM has room for two token sequences per word
 /// (`VLLM_MAX_NUM_BAD_WORDS`).
 const MAX_BAD_WORDS: usize = 500;
-/// Most bytes of all of them: they are made tokens for each prompt.
+/// The maximum total size of the forbidden words, which are tokenized for each prompt.
 const MAX_BAD_WORD_BYTES: usize = 16 << 10;
-/// Most token ids that all continuations of a request are given beside their prompts. Each has
-/// those of the request, in memory and in a message to an engine: a small body must not become
-/// gigabytes.
-const MAX_GIVEN: usize = 1 << 23;
-/// Largest numbers of a pattern that is repeated. An engine looks for each length of pattern behind
-/// each token, in Python and for one request after the other: those of a thousand lengths hold up
-/// all others by half a millisecond per step.
+/// The maximum number of token ids in all continuations of a request, besides their prompts.
+///
+/// Each continuation has its own copy of the request's ids, in memory and in a message to an
+/// engine. The limit keeps a small body from becoming gigabytes.
+const MAX_FAN_OUT_IDS: usize = 1 << 23;
+/// The maximum length, and the maximum count, of a repeated pattern.
+///
+/// After each token an engine searches for each pattern length, in Python and for one request at a
+/// time. A request with a thousand lengths delays all others by half a millisecond per step.
 const MAX_PATTERN: u32 = 1000;
-/// vLLM's bound.
+/// The maximum length of a cache salt: vLLM's limit.
 const MAX_SALT_BYTES: usize = 1024;
 
-/// `stop` is a string or a list of strings.
+/// The value of `stop`: a string or a list of strings.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum OneOrMany {
@@ -49,28 +53,29 @@ enum OneOrMany {
     Many(Vec<String>),
 }
 
-/// The fields of both endpoints besides prompt and sampling.
-pub struct Common {
-    /// The model's name, when given.
+/// The fields that both endpoints have besides the prompt.
+pub struct CommonFields {
+    /// The model's name, if given.
     pub model: Option<String>,
-    /// Sampling without `max_tokens` and `logprobs`, which the endpoints spell differently.
-    pub sampling: Sampling,
-    /// The word that keeps prompts of different owners from sharing cached blocks.
+    /// The sampling settings without `max_tokens` and `logprobs`, which differ between the
+    /// endpoints.
+    pub sampling: ClientSampling,
+    /// The salt that keeps prompts of different owners from sharing cached blocks.
     pub cache_salt: Option<String>,
-    /// Lower is handled earlier, by engines with a priority scheduler.
+    /// The priority. Engines with a priority scheduler handle lower values earlier.
     pub priority: i64,
     /// The options of a streamed answer; `None` for an answer in one piece.
     pub stream: Option<StreamOptions>,
-    /// The answer has token ids.
+    /// The answer includes token ids.
     pub return_token_ids: bool,
-    /// The fields of `nvext` that the answer has.
+    /// The fields of `nvext` in the answer.
     pub extra_fields: ExtraFields,
 }
 
-impl Common {
-    /// Takes the fields out of a body.
+impl CommonFields {
+    /// Takes these fields out of a body.
     pub fn take(fields: &mut Fields) -> Result<Self, ApiError> {
-        let sampling = Sampling {
+        let sampling = ClientSampling {
             n: fields.take_in("n", 1..=MAX_N, "from 1 to 128")?.unwrap_or(1),
             max_tokens: None,
             min_tokens: fields.take("min_tokens")?.unwrap_or(0),
@@ -111,7 +116,8 @@ impl Common {
             return_token_ids: fields.take("return_token_ids")?.unwrap_or(false),
             extra_fields: ExtraFields::take(fields)?,
         };
-        // As in vLLM, which computes those without alternatives and tells nobody.
+        // As in vLLM. It accepts a request without alternatives, but does not report the log
+        // probabilities.
         if common.stream.is_some() && common.sampling.prompt_logprobs.is_some_and(|top| top > 0) {
             return Err(ApiError::invalid(
                 "prompt_logprobs",
@@ -123,7 +129,7 @@ impl Common {
     }
 
     /// Returns the request for these fields and a conversation.
-    pub fn of_chat(
+    pub fn chat_request(
         &self,
         chat: Chat,
         tools: Option<ToolUse>,
@@ -139,15 +145,18 @@ impl Common {
         }
     }
 
-    /// Refuses what is too much for so many continuations, each of which is given it.
-    pub fn check_given(&self, choices: usize) -> Result<(), ApiError> {
-        let Sampling {
+    /// Checks the size of the fields of which each of `choices` continuations gets a copy.
+    ///
+    /// # Errors
+    /// Fails if all copies together are too large.
+    pub fn check_fan_out(&self, choices: usize) -> Result<(), ApiError> {
+        let ClientSampling {
             logit_bias,
             allowed_token_ids,
             stop_token_ids,
             bad_words,
             structured,
-            // Of these no continuation has more than a few bytes.
+            // These take only a few bytes per continuation.
             n: _,
             max_tokens: _,
             min_tokens: _,
@@ -167,60 +176,60 @@ impl Common {
             skip_reading_prefix_cache: _,
             thinking_budget: _,
             repetition: _,
-            // Engines are not given these.
+            // These are not sent to engines.
             stop: _,
             include_stop: _,
         } = &self.sampling;
-        // A word may be as many tokens as it has bytes, and others behind a space; four bytes of a
-        // constraint are as long as an id.
-        let of_words = bad_words.iter().map(|word| 2 * word.len()).sum();
-        let (constrained, of_constraint) = structured
+        // A word may have one token per byte, and as many other tokens after a space.
+        let bad_word_ids = bad_words.iter().map(|word| 2 * word.len()).sum();
+        // Four bytes of a constraint are as long as an id.
+        let (constraint_field, constraint_ids) = structured
             .as_ref()
             .map_or(("", 0), |structured| (structured.field, structured.constraint.bytes() / 4));
-        let given: [(&str, usize); 5] = [
+        let copied: [(&str, usize); 5] = [
             ("allowed_token_ids", allowed_token_ids.len()),
             ("logit_bias", 3 * logit_bias.len()),
             ("stop_token_ids", stop_token_ids.len()),
-            ("bad_words", of_words),
-            (constrained, of_constraint),
+            ("bad_words", bad_word_ids),
+            (constraint_field, constraint_ids),
         ];
-        let all: usize = given.iter().map(|(_, ids)| ids).sum();
-        if all.saturating_mul(choices) <= MAX_GIVEN {
+        let total: usize = copied.iter().map(|(_, ids)| ids).sum();
+        if total.saturating_mul(choices) <= MAX_FAN_OUT_IDS {
             return Ok(());
         }
-        let most = given.into_iter().max_by_key(|(_, ids)| *ids).map_or("n", |(field, _)| field);
+        let largest =
+            copied.into_iter().max_by_key(|(_, ids)| *ids).map_or("n", |(field, _)| field);
         Err(ApiError::invalid(
-            most,
-            format!("'{most}' is too long for {choices} choices, each of which is given it"),
+            largest,
+            format!("'{largest}' is too long for {choices} choices, each of which is given it"),
         ))
     }
 
-    /// Fields of OpenAI's and vLLM's APIs that ask for nothing at their default, and those that
-    /// never change the answer.
+    /// Takes the remaining fields of OpenAI's and vLLM's APIs. Fields with a no-op default are
+    /// refused at any other value. Fields that never change the answer are ignored.
     fn refuse_and_ignore(&self, fields: &mut Fields) -> Result<(), ApiError> {
-        let empty = |value: &Value| match value {
+        let is_empty = |value: &Value| match value {
             Value::Array(list) => list.is_empty(),
             Value::Object(map) => map.is_empty(),
             _ => false,
         };
-        fields.refuse_unless("functions", empty)?;
+        fields.refuse_unless("functions", is_empty)?;
         fields.refuse_unless("function_call", |v| v == "none" || v == "auto")?;
         fields.refuse_unless("verbosity", |v| v == "medium")?;
         fields.refuse_unless("use_beam_search", |v| v == false)?;
         fields.refuse_unless("length_penalty", |v| v.as_f64() == Some(1.0))?;
         fields.refuse_unless("best_of", |v| v.as_u64() == Some(u64::from(self.sampling.n)))?;
         fields.refuse_unless("modalities", |v| v == &json!(["text"]))?;
-        // They are between special tokens alone, of which an answer has none unless it is asked for
-        // them.
-        let shows_none = self.sampling.skip_special_tokens.unwrap_or(true);
+        // These spaces only separate special tokens, which answers have only on request.
+        let skips_special_tokens = self.sampling.skip_special_tokens.unwrap_or(true);
         fields.refuse_unless("spaces_between_special_tokens", |v| {
-            v == true || (v == false && shows_none)
+            v == true || (v == false && skips_special_tokens)
         })?;
         harmless::take(fields)
     }
 }
 
-/// Takes how many tokens a model may think; -1 is as many as it likes.
+/// Takes the maximum number of tokens for thinking; -1 means no limit.
 fn take_thinking_budget(fields: &mut Fields) -> Result<Option<ThinkingBudget>, ApiError> {
     const FIELD: &str = "thinking_token_budget";
     let range = -1..=i64::from(i32::MAX);
@@ -230,7 +239,7 @@ fn take_thinking_budget(fields: &mut Fields) -> Result<Option<ThinkingBudget>, A
     Ok(tokens.map(|tokens| ThinkingBudget { tokens, field: FIELD, only_if_thinking: false }))
 }
 
-/// Takes what counts as going round in circles. The bounds are those of vLLM's
+/// Takes the settings that detect repetition. The limits are those of vLLM's
 /// `RepetitionDetectionParams`.
 fn take_repetition(fields: &mut Fields) -> Result<Option<Repetition>, ApiError> {
     const FIELD: &str = "repetition_detection";
@@ -242,9 +251,9 @@ fn take_repetition(fields: &mut Fields) -> Result<Option<Repetition>, ApiError> 
     let count = fields.take_in("min_count", 0..=MAX_PATTERN, RANGE)?.unwrap_or(0);
     fields.finish()?;
     if min_pattern > max_pattern {
-        let (name, most) =
-            (format!("{FIELD}.min_pattern_size"), format!("{FIELD}.max_pattern_size"));
-        return Err(ApiError::invalid(&name, format!("'{name}' must be at most '{most}'")));
+        let name = format!("{FIELD}.min_pattern_size");
+        let max_name = format!("{FIELD}.max_pattern_size");
+        return Err(ApiError::invalid(&name, format!("'{name}' must be at most '{max_name}'")));
     }
     if max_pattern == 0 {
         return Ok(None);
@@ -292,7 +301,7 @@ fn take_stop_tokens(fields: &mut Fields) -> Result<Vec<TokenId>, ApiError> {
     Ok(ids.into_iter().map(TokenId).collect())
 }
 
-/// OpenAI's range. vLLM clamps what is beyond.
+/// Takes the biases of tokens, in OpenAI's range. vLLM clamps values outside of the range.
 fn take_biases(fields: &mut Fields) -> Result<Vec<(TokenId, f64)>, ApiError> {
     const FIELD: &str = "logit_bias";
     let biases: Map<String, Value> = fields.take(FIELD)?.unwrap_or_default();
@@ -320,7 +329,7 @@ fn take_allowed(fields: &mut Fields) -> Result<Vec<TokenId>, ApiError> {
             Err(ApiError::invalid(FIELD, "it must allow some token, or be left out"))
         }
         Some(ids) => {
-            check_length(FIELD, ids.len(), MAX_ALLOWED)?;
+            check_length(FIELD, ids.len(), MAX_ALLOWED_TOKENS)?;
             Ok(ids.into_iter().map(TokenId).collect())
         }
     }
@@ -347,9 +356,9 @@ fn take_bad_words(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
     Ok(words)
 }
 
-fn check_length(field: &str, length: usize, most: usize) -> Result<(), ApiError> {
-    if length > most {
-        let message = format!("'{field}' has {length} entries, at most {most} are allowed");
+fn check_length(field: &str, length: usize, limit: usize) -> Result<(), ApiError> {
+    if length > limit {
+        let message = format!("'{field}' has {length} entries, at most {limit} are allowed");
         return Err(ApiError::invalid(field, message));
     }
     Ok(())
@@ -370,8 +379,8 @@ pub(crate) fn take_salt(fields: &mut Fields) -> Result<Option<String>, ApiError>
 mod tests {
     use super::*;
 
-    fn common(body: Value) -> Result<Common, ApiError> {
-        Common::take(&mut Fields::new(body, "").unwrap())
+    fn common(body: Value) -> Result<CommonFields, ApiError> {
+        CommonFields::take(&mut Fields::new(body, "").unwrap())
     }
 
     fn refused(body: Value) -> Option<String> {
@@ -425,11 +434,12 @@ mod tests {
     }
 
     #[test]
-    fn what_each_continuation_is_given_is_bounded_for_all_of_them() {
+    fn fan_out_of_large_fields_is_bounded() {
         let refused = |body: Value, choices| {
-            common(body).unwrap().check_given(choices).err().and_then(|error| error.param)
+            common(body).unwrap().check_fan_out(choices).err().and_then(|error| error.param)
         };
-        let allowed = json!({"allowed_token_ids": vec![1; MAX_ALLOWED], "logit_bias": {"1": 1}});
+        let allowed =
+            json!({"allowed_token_ids": vec![1; MAX_ALLOWED_TOKENS], "logit_bias": {"1": 1}});
         assert_eq!(refused(allowed.clone(), 127), None);
         assert_eq!(refused(allowed, 128).as_deref(), Some("allowed_token_ids"));
         let regex =
@@ -444,20 +454,27 @@ mod tests {
     }
 
     #[test]
-    fn what_would_change_the_answer_is_refused() {
+    fn unsupported_value_is_refused() {
         for (field, value) in [("functions", json!([{"name": "f"}])), ("best_of", json!(4))] {
             assert_eq!(refused(json!({field: value})).as_deref(), Some(field));
         }
     }
 
     #[test]
-    fn what_asks_for_nothing_is_taken() {
+    fn noop_values_are_accepted() {
         let body = json!({
-            "functions": [], "response_format": {"type": "text"}, "logit_bias": {},
-            "best_of": 1, "user": "u", "metadata": {"a": "b"}, "stop": null, "stream": false, "spaces_between_special_tokens": false
+            "functions": [],
+            "response_format": {"type": "text"},
+            "logit_bias": {},
+            "best_of": 1,
+            "user": "u",
+            "metadata": {"a": "b"},
+            "stop": null,
+            "stream": false,
+            "spaces_between_special_tokens": false,
         });
         let mut fields = Fields::new(body, "").unwrap();
-        Common::take(&mut fields).unwrap();
+        CommonFields::take(&mut fields).unwrap();
         fields.finish().unwrap();
         let shown = json!({"skip_special_tokens": false, "spaces_between_special_tokens": false});
         assert_eq!(refused(shown).as_deref(), Some("spaces_between_special_tokens"));
@@ -470,9 +487,9 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_thoughts_and_circles_has_vllms_bounds() {
+    fn thinking_or_repetition_limits_match_vllm() {
         let taken = |extra: Value| {
-            let taken = Fields::all_taken(extra, Common::take);
+            let taken = Fields::take_all(extra, CommonFields::take);
             taken.map(|common| common.sampling).map_err(|error| error.param.unwrap())
         };
         let budget =

@@ -1,16 +1,16 @@
-//! `stream` and `stream_options`: whether an answer is streamed, and where its stream tells usage.
+//! `stream` and `stream_options`: streamed answers, and the usage in their chunks.
 
 use serde_json::Value;
 
 use super::fields::Fields;
 use crate::error::ApiError;
 
-/// `stream_options` of a streamed answer.
+/// The `stream_options` of a streamed answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamOptions {
-    /// Usage of the whole answer in a chunk of its own at the end.
+    /// The stream ends with a chunk that has the usage of the whole answer.
     pub include_usage: bool,
-    /// vLLM's extension: usage in every chunk.
+    /// Every chunk has the usage so far: vLLM's extension.
     pub continuous_usage: bool,
 }
 
@@ -20,25 +20,26 @@ impl StreamOptions {
 
     /// Takes both fields; `None` if the answer is not streamed.
     pub(super) fn take(fields: &mut Fields) -> Result<Option<Self>, ApiError> {
-        let stream = fields.take("stream")?.unwrap_or(false);
+        let is_streamed = fields.take("stream")?.unwrap_or(false);
         let options = fields.take::<Value>("stream_options")?;
-        match (stream, options) {
-            (false, None) => Ok(None),
-            (false, Some(_)) => {
-                Err(ApiError::invalid("stream_options", "'stream_options' needs 'stream': true"))
-            }
-            (true, None) => Ok(Some(Self::default())),
-            (true, Some(options)) => {
-                let mut options = Fields::new(options, "stream_options")?;
-                let include_usage = options.take("include_usage")?.unwrap_or(false);
-                // vLLM too takes this for nothing without the other.
-                let continuous_usage =
-                    options.take("continuous_usage_stats")?.unwrap_or(false) && include_usage;
-                options.ignore(&["include_obfuscation"]);
-                options.finish()?;
-                Ok(Some(Self { include_usage, continuous_usage }))
-            }
+        if !is_streamed {
+            return match options {
+                None => Ok(None),
+                Some(_) => Err(ApiError::invalid(
+                    "stream_options",
+                    "'stream_options' needs 'stream': true",
+                )),
+            };
         }
+        let Some(options) = options else { return Ok(Some(Self::default())) };
+        let mut options = Fields::new(options, "stream_options")?;
+        let include_usage = options.take("include_usage")?.unwrap_or(false);
+        // As in vLLM, this has no effect without `include_usage`.
+        let continuous_usage =
+            options.take("continuous_usage_stats")?.unwrap_or(false) && include_usage;
+        options.ignore(&["include_obfuscation"]);
+        options.finish()?;
+        Ok(Some(Self { include_usage, continuous_usage }))
     }
 }
 
@@ -54,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn they_need_a_stream() {
+    fn options_without_stream_are_refused() {
         assert_eq!(
             taken(json!({"stream_options": {"include_usage": true}})),
             Err("stream_options".to_owned())
@@ -64,15 +65,19 @@ mod tests {
     }
 
     #[test]
-    fn usage_is_in_every_chunk_only_where_it_is_told_at_all() {
-        let asked = |options: Value| {
+    fn continuous_usage_needs_include_usage() {
+        let streamed = |options: Value| {
             taken(json!({"stream": true, "stream_options": options})).map(Option::unwrap)
         };
         let at_end = StreamOptions { include_usage: true, continuous_usage: false };
-        assert_eq!(asked(json!({"include_usage": true})), Ok(at_end));
-        assert_eq!(asked(json!({"continuous_usage_stats": true})), Ok(StreamOptions::default()));
-        let both = json!({"include_usage": true, "continuous_usage_stats": true, "include_obfuscation": false});
-        assert_eq!(asked(both), Ok(StreamOptions::ALL_USAGE));
-        assert_eq!(asked(json!({"usage": true})), Err("stream_options.usage".to_owned()));
+        assert_eq!(streamed(json!({"include_usage": true})), Ok(at_end));
+        assert_eq!(streamed(json!({"continuous_usage_stats": true})), Ok(StreamOptions::default()));
+        let both = json!({
+            "include_usage": true,
+            "continuous_usage_stats": true,
+            "include_obfuscation": false,
+        });
+        assert_eq!(streamed(both), Ok(StreamOptions::ALL_USAGE));
+        assert_eq!(streamed(json!({"usage": true})), Err("stream_options.usage".to_owned()));
     }
 }

@@ -1,5 +1,5 @@
-//! `response_format` and `structured_outputs`: what the text of an answer has to be. At most one
-//! constraint is left of both.
+//! `response_format` and `structured_outputs`: the constraint on an answer's text. The two fields
+//! may give at most one constraint.
 
 use chiasm_backend::Constraint;
 use chiasm_backend::Structured;
@@ -8,21 +8,22 @@ use serde_json::{Map, Value};
 use super::fields::{Fields, kind};
 use crate::error::ApiError;
 
-/// vLLM's bounds for lists and objects within each other (`check_json_nesting`,
+/// The maximum nesting depth of a schema: vLLM's limit (`check_json_nesting`,
 /// `vllm/sampling_params.py`).
 const MAX_SCHEMA_DEPTH: usize = 64;
+/// The maximum nesting depth of a structural tag: vLLM's limit.
 const MAX_TAG_DEPTH: usize = 80;
-/// Most bytes of a schema, a regular expression, a grammar or all choices. Engines compile them,
-/// which takes time and memory.
-const MAX_BYTES: usize = 256 << 10;
-/// Most choices.
+/// The maximum size of a schema, a regular expression, a grammar or all choices. Engines compile
+/// them, which takes time and memory.
+const MAX_CONSTRAINT_BYTES: usize = 256 << 10;
+/// The maximum number of choices.
 const MAX_CHOICES: usize = 4096;
 
 const FORMAT: &str = "response_format";
 const SCHEMA: &str = "response_format.json_schema.schema";
 const STRUCTURED: &str = "structured_outputs";
 
-/// The kinds of `structured_outputs`, and the name of each in errors.
+/// The kinds of `structured_outputs`, each with its path for errors.
 const KINDS: [(&str, &str); 6] = [
     ("json", "structured_outputs.json"),
     ("json_object", "structured_outputs.json_object"),
@@ -32,14 +33,14 @@ const KINDS: [(&str, &str); 6] = [
     ("structural_tag", "structured_outputs.structural_tag"),
 ];
 
-/// Takes both fields. As in vLLM, a format replaces no constraint: two are refused.
+/// Takes both fields. As in vLLM, two constraints are refused: neither field overrides the other.
 pub(super) fn take(fields: &mut Fields) -> Result<Option<Structured>, ApiError> {
     let format = match fields.take::<Value>(FORMAT)? {
-        Some(format) => of_format(format)?,
+        Some(format) => read_format(format)?,
         None => None,
     };
     let outputs = match fields.take::<Value>(STRUCTURED)? {
-        Some(outputs) => Some(of_outputs(outputs)?),
+        Some(outputs) => Some(read_outputs(outputs)?),
         None => None,
     };
     match (format, outputs) {
@@ -51,7 +52,8 @@ pub(super) fn take(fields: &mut Fields) -> Result<Option<Structured>, ApiError> 
     }
 }
 
-fn of_format(format: Value) -> Result<Option<Structured>, ApiError> {
+/// Reads `response_format`; `None` for plain text.
+fn read_format(format: Value) -> Result<Option<Structured>, ApiError> {
     let mut fields = Fields::new(format.clone(), FORMAT)?;
     let kind: String =
         fields.take("type")?.ok_or_else(|| ApiError::missing("response_format.type"))?;
@@ -65,7 +67,7 @@ fn of_format(format: Value) -> Result<Option<Structured>, ApiError> {
                 .ok_or_else(|| ApiError::missing("response_format.json_schema"))?;
             let mut inner = Fields::new(inner, "response_format.json_schema")?;
             let schema = inner.take("schema")?.ok_or_else(|| ApiError::missing(SCHEMA))?;
-            // The model is held to the schema in any case.
+            // The schema is always enforced.
             inner.ignore(&["name", "description", "strict"]);
             inner.finish()?;
             field = SCHEMA;
@@ -87,7 +89,8 @@ fn of_format(format: Value) -> Result<Option<Structured>, ApiError> {
     Ok(constraint.map(|constraint| Structured { constraint, field }))
 }
 
-fn of_outputs(outputs: Value) -> Result<Structured, ApiError> {
+/// Reads `structured_outputs`, which must have exactly one constraint.
+fn read_outputs(outputs: Value) -> Result<Structured, ApiError> {
     let mut fields = Fields::new(outputs, STRUCTURED)?;
     let mut given = Vec::new();
     for (name, field) in KINDS {
@@ -101,27 +104,30 @@ fn of_outputs(outputs: Value) -> Result<Structured, ApiError> {
         ApiError::invalid(STRUCTURED, format!("it must have one of {kinds}, got {}", given.len()))
     })?;
     let constraint = match name {
-        "json" => json_schema(parsed(value, field)?, field)?,
+        "json" => json_schema(parse_json(value, field)?, field)?,
         "json_object" if value == true => Constraint::JsonObject,
         "json_object" => return Err(ApiError::invalid(field, "it must be true")),
-        "regex" => regex(text(value, field)?, field)?,
+        "regex" => regex(expect_string(value, field)?, field)?,
         "choice" => choice(value, field)?,
-        "grammar" => Constraint::Grammar(some_text(text(value, field)?, field)?.into()),
-        _ => structural_tag(parsed(value, field)?, field)?,
+        "grammar" => Constraint::Grammar(check_text(expect_string(value, field)?, field)?.into()),
+        _ => structural_tag(parse_json(value, field)?, field)?,
     };
     Ok(Structured { constraint, field })
 }
 
-/// JSON, or a string that holds some.
-fn parsed(value: Value, field: &str) -> Result<Value, ApiError> {
+/// Parses a string that contains JSON. Other values are returned unchanged.
+fn parse_json(value: Value, field: &str) -> Result<Value, ApiError> {
     match value {
-        Value::String(text) => serde_json::from_str(&some_text(text, field)?)
+        Value::String(text) => serde_json::from_str(&check_text(text, field)?)
             .map_err(|error| ApiError::invalid(field, format!("it is no JSON: {error}"))),
         other => Ok(other),
     }
 }
 
-/// A schema that an answer has to follow. `field` is where it stood.
+/// Returns the constraint for a JSON schema that was in `field`.
+///
+/// # Errors
+/// Fails if the schema is not an object, too large or too deep.
 pub fn json_schema(schema: Value, field: &str) -> Result<Constraint, ApiError> {
     if !schema.is_object() {
         return Err(ApiError::invalid(
@@ -129,31 +135,32 @@ pub fn json_schema(schema: Value, field: &str) -> Result<Constraint, ApiError> {
             format!("a JSON schema must be an object, got {}", kind(&schema)),
         ));
     }
-    Ok(Constraint::JsonSchema(written(&schema, MAX_SCHEMA_DEPTH, field)?.into()))
+    Ok(Constraint::JsonSchema(serialize(&schema, MAX_SCHEMA_DEPTH, field)?.into()))
 }
 
 fn structural_tag(tag: Value, field: &str) -> Result<Constraint, ApiError> {
     let has =
         |tag: &Map<String, Value>, name: &str| tag.get(name).is_some_and(|value| !value.is_null());
-    let is_one = tag.as_object().is_some_and(|tag| {
+    let is_valid = tag.as_object().is_some_and(|tag| {
         tag.get("type").is_some_and(|kind| kind == "structural_tag")
             && (has(tag, "format") || (has(tag, "structures") && has(tag, "triggers")))
     });
-    if !is_one {
-        let message = "a structural tag must be an object with the type 'structural_tag', and 'format' or 'structures' and 'triggers'";
+    if !is_valid {
+        let message = "a structural tag must be an object with the type 'structural_tag', \
+             and 'format' or 'structures' and 'triggers'";
         return Err(ApiError::invalid(field, message));
     }
-    Ok(Constraint::StructuralTag(written(&tag, MAX_TAG_DEPTH, field)?.into()))
+    Ok(Constraint::StructuralTag(serialize(&tag, MAX_TAG_DEPTH, field)?.into()))
 }
 
 fn regex(regex: String, field: &str) -> Result<Constraint, ApiError> {
     if regex.contains('\0') {
         return Err(ApiError::invalid(field, "a regular expression must not have a NUL character"));
     }
-    Ok(Constraint::Regex(bounded(regex, field)?.into()))
+    Ok(Constraint::Regex(check_size(regex, field)?.into()))
 }
 
-/// Engines take no choices: they are a grammar.
+/// Returns the grammar for a list of choices, because engines accept no choices.
 fn choice(value: Value, field: &str) -> Result<Constraint, ApiError> {
     let choices: Vec<String> = serde_json::from_value(value).map_err(|error| {
         ApiError::invalid(field, format!("it must be a list of strings: {error}"))
@@ -163,13 +170,14 @@ fn choice(value: Value, field: &str) -> Result<Constraint, ApiError> {
         return Err(ApiError::invalid(field, message));
     }
     let choices: Vec<String> =
-        choices.iter().map(|choice| format!("\"{}\"", escaped(choice))).collect();
-    Ok(Constraint::Grammar(bounded(format!("root ::= {}", choices.join(" | ")), field)?.into()))
+        choices.iter().map(|choice| format!("\"{}\"", escape(choice))).collect();
+    let grammar = format!("root ::= {}", choices.join(" | "));
+    Ok(Constraint::Grammar(check_size(grammar, field)?.into()))
 }
 
-/// The text becomes a literal of xgrammar's EBNF (`choice_as_grammar`,
+/// Escapes a text as a literal of xgrammar's EBNF (`choice_as_grammar`,
 /// `vllm/v1/structured_output/utils.py`).
-fn escaped(text: &str) -> String {
+fn escape(text: &str) -> String {
     text.chars().fold(String::with_capacity(text.len()), |mut escaped, char| {
         match char {
             '\\' => escaped.push_str("\\\\"),
@@ -184,7 +192,7 @@ fn escaped(text: &str) -> String {
     })
 }
 
-fn text(value: Value, field: &str) -> Result<String, ApiError> {
+fn expect_string(value: Value, field: &str) -> Result<String, ApiError> {
     match value {
         Value::String(text) => Ok(text),
         other => {
@@ -193,32 +201,37 @@ fn text(value: Value, field: &str) -> Result<String, ApiError> {
     }
 }
 
-fn some_text(text: String, field: &str) -> Result<String, ApiError> {
+/// Checks that a text is not blank and not too large.
+fn check_text(text: String, field: &str) -> Result<String, ApiError> {
     if text.trim().is_empty() {
         return Err(ApiError::invalid(field, "it must not be empty"));
     }
-    bounded(text, field)
+    check_size(text, field)
 }
 
-fn bounded(text: String, field: &str) -> Result<String, ApiError> {
-    if text.len() > MAX_BYTES {
-        let message = format!("it has {} bytes, at most {MAX_BYTES} are allowed", text.len());
+fn check_size(text: String, field: &str) -> Result<String, ApiError> {
+    if text.len() > MAX_CONSTRAINT_BYTES {
+        let message =
+            format!("it has {} bytes, at most {MAX_CONSTRAINT_BYTES} are allowed", text.len());
         return Err(ApiError::invalid(field, message));
     }
     Ok(text)
 }
 
-fn written(value: &Value, most: usize, field: &str) -> Result<String, ApiError> {
+/// Serializes a constraint after checking its depth and size.
+fn serialize(value: &Value, max_depth: usize, field: &str) -> Result<String, ApiError> {
     let depth = depth(value);
-    if depth > most {
-        let message =
-            format!("lists and objects in it are nested {depth} deep, at most {most} are allowed");
+    if depth > max_depth {
+        let message = format!(
+            "lists and objects in it are nested {depth} deep, at most {max_depth} are allowed"
+        );
         return Err(ApiError::invalid(field, message));
     }
-    bounded(value.to_string(), field)
+    check_size(value.to_string(), field)
 }
 
-/// The parser has bounded it already, by more than vLLM does.
+/// Returns the nesting depth of a value. The parser has bounded the depth, by a higher limit than
+/// vLLM's.
 fn depth(value: &Value) -> usize {
     match value {
         Value::Array(list) => 1 + list.iter().map(depth).max().unwrap_or(0),
@@ -247,9 +260,11 @@ mod tests {
 
     #[test]
     fn formats_of_both_apis_become_one_constraint() {
-        let schema = json!({"type": "object", "properties": {"z": {"type": "integer"}, "a": {"enum": ["ä"]}}});
+        let properties = json!({"z": {"type": "integer"}, "a": {"enum": ["ä"]}});
+        let schema = json!({"type": "object", "properties": properties});
         let written = Constraint::JsonSchema(schema.to_string().into());
-        let format = json!({"type": "json_schema", "json_schema": {"name": "n", "strict": true, "schema": schema}});
+        let named = json!({"name": "n", "strict": true, "schema": schema});
+        let format = json!({"type": "json_schema", "json_schema": named});
         assert_eq!(constraint(json!({"response_format": format})), written);
         assert_eq!(constraint(json!({"structured_outputs": {"json": schema}})), written);
         assert_eq!(
@@ -282,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn choices_are_a_grammar() {
+    fn choices_become_grammar() {
         let choice = constraint(
             json!({"structured_outputs": {"choice": ["a\"b", "c\\\n\u{1}\u{7f}ä", ""]}}),
         );
@@ -293,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_engines_fail_of_or_can_t_honour_names_its_field() {
+    fn invalid_constraint_names_field() {
         let nested = |depth: usize| (0..depth).fold(json!(1), |inner, _| json!({"a": inner}));
         for (outputs, field) in [
             (json!({}), "structured_outputs"),
@@ -306,7 +321,7 @@ mod tests {
             (json!({"json_object": false}), "structured_outputs.json_object"),
             (json!({"regex": 3}), "structured_outputs.regex"),
             (json!({"regex": "\0"}), "structured_outputs.regex"),
-            (json!({"regex": "a".repeat(MAX_BYTES + 1)}), "structured_outputs.regex"),
+            (json!({"regex": "a".repeat(MAX_CONSTRAINT_BYTES + 1)}), "structured_outputs.regex"),
             (json!({"choice": []}), "structured_outputs.choice"),
             (json!({"choice": [1]}), "structured_outputs.choice"),
             (json!({"choice": vec!["a"; MAX_CHOICES + 1]}), "structured_outputs.choice"),
@@ -339,7 +354,10 @@ mod tests {
         ] {
             assert_eq!(refused(json!({"response_format": format})), field);
         }
-        let both = json!({"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}});
+        let both = json!({
+            "response_format": {"type": "json_object"},
+            "structured_outputs": {"regex": "a"},
+        });
         assert_eq!(refused(both), "structured_outputs");
     }
 }

@@ -1,4 +1,4 @@
-//! `POST /tokenize` and `POST /detokenize`: vLLM's bodies.
+//! The bodies of `POST /tokenize` and `POST /detokenize`, in vLLM's format.
 
 use chiasm_media::Charge;
 use chiasm_prompt::Tokenizer;
@@ -6,7 +6,7 @@ use chiasm_request::Tokenizable;
 use chiasm_types::TokenId;
 use serde::Serialize;
 
-use super::body::Ids;
+use super::body::TokenIds;
 use super::chat;
 use super::fields::Fields;
 use super::intake::Intake;
@@ -16,20 +16,20 @@ use super::request::{self, RequestBody};
 use super::tools;
 use crate::error::ApiError;
 
-/// A prompt that is to become tokens: `prompt`, a text, or `messages` and what a chat completion
-/// has beside them.
+/// A request to tokenize a prompt: the text `prompt`, or `messages` with the other fields of a chat
+/// completion.
 pub struct TokenizeRequest {
-    /// The model's name, when given.
+    /// The model's name, if given.
     pub model: Option<String>,
     /// The prompt.
     pub prompt: Tokenizable,
-    /// The answer has the vocabulary's names of the tokens.
+    /// The answer includes the vocabulary's names of the tokens.
     pub return_token_strs: bool,
 }
 
 impl RequestBody for TokenizeRequest {
     fn parse(mut intake: Intake) -> Result<(Self, Charge), ApiError> {
-        let (mut fields, messages) = request::read_with::<Messages>(&mut intake)?;
+        let (mut fields, messages) = request::read_optional::<Messages>(&mut intake)?;
         let model = fields.take("model")?;
         let return_token_strs = fields.take("return_token_strs")?.unwrap_or(false);
         let prompt = match messages {
@@ -53,32 +53,32 @@ fn take_text(intake: &mut Intake, fields: &mut Fields) -> Result<Tokenizable, Ap
     })
 }
 
-/// The tokens of a prompt.
+/// The answer with the tokens of a prompt.
 #[derive(Serialize)]
 pub struct TokenizeAnswer<'a> {
     count: usize,
     max_model_len: usize,
-    tokens: Ids<'a>,
-    /// As the vocabulary writes them; null unless asked for.
+    tokens: TokenIds<'a>,
+    /// The tokens as the vocabulary writes them; null unless requested.
     token_strs: Option<Vec<String>>,
 }
 
 impl<'a> TokenizeAnswer<'a> {
-    /// The tokens with the context that a prompt and its answer have, and with the vocabulary's
-    /// names of them where a tokenizer is given.
+    /// Creates the answer. `max_model_len` is the context that a prompt shares with its answer. The
+    /// answer includes the vocabulary's names of the tokens if `tokenizer` is given.
     pub fn new(tokens: &'a [TokenId], max_model_len: usize, tokenizer: Option<&Tokenizer>) -> Self {
         let name = |tokenizer: &Tokenizer, token: &TokenId| {
             tokenizer.id_to_token(*token).unwrap_or_default()
         };
         let token_strs =
             tokenizer.map(|tokenizer| tokens.iter().map(|token| name(tokenizer, token)).collect());
-        Self { count: tokens.len(), max_model_len, tokens: Ids(tokens), token_strs }
+        Self { count: tokens.len(), max_model_len, tokens: TokenIds(tokens), token_strs }
     }
 }
 
-/// Tokens whose text is asked for.
+/// A request for the text of tokens.
 pub struct DetokenizeRequest {
-    /// The model's name, when given.
+    /// The model's name, if given.
     pub model: Option<String>,
     /// The tokens.
     pub tokens: Vec<TokenId>,
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     fn tokenize(body: Value) -> Result<TokenizeRequest, ApiError> {
-        TokenizeRequest::parse(Intake::of(&body)).map(|(request, _)| request)
+        TokenizeRequest::parse(Intake::from_json(&body)).map(|(request, _)| request)
     }
 
     fn refused(body: Value) -> Option<String> {
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_is_a_text_or_a_conversation() {
+    fn prompt_is_text_or_conversation() {
         let text = tokenize(json!({"prompt": "a", "return_token_strs": true})).unwrap();
         assert!(text.return_token_strs);
         assert!(matches!(text.prompt, Tokenizable::Text { add_special_tokens: true, .. }));
@@ -136,9 +136,9 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_numbers_of_32_bits() {
+    fn tokens_must_be_32_bit_numbers() {
         let parse =
-            |tokens: Value| DetokenizeRequest::parse(Intake::of(&json!({"tokens": tokens})));
+            |tokens: Value| DetokenizeRequest::parse(Intake::from_json(&json!({"tokens": tokens})));
         let tokens = |tokens: Value| parse(tokens).map(|(request, _)| request.tokens);
         assert_eq!(tokens(json!([1, 2])).unwrap(), [TokenId(1), TokenId(2)]);
         assert_eq!(tokens(json!([])).unwrap(), []);

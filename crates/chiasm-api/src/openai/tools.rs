@@ -9,13 +9,13 @@ use serde_json::{Map, Value, json};
 use super::fields::{Fields, kind};
 use crate::error::ApiError;
 
-/// Most functions of a request. All of them are in the prompt.
+/// The maximum number of functions in a request. All of them are part of the prompt.
 const MAX_TOOLS: usize = 1024;
 const MAX_NAME_BYTES: usize = 256;
 const CHOICE: &str = "tool_choice";
 const NEEDS_TOOLS: &str = "'tool_choice' needs 'tools'";
 
-/// Takes the three fields. `None` if there are no functions.
+/// Takes the three fields; `None` if there are no functions.
 pub(super) fn take(fields: &mut Fields) -> Result<Option<ToolUse>, ApiError> {
     let tools: Vec<Value> = fields.take("tools")?.unwrap_or_default();
     let choice = fields.take::<Value>("tool_choice")?;
@@ -25,7 +25,7 @@ pub(super) fn take(fields: &mut Fields) -> Result<Option<ToolUse>, ApiError> {
     Ok(tool_use(tools, choice, allowed, in_parallel))
 }
 
-/// What of these functions is used. `None` if there are none.
+/// Returns the tool use of a request; `None` if there are no functions.
 pub fn tool_use(
     tools: Vec<Value>,
     choice: ToolChoice,
@@ -33,10 +33,10 @@ pub fn tool_use(
     in_parallel: bool,
 ) -> Option<ToolUse> {
     let tools = (!tools.is_empty()).then(|| Arc::new(Value::Array(tools)))?;
-    Some(ToolUse { tools, choice, allowed, held: HashSet::new(), in_parallel })
+    Some(ToolUse { tools, choice, allowed, enforced: HashSet::new(), in_parallel })
 }
 
-/// Reads all tools, each by its path.
+/// Reads all tools. `read` gets each tool and its path.
 pub fn read_all<T>(
     tools: Vec<Value>,
     read: impl Fn(Value, &str) -> Result<T, ApiError>,
@@ -45,7 +45,10 @@ pub fn read_all<T>(
     tools.into_iter().enumerate().map(|(i, tool)| read(tool, &format!("tools[{i}]"))).collect()
 }
 
-/// Refuses too many functions.
+/// Checks the number of functions.
+///
+/// # Errors
+/// Fails if there are more than 1,024.
 pub fn check_count(count: usize) -> Result<(), ApiError> {
     if count > MAX_TOOLS {
         let message = format!("'tools' has {count} functions, at most {MAX_TOOLS} are allowed");
@@ -69,14 +72,14 @@ fn read_tool(tool: Value, path: &str) -> Result<Value, ApiError> {
     read_function(Fields::new(function, format!("{path}.function"))?)
 }
 
-/// Reads a function with OpenAI's names of its fields.
+/// Reads a function in OpenAI's format.
 pub fn read_function(mut fields: Fields) -> Result<Value, ApiError> {
     let name = take_name(&mut fields)?;
     let description: Option<String> = fields.take("description")?;
     let parameters: Option<Map<String, Value>> = fields.take("parameters")?;
     let strict: Option<bool> = fields.take("strict")?;
     fields.finish()?;
-    Ok(written(name, description, parameters, strict))
+    Ok(function_json(name, description, parameters, strict))
 }
 
 /// Takes a function's name.
@@ -90,9 +93,11 @@ pub fn take_name(fields: &mut Fields) -> Result<String, ApiError> {
     Ok(name)
 }
 
-/// A function as chat templates are given it: with the fields and in the order of vLLM's own class
-/// (`FunctionDefinition`, `vllm/entrypoints/generate/base/protocol.py`).
-pub fn written(
+/// Returns a function in the format for chat templates.
+///
+/// The fields and their order are those of vLLM's own class (`FunctionDefinition`,
+/// `vllm/entrypoints/generate/base/protocol.py`).
+pub fn function_json(
     name: String,
     description: Option<String>,
     parameters: Option<Map<String, Value>>,
@@ -105,16 +110,19 @@ pub fn written(
     json!({"type": "function", "function": function})
 }
 
-/// One of the functions, as a choice names it.
-pub(crate) struct Named {
+/// A function that a tool choice names.
+pub(crate) struct NamedFunction {
     pub name: String,
-    /// Where the name is in the request.
+    /// The path of the name in the request.
     pub field: String,
 }
 
-impl Named {
-    /// Its name, if there is such a function.
-    fn among(self, tools: &[Value]) -> Result<String, ApiError> {
+impl NamedFunction {
+    /// Returns the name.
+    ///
+    /// # Errors
+    /// Fails if `tools` has no function of this name.
+    fn find_in(self, tools: &[Value]) -> Result<String, ApiError> {
         let Self { name, field } = self;
         if tools.is_empty() {
             return Err(ApiError::invalid(CHOICE, NEEDS_TOOLS));
@@ -129,13 +137,14 @@ impl Named {
     }
 }
 
-/// Reads `tool_choice`: a word, one of the functions, or those of them that may be called, which
-/// are in the field `nested` of the choice if there is one. `read_named` reads a function from the
-/// object at a path.
+/// Reads `tool_choice`: a keyword, one of the functions, or the allowed functions.
+///
+/// The allowed functions are in the field `nested` of the choice, if `nested` is given.
+/// `read_named` reads a function from the object at a path.
 pub(crate) fn read_choice(
     choice: Option<Value>,
     nested: Option<&str>,
-    read_named: impl Fn(Value, &str) -> Result<Named, ApiError>,
+    read_named: impl Fn(Value, &str) -> Result<NamedFunction, ApiError>,
     tools: &[Value],
 ) -> Result<(ToolChoice, Option<HashSet<String>>), ApiError> {
     let (choice, allowed) = match choice {
@@ -146,7 +155,8 @@ pub(crate) fn read_choice(
             "required" => (ToolChoice::Required, None),
             other => {
                 let message = format!(
-                    "'tool_choice' must be none, auto, required, a function or allowed tools, got '{other}'"
+                    "'tool_choice' must be none, auto, required, a function or allowed tools, \
+                     got '{other}'"
                 );
                 return Err(ApiError::invalid(CHOICE, message));
             }
@@ -159,7 +169,7 @@ pub(crate) fn read_choice(
             (choice, Some(allowed))
         }
         Some(named @ Value::Object(_)) => {
-            (ToolChoice::Named(read_named(named, CHOICE)?.among(tools)?), None)
+            (ToolChoice::Named(read_named(named, CHOICE)?.find_in(tools)?), None)
         }
         Some(other) => {
             let message =
@@ -173,11 +183,11 @@ pub(crate) fn read_choice(
     Ok((choice, allowed))
 }
 
-/// Reads the functions that may be called, and whether one has to be.
+/// Reads the allowed functions. The returned choice says whether one of them must be called.
 fn read_allowed(
     choice: Value,
     nested: Option<&str>,
-    read_named: impl Fn(Value, &str) -> Result<Named, ApiError>,
+    read_named: impl Fn(Value, &str) -> Result<NamedFunction, ApiError>,
     tools: &[Value],
 ) -> Result<(ToolChoice, HashSet<String>), ApiError> {
     let mut fields = Fields::new(choice, CHOICE)?;
@@ -205,25 +215,25 @@ fn read_allowed(
         let message = format!("it must name 1 to {MAX_TOOLS} tools, got {}", listed.len());
         return Err(ApiError::invalid(field, message));
     }
-    let named = |(i, tool)| read_named(tool, &format!("{field}[{i}]"))?.among(tools);
+    let named = |(i, tool)| read_named(tool, &format!("{field}[{i}]"))?.find_in(tools);
     let allowed = listed.into_iter().enumerate().map(named).collect::<Result<_, _>>()?;
     Ok((choice, allowed))
 }
 
-fn read_named(choice: Value, path: &str) -> Result<Named, ApiError> {
+fn read_named(choice: Value, path: &str) -> Result<NamedFunction, ApiError> {
     let mut fields = Fields::new(choice, path)?;
     let kind: Option<String> = fields.take("type")?;
     if kind.as_deref() != Some("function") {
         return Err(ApiError::invalid(fields.name("type"), "it must be 'function'"));
     }
-    let of_function = fields.name("function");
-    let function = fields.take("function")?.ok_or_else(|| ApiError::missing(&of_function))?;
+    let path = fields.name("function");
+    let function = fields.take("function")?.ok_or_else(|| ApiError::missing(&path))?;
     fields.finish()?;
-    let mut function = Fields::new(function, of_function)?;
+    let mut function = Fields::new(function, path)?;
     let field = function.name("name");
     let name = function.take("name")?.ok_or_else(|| ApiError::missing(&field))?;
     function.finish()?;
-    Ok(Named { name, field })
+    Ok(NamedFunction { name, field })
 }
 
 #[cfg(test)]
@@ -231,7 +241,7 @@ mod tests {
     use super::*;
 
     fn taken(body: Value) -> Result<Option<ToolUse>, ApiError> {
-        Fields::all_taken(body, take)
+        Fields::take_all(body, take)
     }
 
     fn tool(name: &str) -> Value {
@@ -239,17 +249,19 @@ mod tests {
     }
 
     #[test]
-    fn functions_come_out_as_templates_want_them() {
-        let body = json!({"tools": [{"function": {"strict": true, "name": "f"}}, tool("g")], "parallel_tool_calls": false});
+    fn functions_have_template_format() {
+        let strict = json!({"function": {"strict": true, "name": "f"}});
+        let body = json!({"tools": [strict, tool("g")], "parallel_tool_calls": false});
         let ToolUse { tools, choice, in_parallel, .. } = taken(body).unwrap().unwrap();
-        let written = r#"[{"type":"function","function":{"name":"f","description":null,"parameters":null,"strict":true}},"#;
-        assert!(tools.to_string().starts_with(written), "{tools}");
+        let function = r#"{"name":"f","description":null,"parameters":null,"strict":true}"#;
+        let expected = format!(r#"[{{"type":"function","function":{function}}},"#);
+        assert!(tools.to_string().starts_with(&expected), "{tools}");
         assert_eq!((choice, in_parallel), (ToolChoice::Auto, false));
         assert!(taken(json!({"tools": [], "tool_choice": "auto"})).unwrap().is_none());
     }
 
     #[test]
-    fn a_choice_is_a_word_or_one_of_the_functions() {
+    fn choice_is_keyword_or_function() {
         let choice = |choice: Value| {
             let taken = taken(json!({"tools": [tool("f")], "tool_choice": choice}));
             taken.map(|taken| taken.unwrap().choice).map_err(|error| error.param.unwrap())
@@ -266,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn some_of_the_functions_may_be_allowed() {
+    fn allowed_tools_restrict_functions() {
         let named = |name: &str| json!({"type": "function", "function": {"name": name}});
         let taken = |allowed: Value| {
             let choice = json!({"type": "allowed_tools", "allowed_tools": allowed});
@@ -300,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn invalid_tool_names_field() {
         for (body, field) in [
             (json!({"tools": [{"type": "web_search"}]}), "tools[0].type"),
             (json!({"tools": [tool("f"), {"type": "function"}]}), "tools[1].function"),

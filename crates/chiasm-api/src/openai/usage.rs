@@ -4,21 +4,21 @@ use chiasm_backend::Prefill;
 use chiasm_request::{MediaTokens, RouteOutcome};
 use serde::{Serialize, Serializer};
 
-/// Token counts of one request.
+/// The token counts of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Length of the expanded prompt.
+    /// The length of the expanded prompt.
     pub prompt_tokens: usize,
-    /// New tokens of all continuations.
+    /// The number of new tokens in all continuations.
     pub completion_tokens: usize,
-    /// Prompt tokens that the engine found in its KV cache: its own count.
+    /// The prompt tokens that the engine found in its KV cache, by the engine's own count.
     pub cached_tokens: usize,
-    /// Prompt tokens that the engine has computed and keeps there, by its own count; `None` where
-    /// it does not tell.
+    /// The prompt tokens that the engine computed and stored in its KV cache, by the engine's own
+    /// count; `None` if the engine does not report them.
     pub created_tokens: Option<usize>,
-    /// Prompt tokens that stand for media items.
+    /// The prompt tokens that stand for media items.
     pub media_tokens: MediaTokens,
-    /// New tokens that are reasoning; `None` where nothing is taken for it.
+    /// The new tokens that are reasoning; `None` if answers are not parsed for reasoning.
     pub reasoning_tokens: Option<usize>,
 }
 
@@ -47,21 +47,21 @@ struct CompletionDetails {
 }
 
 impl Usage {
-    /// The counts of a prompt before any new token. `reads_reasoning` says whether some of the new
-    /// tokens may be reasoning.
-    pub fn of_prompt(attempted: &RouteOutcome, reads_reasoning: bool) -> Self {
+    /// Returns the counts of a prompt before any new token. `reads_reasoning` means that new tokens
+    /// may be reasoning.
+    pub fn for_prompt(outcome: &RouteOutcome, reads_reasoning: bool) -> Self {
         let mut usage = Self {
-            prompt_tokens: attempted.prompt_tokens,
-            media_tokens: attempted.media_tokens,
+            prompt_tokens: outcome.prompt_tokens,
+            media_tokens: outcome.media_tokens,
             reasoning_tokens: reads_reasoning.then_some(0),
             ..Self::default()
         };
-        usage.prefilled(attempted.prefill);
+        usage.set_prefill(outcome.prefill);
         usage
     }
 
-    /// Takes over how the prompt was computed.
-    pub fn prefilled(&mut self, prefill: Prefill) {
+    /// Sets the counts of cached and newly stored prompt tokens.
+    pub fn set_prefill(&mut self, prefill: Prefill) {
         self.cached_tokens = prefill.cached_tokens;
         self.created_tokens = prefill.created_tokens;
     }

@@ -1,4 +1,4 @@
-//! JSON values that are kept as they are: those of fields without a type of their own.
+//! JSON values of fields without their own type, which are kept as they are.
 
 use std::fmt;
 
@@ -8,29 +8,30 @@ use serde_json::{Map, Number, Value};
 use super::intake::{Intake, Seed, Text};
 use crate::error::ApiError;
 
-/// Lists and objects within each other. The parser itself stops at 128, the body and its messages
-/// included.
+/// The maximum nesting depth of lists and objects. The parser itself stops at 128, which includes
+/// the body and its messages.
 const MAX_DEPTH: usize = 64;
 
-/// What an entry of an object takes beside the content of key and value: its place in the list of
-/// entries and in the table that finds it, both of which grow by doubling.
+/// The memory of an object's entry besides the content of key and value: its places in the entry
+/// list and in the hash table, both of which grow by doubling.
 const ENTRY_BYTES: u64 = 2 * (size_of::<(u64, String, Value)>() + 2 * size_of::<usize>()) as u64;
 
 impl Intake {
-    /// Adds an entry to an object.
+    /// Adds an entry to an object and reserves its memory.
     pub fn insert<E: Error>(
         &mut self,
         object: &mut Map<String, Value>,
         name: &str,
         value: Value,
     ) -> Result<(), E> {
-        // There is room for four from the first one on.
-        self.take(if object.is_empty() { 4 } else { 1 } * ENTRY_BYTES)?;
-        object.insert(self.own(name)?, value);
+        // The first entry allocates room for four.
+        self.reserve(if object.is_empty() { 4 } else { 1 } * ENTRY_BYTES)?;
+        object.insert(self.copy_text(name)?, value);
         Ok(())
     }
 
-    fn deeper<E: Error>(&mut self) -> Result<(), E> {
+    /// Enters a list or an object.
+    fn enter_nested<E: Error>(&mut self) -> Result<(), E> {
         self.depth += 1;
         if self.depth <= MAX_DEPTH {
             return Ok(());
@@ -71,13 +72,13 @@ impl<'de> Visitor<'de> for Seed<'_, Value> {
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Value, E> {
         self.intake.count_value()?;
-        self.intake.own(text).map(Value::String)
+        self.intake.copy_text(text).map(Value::String)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
         let intake = self.intake;
         intake.count_value()?;
-        intake.deeper()?;
+        intake.enter_nested()?;
         let mut list = Vec::new();
         while let Some(value) = seq.next_element_seed(intake.seed::<Value>())? {
             intake.push(&mut list, value)?;
@@ -89,7 +90,7 @@ impl<'de> Visitor<'de> for Seed<'_, Value> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
         let intake = self.intake;
         intake.count_value()?;
-        intake.deeper()?;
+        intake.enter_nested()?;
         let mut object = Map::new();
         while let Some(Text(name)) = map.next_key()? {
             let value = map.next_value_seed(intake.seed::<Value>())?;
@@ -111,16 +112,16 @@ mod tests {
     use crate::ErrorKind;
     use crate::openai::BodyLimits;
 
-    /// Bytes on the heap, by what the standard library tells of its own capacities.
-    fn heap(value: &Value) -> usize {
+    /// Returns the bytes on the heap, by the capacities of the standard library's collections.
+    fn heap_bytes(value: &Value) -> usize {
         match value {
             Value::String(text) => text.capacity(),
             Value::Array(list) => {
-                list.capacity() * size_of::<Value>() + list.iter().map(heap).sum::<usize>()
+                list.capacity() * size_of::<Value>() + list.iter().map(heap_bytes).sum::<usize>()
             }
             Value::Object(object) => {
                 let entry = |(name, value): (&String, &Value)| {
-                    size_of::<(u64, String, Value)>() + name.capacity() + heap(value)
+                    size_of::<(u64, String, Value)>() + name.capacity() + heap_bytes(value)
                 };
                 object.iter().map(entry).sum()
             }
@@ -128,7 +129,7 @@ mod tests {
         }
     }
 
-    /// The body of a request with `value` in a field.
+    /// Returns the body of a request with `value` in a field.
     fn body(value: &Value) -> Value {
         json!({"messages": [{"role": "user", "content": "x"}], "metadata": value})
     }
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn no_less_is_counted_than_what_is_built() {
+    fn reserved_memory_covers_built_values() {
         let lists = json!(vec![json!([[], [[]], [1, 2, 3, 4, 5]]); 100]);
         let objects = json!(vec![json!({"a": {}, "b": {"c": null}}); 100]);
         let names: Map<String, Value> =
@@ -146,18 +147,19 @@ mod tests {
         for value in
             [lists, objects, json!(names), json!("x".repeat(10_000)), json!("\n\"".repeat(5_000))]
         {
-            let (mut counted, mut empty) =
-                (Intake::of(&body(&value)), Intake::of(&body(&Value::Null)));
-            read(&mut counted).unwrap();
-            read(&mut empty).unwrap();
-            let counted = counted.into_charge().bytes() - empty.into_charge().bytes();
+            let mut with_value = Intake::from_json(&body(&value));
+            let mut without_value = Intake::from_json(&body(&Value::Null));
+            read(&mut with_value).unwrap();
+            read(&mut without_value).unwrap();
+            let reserved = with_value.into_charge().bytes() - without_value.into_charge().bytes();
             let built: Value = serde_json::from_str(&value.to_string()).unwrap();
-            assert!(counted + 1024 >= heap(&built) as u64, "{counted} for {}", heap(&built));
+            let needed = heap_bytes(&built) as u64;
+            assert!(reserved + 1024 >= needed, "{reserved} for {needed}");
         }
     }
 
     #[test]
-    fn values_and_depth_are_bounded_and_the_field_is_named() {
+    fn excess_values_or_depth_name_the_field() {
         let limits = BodyLimits { json_values: 10, ..BodyLimits::default() };
         let outcome = |value: &Value| {
             let mut intake =
@@ -181,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_order_mark_is_no_part_of_a_body() {
+    fn byte_order_mark_is_skipped() {
         let read_all = |text: String| {
             read(&mut Intake::new(text.into(), &BodyLimits::default(), &ByteBudget::new(1 << 20)))
         };
@@ -192,8 +194,9 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_room_is_refused_for_now_and_what_never_has_for_good() {
-        let (value, budget) = (body(&json!(vec![0; 1000])), ByteBudget::new(200_000));
+    fn only_oversized_request_is_refused_for_good() {
+        let value = body(&json!(vec![0; 1000]));
+        let budget = ByteBudget::new(200_000);
         let outcome = || {
             read(&mut Intake::new(value.to_string().into(), &BodyLimits::default(), &budget))
                 .map_err(|error| error.kind)

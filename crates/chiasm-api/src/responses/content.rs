@@ -1,4 +1,4 @@
-//! What an item says: a text, or parts.
+//! The content of an item: a text, or parts.
 
 use std::fmt;
 
@@ -12,30 +12,36 @@ use serde_json::Value;
 use crate::error::ApiError;
 use crate::openai::intake::{Intake, Seed};
 use crate::openai::media_parts::MediaUrl;
-use crate::openai::messages::elements;
+use crate::openai::messages::read_list;
 
 const IMAGE: &str = "input_image";
-/// Parts by their type, where each may be.
+/// The types of parts in a message.
 pub(super) const MESSAGE_PARTS: &[&str] = &["input_text", IMAGE, "output_text"];
+/// The types of parts in the output of a call.
 pub(super) const OUTPUT_PARTS: &[&str] = &["input_text", IMAGE];
+/// The types of parts in the content of reasoning.
 pub(super) const REASONING_PARTS: &[&str] = &["reasoning_text"];
+/// The types of parts in the summary of reasoning.
 pub(super) const SUMMARY_PARTS: &[&str] = &["summary_text"];
 
-/// What an item says. Its images are among the intake's.
+/// The content of an item. Its images are added to the intake's media items.
 pub(super) enum Content {
     Text(String),
     Parts(Vec<Part>),
 }
 
-/// A part, and its type.
+/// A part and its type.
 pub(super) struct Part {
     kind: &'static str,
     part: ChatPart,
 }
 
 impl Content {
-    /// The content of `field`, whose parts may be of these types.
-    pub(super) fn of<E: Error>(
+    /// Returns the content of `field` as chat content.
+    ///
+    /// # Errors
+    /// Fails if the type of a part is not among `kinds`.
+    pub(super) fn into_chat_content<E: Error>(
         self,
         intake: &mut Intake,
         field: &str,
@@ -46,15 +52,15 @@ impl Content {
             Self::Parts(parts) => parts,
         };
         if let Some(index) = parts.iter().position(|part| !kinds.contains(&part.kind)) {
-            let field = intake.below(&format!("{field}[{index}].type"));
+            let field = intake.child_path(&format!("{field}[{index}].type"));
             return Err(intake.refuse(unsupported(field, parts[index].kind, kinds)));
         }
         Ok(ChatContent::Parts(parts.into_iter().map(|part| part.part).collect()))
     }
 }
 
-/// All text of a content, a line for each part.
-pub(super) fn text(content: ChatContent) -> String {
+/// Returns all text of a content, with one line per part.
+pub(super) fn joined_text(content: ChatContent) -> String {
     let parts = match content {
         ChatContent::Text(text) => return text,
         ChatContent::Parts(parts) => parts,
@@ -75,11 +81,11 @@ impl<'de> Visitor<'de> for Seed<'_, Option<Content>> {
     }
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
-        self.intake.own_prompt(text).map(|text| Some(Content::Text(text)))
+        self.intake.copy_prompt(text).map(|text| Some(Content::Text(text)))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-        elements(self.intake, &mut seq).map(|parts| Some(Content::Parts(parts)))
+        read_list(self.intake, &mut seq).map(|parts| Some(Content::Parts(parts)))
     }
 }
 
@@ -93,34 +99,41 @@ impl<'de> Visitor<'de> for Seed<'_, Part> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Part, A::Error> {
         let intake = self.intake;
         intake.count_part()?;
-        let (mut kind, mut text, mut image, mut unknown) = (None, None, None::<MediaUrl>, None);
-        while let Some(name) = intake.name(&mut map)? {
+        let mut kind = None;
+        let mut text = None;
+        let mut image = None::<MediaUrl>;
+        let mut unknown = None;
+        while let Some(name) = intake.next_name(&mut map)? {
             let outer = intake.enter(format_args!(".{name}"));
             match &*name {
-                "type" => kind = intake.borrowed(&mut map)?,
+                "type" => kind = intake.next_str(&mut map)?,
                 "text" => {
                     text = intake
-                        .borrowed(&mut map)?
-                        .map(|text| intake.own_prompt(&text))
+                        .next_str(&mut map)?
+                        .map(|text| intake.copy_prompt(&text))
                         .transpose()?
                 }
                 "image_url" => image = map.next_value_seed(intake.seed())?,
-                // vLLM ignores it too: the model's processor alone decides on the resolution.
-                "detail" => drop(intake.borrowed(&mut map)?),
-                // They come with what this server has said before, and do not change the prompt.
+                // Ignored as in vLLM: only the model's processor decides on the resolution.
+                "detail" => drop(intake.next_str(&mut map)?),
+                // These come back with this server's own answers and do not change the prompt.
                 "annotations" | "logprobs" => drop(map.next_value_seed(intake.seed::<Value>())?),
-                _ => intake.unknown(&mut map, &mut unknown)?,
+                _ => intake.skip_unknown(&mut map, &mut unknown)?,
             }
             intake.leave(outer);
         }
         let kind = kind.ok_or_else(|| intake.missing(".type"))?;
         let known = [MESSAGE_PARTS, REASONING_PARTS, SUMMARY_PARTS].concat();
         let Some(&kind) = known.iter().find(|known| **known == kind) else {
-            return Err(intake.refuse(unsupported(intake.below(".type"), &kind, MESSAGE_PARTS)));
+            return Err(intake.refuse(unsupported(
+                intake.child_path(".type"),
+                &kind,
+                MESSAGE_PARTS,
+            )));
         };
-        let other =
+        let (other, has_other) =
             if kind == IMAGE { (".text", text.is_some()) } else { (".image_url", image.is_some()) };
-        intake.refuse_unknown(unknown.or(other.1.then(|| intake.below(other.0))))?;
+        intake.refuse_unknown(unknown.or(has_other.then(|| intake.child_path(other))))?;
         if kind != IMAGE {
             return Ok(Part {
                 kind,
@@ -131,7 +144,7 @@ impl<'de> Visitor<'de> for Seed<'_, Part> {
         if url.is_none() && uuid.is_none() {
             return Err(intake.missing(".image_url"));
         }
-        let field = intake.below(".image_url");
+        let field = intake.child_path(".image_url");
         intake.add_media(MediaRef {
             modality: Modality::Image,
             source: url.map(MediaInput::Url),

@@ -1,16 +1,17 @@
-//! What a custom tool is given: text, which the model writes as the one argument of a function, as
+//! The input of custom tools: a text, which the model writes as the only argument of a function, as
 //! in vLLM (`custom_tool_parameters`, `vllm/tool_parsers/utils.py`).
 
 use serde_json::{Map, Value, json};
 
-/// The argument.
+/// The name of the argument.
 const INPUT: &str = "input";
-/// What stands before the text where a call is written as it is asked for.
-const OPENING: [&str; 4] = ["{", "\"input\"", ":", "\""];
-/// White space between these is rarely more than a space each; so many bytes are something else.
-const MAX_OPENING: usize = 64;
+/// The tokens in front of the text in arguments of the expected form.
+const OPENING_TOKENS: [&str; 4] = ["{", "\"input\"", ":", "\""];
+/// The maximum length of the opening. Its tokens are rarely separated by more than a space, so a
+/// longer opening has another form.
+const MAX_OPENING_BYTES: usize = 64;
 
-/// The parameters of the function.
+/// Returns the parameters of the function.
 pub(super) fn parameters() -> Map<String, Value> {
     let description = "The freeform text payload for this tool.";
     let input = json!({"type": "string", "description": description});
@@ -23,111 +24,124 @@ pub(super) fn parameters() -> Map<String, Value> {
     fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// The arguments of a call with this text.
+/// Returns the arguments of a call with this text.
 pub(super) fn arguments(input: &str) -> String {
     format!("{{\"{INPUT}\": {}}}", Value::from(input))
 }
 
-/// Reads the text from a call's arguments as they come. Where they are something else, they are the
-/// text themselves: what a model has called with, its client can tell it.
+/// An incremental reader of the text in a call's arguments.
+///
+/// Arguments of any other form become the text themselves, so that the client can show the model
+/// its mistake.
 #[derive(Debug, PartialEq)]
 pub(crate) struct InputReader {
     state: State,
-    /// What has come and is not understood yet.
-    left: String,
+    /// The arguments that are not decoded yet.
+    pending: String,
 }
 
 #[derive(Debug, PartialEq)]
 enum State {
-    /// Nothing is known yet.
+    /// The opening is not complete yet.
     Opening,
-    /// The text is not what comes first, and is looked for at the end.
+    /// The arguments do not start with the text. They are parsed at their end.
     Whole,
+    /// The text has started.
     Text,
     /// The text has ended.
-    Behind,
+    AfterText,
+}
+
+/// The result of parsing the opening of a call's arguments.
+enum Opening {
+    /// The opening has this length in bytes.
+    Complete(usize),
+    /// The rest of the opening has not arrived yet.
+    Incomplete,
+    /// The arguments start in another way.
+    Mismatch,
 }
 
 impl InputReader {
     pub(super) fn new() -> Self {
-        Self { state: State::Opening, left: String::new() }
+        Self { state: State::Opening, pending: String::new() }
     }
 
-    /// The text that these arguments go on with.
+    /// Adds arguments and returns the next part of the text.
     pub(super) fn push(&mut self, arguments: &str) -> String {
-        if self.state == State::Behind {
+        if self.state == State::AfterText {
             return String::new();
         }
-        self.left.push_str(arguments);
+        self.pending.push_str(arguments);
         if self.state == State::Opening {
-            match opening(&self.left) {
-                Some(Some(bytes)) => {
-                    self.left.drain(..bytes);
+            match parse_opening(&self.pending) {
+                Opening::Complete(bytes) => {
+                    self.pending.drain(..bytes);
                     self.state = State::Text;
                 }
-                Some(None) if self.left.len() <= MAX_OPENING => {}
-                _ => self.state = State::Whole,
+                Opening::Incomplete if self.pending.len() <= MAX_OPENING_BYTES => {}
+                Opening::Incomplete | Opening::Mismatch => self.state = State::Whole,
             }
         }
-        if self.state == State::Text { self.text() } else { String::new() }
+        if self.state == State::Text { self.take_text() } else { String::new() }
     }
 
-    /// The text that is known only now that all arguments have come.
+    /// Ends the arguments and returns the text that is only known at their end.
     pub(super) fn finish(&mut self) -> String {
-        let left = std::mem::take(&mut self.left);
-        let state = std::mem::replace(&mut self.state, State::Behind);
-        if matches!(state, State::Text | State::Behind) {
+        let pending = std::mem::take(&mut self.pending);
+        let state = std::mem::replace(&mut self.state, State::AfterText);
+        if matches!(state, State::Text | State::AfterText) {
             return String::new();
         }
-        let input = serde_json::from_str::<Value>(&left).ok().and_then(|arguments| {
+        let input = serde_json::from_str::<Value>(&pending).ok().and_then(|arguments| {
             let input = arguments.get(INPUT)?.as_str()?;
             Some(input.to_owned())
         });
-        input.unwrap_or(left)
+        input.unwrap_or(pending)
     }
 
-    /// Takes the text out of what has come, up to its end or to an escape that is not there as a
-    /// whole.
-    fn text(&mut self) -> String {
-        let (mut text, mut rest) = (String::new(), self.left.as_str());
+    /// Takes the text out of the pending arguments, up to its end or to an incomplete escape.
+    fn take_text(&mut self) -> String {
+        let mut text = String::new();
+        let mut rest = self.pending.as_str();
         while let Some(at) = rest.find(['"', '\\']) {
             text.push_str(&rest[..at]);
             rest = &rest[at..];
             if rest.starts_with('"') {
-                self.state = State::Behind;
-                self.left.clear();
+                self.state = State::AfterText;
+                self.pending.clear();
                 return text;
             }
-            let Some((character, bytes)) = escaped(rest) else {
-                self.left = rest.to_owned();
+            let Some((character, bytes)) = parse_escape(rest) else {
+                self.pending = rest.to_owned();
                 return text;
             };
             text.push(character);
             rest = &rest[bytes..];
         }
         text.push_str(rest);
-        self.left.clear();
+        self.pending.clear();
         text
     }
 }
 
-/// How many bytes there are before the text; nothing within, as long as more has to come to know,
-/// and nothing at all if arguments begin in another way.
-fn opening(arguments: &str) -> Option<Option<usize>> {
+/// Parses the part of a call's arguments in front of the text.
+fn parse_opening(arguments: &str) -> Opening {
     let mut rest = arguments;
-    for mark in OPENING {
+    for token in OPENING_TOKENS {
         rest = rest.trim_start_matches([' ', '\t', '\r', '\n']);
-        match rest.strip_prefix(mark) {
-            Some(behind) => rest = behind,
-            None => return mark.starts_with(rest).then_some(None),
+        match rest.strip_prefix(token) {
+            Some(after) => rest = after,
+            None if token.starts_with(rest) => return Opening::Incomplete,
+            None => return Opening::Mismatch,
         }
     }
-    Some(Some(arguments.len() - rest.len()))
+    Opening::Complete(arguments.len() - rest.len())
 }
 
-/// The character of an escape at the beginning of this text, and the escape's bytes. `None` if more
-/// of it has to come.
-fn escaped(text: &str) -> Option<(char, usize)> {
+/// Parses the escape at the start of `text`. Returns its character and its length in bytes; `None`
+/// if the escape is incomplete.
+fn parse_escape(text: &str) -> Option<(char, usize)> {
     let character = text[1..].chars().next()?;
     let character = match character {
         'n' => '\n',
@@ -135,15 +149,16 @@ fn escaped(text: &str) -> Option<(char, usize)> {
         'r' => '\r',
         'b' => '\u{8}',
         'f' => '\u{c}',
-        'u' => return unit(text),
+        'u' => return parse_unicode_escape(text),
         other => return Some((other, 1 + other.len_utf8())),
     };
     Some((character, 2))
 }
 
-/// The same of `\uXXXX`, or of two that are one character.
-fn unit(text: &str) -> Option<(char, usize)> {
-    const LONE: char = char::REPLACEMENT_CHARACTER;
+/// Does the same for `\uXXXX`, or for two such escapes that form one character.
+fn parse_unicode_escape(text: &str) -> Option<(char, usize)> {
+    /// The character for half of a surrogate pair.
+    const UNPAIRED: char = char::REPLACEMENT_CHARACTER;
     let bytes = text.as_bytes();
     let code = |digits: &[u8]| {
         let digits = std::str::from_utf8(digits)
@@ -156,15 +171,15 @@ fn unit(text: &str) -> Option<(char, usize)> {
         return Some((character, 6));
     }
     let next = &bytes[6..];
-    let is_begun =
+    let may_continue =
         next.len() < 6 && (next.is_empty() || b"\\u".starts_with(next) || next.starts_with(b"\\u"));
-    if is_begun && (0xD800..0xDC00).contains(&first) {
+    if may_continue && (0xD800..0xDC00).contains(&first) {
         return None;
     }
     let second = next.get(2..6).filter(|_| next.starts_with(b"\\u")).and_then(code);
     match second.map(|second| char::decode_utf16([first, second]).next()) {
         Some(Some(Ok(character))) => Some((character, 12)),
-        _ => Some((LONE, 6)),
+        _ => Some((UNPAIRED, 6)),
     }
 }
 
@@ -172,19 +187,19 @@ fn unit(text: &str) -> Option<(char, usize)> {
 mod tests {
     use super::*;
 
-    /// The text of arguments that come in pieces of so many characters.
-    fn read(arguments: &str, characters: usize) -> String {
+    /// Reads the text of arguments that arrive in pieces of `piece_chars` characters.
+    fn read(arguments: &str, piece_chars: usize) -> String {
         let mut reader = InputReader::new();
         let all: Vec<char> = arguments.chars().collect();
         let text: String = all
-            .chunks(characters)
+            .chunks(piece_chars)
             .map(|piece| reader.push(&piece.iter().collect::<String>()))
             .collect();
         text + &reader.finish()
     }
 
     #[test]
-    fn the_text_is_the_same_however_it_comes() {
+    fn text_is_independent_of_piece_size() {
         let text = "*** Begin Patch\n+\t\"a\\b\" é 😀 \u{1}\u{8}\u{c}\r\n/*";
         for arguments in [
             arguments(text),
@@ -193,25 +208,25 @@ mod tests {
             json!({"note": "first", "input": text}).to_string(),
             arguments(text).replace('😀', "\\ud83d\\ude00").replace('/', "\\/"),
         ] {
-            for characters in 1..arguments.chars().count() + 1 {
-                assert_eq!(read(&arguments, characters), text, "{characters} of {arguments}");
+            for piece_chars in 1..arguments.chars().count() + 1 {
+                assert_eq!(read(&arguments, piece_chars), text, "{piece_chars} of {arguments}");
             }
         }
     }
 
     #[test]
-    fn text_is_told_as_it_comes() {
+    fn text_is_returned_incrementally() {
         let mut reader = InputReader::new();
-        let told: Vec<String> =
+        let parts: Vec<String> =
             [r#"{"inp"#, r#"ut": ""#, "ab", r"c\", r"nd\ud83d\u", r"de00e", r#"f"}"#, " }"]
                 .map(|arguments| reader.push(arguments))
                 .into();
-        assert_eq!(told, ["", "", "ab", "c", "\nd", "😀e", "f", ""]);
+        assert_eq!(parts, ["", "", "ab", "c", "\nd", "😀e", "f", ""]);
         assert_eq!(reader.finish(), "");
     }
 
     #[test]
-    fn what_is_no_such_call_is_the_text_itself() {
+    fn arguments_of_other_form_become_the_text() {
         for arguments in [
             "",
             "ls -l",
@@ -222,8 +237,8 @@ mod tests {
             "{}",
             "{ \"input\" }",
         ] {
-            for characters in 1..=arguments.len().max(1) {
-                assert_eq!(read(arguments, characters), arguments);
+            for piece_chars in 1..=arguments.len().max(1) {
+                assert_eq!(read(arguments, piece_chars), arguments);
             }
         }
         let far = format!("{{{}\"input\": \"x\"}}", " ".repeat(100));
@@ -231,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_cut_off_or_broken_is_told_as_far_as_it_goes() {
+    fn truncated_or_invalid_text_is_returned_in_part() {
         for (arguments, text) in [
             (r#"{"input": "ab"#, "ab"),
             (r#"{"input": "ab\"#, "ab"),
@@ -242,14 +257,14 @@ mod tests {
             (r#"{"input": "\uzzzz\q"}"#, "uzzzzq"),
             (r#"{"input": "a"} more"#, "a"),
         ] {
-            for characters in 1..=arguments.len() {
-                assert_eq!(read(arguments, characters), text, "{arguments}");
+            for piece_chars in 1..=arguments.len() {
+                assert_eq!(read(arguments, piece_chars), text, "{arguments}");
             }
         }
     }
 
     #[test]
-    fn calls_of_before_are_read_back() {
+    fn arguments_escape_the_text() {
         assert_eq!(arguments("a\"\né"), "{\"input\": \"a\\\"\\né\"}");
     }
 }

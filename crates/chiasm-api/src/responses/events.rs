@@ -8,40 +8,41 @@ use super::logprobs::TokenJson;
 use super::response::Response;
 use crate::sse;
 
-/// Events that wait to be sent, if anybody wants them.
+/// The events of a response that have not been sent yet.
 pub(super) struct Events {
-    /// As they are sent.
-    waiting: Option<Vec<u8>>,
+    /// The serialized events; `None` if the response is not streamed.
+    pending: Option<Vec<u8>>,
+    /// The sequence number of the next event.
     sequence_number: u64,
 }
 
 impl Events {
-    /// Nobody wants them.
-    pub(super) fn unwanted() -> Self {
-        Self { waiting: None, sequence_number: 0 }
+    /// Creates a queue that drops all events.
+    pub(super) fn disabled() -> Self {
+        Self { pending: None, sequence_number: 0 }
     }
 
-    /// There are none yet.
-    pub(super) fn wanted() -> Self {
-        Self { waiting: Some(Vec::new()), sequence_number: 0 }
+    /// Creates an empty queue.
+    pub(super) fn enabled() -> Self {
+        Self { pending: Some(Vec::new()), sequence_number: 0 }
     }
 
-    /// Adds an event, which gets the next number.
-    pub(super) fn tell(&mut self, event: Event<'_>) {
-        let Some(waiting) = &mut self.waiting else { return };
+    /// Appends an event with the next sequence number.
+    pub(super) fn push(&mut self, event: Event<'_>) {
+        let Some(pending) = &mut self.pending else { return };
         let sequence_number = self.sequence_number;
         self.sequence_number += 1;
-        sse::write_named(waiting, event.kind, &Event { sequence_number, ..event });
+        sse::write_named(pending, event.kind, &Event { sequence_number, ..event });
     }
 
-    /// The events since the last time; `None` if there are none.
+    /// Takes the events since the last call; `None` if there are none.
     pub(super) fn take(&mut self) -> Option<Bytes> {
-        let waiting = self.waiting.as_mut().filter(|waiting| !waiting.is_empty())?;
-        Some(std::mem::take(waiting).into())
+        let pending = self.pending.as_mut().filter(|pending| !pending.is_empty())?;
+        Some(std::mem::take(pending).into())
     }
 }
 
-/// One event: its type and what of all this it has.
+/// An event: its type, and its optional fields.
 #[derive(Default, Serialize)]
 pub(super) struct Event<'a> {
     #[serde(rename = "type")]
@@ -75,20 +76,20 @@ pub(super) struct Event<'a> {
 }
 
 impl<'a> Event<'a> {
-    /// An event of the response.
-    pub(super) fn of(kind: &'static str) -> Self {
+    /// Creates an event of the whole response.
+    pub(super) fn new(kind: &'static str) -> Self {
         Self { kind, ..Self::default() }
     }
 
-    /// An event of an item.
-    pub(super) fn at(kind: &'static str, item: &Item) -> Self {
-        Self { output_index: Some(item.index), ..Self::of(kind) }
+    /// Creates an event of an item.
+    pub(super) fn for_item(kind: &'static str, item: &Item) -> Self {
+        Self { output_index: Some(item.index), ..Self::new(kind) }
     }
 
-    /// An event of what is in an item.
-    pub(super) fn within(kind: &'static str, item: &'a Item) -> Self {
+    /// Creates an event of an item's content.
+    pub(super) fn for_content(kind: &'static str, item: &'a Item) -> Self {
         let content_index = (!matches!(item.kind, Kind::Call { .. })).then_some(0);
         let logprobs = kind.starts_with("response.output_text.").then_some(&[][..]);
-        Self { item_id: Some(&item.id), content_index, logprobs, ..Self::at(kind, item) }
+        Self { item_id: Some(&item.id), content_index, logprobs, ..Self::for_item(kind, item) }
     }
 }

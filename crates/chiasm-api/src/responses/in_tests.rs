@@ -1,12 +1,12 @@
-//! Access to this API's answers for tests of the stages before them.
+//! Access to this API's answers, for tests of the whole crate.
 
 use chiasm_request::{ChoiceDelta, FinishedChoice};
 
 use super::output::Answer;
 use super::output::tests::head;
 use super::response::Head;
-use super::tools::Names;
-use crate::event_grammar::{self, Said};
+use super::tools::ToolNames;
+use crate::event_grammar::{self, ParsedAnswer};
 use crate::openai::Usage;
 
 /// Writes responses to one request.
@@ -20,9 +20,10 @@ impl Responses {
     }
 
     /// Returns the content of a stream of these deltas.
-    pub(crate) fn streamed(&self, deltas: &[ChoiceDelta]) -> Said {
-        let (mut answer, begun) = Answer::streamed("r", Names::default(), None, &self.head);
-        let mut stream = begun.concat();
+    pub(crate) fn streamed(&self, deltas: &[ChoiceDelta]) -> ParsedAnswer {
+        let (mut answer, first_events) =
+            Answer::streamed("r", ToolNames::default(), None, &self.head);
+        let mut stream = first_events.concat();
         for delta in deltas {
             answer.add(delta);
             if delta.finish.is_some() {
@@ -34,8 +35,8 @@ impl Responses {
     }
 
     /// Returns the content of a whole answer.
-    pub(crate) fn whole(&self, choice: &FinishedChoice) -> Said {
-        let answer = Answer::whole("r", Names::default(), None, choice.clone());
+    pub(crate) fn whole(&self, choice: &FinishedChoice) -> ParsedAnswer {
+        let answer = Answer::whole("r", ToolNames::default(), None, choice.clone());
         let response = answer.response(&self.head, Usage::default());
         event_grammar::whole_response(&serde_json::to_value(response).unwrap())
     }

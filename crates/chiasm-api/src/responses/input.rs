@@ -1,7 +1,7 @@
-//! `input` of a request: a text, or items, which become messages.
+//! `input` of a request: a text, or items, which are converted to messages.
 //!
-//! What the assistant said, thought and called comes as several items. Those that fit into one
-//! message are joined there, as in vLLM (`construct_chat_messages_with_tool_call`,
+//! The assistant's text, reasoning and calls are separate items. Items that fit into one message
+//! are joined, as in vLLM (`construct_chat_messages_with_tool_call`,
 //! `vllm/entrypoints/openai/responses/utils.py`).
 
 use std::fmt;
@@ -11,19 +11,21 @@ use chiasm_request::MediaRef;
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-use super::content::{Content, MESSAGE_PARTS, OUTPUT_PARTS, REASONING_PARTS, SUMMARY_PARTS};
+use super::content::{
+    Content, MESSAGE_PARTS, OUTPUT_PARTS, REASONING_PARTS, SUMMARY_PARTS, joined_text,
+};
 use super::custom_input;
 use super::tools::flat_name;
 use crate::error::ApiError;
 use crate::openai::intake::{Intake, Seed};
-use crate::openai::messages::elements;
+use crate::openai::messages::read_list;
 use crate::openai::request::LargeField;
 
 const ASSISTANT: &str = "assistant";
 const ROLES: [&str; 4] = ["system", "developer", "user", ASSISTANT];
 const STATUSES: [&str; 3] = ["in_progress", "completed", "incomplete"];
 
-/// Items by their type, and the fields that each may have beside `type`, `id` and `status`.
+/// The types of items, with the allowed fields of each besides `type`, `id` and `status`.
 const KINDS: [(&str, &[&str]); 6] = [
     (MESSAGE, &["role", "content"]),
     (CALL, &["call_id", "name", "namespace", "arguments"]),
@@ -43,8 +45,7 @@ const REASONING: &str = "reasoning";
 pub(super) struct Input {
     pub(super) messages: Vec<ChatMessage>,
     pub(super) media: Vec<MediaRef>,
-    /// The last message is the assistant's and says of itself that it is not complete: it is to be
-    /// continued.
+    /// The last message is an incomplete message of the assistant, which the answer must continue.
     pub(super) is_open: bool,
 }
 
@@ -65,10 +66,10 @@ impl<'de> Visitor<'de> for Seed<'_, Option<Input>> {
 
     fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
         let intake = self.intake;
-        // Those of an earlier field of the same name, which this one replaces.
+        // This field replaces an earlier one, including its media items.
         intake.media.clear();
         intake.count_message()?;
-        let content = Some(ChatContent::Text(intake.own_prompt(text)?));
+        let content = Some(ChatContent::Text(intake.copy_prompt(text)?));
         let message = ChatMessage { role: "user".to_owned(), content, ..ChatMessage::default() };
         Ok(Some(Input { messages: vec![message], media: Vec::new(), is_open: false }))
     }
@@ -76,11 +77,11 @@ impl<'de> Visitor<'de> for Seed<'_, Option<Input>> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
         let intake = self.intake;
         intake.media.clear();
-        let items: Vec<Item> = elements(intake, &mut seq)?;
+        let items: Vec<Item> = read_list(intake, &mut seq)?;
         let is_open = items.last().is_some_and(|item| item.is_open);
         let mut messages = Vec::new();
         for Item { message, .. } in items {
-            join(intake, &mut messages, message)?;
+            append_message(intake, &mut messages, message)?;
         }
         if messages.is_empty() {
             let error = ApiError::invalid("input", "'input' must have something that is said");
@@ -90,8 +91,9 @@ impl<'de> Visitor<'de> for Seed<'_, Option<Input>> {
     }
 }
 
-/// Appends a message, or what it has to the assistant's last one if there is a place for that.
-fn join<E: Error>(
+/// Appends a message. A part of the assistant's answer is merged into the last message if that
+/// message lacks such a part.
+fn append_message<E: Error>(
     intake: &mut Intake,
     messages: &mut Vec<ChatMessage>,
     message: ChatMessage,
@@ -123,7 +125,7 @@ fn join<E: Error>(
     }
 }
 
-/// One item. All but messages of others are a part of what the assistant says.
+/// An item, converted to a message.
 struct Item {
     message: ChatMessage,
     is_open: bool,
@@ -140,24 +142,24 @@ impl<'de> Visitor<'de> for Seed<'_, Item> {
         let intake = self.intake;
         intake.count_message()?;
         let media = intake.media.len();
-        let mut given = Given::default();
-        while let Some(name) = intake.name(&mut map)? {
+        let mut fields = ItemFields::default();
+        while let Some(name) = intake.next_name(&mut map)? {
             let outer = intake.enter(format_args!(".{name}"));
-            // Those of an earlier field of the same name, which this one replaces; no item has
-            // media in two fields.
+            // This field replaces an earlier one, including its media items. No item has media in
+            // two fields.
             if matches!(&*name, "content" | "output") {
                 intake.media.truncate(media);
             }
-            given.take(intake, &name, &mut map)?;
+            fields.read_field(intake, &name, &mut map)?;
             intake.leave(outer);
         }
-        given.into_item(intake)
+        fields.into_item(intake)
     }
 }
 
-/// The fields of one item, whichever it is: its type may come last.
+/// The fields of an item of any type. The type may come last.
 #[derive(Default)]
-struct Given {
+struct ItemFields {
     kind: Option<String>,
     status: Option<String>,
     role: Option<String>,
@@ -173,32 +175,32 @@ struct Given {
     unknown: Option<String>,
 }
 
-impl Given {
-    fn take<'de, A: MapAccess<'de>>(
+impl ItemFields {
+    fn read_field<'de, A: MapAccess<'de>>(
         &mut self,
         intake: &mut Intake,
         name: &str,
         map: &mut A,
     ) -> Result<(), A::Error> {
         match name {
-            "type" => self.kind = intake.text(map)?,
-            "status" => self.status = intake.text(map)?,
-            "role" => self.role = intake.text(map)?,
+            "type" => self.kind = intake.next_text(map)?,
+            "status" => self.status = intake.next_text(map)?,
+            "role" => self.role = intake.next_text(map)?,
             "content" => self.content = map.next_value_seed(intake.seed())?,
             "summary" => self.summary = map.next_value_seed(intake.seed())?,
             "encrypted_content" => {
                 self.encrypted = Some(map.next_value_seed(intake.seed::<Value>())?)
                     .filter(|value| !value.is_null());
             }
-            "call_id" => self.call_id = intake.text(map)?,
-            "name" => self.name = intake.text(map)?,
-            "namespace" => self.namespace = intake.text(map)?,
-            "arguments" => self.arguments = intake.text(map)?,
-            "input" => self.input = intake.text(map)?,
+            "call_id" => self.call_id = intake.next_text(map)?,
+            "name" => self.name = intake.next_text(map)?,
+            "namespace" => self.namespace = intake.next_text(map)?,
+            "arguments" => self.arguments = intake.next_text(map)?,
+            "input" => self.input = intake.next_text(map)?,
             "output" => self.output = map.next_value_seed(intake.seed())?,
-            // They do not change the prompt.
-            "id" | "phase" => drop(intake.borrowed(map)?),
-            _ => intake.unknown(map, &mut self.unknown)?,
+            // These do not change the prompt.
+            "id" | "phase" => drop(intake.next_str(map)?),
+            _ => intake.skip_unknown(map, &mut self.unknown)?,
         }
         Ok(())
     }
@@ -210,9 +212,9 @@ impl Given {
             None => return Err(intake.missing(".type")),
         };
         let Some((kind, fields)) = KINDS.into_iter().find(|(known, _)| *known == kind) else {
-            return Err(intake.refuse(unsupported(&intake.below(".type"), &kind)));
+            return Err(intake.refuse(unsupported(&intake.child_path(".type"), &kind)));
         };
-        self.check(intake, fields)?;
+        self.check_fields(intake, fields)?;
         let is_unfinished = self.status.as_deref().is_some_and(|status| status != "completed");
         let message = match kind {
             MESSAGE => self.into_message(intake)?,
@@ -224,8 +226,8 @@ impl Given {
         Ok(Item { message, is_open })
     }
 
-    /// Refuses fields that an item of this type does not have.
-    fn check<E: Error>(&mut self, intake: &mut Intake, fields: &[&str]) -> Result<(), E> {
+    /// Refuses unknown statuses, and fields that an item of this type can't have.
+    fn check_fields<E: Error>(&mut self, intake: &mut Intake, fields: &[&str]) -> Result<(), E> {
         let given = [
             ("role", self.role.is_some()),
             ("content", self.content.is_some()),
@@ -239,11 +241,11 @@ impl Given {
             ("output", self.output.is_some()),
         ];
         let other = given.iter().find(|(name, is_given)| *is_given && !fields.contains(name));
-        let other = other.map(|(name, _)| intake.below(&format!(".{name}")));
+        let other = other.map(|(name, _)| intake.child_path(&format!(".{name}")));
         intake.refuse_unknown(self.unknown.take().or(other))?;
         match &self.status {
             Some(status) if !STATUSES.contains(&status.as_str()) => {
-                let name = intake.below(".status");
+                let name = intake.child_path(".status");
                 let message =
                     format!("'{name}' must be one of {}, got '{status}'", STATUSES.join(", "));
                 Err(intake.refuse(ApiError::invalid(name, message)))
@@ -255,12 +257,12 @@ impl Given {
     fn into_message<E: Error>(self, intake: &mut Intake) -> Result<ChatMessage, E> {
         let role = self.role.ok_or_else(|| intake.missing(".role"))?;
         if !ROLES.contains(&role.as_str()) {
-            let name = intake.below(".role");
+            let name = intake.child_path(".role");
             let message = format!("'{name}' must be one of {}, got '{role}'", ROLES.join(", "));
             return Err(intake.refuse(ApiError::invalid(name, message)));
         }
         let content = self.content.ok_or_else(|| intake.missing(".content"))?;
-        let content = Some(content.of(intake, ".content", MESSAGE_PARTS)?);
+        let content = Some(content.into_chat_content(intake, ".content", MESSAGE_PARTS)?);
         Ok(ChatMessage { role, content, ..ChatMessage::default() })
     }
 
@@ -269,25 +271,27 @@ impl Given {
         let name = self.name.ok_or_else(|| intake.missing(".name"))?;
         let name = match self.namespace {
             Some(namespace) => {
-                intake.take((namespace.len() + name.len()) as u64)?;
+                intake.reserve((namespace.len() + name.len()) as u64)?;
                 flat_name(&namespace, &name)
             }
             None => name,
         };
         let arguments = if is_custom {
             let input = self.input.ok_or_else(|| intake.missing(".input"))?;
-            // Escapes may make it longer.
-            intake.take(6 * input.len() as u64)?;
+            // Escaping may make the text up to six times longer.
+            intake.reserve(6 * input.len() as u64)?;
             custom_input::arguments(&input)
         } else {
             self.arguments.ok_or_else(|| intake.missing(".arguments"))?
         };
-        let (mut call, mut function, mut calls) = (Map::new(), Map::new(), Vec::new());
+        let mut function = Map::new();
         intake.insert(&mut function, "name", Value::String(name))?;
         intake.insert(&mut function, "arguments", Value::String(arguments))?;
+        let mut call = Map::new();
         intake.insert(&mut call, "id", Value::String(id))?;
         intake.insert(&mut call, "type", Value::String("function".to_owned()))?;
         intake.insert(&mut call, "function", Value::Object(function))?;
+        let mut calls = Vec::new();
         intake.push(&mut calls, Value::Object(call))?;
         let role = ASSISTANT.to_owned();
         Ok(ChatMessage { role, tool_calls: Some(Value::Array(calls)), ..ChatMessage::default() })
@@ -296,7 +300,7 @@ impl Given {
     fn into_call_output<E: Error>(self, intake: &mut Intake) -> Result<ChatMessage, E> {
         let id = self.call_id.ok_or_else(|| intake.missing(".call_id"))?;
         let output = self.output.ok_or_else(|| intake.missing(".output"))?;
-        let content = Some(output.of(intake, ".output", OUTPUT_PARTS)?);
+        let content = Some(output.into_chat_content(intake, ".output", OUTPUT_PARTS)?);
         Ok(ChatMessage {
             role: "tool".to_owned(),
             content,
@@ -305,10 +309,11 @@ impl Given {
         })
     }
 
-    /// The reasoning itself, or a summary of it that others have made.
+    /// Returns a message with the reasoning, or with the summary that another server has made of
+    /// it.
     fn into_reasoning<E: Error>(self, intake: &mut Intake) -> Result<ChatMessage, E> {
         if self.encrypted.is_some() {
-            let name = intake.below(".encrypted_content");
+            let name = intake.child_path(".encrypted_content");
             let message = format!(
                 "'{name}' can't be read: this server encrypts no reasoning; give 'content'"
             );
@@ -316,13 +321,13 @@ impl Given {
         }
         let content = self
             .content
-            .map(|content| content.of(intake, ".content", REASONING_PARTS))
+            .map(|content| content.into_chat_content(intake, ".content", REASONING_PARTS))
             .transpose()?;
         let summary = self
             .summary
-            .map(|summary| summary.of(intake, ".summary", SUMMARY_PARTS))
+            .map(|summary| summary.into_chat_content(intake, ".summary", SUMMARY_PARTS))
             .transpose()?;
-        let texts = [content, summary].into_iter().flatten().map(super::content::text);
+        let texts = [content, summary].into_iter().flatten().map(joined_text);
         let reasoning = texts.into_iter().find(|text| !text.is_empty());
         Ok(ChatMessage { role: ASSISTANT.to_owned(), reasoning, ..ChatMessage::default() })
     }

@@ -11,9 +11,9 @@ use super::logprobs::TokenJson;
 pub enum Status {
     InProgress,
     Completed,
-    /// It was cut off.
+    /// The item or the response was cut off.
     Incomplete,
-    /// Only of a response.
+    /// The response failed. Items never have this status.
     Failed,
 }
 
@@ -21,7 +21,7 @@ pub enum Status {
 #[derive(Debug)]
 pub struct Item {
     pub id: String,
-    /// Its place in the output.
+    /// The item's position in the output.
     pub index: usize,
     pub(crate) kind: Kind,
     pub(crate) status: Status,
@@ -46,11 +46,12 @@ pub(crate) enum Kind {
 }
 
 impl Item {
+    /// Returns `true` for a call that was cut off.
     pub(super) fn is_unfinished_call(&self) -> bool {
         matches!(self.kind, Kind::Call { .. }) && self.status == Status::Incomplete
     }
 
-    /// The only part of its content. A call has none.
+    /// Returns the only part of the item's content; a call has none.
     pub(super) fn part(&self) -> Option<Part<'_>> {
         let Self { text, logprobs, .. } = self;
         match self.kind {
@@ -88,7 +89,7 @@ enum Body<'a> {
         id: &'a str,
         call_id: &'a str,
         #[serde(flatten)]
-        called: Name<'a>,
+        called: ToolName<'a>,
         arguments: &'a str,
         status: Status,
     },
@@ -96,15 +97,15 @@ enum Body<'a> {
         id: &'a str,
         call_id: &'a str,
         #[serde(flatten)]
-        called: Name<'a>,
+        called: ToolName<'a>,
         input: &'a str,
         status: Status,
     },
 }
 
-/// The name that a client has given a tool.
+/// The client's name of a tool.
 #[derive(Serialize)]
-struct Name<'a> {
+struct ToolName<'a> {
     name: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     namespace: Option<&'a str>,
@@ -114,14 +115,14 @@ impl Serialize for Item {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let Self { id, kind, status, text, .. } = self;
         let status = *status;
-        // An item begins without its part, which clients are told of by an event of its own.
+        // An item starts without its part, which has an event of its own.
         let content: Vec<_> =
             self.part().filter(|_| status != Status::InProgress).into_iter().collect();
         match kind {
             Kind::Reasoning => Body::Reasoning { id, summary: [], content, status }.serialize(to),
             Kind::Message => Body::Message { id, role: "assistant", content, status }.serialize(to),
             Kind::Call { call_id, name, namespace, input, .. } => {
-                let called = Name { name, namespace: namespace.as_deref() };
+                let called = ToolName { name, namespace: namespace.as_deref() };
                 match input {
                     Some(_) => Body::CustomToolCall { id, call_id, called, input: text, status }
                         .serialize(to),

@@ -14,21 +14,20 @@ use crate::openai::token_json;
 /// The maximum bytes of JSON that the last events of one stream repeat: some 2,500 tokens with 20
 /// alternatives each, or 50,000 with none.
 const MAX_REPEATED_BYTES: u64 = 4 << 20;
-/// The number of copies at the end of a stream: the one that is kept, and those in the four events
-/// that repeat it.
+/// The number of copies at the end of a stream: the kept one, and one in each of four events.
 const COPIES: u64 = 5;
 
-/// A token's JSON.
+/// The JSON of a token's log probabilities.
 pub(super) type TokenJson = Box<RawValue>;
 
-/// Writes the log probabilities of a response's text.
+/// A writer of the log probabilities of a response's text.
 pub struct LogprobWriter {
     tokenizer: Tokenizer,
     /// The length of all text so far.
     text_bytes: usize,
     /// The memory of the tokens that a stream's last events repeat; `None` for a whole response.
     kept: Option<Charge>,
-    /// Tokens are still kept: they have not become too many.
+    /// Tokens are kept; `false` after the limit or the memory was exceeded.
     keeps: bool,
 }
 
@@ -44,7 +43,8 @@ impl LogprobWriter {
         Self { tokenizer, text_bytes: 0, kept: Some(kept), keeps: true }
     }
 
-    /// Writes the tokens that begin in `text`, which is the next part of the text.
+    /// Returns the JSON of the tokens that begin in `text`, which is the next part of the
+    /// response's text.
     pub fn write(
         &mut self,
         text: &str,
@@ -73,7 +73,8 @@ impl LogprobWriter {
             let is_too_much = kept.bytes() / COPIES + bytes > MAX_REPEATED_BYTES;
             if is_too_much || kept.grow(COPIES * bytes).is_err() {
                 warn!(
-                    "a stream's last events don't repeat the log probabilities of its deltas: they are too large"
+                    "a stream's last events don't repeat the log probabilities of its deltas: \
+                     they are too large"
                 );
                 self.keeps = false;
                 item.clear();
@@ -102,13 +103,13 @@ mod tests {
     /// Returns the tokens of a text at byte `begin`, each with itself as its only alternative.
     fn tokens(text: &str, mut begin: usize) -> Vec<TextLogprob> {
         let tokenizer = tokenizer();
-        let place = |token| {
-            let here = begin;
+        let logprob = |token| {
+            let token_begin = begin;
             begin += tokenizer.token_bytes(token).len();
             let top = vec![(token, -0.5)];
-            TextLogprob { begin: here, logprob: TokenLogprob { token, logprob: -0.5, top } }
+            TextLogprob { begin: token_begin, logprob: TokenLogprob { token, logprob: -0.5, top } }
         };
-        tokenizer.encode(text, false).unwrap().into_iter().map(place).collect()
+        tokenizer.encode(text, false).unwrap().into_iter().map(logprob).collect()
     }
 
     fn text(written: &[TokenJson]) -> String {

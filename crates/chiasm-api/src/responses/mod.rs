@@ -1,17 +1,17 @@
-//! OpenAI's Responses API as a translation to what chat completions use. Nothing is kept between
+//! OpenAI's Responses API, translated to the types of chat completions. No state is kept between
 //! requests.
 //!
 //! | module | is |
 //! |---|---|
 //! | `request` | a body to a [`GenerateRequest`](chiasm_request::GenerateRequest) |
-//! | `content` | what an item of `input` says |
+//! | `content` | the content of an item of `input` |
 //! | `input` | the items of `input` to messages |
 //! | `tools` | functions in their flat form, and other tools as functions |
-//! | `custom_input` | what custom tools are given |
+//! | `custom_input` | the input of custom tools |
 //! | `response` | the response object |
 //! | `item` | the items of the output |
-//! | `output` | what the model says to output items |
-//! | `events` | what a stream tells of them |
+//! | `output` | the model's answer to output items |
+//! | `events` | the events of a stream |
 //! | `logprobs` | the log probabilities of the text |
 
 mod content;

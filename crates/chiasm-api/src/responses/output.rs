@@ -1,4 +1,4 @@
-//! The items of a response's output, and the events that report them while they grow.
+//! The items of a response's output, and the events of their growth.
 
 use std::iter::Peekable;
 use std::slice::Iter;
@@ -13,33 +13,33 @@ use super::events::{Event, Events};
 use super::item::{Item, Kind, Status};
 use super::logprobs::LogprobWriter;
 use super::response::{Head, IncompleteReason, Response};
-use super::tools::{Called, Names};
+use super::tools::{ClientTool, ToolNames};
 use crate::error::ApiError;
 use crate::openai::Usage;
 
-/// All that was said so far.
+/// An answer so far, as output items.
 pub struct Answer {
-    /// The request's id, of which those of items are made.
+    /// The request's id, which is a part of each item's id.
     request: String,
-    names: Names,
+    names: ToolNames,
     items: Vec<Item>,
     status: Status,
-    /// The reason for an incomplete answer, if OpenAI has a word for it.
+    /// The reason for an incomplete answer, if OpenAI has a name for it.
     incomplete_reason: Option<IncompleteReason>,
     events: Events,
-    /// The writer of the text's log probabilities, if they are wanted.
+    /// The writer of the text's log probabilities, if they were requested.
     logprobs: Option<LogprobWriter>,
 }
 
 impl Answer {
-    /// A whole answer, of which no events tell.
+    /// Creates a whole answer, which has no events.
     pub fn whole(
         request: &str,
-        names: Names,
+        names: ToolNames,
         logprobs: Option<LogprobWriter>,
         choice: FinishedChoice,
     ) -> Self {
-        let mut answer = Self { logprobs, ..Self::new(request, names, Events::unwanted()) };
+        let mut answer = Self { logprobs, ..Self::new(request, names, Events::disabled()) };
         let FinishedChoice { events, text_logprobs, finish, .. } = choice;
         answer.add(&ChoiceDelta {
             events,
@@ -50,23 +50,23 @@ impl Answer {
         answer
     }
 
-    /// An answer of which events tell, and the first two of them.
+    /// Creates an empty answer that is streamed. Also returns its first two events.
     pub fn streamed(
         request: &str,
-        names: Names,
+        names: ToolNames,
         logprobs: Option<LogprobWriter>,
         head: &Head,
     ) -> (Self, [Bytes; 2]) {
-        let mut answer = Self { logprobs, ..Self::new(request, names, Events::wanted()) };
-        let begun = ["response.created", "response.in_progress"].map(|kind| {
+        let mut answer = Self { logprobs, ..Self::new(request, names, Events::enabled()) };
+        let first_events = ["response.created", "response.in_progress"].map(|kind| {
             let response = head.response(&[], Status::InProgress);
-            answer.events.tell(Event { response: Some(response), ..Event::of(kind) });
+            answer.events.push(Event { response: Some(response), ..Event::new(kind) });
             answer.take_events().unwrap_or_default()
         });
-        (answer, begun)
+        (answer, first_events)
     }
 
-    fn new(request: &str, names: Names, events: Events) -> Self {
+    fn new(request: &str, names: ToolNames, events: Events) -> Self {
         Self {
             request: request.to_owned(),
             names,
@@ -78,21 +78,21 @@ impl Answer {
         }
     }
 
-    /// The response with all that was said.
+    /// Returns the response with the output so far.
     pub fn response<'a>(&'a self, head: &'a Head, usage: Usage) -> Response<'a> {
         head.response(&self.items, self.status)
             .with_incomplete_reason(self.incomplete_reason)
             .with_usage(usage)
     }
 
-    /// Adds the events of a delta. An item ends where the next one begins.
+    /// Adds the events of a delta. An item ends where the next item begins.
     pub fn add(&mut self, delta: &ChoiceDelta) {
         let mut tokens = delta.text_logprobs.iter().peekable();
         for event in delta.events.iter() {
             match event {
-                AnswerEvent::Reasoning(text) => self.say(Kind::Reasoning, text),
-                AnswerEvent::Text(text) => self.say_text(text, &mut tokens),
-                AnswerEvent::Call(piece) => self.call(piece),
+                AnswerEvent::Reasoning(text) => self.add_text(Kind::Reasoning, text),
+                AnswerEvent::Text(text) => self.add_message_text(text, &mut tokens),
+                AnswerEvent::Call(piece) => self.add_call(piece),
                 AnswerEvent::EndCall(CallEnd::Closed) => self.close(Status::Completed),
                 AnswerEvent::EndCall(CallEnd::Unfinished) => self.close(Status::Incomplete),
             }
@@ -107,7 +107,7 @@ impl Answer {
         }
     }
 
-    /// Tells that this was all.
+    /// Emits the last event of a finished answer.
     pub fn end(&mut self, head: &Head, usage: Usage) {
         let kind = if self.status == Status::Incomplete {
             "response.incomplete"
@@ -118,49 +118,50 @@ impl Answer {
             .response(&self.items, self.status)
             .with_incomplete_reason(self.incomplete_reason)
             .with_usage(usage);
-        self.events.tell(Event { response: Some(response), ..Event::of(kind) });
+        self.events.push(Event { response: Some(response), ..Event::new(kind) });
     }
 
-    /// Tells that no more comes, because of an error.
+    /// Ends the answer with an error, and emits its last event.
     pub fn fail(&mut self, head: &Head, error: &ApiError) {
         self.close(Status::Incomplete);
         let response = head.response(&self.items, Status::Failed).with_error(&error.message);
-        self.events.tell(Event { response: Some(response), ..Event::of("response.failed") });
+        self.events.push(Event { response: Some(response), ..Event::new("response.failed") });
     }
 
-    /// The events since the last time; `None` if there are none.
+    /// Takes the events since the last call; `None` if there are none.
     pub fn take_events(&mut self) -> Option<Bytes> {
         self.events.take()
     }
 
-    fn say(&mut self, kind: Kind, text: &str) {
+    /// Adds text to an item of this kind, which is opened if necessary.
+    fn add_text(&mut self, kind: Kind, text: &str) {
         if !text.is_empty() {
             self.enter(kind);
-            self.grow(text);
+            self.append(text);
         }
     }
 
-    /// Adds text, and the tokens that begin in it.
-    fn say_text(&mut self, text: &str, tokens: &mut Peekable<Iter<'_, TextLogprob>>) {
+    /// Adds text to a message, with the tokens that begin in the text.
+    fn add_message_text(&mut self, text: &str, tokens: &mut Peekable<Iter<'_, TextLogprob>>) {
         let Some(writer) = self.logprobs.as_mut().filter(|_| !text.is_empty()) else {
-            return self.say(Kind::Message, text);
+            return self.add_text(Kind::Message, text);
         };
         let written = writer.write(text, tokens);
         self.enter(Kind::Message);
         let Some(item) = self.items.last_mut() else { return };
         item.text.push_str(text);
         let logprobs = Some(&written[..]);
-        self.events.tell(Event {
+        self.events.push(Event {
             delta: Some(text),
             logprobs,
-            ..Event::within(item.kind.grows(), item)
+            ..Event::for_content(item.kind.delta_event(), item)
         });
         if let Some(writer) = &mut self.logprobs {
             writer.keep(&mut item.logprobs, written);
         }
     }
 
-    /// Opens an item of this kind, unless the last item has this kind and is in progress.
+    /// Opens an item of this kind, unless the last item has the kind and is in progress.
     fn enter(&mut self, kind: Kind) {
         if self
             .items
@@ -171,23 +172,23 @@ impl Answer {
         }
     }
 
-    fn call(&mut self, piece: &ToolCallDelta) {
+    fn add_call(&mut self, piece: &ToolCallDelta) {
         if let (Some(call_id), Some(name)) = (&piece.id, &piece.name) {
-            let Called { namespace, name, is_custom } = self.names.called(name.clone());
+            let ClientTool { namespace, name, is_custom } = self.names.client_tool(name.clone());
             let input = is_custom.then(InputReader::new);
             self.open(Kind::Call { call_id: call_id.clone(), name, namespace, input });
         }
-        match self.input() {
+        match self.custom_input() {
             Some(input) => {
                 let text = input.push(&piece.arguments);
-                self.grow(&text);
+                self.append(&text);
             }
-            None => self.grow(&piece.arguments),
+            None => self.append(&piece.arguments),
         }
     }
 
     /// Returns the reader of a custom tool's input, if the last item is such a call in progress.
-    fn input(&mut self) -> Option<&mut InputReader> {
+    fn custom_input(&mut self) -> Option<&mut InputReader> {
         match self.items.last_mut() {
             Some(Item { kind: Kind::Call { input, .. }, status: Status::InProgress, .. }) => {
                 input.as_mut()
@@ -196,6 +197,7 @@ impl Answer {
         }
     }
 
+    /// Completes the item in progress, and opens a new one.
     fn open(&mut self, kind: Kind) {
         self.close(Status::Completed);
         let index = self.items.len();
@@ -208,61 +210,67 @@ impl Answer {
             text: String::new(),
             logprobs: Vec::new(),
         };
-        self.events
-            .tell(Event { item: Some(&item), ..Event::at("response.output_item.added", &item) });
+        self.events.push(Event {
+            item: Some(&item),
+            ..Event::for_item("response.output_item.added", &item)
+        });
         if let Some(part) = item.part() {
-            self.events.tell(Event {
+            self.events.push(Event {
                 part: Some(part),
-                ..Event::within("response.content_part.added", &item)
+                ..Event::for_content("response.content_part.added", &item)
             });
         }
         self.items.push(item);
     }
 
-    fn grow(&mut self, text: &str) {
+    /// Appends text to the last item.
+    fn append(&mut self, text: &str) {
         let Some(item) = self.items.last_mut().filter(|_| !text.is_empty()) else { return };
         item.text.push_str(text);
-        self.events.tell(Event { delta: Some(text), ..Event::within(item.kind.grows(), item) });
+        self.events
+            .push(Event { delta: Some(text), ..Event::for_content(item.kind.delta_event(), item) });
     }
 
+    /// Ends the item in progress with this status.
     fn close(&mut self, status: Status) {
-        if let Some(text) = self.input().map(InputReader::finish) {
-            self.grow(&text);
+        if let Some(text) = self.custom_input().map(InputReader::finish) {
+            self.append(&text);
         }
         let Some(item) = self.items.last_mut().filter(|item| item.status == Status::InProgress)
         else {
             return;
         };
         item.status = status;
-        // Half of a text looks like a whole one to whoever runs what is done, unlike half of a JSON
-        // object.
+        // Clients run finished calls. A truncated text looks complete to them, unlike a truncated
+        // JSON object.
         if status != Status::Completed && matches!(item.kind, Kind::Call { input: Some(_), .. }) {
             return;
         }
-        let done = Event::within(item.kind.is_done(), item);
+        let done = Event::for_content(item.kind.done_event(), item);
         match (&item.kind, item.part()) {
             (_, Some(part)) => {
                 let logprobs = done.logprobs.and(Some(&item.logprobs[..]));
-                self.events.tell(Event { text: Some(&item.text), logprobs, ..done });
-                self.events.tell(Event {
+                self.events.push(Event { text: Some(&item.text), logprobs, ..done });
+                self.events.push(Event {
                     part: Some(part),
-                    ..Event::within("response.content_part.done", item)
+                    ..Event::for_content("response.content_part.done", item)
                 });
             }
             (Kind::Call { input: Some(_), .. }, None) => {
-                self.events.tell(Event { input: Some(&item.text), ..done });
+                self.events.push(Event { input: Some(&item.text), ..done });
             }
             (Kind::Call { name, .. }, None) => {
-                self.events.tell(Event { name: Some(name), arguments: Some(&item.text), ..done });
+                self.events.push(Event { name: Some(name), arguments: Some(&item.text), ..done });
             }
             (_, None) => {}
         }
         self.events
-            .tell(Event { item: Some(item), ..Event::at("response.output_item.done", item) });
+            .push(Event { item: Some(item), ..Event::for_item("response.output_item.done", item) });
     }
 }
 
 impl Kind {
+    /// Returns the prefix of the item's id.
     fn prefix(&self) -> &'static str {
         match self {
             Self::Reasoning => "rs",
@@ -272,7 +280,8 @@ impl Kind {
         }
     }
 
-    fn grows(&self) -> &'static str {
+    /// Returns the event for new text.
+    fn delta_event(&self) -> &'static str {
         match self {
             Self::Reasoning => "response.reasoning_text.delta",
             Self::Message => "response.output_text.delta",
@@ -281,7 +290,8 @@ impl Kind {
         }
     }
 
-    fn is_done(&self) -> &'static str {
+    /// Returns the event for the end of the text.
+    fn done_event(&self) -> &'static str {
         match self {
             Self::Reasoning => "response.reasoning_text.done",
             Self::Message => "response.output_text.done",

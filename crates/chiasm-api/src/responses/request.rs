@@ -1,4 +1,4 @@
-//! A body to what the pipeline is asked.
+//! The request body, converted to a request for the pipeline.
 
 use chiasm_backend::Constraint;
 use chiasm_backend::Structured;
@@ -9,19 +9,19 @@ use serde_json::{Map, Value};
 
 use super::input::Input;
 use super::response::Echo;
-use super::tools::{self, Names};
+use super::tools::{self, ToolNames};
 use crate::error::ApiError;
-use crate::openai::Common;
+use crate::openai::CommonFields;
 use crate::openai::chat::take_effort;
 use crate::openai::fields::Fields;
-use crate::openai::intake::{Intake, PLANNED_BYTES};
+use crate::openai::intake::{Intake, PLANNING_BYTES_PER_TEXT_BYTE};
 use crate::openai::media_parts::take_media_kwargs;
 use crate::openai::request::{self, RequestBody};
 use crate::openai::sampling::MAX_LOGPROBS;
 use crate::openai::structured::json_schema;
 
-/// Fields of the other endpoints alone, which share the rest.
-const OF_OTHERS: [&str; 16] = [
+/// The fields that only the other endpoints have. All endpoints share the rest.
+const OTHER_ENDPOINT_FIELDS: [&str; 16] = [
     "n",
     "best_of",
     "echo",
@@ -39,9 +39,9 @@ const OF_OTHERS: [&str; 16] = [
     "return_token_ids",
     "nvext",
 ];
-/// The values of `include`: log probabilities, parts of items that never occur here, and parts that
-/// the client has sent itself.
-const INCLUDABLE: [&str; 8] = [
+/// The accepted values of `include`: log probabilities, parts of items that never occur here, and
+/// parts that the client itself has sent.
+const ACCEPTED_INCLUDES: [&str; 8] = [
     "file_search_call.results",
     "web_search_call.results",
     "web_search_call.action.sources",
@@ -54,34 +54,38 @@ const INCLUDABLE: [&str; 8] = [
 const TEXT_LOGPROBS: &str = "message.output_text.logprobs";
 const FORMAT: &str = "text.format";
 const SCHEMA: &str = "text.format.schema";
-/// OpenAI's bounds.
-const MAX_METADATA: usize = 16;
-const MAX_METADATA_KEY: usize = 64;
-const MAX_METADATA_VALUE: usize = 512;
+/// The maximum number of metadata entries: OpenAI's limit.
+const MAX_METADATA_ENTRIES: usize = 16;
+/// The maximum length of a metadata key: OpenAI's limit.
+const MAX_METADATA_KEY_CHARS: usize = 64;
+/// The maximum length of a metadata value: OpenAI's limit.
+const MAX_METADATA_VALUE_CHARS: usize = 512;
 
 /// A parsed body.
 pub struct ResponsesRequest {
-    /// The fields that completions have, too.
-    pub common: Common,
+    /// The fields that completions also have.
+    pub common: CommonFields,
     /// The request itself.
     pub generate: GenerateRequest,
     /// The fields that the response repeats.
     pub echo: Echo,
-    /// The names of tools that the model knows by others.
-    pub names: Names,
+    /// The tools that the model knows as other functions.
+    pub names: ToolNames,
 }
 
 impl RequestBody for ResponsesRequest {
     fn parse(mut intake: Intake) -> Result<(Self, Charge), ApiError> {
         let (mut fields, input) = request::read::<Input>(&mut intake)?;
-        refuse_what_is_kept(&mut fields)?;
-        let echo = Echo::of(&fields)?;
-        intake.take_for("body", echo.bytes())?;
-        OF_OTHERS.iter().try_for_each(|field| fields.refuse_unless(field, |_| false))?;
+        refuse_stored_state(&mut fields)?;
+        let echo = Echo::from_fields(&fields)?;
+        intake.reserve_for("body", echo.bytes())?;
+        OTHER_ENDPOINT_FIELDS
+            .iter()
+            .try_for_each(|field| fields.refuse_unless(field, |_| false))?;
         take_stream_options(&mut fields)?;
-        take_what_is_echoed(&mut fields)?;
+        take_echoed_fields(&mut fields)?;
         let logprobs = take_logprobs(&mut fields)?;
-        let mut common = Common::take(&mut fields)?;
+        let mut common = CommonFields::take(&mut fields)?;
         common.sampling.logprobs = logprobs;
         common.sampling.logprobs_of_text = logprobs.is_some();
         common.sampling.max_tokens = fields.take_in("max_output_tokens", 1.., "at least 1")?;
@@ -100,21 +104,21 @@ impl RequestBody for ResponsesRequest {
             reasoning_effort: take_reasoning(&mut fields)?,
             tools: tools.as_ref().map(|tools| tools.tools.clone()),
             media_kwargs: take_media_kwargs(&mut fields)?,
-            messages: instructed(&mut intake, fields.take("instructions")?, input.messages)?,
+            messages: add_instructions(&mut intake, fields.take("instructions")?, input.messages)?,
         };
         let without_reasoning = fields.take("include_reasoning")? == Some(false);
         fields.finish()?;
-        let generate = common.of_chat(chat, tools, without_reasoning);
+        let generate = common.chat_request(chat, tools, without_reasoning);
         Ok((Self { common, generate, echo, names }, intake.into_charge()))
     }
 }
 
-/// Refuses what would need something that outlives a request.
-fn refuse_what_is_kept(fields: &mut Fields) -> Result<(), ApiError> {
-    let refused = |field: &str, why: &str| {
+/// Refuses fields that need state from other requests, because no state is kept.
+fn refuse_stored_state(fields: &mut Fields) -> Result<(), ApiError> {
+    let refused = |field: &str, remedy: &str| {
         let error = ApiError::invalid(
             field,
-            format!("'{field}' is not supported: this server keeps nothing; {why}"),
+            format!("'{field}' is not supported: this server keeps nothing; {remedy}"),
         );
         Err(ApiError { code: "unsupported_field", ..error })
     };
@@ -132,14 +136,14 @@ fn refuse_what_is_kept(fields: &mut Fields) -> Result<(), ApiError> {
     }
 }
 
-/// The instructions are the first message, as in vLLM.
-fn instructed(
+/// Adds the instructions as the first message, as in vLLM.
+fn add_instructions(
     intake: &mut Intake,
     instructions: Option<String>,
     mut messages: Vec<ChatMessage>,
 ) -> Result<Vec<ChatMessage>, ApiError> {
     if let Some(text) = instructions.filter(|text| !text.is_empty()) {
-        intake.take_for("instructions", PLANNED_BYTES * text.len() as u64)?;
+        intake.reserve_for("instructions", PLANNING_BYTES_PER_TEXT_BYTE * text.len() as u64)?;
         let content = Some(ChatContent::Text(text));
         messages.insert(
             0,
@@ -149,25 +153,25 @@ fn instructed(
     Ok(messages)
 }
 
-/// Fields that change nothing but the response, as far as chats do not have them, and those whose
-/// only value here is their default.
-fn take_what_is_echoed(fields: &mut Fields) -> Result<(), ApiError> {
-    // It bounds calls of tools that the server runs, of which there are none.
+/// Takes fields that only the response repeats, and fields that must have their default. Fields of
+/// chats are not among them.
+fn take_echoed_fields(fields: &mut Fields) -> Result<(), ApiError> {
+    // This limits calls of tools that the server runs; there are none.
     fields.take_in::<u64>("max_tool_calls", 0.., "0 or more")?;
-    // Nothing is ever cut off: a conversation that is too long is refused in any case.
+    // Conversations are never truncated: one that is too long is refused.
     fields.refuse_unless("truncation", |value| value == "disabled" || value == "auto")?;
-    // What Codex notes of who asks.
+    // Codex describes the client here.
     fields.take::<Map<String, Value>>("client_metadata")?;
     let metadata: Map<String, Value> = fields.take("metadata")?.unwrap_or_default();
-    let is_fine = |(name, value): (&String, &Value)| {
+    let is_valid = |(name, value): (&String, &Value)| {
         let length = value.as_str().map(|value| value.chars().count());
-        name.chars().count() <= MAX_METADATA_KEY
-            && length.is_some_and(|length| length <= MAX_METADATA_VALUE)
+        name.chars().count() <= MAX_METADATA_KEY_CHARS
+            && length.is_some_and(|length| length <= MAX_METADATA_VALUE_CHARS)
     };
-    if metadata.len() > MAX_METADATA || !metadata.iter().all(is_fine) {
+    if metadata.len() > MAX_METADATA_ENTRIES || !metadata.iter().all(is_valid) {
         let message = format!(
-            "'metadata' may have {MAX_METADATA} strings of {MAX_METADATA_VALUE} characters, \
-             by names of {MAX_METADATA_KEY} characters"
+            "'metadata' may have {MAX_METADATA_ENTRIES} strings of {MAX_METADATA_VALUE_CHARS} \
+             characters, by names of {MAX_METADATA_KEY_CHARS} characters"
         );
         return Err(ApiError::invalid("metadata", message));
     }
@@ -181,24 +185,25 @@ fn take_stream_options(fields: &mut Fields) -> Result<(), ApiError> {
     options.finish()
 }
 
-/// Takes `include` and `top_logprobs`, each of which can ask for log probabilities of the text.
-/// Returns the number of alternatives per token if they are wanted.
+/// Takes `include` and `top_logprobs`, either of which can request log probabilities of the text.
+/// Returns the number of alternatives per token, if they are requested.
 fn take_logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
     let include: Vec<String> = fields.take("include")?.unwrap_or_default();
-    if let Some(i) = include.iter().position(|asked| !INCLUDABLE.contains(&asked.as_str())) {
+    if let Some(i) = include.iter().position(|name| !ACCEPTED_INCLUDES.contains(&name.as_str())) {
         return Err(ApiError::unsupported(format!("include[{i}]")));
     }
     let top = fields.take_in("top_logprobs", 0..=MAX_LOGPROBS, "from 0 to 20")?.unwrap_or(0);
-    let are_wanted = top > 0 || include.iter().any(|asked| asked == TEXT_LOGPROBS);
-    Ok(are_wanted.then_some(top))
+    let are_requested = top > 0 || include.iter().any(|name| name == TEXT_LOGPROBS);
+    Ok(are_requested.then_some(top))
 }
 
-/// Takes the reasoning effort. Reasoning itself is shown, so there are no summaries.
+/// Takes the reasoning effort. The response has the reasoning itself, so requests for summaries are
+/// ignored.
 fn take_reasoning(fields: &mut Fields) -> Result<Option<String>, ApiError> {
     let Some(reasoning) = fields.take("reasoning")? else { return Ok(None) };
     let mut reasoning = Fields::new(reasoning, "reasoning")?;
     let effort = take_effort(&mut reasoning, "effort")?;
-    // Chat templates decide which reasoning of before they show.
+    // Chat templates decide which earlier reasoning they show.
     reasoning.refuse_unless("context", |value| value == "auto")?;
     reasoning.refuse_unless("mode", |value| value == "standard")?;
     reasoning.ignore(&["summary", "generate_summary"]);
@@ -206,7 +211,7 @@ fn take_reasoning(fields: &mut Fields) -> Result<Option<String>, ApiError> {
     Ok(effort)
 }
 
-/// Takes the format that the text of the answer must have.
+/// Takes the constraint on the answer's text.
 fn take_format(fields: &mut Fields) -> Result<Option<Structured>, ApiError> {
     let Some(text) = fields.take("text")? else { return Ok(None) };
     let mut text = Fields::new(text, "text")?;
@@ -223,7 +228,7 @@ fn take_format(fields: &mut Fields) -> Result<Option<Structured>, ApiError> {
         "json_object" => Some(Constraint::JsonObject),
         "json_schema" => {
             let schema = format.take("schema")?.ok_or_else(|| ApiError::missing(SCHEMA))?;
-            // The model is held to the schema in any case.
+            // The schema is always enforced.
             format.ignore(&["name", "description", "strict"]);
             field = SCHEMA;
             Some(json_schema(schema, SCHEMA)?)

@@ -2,8 +2,8 @@
 
 use chiasm_backend::RequestId;
 use chiasm_media::Charge;
+use chiasm_request::ClientSampling;
 use chiasm_request::GenerationConfig;
-use chiasm_request::Sampling;
 use serde::{Serialize, Serializer};
 use serde_json::json;
 use serde_json::value::{RawValue, Value, to_raw_value};
@@ -18,8 +18,9 @@ use crate::openai::{Usage, unix_seconds};
 pub struct Echo(Vec<(&'static str, Box<RawValue>)>);
 
 impl Echo {
-    /// Fields as they are in the request, or their defaults, and what is the same for all requests.
-    pub fn of(fields: &Fields) -> Result<Self, ApiError> {
+    /// Collects the fields as they are in the request, or their defaults, and the fields that are
+    /// the same for all requests.
+    pub fn from_fields(fields: &Fields) -> Result<Self, ApiError> {
         let mut echo = Self(Vec::new());
         for (name, default) in [
             ("instructions", Value::Null),
@@ -33,7 +34,7 @@ impl Echo {
             ("top_logprobs", json!(0)),
             ("user", Value::Null),
         ] {
-            echo.put(name, fields.get(name).unwrap_or(&default))?;
+            echo.insert(name, fields.get(name).unwrap_or(&default))?;
         }
         // OpenAI's clients and Open Responses expect all parts of these fields in every response.
         let mut parts = ["reasoning", "text", "tools"]
@@ -42,9 +43,9 @@ impl Echo {
         complete_reasoning(reasoning);
         complete_text(text);
         complete_tools(tools);
-        echo.put("reasoning", reasoning)?;
-        echo.put("text", text)?;
-        echo.put("tools", tools)?;
+        echo.insert("reasoning", reasoning)?;
+        echo.insert("text", text)?;
+        echo.insert("tools", tools)?;
         for (name, value) in [
             ("background", json!(false)),
             ("previous_response_id", Value::Null),
@@ -52,17 +53,17 @@ impl Echo {
             ("store", json!(false)),
             ("truncation", json!("disabled")),
         ] {
-            echo.put(name, &value)?;
+            echo.insert(name, &value)?;
         }
         Ok(echo)
     }
 
-    /// The bytes of its JSON.
+    /// Returns the size of the JSON in bytes.
     pub fn bytes(&self) -> u64 {
         self.0.iter().map(|(_, value)| value.get().len() as u64).sum()
     }
 
-    fn put(&mut self, name: &'static str, value: &Value) -> Result<(), ApiError> {
+    fn insert(&mut self, name: &'static str, value: &Value) -> Result<(), ApiError> {
         let value = to_raw_value(value).map_err(|error| ApiError::internal(error.to_string()))?;
         self.0.push((name, value));
         Ok(())
@@ -93,7 +94,7 @@ fn complete_tools(tools: &mut Value) {
     }
 }
 
-/// Adds the parts that an object lacks. A value that is null becomes an object.
+/// Adds the parts that an object lacks. Null becomes an object.
 fn add_missing(value: &mut Value, parts: &[(&str, Value)]) {
     if value.is_null() {
         *value = json!({});
@@ -124,12 +125,13 @@ pub struct Head {
 }
 
 impl Head {
-    /// The head of the response to a request, whose `charge` counts from now on what is kept of it.
+    /// Creates the head of the response to a request. The request's `charge` shrinks to the memory
+    /// of the echoed fields.
     pub fn new(
         request: &RequestId,
         model: &str,
         defaults: &GenerationConfig,
-        sampling: &Sampling,
+        sampling: &ClientSampling,
         mut echo: Echo,
         mut charge: Charge,
     ) -> Result<Self, ApiError> {
@@ -139,15 +141,15 @@ impl Head {
             ("presence_penalty", sampling.presence_penalty, defaults.presence_penalty, 0.0),
             ("frequency_penalty", sampling.frequency_penalty, defaults.frequency_penalty, 0.0),
         ] {
-            echo.put(name, &given.or(default).unwrap_or(neutral).into())?;
+            echo.insert(name, &given.or(default).unwrap_or(neutral).into())?;
         }
-        // Beside itself there is an event with it that waits to be read.
+        // The echo is in memory twice: here, and in an event that waits to be sent.
         charge.shrink_to(2 * echo.bytes());
         let id = format!("resp_{request}");
         Ok(Self { id, created_at: unix_seconds(), model: model.to_owned(), echo, _charge: charge })
     }
 
-    /// The response with what was said so far.
+    /// Returns the response with the output so far.
     pub fn response<'a>(&'a self, output: &'a [Item], status: Status) -> Response<'a> {
         Response {
             id: &self.id,
@@ -166,7 +168,7 @@ impl Head {
 }
 
 impl<'a> Response<'a> {
-    /// With the tokens of it all.
+    /// Sets the token counts.
     pub fn with_usage(self, usage: Usage) -> Self {
         Self { usage: Some(usage.into()), ..self }
     }
@@ -176,9 +178,9 @@ impl<'a> Response<'a> {
         Self { incomplete_details: reason.map(|reason| Incomplete { reason }), ..self }
     }
 
-    /// With what went wrong.
+    /// Sets the error.
     pub fn with_error(self, message: &'a str) -> Self {
-        // Clients know some codes only; this one is for faults of servers.
+        // Clients accept a fixed set of codes; this is the one for server errors.
         Self { error: Some(Fault { code: "server_error", message }), ..self }
     }
 }
@@ -211,8 +213,7 @@ struct Incomplete {
     reason: IncompleteReason,
 }
 
-/// The reason for an incomplete response. OpenAI has none for an answer that the model ends within
-/// a call.
+/// The reason for an incomplete response. OpenAI has none for an answer that ends within a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum IncompleteReason {
@@ -231,7 +232,7 @@ struct ResponseUsage {
 #[derive(Serialize)]
 struct InputDetails {
     cached_tokens: usize,
-    /// The type of OpenAI's clients has it always.
+    /// The written tokens, a required field of OpenAI's clients.
     cache_write_tokens: usize,
 }
 
@@ -270,15 +271,25 @@ mod tests {
     use super::*;
 
     fn echoed(body: Value) -> Value {
-        serde_json::to_value(Echo::of(&Fields::new(body, "").unwrap()).unwrap()).unwrap()
+        serde_json::to_value(Echo::from_fields(&Fields::new(body, "").unwrap()).unwrap()).unwrap()
     }
 
     #[test]
     fn missing_parts_of_fields_are_added() {
-        let function = json!({"type": "function", "name": "f", "description": null, "parameters": null,
-            "strict": null});
-        let schema = json!({"type": "json_schema", "schema": {}, "name": "response", "description": null,
-            "strict": false});
+        let function = json!({
+            "type": "function",
+            "name": "f",
+            "description": null,
+            "parameters": null,
+            "strict": null,
+        });
+        let schema = json!({
+            "type": "json_schema",
+            "schema": {},
+            "name": "response",
+            "description": null,
+            "strict": false,
+        });
         for (field, sent, expected) in [
             ("reasoning", Value::Null, json!({"effort": null, "summary": null})),
             ("reasoning", json!({"effort": "low"}), json!({"effort": "low", "summary": null})),
@@ -312,12 +323,27 @@ mod tests {
     }
 
     #[test]
-    fn given_parts_of_fields_stay() {
-        let tool = json!({"type": "function", "name": "f", "description": "d", "parameters": {}, "strict": true});
+    fn given_parts_of_fields_are_kept() {
+        let tool = json!({
+            "type": "function",
+            "name": "f",
+            "description": "d",
+            "parameters": {},
+            "strict": true,
+        });
         let custom = json!({"type": "custom", "name": "c"});
+        let format = json!({
+            "type": "json_schema",
+            "name": "n",
+            "description": "d",
+            "schema": {},
+            "strict": true,
+        });
         let body = json!({
-            "reasoning": {"effort": "low", "summary": "auto"}, "tools": [tool, custom], "top_logprobs": 3,
-            "text": {"format": {"type": "json_schema", "name": "n", "description": "d", "schema": {}, "strict": true}},
+            "reasoning": {"effort": "low", "summary": "auto"},
+            "tools": [tool, custom],
+            "top_logprobs": 3,
+            "text": {"format": format},
         });
         let echoed = echoed(body.clone());
         for (field, sent) in body.as_object().unwrap() {

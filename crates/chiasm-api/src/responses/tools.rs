@@ -1,6 +1,7 @@
-//! `tools`, `tool_choice` and `parallel_tool_calls`: as in chat completions, but functions are
-//! flat; and custom tools and namespaces, which are functions to the model, as in vLLM
-//! (`get_function_tools`, `vllm/tool_parsers/utils.py`).
+//! `tools`, `tool_choice` and `parallel_tool_calls`.
+//!
+//! Unlike in chat completions, functions are flat. Custom tools and the tools of namespaces become
+//! functions for the model, as in vLLM (`get_function_tools`, `vllm/tool_parsers/utils.py`).
 
 use std::collections::HashMap;
 
@@ -11,102 +12,106 @@ use super::custom_input;
 use crate::error::ApiError;
 use crate::openai::fields::Fields;
 use crate::openai::tools::{
-    self, Named, check_count, read_all, read_choice, read_function, tool_use,
+    self, NamedFunction, check_count, read_all, read_choice, read_function, tool_use,
 };
 
-/// The types of a choice that names a tool, and of those that may be allowed.
-const NAMED: [&str; 2] = ["function", "custom"];
+/// The types of a choice that names a tool, and of allowed tools.
+const NAMED_TYPES: [&str; 2] = ["function", "custom"];
 
-/// A tool as its client knows it.
+/// A tool as the client knows it.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Called {
+pub(super) struct ClientTool {
     pub(super) namespace: Option<String>,
     pub(super) name: String,
-    /// It is given text.
+    /// The tool's input is text.
     pub(super) is_custom: bool,
 }
 
-/// Tools that the model knows otherwise than their client, by the names that it knows.
+/// The tools that the client and the model know differently, by the model's names.
 #[derive(Debug, Default)]
-pub struct Names(HashMap<String, Called>);
+pub struct ToolNames(HashMap<String, ClientTool>);
 
-impl Names {
-    /// What the client knows the function as that the model knows by this name.
-    pub(super) fn called(&self, name: String) -> Called {
+impl ToolNames {
+    /// Returns the client's tool for the model's name of a function.
+    pub(super) fn client_tool(&self, name: String) -> ClientTool {
         let known = self.0.get(&name).cloned();
-        known.unwrap_or(Called { namespace: None, name, is_custom: false })
+        known.unwrap_or(ClientTool { namespace: None, name, is_custom: false })
     }
 
-    /// The model's names of custom tools.
-    fn of_custom(&self) -> impl Iterator<Item = String> {
-        self.0.iter().filter(|(_, called)| called.is_custom).map(|(name, _)| name.clone())
+    /// Returns the model's names of custom tools.
+    fn custom_names(&self) -> impl Iterator<Item = String> {
+        self.0.iter().filter(|(_, tool)| tool.is_custom).map(|(name, _)| name.clone())
     }
 
-    /// The model's name of a tool that a choice may name without its namespace, where no other has
-    /// the same name.
-    fn resolved(&self, name: String) -> String {
-        let mut same =
-            self.0.iter().filter(|(_, called)| called.namespace.is_some() && called.name == name);
-        match (same.next(), same.next()) {
-            (Some((flat, _)), None) => flat.clone(),
+    /// Returns the model's name of a tool that a choice names without its namespace.
+    ///
+    /// The name stays if there is no such tool, or if several namespaces have one.
+    fn resolve(&self, name: String) -> String {
+        let mut matches =
+            self.0.iter().filter(|(_, tool)| tool.namespace.is_some() && tool.name == name);
+        match (matches.next(), matches.next()) {
+            (Some((flat_name, _)), None) => flat_name.clone(),
             _ => name,
         }
     }
 }
 
-/// The name that the model has for a tool of a namespace.
+/// Returns the model's name of a tool in a namespace.
 pub(super) fn flat_name(namespace: &str, name: &str) -> String {
     format!("{namespace}__{name}")
 }
 
-/// Takes the three fields. `None` if there are no functions.
-pub(super) fn take(fields: &mut Fields) -> Result<(Option<ToolUse>, Names), ApiError> {
+/// Takes the three fields; the tool use is `None` if there are no functions.
+pub(super) fn take(fields: &mut Fields) -> Result<(Option<ToolUse>, ToolNames), ApiError> {
     let tools: Vec<Value> = fields.take("tools")?.unwrap_or_default();
     let choice = fields.take("tool_choice")?;
     let in_parallel = fields.take("parallel_tool_calls")?.unwrap_or(true);
     let tools: Vec<Tool> = read_all(tools, read_tool)?.into_iter().flatten().collect();
     check_count(tools.len())?;
-    let names = names(&tools)?;
+    let names = collect_names(&tools)?;
     let functions: Vec<Value> = tools.into_iter().map(|tool| tool.function).collect();
     let read_named = |choice, path: &str| {
-        let Named { name, field } = read_named(choice, path)?;
+        let NamedFunction { name, field } = read_named(choice, path)?;
         let is_known =
             functions.iter().any(|function| function["function"]["name"] == name.as_str());
-        Ok(Named { name: if is_known { name } else { names.resolved(name) }, field })
+        Ok(NamedFunction { name: if is_known { name } else { names.resolve(name) }, field })
     };
     let (choice, allowed) = read_choice(choice, None, read_named, &functions)?;
-    let mut used = tool_use(functions, choice, allowed, in_parallel);
-    if let Some(used) = &mut used {
-        used.held = names.of_custom().collect();
+    let mut tool_use = tool_use(functions, choice, allowed, in_parallel);
+    if let Some(tool_use) = &mut tool_use {
+        tool_use.enforced = names.custom_names().collect();
     }
-    Ok((used, names))
+    Ok((tool_use, names))
 }
 
-/// A tool as the model is told of it.
+/// A tool as a function for the model.
 struct Tool {
     function: Value,
-    /// What its client knows it as, if that is something else.
-    called: Option<Called>,
-    /// Where its name is in the request.
+    /// The client's tool, if it differs from the function.
+    client_tool: Option<ClientTool>,
+    /// The path of the name in the request.
     field: String,
 }
 
-/// Those that the model knows otherwise. Each of these needs a name of its own, or nobody could
-/// tell which one was called.
-fn names(tools: &[Tool]) -> Result<Names, ApiError> {
+/// Collects the tools that differ from their functions.
+///
+/// # Errors
+/// Fails if such a tool shares its name for the model with another tool, because calls would be
+/// ambiguous.
+fn collect_names(tools: &[Tool]) -> Result<ToolNames, ApiError> {
     let mut known: HashMap<&str, bool> = HashMap::new();
-    let mut names = Names::default();
-    for Tool { function, called, field } in tools {
+    let mut names = ToolNames::default();
+    for Tool { function, client_tool, field } in tools {
         let name = function["function"]["name"].as_str().unwrap_or_default();
-        let was_special = known.insert(name, called.is_some());
-        if was_special.is_some_and(|was_special| was_special || called.is_some()) {
+        let earlier_differs = known.insert(name, client_tool.is_some());
+        if earlier_differs.is_some_and(|differs| differs || client_tool.is_some()) {
             return Err(ApiError::invalid(
                 field,
                 format!("there are two tools that the model would know as '{name}'"),
             ));
         }
-        if let Some(called) = called {
-            names.0.insert(name.to_owned(), called.clone());
+        if let Some(client_tool) = client_tool {
+            names.0.insert(name.to_owned(), client_tool.clone());
         }
     }
     Ok(names)
@@ -118,10 +123,10 @@ fn read_tool(tool: Value, path: &str) -> Result<Vec<Tool>, ApiError> {
     let kind: String =
         fields.take("type")?.ok_or_else(|| ApiError::missing(&fields.name("type")))?;
     if kind != "namespace" {
-        return Ok(vec![read_called(fields, &kind, None)?]);
+        return Ok(vec![read_client_tool(fields, &kind, None)?]);
     }
     let namespace = tools::take_name(&mut fields)?;
-    // As in vLLM, the model is told of the functions alone.
+    // As in vLLM, the model only sees the functions.
     fields.take::<String>("description")?;
     let field = fields.name("tools");
     let within: Vec<Value> = fields.take("tools")?.ok_or_else(|| ApiError::missing(&field))?;
@@ -131,13 +136,13 @@ fn read_tool(tool: Value, path: &str) -> Result<Vec<Tool>, ApiError> {
         let mut fields = Fields::new(tool, format!("{field}[{i}]"))?;
         let kind: String =
             fields.take("type")?.ok_or_else(|| ApiError::missing(&fields.name("type")))?;
-        read_called(fields, &kind, Some(&namespace))
+        read_client_tool(fields, &kind, Some(&namespace))
     };
     within.into_iter().enumerate().map(read).collect()
 }
 
-/// Reads what a client runs: a function, or a custom tool.
-fn read_called(
+/// Reads a tool that the client runs: a function, or a custom tool.
+fn read_client_tool(
     mut fields: Fields,
     kind: &str,
     namespace: Option<&String>,
@@ -145,7 +150,8 @@ fn read_called(
     let is_custom = kind == "custom";
     if kind != "function" && !is_custom {
         let message = format!(
-            "this server has no tools of its own, such as '{kind}'; tools must be functions or custom"
+            "this server has no tools of its own, such as '{kind}'; \
+             tools must be functions or custom"
         );
         return Err(ApiError {
             code: "unsupported_tool",
@@ -161,12 +167,14 @@ fn read_called(
     if let Some(namespace) = namespace {
         function["function"]["name"] = flat_name(namespace, &name).into();
     }
-    let is_other = is_custom || namespace.is_some();
-    let called = is_other.then(|| Called { namespace: namespace.cloned(), name, is_custom });
-    Ok(Tool { function, called, field })
+    let differs = is_custom || namespace.is_some();
+    let client_tool =
+        differs.then(|| ClientTool { namespace: namespace.cloned(), name, is_custom });
+    Ok(Tool { function, client_tool, field })
 }
 
-/// Reads a custom tool. What it is given is any text: engines know no grammars within a call.
+/// Reads a custom tool. Its input may be any text, because engines support no grammars within
+/// calls.
 fn read_custom(mut fields: Fields) -> Result<Value, ApiError> {
     let name = tools::take_name(&mut fields)?;
     let description = fields.take("description")?;
@@ -184,19 +192,19 @@ fn read_custom(mut fields: Fields) -> Result<Value, ApiError> {
         format.finish()?;
     }
     fields.finish()?;
-    Ok(tools::written(name, description, Some(custom_input::parameters()), None))
+    Ok(tools::function_json(name, description, Some(custom_input::parameters()), None))
 }
 
-fn read_named(choice: Value, path: &str) -> Result<Named, ApiError> {
+fn read_named(choice: Value, path: &str) -> Result<NamedFunction, ApiError> {
     let mut fields = Fields::new(choice, path)?;
     let kind: Option<String> = fields.take("type")?;
-    if !kind.is_some_and(|kind| NAMED.contains(&kind.as_str())) {
+    if !kind.is_some_and(|kind| NAMED_TYPES.contains(&kind.as_str())) {
         return Err(ApiError::invalid(fields.name("type"), "it must be 'function' or 'custom'"));
     }
     let field = fields.name("name");
     let name = fields.take("name")?.ok_or_else(|| ApiError::missing(&field))?;
     fields.finish()?;
-    Ok(Named { name, field })
+    Ok(NamedFunction { name, field })
 }
 
 #[cfg(test)]
@@ -205,12 +213,12 @@ mod tests {
 
     use super::*;
 
-    fn both(body: Value) -> Result<(Option<ToolUse>, Names), String> {
-        Fields::all_taken(body, take).map_err(|error| error.param.unwrap())
+    fn take_with_names(body: Value) -> Result<(Option<ToolUse>, ToolNames), String> {
+        Fields::take_all(body, take).map_err(|error| error.param.unwrap())
     }
 
     fn taken(body: Value) -> Result<Option<ToolUse>, String> {
-        both(body).map(|(taken, _)| taken)
+        take_with_names(body).map(|(taken, _)| taken)
     }
 
     fn tool(name: &str) -> Value {
@@ -218,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn flat_functions_come_out_as_templates_want_them() {
+    fn flat_functions_have_template_format() {
         let taken =
             taken(json!({"tools": [tool("f")], "parallel_tool_calls": false})).unwrap().unwrap();
         let function =
@@ -229,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_is_a_word_or_one_of_the_functions() {
+    fn choice_is_keyword_or_function() {
         let choice = |choice: Value| {
             taken(json!({"tools": [tool("f")], "tool_choice": choice}))
                 .map(|taken| taken.unwrap().choice)
@@ -263,41 +271,50 @@ mod tests {
     }
 
     #[test]
-    fn custom_tools_and_namespaces_are_functions_to_the_model() {
+    fn custom_tools_become_functions() {
         let tools = json!([
             custom("sh", json!({"type": "text"})),
             namespace("n", json!([tool("f"), custom("sh", Value::Null)])),
-            {"type": "function", "name": "g", "defer_loading": false, "allowed_callers": ["direct"], "async": false},
+            {
+                "type": "function",
+                "name": "g",
+                "defer_loading": false,
+                "allowed_callers": ["direct"],
+                "async": false,
+            },
         ]);
-        let (taken, names) = both(json!({"tools": tools})).unwrap();
-        let ToolUse { tools, held, .. } = taken.unwrap();
-        assert_eq!(held, ["sh", "n__sh"].map(str::to_owned).into());
-        let parameters = r#"{"type":"object","properties":{"input":{"type":"string","description":"The freeform text payload for this tool."}},"required":["input"],"additionalProperties":false}"#;
+        let (taken, names) = take_with_names(json!({"tools": tools})).unwrap();
+        let ToolUse { tools, enforced, .. } = taken.unwrap();
+        assert_eq!(enforced, ["sh", "n__sh"].map(str::to_owned).into());
+        let input = r#"{"type":"string","description":"The freeform text payload for this tool."}"#;
+        let properties = format!(r#""type":"object","properties":{{"input":{input}}}"#);
+        let parameters =
+            format!(r#"{{{properties},"required":["input"],"additionalProperties":false}}"#);
         let function =
             format!(r#"{{"name":"sh","description":"runs it","parameters":{parameters}}}"#);
         assert_eq!(tools[0]["function"].to_string(), function);
-        let told: Vec<_> = tools
+        let model_names: Vec<_> = tools
             .as_array()
             .unwrap()
             .iter()
             .map(|tool| tool["function"]["name"].as_str())
             .collect();
-        assert_eq!(told, ["sh", "n__f", "n__sh", "g"].map(Some));
-        let called = |name: &str| {
-            let Called { namespace, name, is_custom } = names.called(name.to_owned());
+        assert_eq!(model_names, ["sh", "n__f", "n__sh", "g"].map(Some));
+        let client_tool = |name: &str| {
+            let ClientTool { namespace, name, is_custom } = names.client_tool(name.to_owned());
             (namespace.unwrap_or_default(), name, is_custom)
         };
-        let of = |namespace: &str, name: &str, is_custom| {
+        let expected = |namespace: &str, name: &str, is_custom| {
             (namespace.to_owned(), name.to_owned(), is_custom)
         };
-        assert_eq!(called("sh"), of("", "sh", true));
-        assert_eq!(called("n__f"), of("n", "f", false));
-        assert_eq!(called("n__sh"), of("n", "sh", true));
-        assert_eq!(called("other"), of("", "other", false));
+        assert_eq!(client_tool("sh"), expected("", "sh", true));
+        assert_eq!(client_tool("n__f"), expected("n", "f", false));
+        assert_eq!(client_tool("n__sh"), expected("n", "sh", true));
+        assert_eq!(client_tool("other"), expected("", "other", false));
     }
 
     #[test]
-    fn a_choice_may_leave_out_the_namespace() {
+    fn choice_may_omit_namespace() {
         let tools = json!([
             custom("c", Value::Null),
             namespace("n", json!([tool("f"), tool("c"), tool("x")])),
@@ -316,9 +333,9 @@ mod tests {
             taken(json!({"tools": tools, "tool_choice": choice})).map(Option::unwrap)
         };
         let listed = json!([{"type": "custom", "name": "c"}, {"type": "function", "name": "f"}]);
-        let ToolUse { choice, allowed: some, .. } = allowed(listed).unwrap();
+        let ToolUse { choice, allowed: names, .. } = allowed(listed).unwrap();
         assert_eq!(
-            (choice, some),
+            (choice, names),
             (ToolChoice::Required, Some(["c", "n__f"].map(str::to_owned).into()))
         );
         assert_eq!(
@@ -332,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn invalid_tool_names_field() {
         for (body, field) in [
             (json!({"tools": [tool("f"), {"type": "web_search"}]}), "tools[1].type"),
             (json!({"tools": [{"name": "f"}]}), "tools[0].type"),

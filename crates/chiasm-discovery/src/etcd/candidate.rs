@@ -1,11 +1,11 @@
-//! The value of a key: an agent that is named.
+//! The value of an agent's key.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{DiscoveryError, address};
 
-/// An agent that a key names: the JSON `{"address": "host:port", "model": "…"}`. Unknown fields are
-/// ignored.
+/// An agent that a frontend may connect to. As the value of a key it is the JSON
+/// `{"address": "host:port", "model": "…"}`, in which unknown fields are ignored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Candidate {
     address: String,
@@ -13,33 +13,33 @@ pub struct Candidate {
     model: Option<String>,
 }
 
-/// The fault of a value that names no agent.
+/// An error in the value of an agent's key.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ValueError {
-    /// It is not JSON of the fields of a candidate.
+    /// The value is not the JSON of a candidate.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
-    /// No agent can have its address.
+    /// The address is invalid.
     #[error(transparent)]
     Address(#[from] DiscoveryError),
 }
 
 impl Candidate {
-    /// The agent that frontends reach at `address`, `host:port`, and the model that it serves, for
+    /// Creates a candidate that frontends reach at `address`, `host:port`. The model only informs
     /// people who look into etcd.
     ///
     /// # Errors
-    /// [`DiscoveryError::Address`].
+    /// [`DiscoveryError::Address`] if the address is invalid.
     pub fn new(address: &str, model: Option<String>) -> Result<Self, DiscoveryError> {
         Ok(Self { address: address::parse(address)?, model })
     }
 
-    /// `host:port`, lower-case, IPv6 in brackets.
+    /// Returns `host:port`, lower-case, IPv6 in brackets.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// The model that the agent serves, if it is said.
+    /// Returns the model that the agent serves, if it is known.
     pub fn model(&self) -> Option<&str> {
         self.model.as_deref()
     }
@@ -47,12 +47,12 @@ impl Candidate {
     /// Parses the value of a key.
     pub(super) fn parse(value: &[u8]) -> Result<Self, ValueError> {
         #[derive(Deserialize)]
-        struct Said {
+        struct Fields {
             address: String,
             model: Option<String>,
         }
-        let said: Said = serde_json::from_slice(value)?;
-        Ok(Self::new(&said.address, said.model)?)
+        let Fields { address, model } = serde_json::from_slice(value)?;
+        Ok(Self::new(&address, model)?)
     }
 }
 
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_needs_an_address_and_may_have_more() {
+    fn value_without_valid_address_is_refused() {
         for (value, expected) in [
             (r#"{"address":"Host:1"}"#, Some(("host:1", None))),
             (r#"{"address":"[::1]:1","model":"m","zone":["x"]}"#, Some(("[::1]:1", Some("m")))),

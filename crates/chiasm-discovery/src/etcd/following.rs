@@ -1,4 +1,4 @@
-//! Following what is below a prefix: a list, then its changes.
+//! Following of a prefix in etcd: a list, then its changes.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -6,101 +6,106 @@ use std::time::Duration;
 use tokio::time::sleep;
 
 use super::Etcd;
-use super::api::{EtcdClient, Watch};
+use super::api::{EtcdClient, KeyCount, Watch};
 use super::message::{Event, KeyValue};
 use crate::failure::Failure;
-use crate::http::{self, CALL_WITHIN};
-use crate::picture::Picture;
+use crate::http::{self, CALL_TIMEOUT};
 use crate::skipped::Skipped;
-use crate::upstream::{Changes, Upstream, View};
-use crate::{DiscoveryError, MOST_ADDRESSES, Tls};
+use crate::snapshot::Snapshot;
+use crate::upstream::{PublishThrottle, Publisher, Upstream};
+use crate::{DiscoveryError, MAX_ADDRESSES, Tls};
 
-/// A watch says nothing while nothing changes, so the server is asked for a sign of life beside it.
-/// With [`CALL_WITHIN`] this is the time in which a silent server is noticed.
-const ASK_EVERY: Duration = Duration::from_secs(2);
+/// The interval of liveness checks. A watch sends nothing while nothing changes, so the keys are
+/// counted beside it. A silent server is noticed within this interval and [`CALL_TIMEOUT`].
+const LIVENESS_INTERVAL: Duration = Duration::from_secs(2);
 
-/// The keys below a prefix, as far as this process was told, and what they say.
-pub(super) trait Below: Default + Send + 'static {
-    /// What they say, all together.
-    type Picture: Picture;
+/// The keys below a prefix, according to the list and the watch.
+pub(super) trait KeySet: Default + Send + 'static {
+    /// The state that followers see.
+    type Snapshot: Snapshot;
 
-    /// These are there, and no others.
+    /// Replaces all keys with those of a new list.
     fn replace(&mut self, listed: Vec<KeyValue>);
 
-    /// One of them changed.
+    /// Applies a change of one key.
     fn apply(&mut self, event: Event);
 
-    /// The number of keys, malformed ones too.
+    /// Returns the number of keys, including malformed ones.
     fn len(&self) -> usize;
 
-    /// What they say now.
-    fn picture(&self) -> Self::Picture;
+    /// Returns the current state.
+    fn snapshot(&self) -> Self::Snapshot;
 
-    /// Whether some were left out for lack of room, and there is room again: only a new list names
-    /// them.
+    /// Returns `true` if keys were left out for lack of room, and there is room again. Only a new
+    /// list brings them back.
     fn has_room_again(&self) -> bool {
         false
     }
 
-    /// Those that could not be used, until they are logged.
+    /// Returns the counter of unusable keys.
     fn skipped(&mut self) -> &mut Skipped;
 }
 
-/// What is below a prefix of one etcd, as a source.
+/// A prefix of one etcd as a source.
 #[derive(Debug)]
 pub(super) struct EtcdUpstream<K> {
     etcd: Etcd,
     tls: Tls,
-    /// Counts the sessions: each asks the next server.
-    turn: usize,
+    /// The index of the current server. Grows with each failure.
+    server_index: usize,
     keys: K,
 }
 
-impl<K: Below> EtcdUpstream<K> {
+impl<K: KeySet> EtcdUpstream<K> {
     pub(super) fn new(etcd: Etcd, tls: Tls) -> Result<Self, DiscoveryError> {
-        // Files that can't be used are an error now. Later they are read again for each session.
-        http::client(&tls)?;
-        Ok(Self { etcd, tls, turn: 0, keys: K::default() })
+        // Unusable files are an error now. Later they are read again for each session.
+        http::build_client_blocking(&tls)?;
+        Ok(Self { etcd, tls, server_index: 0, keys: K::default() })
     }
 
-    async fn run(&mut self, turn: usize, view: &mut View<K::Picture>) -> Result<(), Failure> {
-        let client = EtcdClient::new(&self.etcd, turn, &self.tls, CALL_WITHIN).await?;
+    /// Lists the prefix and follows its changes until the server fails.
+    async fn run(&mut self, publisher: &mut Publisher<K::Snapshot>) -> Result<(), Failure> {
+        let client =
+            EtcdClient::new(&self.etcd, self.server_index, &self.tls, CALL_TIMEOUT).await?;
         let prefix = &self.etcd.prefix;
         let listed = client.list(prefix).await?;
         let revision = listed.header.revision;
         self.keys.replace(listed.kvs);
         self.keys.skipped().log(&self.etcd);
-        view.set(self.keys.picture());
-        // From the very next revision on, so that nothing between list and watch is lost.
+        publisher.publish(self.keys.snapshot());
+        // From the next revision on, so that no change between list and watch is lost.
         let watch = client.watch(prefix, revision + 1).await?;
-        let seen =
-            Seen { keys: AtomicU64::new(self.keys.len() as u64), messages: AtomicU64::new(0) };
-        let mut changes = Changes::default();
-        let failed = tokio::select! {
-            failed = apply(watch, &self.etcd, &mut self.keys, &mut changes, view, &seen) => failed,
-            failed = ask(&client, prefix, revision, &seen) => failed,
+        let progress = WatchProgress {
+            keys: AtomicU64::new(self.keys.len() as u64),
+            messages: AtomicU64::new(0),
         };
-        if changes.are_pending() {
-            // They waited to be told together with later ones, and there are none.
-            view.set(self.keys.picture());
+        let mut throttle = PublishThrottle::default();
+        let changes =
+            apply_changes(watch, &self.etcd, &mut self.keys, &mut throttle, publisher, &progress);
+        let result = tokio::select! {
+            result = changes => result,
+            result = check_liveness(&client, prefix, revision, &progress) => result,
+        };
+        if throttle.is_pending() {
+            // No later change will publish the pending ones.
+            publisher.publish(self.keys.snapshot());
         }
-        failed
+        result
     }
 }
 
-impl<K: Below> Upstream for EtcdUpstream<K> {
-    type Picture = K::Picture;
+impl<K: KeySet> Upstream for EtcdUpstream<K> {
+    type Snapshot = K::Snapshot;
 
     fn name(&self) -> String {
         self.etcd.to_string()
     }
 
-    async fn session(&mut self, view: &mut View<K::Picture>) -> Failure {
-        let turn = self.turn;
-        match self.run(turn, view).await {
+    async fn session(&mut self, publisher: &mut Publisher<K::Snapshot>) -> Failure {
+        match self.run(publisher).await {
             Err(failure @ Failure::Outdated(_)) => failure,
             Err(failure) => {
-                self.turn = turn.wrapping_add(1);
+                self.server_index = self.server_index.wrapping_add(1);
                 failure
             }
             Ok(()) => Failure::Ended,
@@ -108,34 +113,34 @@ impl<K: Below> Upstream for EtcdUpstream<K> {
     }
 }
 
-/// What came over the watch, for who compares it with what the server says otherwise.
+/// The progress of a watch, which the liveness check compares with the server's counts.
 #[derive(Debug)]
-struct Seen {
+struct WatchProgress {
     keys: AtomicU64,
     messages: AtomicU64,
 }
 
-/// Applies what the watch tells. Ends only by failing.
-async fn apply<K: Below>(
+/// Applies and publishes the changes of a watch. Only returns on failure.
+async fn apply_changes<K: KeySet>(
     mut watch: Watch,
     etcd: &Etcd,
     keys: &mut K,
-    changes: &mut Changes,
-    view: &mut View<K::Picture>,
-    seen: &Seen,
+    throttle: &mut PublishThrottle,
+    publisher: &mut Publisher<K::Snapshot>,
+    progress: &WatchProgress,
 ) -> Result<(), Failure> {
     loop {
-        if let Some(answer) = changes.next(watch.next()).await? {
-            changes.note(!answer.events.is_empty());
-            for event in answer.events {
+        if let Some(response) = throttle.next(watch.next()).await? {
+            throttle.note(!response.events.is_empty());
+            for event in response.events {
                 keys.apply(event);
             }
-            seen.keys.store(keys.len() as u64, Relaxed);
-            seen.messages.fetch_add(1, Relaxed);
+            progress.keys.store(keys.len() as u64, Relaxed);
+            progress.messages.fetch_add(1, Relaxed);
             keys.skipped().log(etcd);
         }
-        if changes.is_due() {
-            changes.told(view.set(keys.picture()));
+        if throttle.is_due() {
+            throttle.published(publisher.publish(keys.snapshot()));
             if keys.has_room_again() {
                 return Err(Failure::Outdated(
                     "there is room again for keys that were left out".to_owned(),
@@ -145,36 +150,37 @@ async fn apply<K: Below>(
     }
 }
 
-/// Asks for signs of life. Ends only by failing: when there is none, and when the server has
-/// something else than the watch told.
-async fn ask(
+/// Counts the keys at an interval. Only returns on failure: if the server does not answer, if its
+/// revision falls, or if its count differs from that of the watch.
+async fn check_liveness(
     client: &EtcdClient,
     prefix: &str,
     listed_at: i64,
-    seen: &Seen,
+    progress: &WatchProgress,
 ) -> Result<(), Failure> {
     let mut newest = listed_at;
-    let mut differed_at = None;
+    let mut last_difference = None;
     loop {
-        sleep(ASK_EVERY).await;
-        let (revision, count) = client.count(prefix).await?;
+        sleep(LIVENESS_INTERVAL).await;
+        let KeyCount { revision, count } = client.count(prefix).await?;
         if revision < newest {
             return Err(Failure::Outdated(format!(
                 "it went back from revision {newest} to {revision}"
             )));
         }
         newest = revision;
-        // A change may be on its way. Two times the same difference, and nothing came in between:
-        // the watch is dead.
-        let (keys, messages) = (seen.keys.load(Relaxed), seen.messages.load(Relaxed));
+        // A single difference may be a change in flight. The watch is dead if the same difference
+        // is found twice without a message in between.
+        let keys = progress.keys.load(Relaxed);
+        let messages = progress.messages.load(Relaxed);
         let count = u64::try_from(count).unwrap_or(0);
-        let differs = count != keys && count.max(keys) <= MOST_ADDRESSES as u64;
-        let now = differs.then_some((count, keys, messages));
-        if differs && now == differed_at {
+        let differs = count != keys && count.max(keys) <= MAX_ADDRESSES as u64;
+        let difference = differs.then_some((count, keys, messages));
+        if differs && difference == last_difference {
             return Err(Failure::Outdated(format!(
-                "there are {count} keys, and the watch told of {keys}"
+                "the server has {count} keys, but the watch has {keys}"
             )));
         }
-        differed_at = now;
+        last_difference = difference;
     }
 }

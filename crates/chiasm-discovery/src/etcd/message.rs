@@ -1,16 +1,17 @@
-//! etcd's messages (`rpc.proto`, `kv.proto` of 3.4) in the JSON of its gateway: int64 are strings,
-//! bytes base64, and what is zero or empty is left out.
+//! etcd's messages (`rpc.proto` and `kv.proto` of 3.4) in the JSON of its gateway: int64 values are
+//! strings, bytes are base64, and zero or empty values are left out.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Deserializer};
 
-use crate::few;
+use crate::bounded_list;
 
+/// `ResponseHeader`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Header {
-    /// How often the store was changed.
+    /// The revision of the store, which grows with each change.
     #[serde(deserialize_with = "int64")]
     pub(super) revision: i64,
 }
@@ -18,11 +19,11 @@ pub(super) struct Header {
 /// `RangeResponse`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct RangeAnswer {
+pub(super) struct RangeResponse {
     pub(super) header: Header,
-    #[serde(deserialize_with = "few::list")]
+    #[serde(deserialize_with = "bounded_list::deserialize")]
     pub(super) kvs: Vec<KeyValue>,
-    /// Of all keys in the range, whatever the limit.
+    /// The number of all keys in the range, regardless of the limit.
     #[serde(deserialize_with = "int64")]
     pub(super) count: i64,
 }
@@ -43,12 +44,12 @@ pub(super) struct KeyValue {
 
 /// One message of a stream.
 #[derive(Debug, Deserialize)]
-pub(super) struct Streamed<T> {
+pub(super) struct StreamMessage<T> {
     pub(super) result: Option<T>,
     pub(super) error: Option<StreamError>,
 }
 
-/// How a stream failed.
+/// The error of a stream.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct StreamError {
@@ -59,11 +60,12 @@ pub(super) struct StreamError {
 /// `WatchResponse`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct WatchAnswer {
-    #[serde(deserialize_with = "few::list")]
+pub(super) struct WatchResponse {
+    #[serde(deserialize_with = "bounded_list::deserialize")]
     pub(super) events: Vec<Event>,
     pub(super) canceled: bool,
-    /// Changes before this revision are gone; set where that is why the watch was canceled.
+    /// The oldest revision whose changes are kept. Non-zero if the watch was canceled because its
+    /// start revision is older.
     #[serde(deserialize_with = "int64")]
     pub(super) compact_revision: i64,
     pub(super) cancel_reason: String,
@@ -77,10 +79,11 @@ pub(super) struct Event {
     pub(super) kv: KeyValue,
 }
 
+/// `mvccpb.Event.EventType`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub(super) enum EventType {
-    /// Left out, as it is zero.
+    /// The default, because etcd leaves out zero values.
     #[default]
     Put,
     Delete,
@@ -89,16 +92,17 @@ pub(super) enum EventType {
 /// `LeaseKeepAliveResponse`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct KeepAliveAnswer {
-    /// Seconds that are left; zero if there is no such lease.
+pub(super) struct KeepAliveResponse {
+    /// The remaining time in seconds; zero if there is no such lease.
     #[serde(rename = "TTL", deserialize_with = "int64")]
     pub(super) ttl: i64,
 }
 
-/// An answer that says nothing that is needed.
+/// A response without any needed field.
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct Done {}
+pub(super) struct EmptyResponse {}
 
+/// Encodes bytes as the gateway expects them.
 pub(super) fn encode(bytes: &[u8]) -> String {
     STANDARD.encode(bytes)
 }
@@ -127,10 +131,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_etcd_3_4_says_is_understood() {
+    fn recorded_responses_of_etcd_3_4_are_parsed() {
         // Recorded from etcd 3.4.23.
-        let range = r#"{"header":{"cluster_id":"7801232528081817440","member_id":"13458989633860879742","revision":"2","raft_term":"2"},"kvs":[{"key":"YS8x","create_revision":"2","mod_revision":"2","version":"1","value":"eA==","lease":"1234567890123"}],"count":"1"}"#;
-        let range: RangeAnswer = serde_json::from_str(range).unwrap();
+        let range = r#"{
+            "header":{"cluster_id":"7801232528081817440","member_id":"13458989633860879742",
+                "revision":"2","raft_term":"2"},
+            "kvs":[{"key":"YS8x","create_revision":"2","mod_revision":"2","version":"1",
+                "value":"eA==","lease":"1234567890123"}],
+            "count":"1"
+        }"#;
+        let range: RangeResponse = serde_json::from_str(range).unwrap();
         assert_eq!((range.header.revision, range.count), (2, 1));
         let [kv] = &range.kvs[..] else { panic!() };
         assert_eq!(
@@ -138,31 +148,33 @@ mod tests {
             (&b"a/1"[..], &b"x"[..], 1_234_567_890_123, 2)
         );
 
-        let events = r#"{"result":{"header":{"revision":"3"},"events":[{"kv":{"key":"YS8x","mod_revision":"2","value":"eA=="}},{"type":"DELETE","kv":{"key":"YS8x","mod_revision":"3"}}]}}"#;
-        let answer = serde_json::from_str::<Streamed<WatchAnswer>>(events).unwrap().result.unwrap();
-        let types: Vec<EventType> = answer.events.iter().map(|event| event.r#type).collect();
+        let events = r#"{"result":{"header":{"revision":"3"},"events":[
+            {"kv":{"key":"YS8x","mod_revision":"2","value":"eA=="}},
+            {"type":"DELETE","kv":{"key":"YS8x","mod_revision":"3"}}
+        ]}}"#;
+        let message: StreamMessage<WatchResponse> = serde_json::from_str(events).unwrap();
+        let events = message.result.unwrap().events;
+        let types: Vec<EventType> = events.iter().map(|event| event.r#type).collect();
         assert_eq!(types, [EventType::Put, EventType::Delete]);
 
         let compacted =
             r#"{"result":{"header":{"raft_term":"2"},"canceled":true,"compact_revision":"2"}}"#;
-        let answer =
-            serde_json::from_str::<Streamed<WatchAnswer>>(compacted).unwrap().result.unwrap();
-        assert!(answer.canceled && answer.compact_revision == 2);
+        let message: StreamMessage<WatchResponse> = serde_json::from_str(compacted).unwrap();
+        let response = message.result.unwrap();
+        assert!(response.canceled && response.compact_revision == 2);
 
+        let ttl = |text: &str| {
+            let message: StreamMessage<KeepAliveResponse> = serde_json::from_str(text).unwrap();
+            message.result.unwrap().ttl
+        };
         let alive = r#"{"result":{"header":{"revision":"2"},"ID":"1234567890123","TTL":"5"}}"#;
-        assert_eq!(
-            serde_json::from_str::<Streamed<KeepAliveAnswer>>(alive).unwrap().result.unwrap().ttl,
-            5
-        );
+        assert_eq!(ttl(alive), 5);
         let expired = r#"{"result":{"header":{"revision":"2"},"ID":"77"}}"#;
-        assert_eq!(
-            serde_json::from_str::<Streamed<KeepAliveAnswer>>(expired).unwrap().result.unwrap().ttl,
-            0
-        );
+        assert_eq!(ttl(expired), 0);
     }
 
     #[test]
-    fn malformed_answers_are_refused() {
+    fn malformed_responses_are_refused() {
         for text in [
             r#"{"count":"x"}"#,
             r#"{"count":"99999999999999999999"}"#,
@@ -175,16 +187,22 @@ mod tests {
             "null",
             "<html>",
         ] {
-            assert!(serde_json::from_str::<RangeAnswer>(text).is_err(), "{text}");
+            assert!(serde_json::from_str::<RangeResponse>(text).is_err(), "{text}");
         }
-        assert!(serde_json::from_str::<WatchAnswer>(r#"{"events":[{"type":"RENAME"}]}"#).is_err());
+        assert!(
+            serde_json::from_str::<WatchResponse>(r#"{"events":[{"type":"RENAME"}]}"#).is_err()
+        );
     }
 
     proptest::proptest! {
         #[test]
-        fn bytes_and_numbers_come_back(key: Vec<u8>, number: i64) {
-            let text = serde_json::json!({"key": encode(&key), "lease": number.to_string(), "mod_revision": number}).to_string();
-            let kv: KeyValue = serde_json::from_str(&text).unwrap();
+        fn encoded_key_value_round_trips(key: Vec<u8>, number: i64) {
+            let text = serde_json::json!({
+                "key": encode(&key),
+                "lease": number.to_string(),
+                "mod_revision": number,
+            });
+            let kv: KeyValue = serde_json::from_str(&text.to_string()).unwrap();
             proptest::prop_assert_eq!((kv.key, kv.lease, kv.mod_revision), (key, number, number));
         }
     }

@@ -1,4 +1,4 @@
-//! An agent's own key in etcd, under a lease that is kept alive.
+//! Registration of an agent: its key in etcd, under a lease that is kept alive.
 
 use std::time::Duration;
 
@@ -10,34 +10,37 @@ use super::api::{EtcdClient, LeaseId};
 use super::{Candidate, Etcd};
 use crate::backoff::Backoff;
 use crate::failure::Failure;
-use crate::http::{self, CALL_WITHIN};
+use crate::http::{self, CALL_TIMEOUT};
 use crate::{DiscoveryError, Tls};
 
-/// How long a server may take for the last call.
-const REVOKE_WITHIN: Duration = Duration::from_secs(2);
+/// The timeout for revoking the lease.
+const REVOKE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Names an agent in etcd for as long as it runs: the key is the prefix and the agent's address,
-/// the value a [`Candidate`].
+/// An agent's registration in etcd. The key is the prefix and the agent's address, the value is a
+/// [`Candidate`].
 ///
-/// Whatever becomes of etcd, the agent is left alone: a lost lease is granted anew, a lost key put
-/// again, as soon as etcd answers. An agent that is killed vanishes from etcd when the lease's time
-/// is over. Once this is dropped, the lease is revoked by a task that runs on for some seconds at
-/// most; [`end`](Self::end) waits for it.
+/// Failures of etcd do not affect the agent: as soon as etcd answers again, a lost lease is granted
+/// anew and a lost key put again. The key of a killed agent vanishes when the lease expires.
+///
+/// After this is dropped, a task revokes the lease within a few seconds; [`end`](Self::end) waits
+/// for that task.
 #[derive(Debug)]
 pub struct Registration {
-    /// Dropping it ends the task in good order.
+    /// Dropping the sender ends the task, which then revokes the lease.
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,
     is_registered: watch::Receiver<bool>,
 }
 
 impl Registration {
-    /// What an agent's lease lasts without a sign of life from it.
+    /// The default time to live of a lease that is not renewed.
     pub const DEFAULT_TTL: Duration = Duration::from_secs(10);
 
-    /// Registers `agent`, on a task of its own, with a lease of `ttl` (whole seconds, at least one;
-    /// etcd may make it longer) that is kept alive every third of it. `tls` is for `etcds://`.
-    /// Needs a Tokio runtime.
+    /// Spawns a task that registers `agent` with a lease of `ttl` and renews it every third of that
+    /// time.
+    ///
+    /// `ttl` counts in whole seconds, at least one; etcd may extend it. `tls` is for `etcds://`.
+    /// Requires a Tokio runtime.
     ///
     /// # Errors
     /// [`DiscoveryError::Certificates`] and [`DiscoveryError::Tls`] if the files of `tls` can't be
@@ -48,120 +51,132 @@ impl Registration {
         agent: &Candidate,
         ttl: Duration,
     ) -> Result<Self, DiscoveryError> {
-        http::client(&tls)?;
+        // Unusable files are an error now. Later they are read again for each new client.
+        http::build_client_blocking(&tls)?;
         let (stop, stopped) = oneshot::channel();
         let (sender, is_registered) = watch::channel(false);
-        let ttl = ttl.as_secs().max(1);
+        let ttl_seconds = ttl.as_secs().max(1);
         let registrar = Registrar {
             key: format!("{}{}", etcd.prefix, agent.address()),
             value: serde_json::to_vec(agent).unwrap_or_default(),
             etcd,
             tls,
-            ttl,
-            // So that more than one try fits into the lease's time.
-            within: CALL_WITHIN.min(Duration::from_secs(ttl) / 3),
-            turn: 0,
+            ttl_seconds,
+            // Allows for several attempts before the lease expires.
+            call_timeout: CALL_TIMEOUT.min(Duration::from_secs(ttl_seconds) / 3),
+            server_index: 0,
             client: None,
             lease: None,
-            is_taken: false,
+            has_other_owner: false,
             is_registered: sender,
         };
         Ok(Self { stop, task: tokio::spawn(registrar.run(stopped)), is_registered })
     }
 
-    /// Whether etcd had the key when it was last asked, now and after each change.
+    /// Returns a receiver that tells whether etcd had the key at the last contact.
     pub fn is_registered(&self) -> watch::Receiver<bool> {
         self.is_registered.clone()
     }
 
-    /// Removes the key, or gives up after a few seconds and leaves that to the lease's time.
+    /// Removes the key. Gives up after a few seconds and leaves it to the lease's expiry.
     pub async fn end(self) {
         drop(self.stop);
-        // Fails only with a runtime that is going down, or by a panic, and then nothing is left to
-        // wait for.
+        // The task only fails if it panics or the runtime shuts down. Nothing is left to wait for
+        // then.
         let _ = self.task.await;
     }
 }
 
-/// What the task of a registration owns.
+/// The state of a registration's task.
 #[derive(Debug)]
 struct Registrar {
     etcd: Etcd,
     tls: Tls,
     key: String,
     value: Vec<u8>,
-    /// In seconds.
-    ttl: u64,
-    within: Duration,
-    /// Counts failures: after each, the next server is asked.
-    turn: usize,
+    /// The lease's time to live.
+    ttl_seconds: u64,
+    call_timeout: Duration,
+    /// The index of the current server. Grows with each failure.
+    server_index: usize,
     client: Option<EtcdClient>,
     lease: Option<Lease>,
-    /// Whether the key was under another lease when it was last looked at.
-    is_taken: bool,
+    /// The key was under another lease at the last check.
+    has_other_owner: bool,
     is_registered: watch::Sender<bool>,
 }
 
-/// The lease that was asked for last; etcd may not have it.
+/// The last lease that was requested. etcd may not have it.
 #[derive(Clone, Copy, Debug)]
 struct Lease {
     id: LeaseId,
-    /// Whether the key was put under it.
-    is_put: bool,
+    /// The key was put under this lease.
+    has_key: bool,
 }
 
 impl Registrar {
     async fn run(mut self, stopped: oneshot::Receiver<()>) {
         tokio::select! {
-            // The sender sends nothing: it is dropped.
+            // The sender is only dropped.
             _ = stopped => {}
-            () = self.hold() => {}
+            () = self.keep_registered() => {}
         }
         self.revoke().await;
         self.is_registered.send_replace(false);
     }
 
-    /// Renews for ever.
-    async fn hold(&mut self) {
+    /// Renews the registration in an endless loop.
+    async fn keep_registered(&mut self) {
         let mut backoff = Backoff::new();
-        let third = Duration::from_secs(self.ttl) / 3;
-        let mut is_told = false;
+        let renew_interval = Duration::from_secs(self.ttl_seconds) / 3;
+        let mut outage_is_logged = false;
         loop {
             let renewed = self.renew().await;
             let etcd = &self.etcd;
             let pause = match renewed {
                 Ok(()) => {
-                    if std::mem::replace(&mut is_told, false) || !*self.is_registered.borrow() {
+                    if std::mem::replace(&mut outage_is_logged, false)
+                        || !*self.is_registered.borrow()
+                    {
                         tracing::info!(%etcd, key = %self.key, "the agent is registered");
                     }
                     self.is_registered.send_if_modified(|is| !std::mem::replace(is, true));
                     backoff = Backoff::new();
-                    third
+                    renew_interval
                 }
                 Err(failure) => {
-                    match std::mem::replace(&mut is_told, true) {
-                        false => {
-                            tracing::warn!(%etcd, key = %self.key, %failure, "the agent can't be registered; it runs on")
-                        }
-                        true => {
-                            tracing::debug!(%etcd, key = %self.key, %failure, "the agent still can't be registered")
-                        }
+                    if std::mem::replace(&mut outage_is_logged, true) {
+                        tracing::debug!(
+                            %etcd,
+                            key = %self.key,
+                            %failure,
+                            "the agent still can't be registered"
+                        );
+                    } else {
+                        tracing::warn!(
+                            %etcd,
+                            key = %self.key,
+                            %failure,
+                            "the agent can't be registered; it runs on"
+                        );
                     }
                     self.is_registered.send_if_modified(|is| std::mem::replace(is, false));
                     self.client = None;
-                    self.turn = self.turn.wrapping_add(1);
-                    backoff.pause_after(Duration::ZERO).min(third)
+                    self.server_index = self.server_index.wrapping_add(1);
+                    backoff.pause_after(Duration::ZERO).min(renew_interval)
                 }
             };
             sleep(pause).await;
         }
     }
 
-    /// Leaves etcd with the lease and the key.
+    /// Renews the lease and makes sure that etcd has the key.
     async fn renew(&mut self) -> Result<(), Failure> {
         let client = match self.client.take() {
             Some(client) => client,
-            None => EtcdClient::new(&self.etcd, self.turn, &self.tls, self.within).await?,
+            None => {
+                EtcdClient::new(&self.etcd, self.server_index, &self.tls, self.call_timeout).await?
+            }
         };
         let client = self.client.insert(client);
         let is_alive = match self.lease {
@@ -171,49 +186,59 @@ impl Registrar {
         let mut lease = match self.lease {
             Some(lease) if is_alive => lease,
             _ => {
-                // Known before it is asked for, so that it is revoked even if the answer never
-                // comes.
-                let lease = *self.lease.insert(Lease { id: LeaseId::random(), is_put: false });
-                client.grant(lease.id, self.ttl).await?;
+                // The id is stored first, so that the lease is revoked even if the answer is lost.
+                let lease = *self.lease.insert(Lease { id: LeaseId::random(), has_key: false });
+                client.grant(lease.id, self.ttl_seconds).await?;
                 lease
             }
         };
-        if lease.is_put {
-            // The key may have been deleted while the lease lived. One under another lease is left
-            // to its owner: whoever it is names the same agent, and two that take it from each
-            // other would never end.
-            if let Some(owner) = client.lease_of(&self.key).await? {
-                let was_taken = std::mem::replace(&mut self.is_taken, !lease.id.is(owner));
-                if self.is_taken && !was_taken {
-                    tracing::warn!(key = %self.key, "another process registers an agent at this address");
+        if lease.has_key {
+            // The key may have been deleted while the lease lived. A key under another lease is
+            // left to its owner, which names the same agent. Otherwise two processes would take the
+            // key from each other forever.
+            if let Some(owner) = client.key_lease(&self.key).await? {
+                let had_other_owner =
+                    std::mem::replace(&mut self.has_other_owner, !lease.id.matches(owner));
+                if self.has_other_owner && !had_other_owner {
+                    tracing::warn!(
+                        key = %self.key,
+                        "another process registers an agent at this address"
+                    );
                 }
                 return Ok(());
             }
-            tracing::warn!(key = %self.key, "the agent's key was gone; it is put again");
+            tracing::warn!(key = %self.key, "the agent's key was deleted; it is put again");
         }
         client.put(&self.key, &self.value, lease.id).await?;
-        lease.is_put = true;
+        lease.has_key = true;
         self.lease = Some(lease);
         Ok(())
     }
 
-    /// Asks each server once, until one has revoked the lease.
+    /// Revokes the lease. Tries each server once.
     async fn revoke(&mut self) {
         let Some(Lease { id, .. }) = self.lease.take() else { return };
-        for tried in 0..self.etcd.endpoints.len() {
-            let turn = self.turn.wrapping_add(tried);
+        for attempt in 0..self.etcd.endpoints.len() {
+            let server_index = self.server_index.wrapping_add(attempt);
             let revoked = async {
-                EtcdClient::new(&self.etcd, turn, &self.tls, REVOKE_WITHIN).await?.revoke(id).await
+                EtcdClient::new(&self.etcd, server_index, &self.tls, REVOKE_TIMEOUT)
+                    .await?
+                    .revoke(id)
+                    .await
             };
             match revoked.await {
                 Ok(()) => return,
-                // There is none any more.
+                // The lease has ended already.
                 Err(Failure::Refused { status: 404, .. }) => return,
                 Err(failure) => {
                     tracing::debug!(key = %self.key, %failure, "the agent's lease can't be revoked")
                 }
             }
         }
-        tracing::warn!(key = %self.key, ttl_s = self.ttl, "the agent's lease can't be revoked; it ends by itself");
+        tracing::warn!(
+            key = %self.key,
+            ttl_s = self.ttl_seconds,
+            "the agent's lease can't be revoked; it expires by itself"
+        );
     }
 }

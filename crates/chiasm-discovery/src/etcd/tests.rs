@@ -1,5 +1,4 @@
-//! URLs of etcd here; following and registering before a scripted server and before real ones
-//! below.
+//! Tests of URLs here; tests with a scripted server and with a real etcd in the submodules.
 
 mod certificates;
 mod real;
@@ -10,7 +9,7 @@ use super::Etcd;
 use crate::DiscoveryError;
 
 #[test]
-fn urls_name_servers_and_a_prefix() {
+fn url_has_servers_with_optional_prefix() {
     for (url, shown, is_tls, servers) in [
         ("etcd://a:1", "etcd://a:1/chiasm/agents/", false, 1),
         ("etcd://a:1/", "etcd://a:1/chiasm/agents/", false, 1),
@@ -29,7 +28,7 @@ fn urls_name_servers_and_a_prefix() {
 }
 
 #[test]
-fn urls_that_are_none_are_refused_with_a_reason() {
+fn invalid_url_is_refused_with_reason() {
     for (url, reason) in [
         ("etcd://", "names no server"),
         ("etcd:///x", "names no server"),

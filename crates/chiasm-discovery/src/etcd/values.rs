@@ -1,37 +1,37 @@
-//! The keys below a prefix that somebody else has given a meaning, with their values.
+//! Keys below a prefix whose values have a meaning outside of this crate.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::following::Below;
-use super::keys::LONGEST_KEY;
+use super::following::KeySet;
+use super::keys::{MAX_KEY_BYTES, stored_key};
 use super::message::{Event, EventType, KeyValue};
-use crate::MOST_ADDRESSES;
-use crate::picture::Picture;
+use crate::MAX_ADDRESSES;
 use crate::skipped::Skipped;
+use crate::snapshot::Snapshot;
 
-/// The most bytes of a value that is kept.
-const LONGEST_VALUE: usize = 1 << 20;
-/// The most bytes of all keys and values that are kept.
-const MOST_BYTES: usize = 64 << 20;
-/// So many bytes have to be free before values that were left out are listed again: a list for each
-/// that goes would be too many.
-const ROOM_AGAIN: usize = 4 * LONGEST_VALUE;
+/// The maximum size of a value.
+const MAX_VALUE_BYTES: usize = 1 << 20;
+/// The maximum size of all keys and values together.
+const MAX_TOTAL_BYTES: usize = 64 << 20;
+/// The number of free bytes from which values that did not fit are listed again. A new list for
+/// each deleted key would be too many.
+const RELIST_FREE_BYTES: usize = 4 * MAX_VALUE_BYTES;
 
-/// All that is below a prefix now, as far as it was told, and whether the servers answer.
+/// All values below a prefix.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Values {
-    /// The values by their whole keys: at most [`MOST_ADDRESSES`](crate::MOST_ADDRESSES), each of a
-    /// MiB at most, and 64 MiB of all with their keys. What is beyond that is left out with a
-    /// warning, and so are keys that are no text.
+    /// The values by their whole keys: at most [`MAX_ADDRESSES`](crate::MAX_ADDRESSES) of up to
+    /// 1 MiB each, and 64 MiB in total with their keys. Values beyond these limits are left out
+    /// with a warning. So are keys that are not UTF-8.
     pub by_key: BTreeMap<String, Arc<[u8]>>,
-    /// Whether a server answers. Otherwise the values are the last that one told.
+    /// A server answers. Otherwise the values are those of the last answer.
     pub is_current: bool,
 }
 
-impl Picture for Values {
-    const WHAT: &'static str = "keys";
-    const IS_TOLD: bool = false;
+impl Snapshot for Values {
+    const KIND: &'static str = "keys";
+    const LOGS_CHANGES: bool = false;
 
     fn set_current(&mut self, is_current: bool) -> bool {
         std::mem::replace(&mut self.is_current, is_current)
@@ -48,31 +48,35 @@ impl Picture for Values {
     }
 }
 
-/// Values by their keys; none for what is not kept, which is counted all the same.
+/// The values below a prefix, according to the list and the watch.
 #[derive(Debug, Default)]
-pub(super) struct KeptValues {
+pub(super) struct StoredValues {
+    /// The values by their keys; `None` for a value that exceeds a limit. All keys count for the
+    /// comparison with the server's number.
     by_key: BTreeMap<Vec<u8>, Option<Arc<[u8]>>>,
-    /// So many bytes have the keys and values that are kept.
+    /// The size of the stored values and their keys.
     bytes: usize,
-    /// Whether there was no room for all.
-    has_left_out: bool,
+    /// Values were left out because of the total size.
+    has_excess: bool,
     skipped: Skipped,
-    /// Whether it was said that there are too many.
-    is_told: bool,
+    /// It was logged that there are too many keys or bytes.
+    excess_is_logged: bool,
 }
 
-impl Below for KeptValues {
-    type Picture = Values;
+impl KeySet for StoredValues {
+    type Snapshot = Values;
 
     fn replace(&mut self, listed: Vec<KeyValue>) {
-        (self.by_key, self.bytes, self.has_left_out) = (BTreeMap::new(), 0, false);
+        self.by_key = BTreeMap::new();
+        self.bytes = 0;
+        self.has_excess = false;
         listed.into_iter().for_each(|kv| self.put(kv));
     }
 
     fn apply(&mut self, event: Event) {
         match event.r#type {
             EventType::Put => self.put(event.kv),
-            EventType::Delete => self.remove(&event.kv.key),
+            EventType::Delete => self.remove(&stored_key(event.kv.key)),
         }
     }
 
@@ -80,15 +84,15 @@ impl Below for KeptValues {
         self.by_key.len()
     }
 
-    fn picture(&self) -> Values {
-        let named = |(key, value): (&Vec<u8>, &Option<Arc<[u8]>>)| {
+    fn snapshot(&self) -> Values {
+        let entry = |(key, value): (&Vec<u8>, &Option<Arc<[u8]>>)| {
             Some((String::from_utf8(key.clone()).ok()?, value.clone()?))
         };
-        Values { by_key: self.by_key.iter().filter_map(named).collect(), is_current: true }
+        Values { by_key: self.by_key.iter().filter_map(entry).collect(), is_current: true }
     }
 
     fn has_room_again(&self) -> bool {
-        self.has_left_out && self.bytes + ROOM_AGAIN <= MOST_BYTES
+        self.has_excess && self.bytes + RELIST_FREE_BYTES <= MAX_TOTAL_BYTES
     }
 
     fn skipped(&mut self) -> &mut Skipped {
@@ -96,33 +100,36 @@ impl Below for KeptValues {
     }
 }
 
-impl KeptValues {
+impl StoredValues {
     fn put(&mut self, kv: KeyValue) {
-        if kv.key.len() > LONGEST_KEY {
-            self.skipped
-                .add(String::from_utf8_lossy(&kv.key[..LONGEST_KEY]), "the key is too long");
-            return;
+        let key = stored_key(kv.key);
+        if self.by_key.len() >= MAX_ADDRESSES && !self.by_key.contains_key(&key) {
+            // Once there are fewer keys, the comparison with the server's number causes a new list.
+            return self.log_excess();
         }
-        if self.by_key.len() >= MOST_ADDRESSES && !self.by_key.contains_key(&kv.key) {
-            // It is listed again once there are fewer: their number is compared with the server's.
-            return self.tell();
+        let problem = if key.len() > MAX_KEY_BYTES {
+            Some("the key is too long")
+        } else if kv.value.len() > MAX_VALUE_BYTES {
+            Some("the value is too long")
+        } else {
+            None
+        };
+        if let Some(problem) = problem {
+            self.skipped.add(String::from_utf8_lossy(&key), problem);
         }
-        let is_short = kv.value.len() <= LONGEST_VALUE;
-        if !is_short {
-            self.skipped.add(String::from_utf8_lossy(&kv.key), "the value is too long");
-        }
-        self.remove(&kv.key);
-        let bytes = kv.key.len() + kv.value.len();
-        let has_room = self.bytes + bytes <= MOST_BYTES;
+        let is_short = problem.is_none();
+        self.remove(&key);
+        let bytes = key.len() + kv.value.len();
+        let has_room = self.bytes + bytes <= MAX_TOTAL_BYTES;
         if is_short && !has_room {
-            self.has_left_out = true;
-            self.tell();
+            self.has_excess = true;
+            self.log_excess();
         }
-        let is_kept = is_short && has_room;
-        if is_kept {
+        let is_stored = is_short && has_room;
+        if is_stored {
             self.bytes += bytes;
         }
-        self.by_key.insert(kv.key, is_kept.then(|| kv.value.into()));
+        self.by_key.insert(key, is_stored.then(|| kv.value.into()));
     }
 
     fn remove(&mut self, key: &[u8]) {
@@ -131,13 +138,12 @@ impl KeptValues {
         }
     }
 
-    fn tell(&mut self) {
-        if !std::mem::replace(&mut self.is_told, true) {
-            let (most, most_bytes) = (MOST_ADDRESSES, MOST_BYTES);
+    fn log_excess(&mut self) {
+        if !std::mem::replace(&mut self.excess_is_logged, true) {
             tracing::warn!(
-                most,
-                most_bytes,
-                "too many keys are below a prefix, or too much; the others are ignored"
+                limit = MAX_ADDRESSES,
+                limit_bytes = MAX_TOTAL_BYTES,
+                "a prefix has too many keys or bytes; the others are ignored"
             );
         }
     }
@@ -151,21 +157,21 @@ mod tests {
         KeyValue { key: key.into(), value: value.into(), mod_revision: 1, lease: 0 }
     }
 
-    fn told(keys: &KeptValues) -> Vec<(String, Vec<u8>)> {
-        keys.picture().by_key.into_iter().map(|(key, value)| (key, value.to_vec())).collect()
+    fn values(keys: &StoredValues) -> Vec<(String, Vec<u8>)> {
+        keys.snapshot().by_key.into_iter().map(|(key, value)| (key, value.to_vec())).collect()
     }
 
     #[test]
-    fn values_are_those_that_were_put_last() {
-        let mut keys = KeptValues::default();
+    fn snapshot_has_latest_values() {
+        let mut keys = StoredValues::default();
         keys.replace(vec![
             kv("p/1", b"a"),
             kv("p/2", b"b"),
-            kv("p/3", &vec![0; LONGEST_VALUE + 1]),
+            kv("p/3", &vec![0; MAX_VALUE_BYTES + 1]),
         ]);
         assert_eq!(keys.len(), 3);
         assert_eq!(
-            told(&keys),
+            values(&keys),
             [("p/1".to_owned(), b"a".to_vec()), ("p/2".to_owned(), b"b".to_vec())]
         );
         keys.apply(Event { r#type: EventType::Put, kv: kv("p/1", b"c") });
@@ -174,37 +180,37 @@ mod tests {
             r#type: EventType::Put,
             kv: KeyValue { key: vec![0xff], ..kv("", b"x") },
         });
-        assert_eq!(told(&keys), [("p/1".to_owned(), b"c".to_vec())]);
+        assert_eq!(values(&keys), [("p/1".to_owned(), b"c".to_vec())]);
         keys.replace(vec![kv("p/4", b"d")]);
-        assert_eq!(told(&keys), [("p/4".to_owned(), b"d".to_vec())]);
+        assert_eq!(values(&keys), [("p/4".to_owned(), b"d".to_vec())]);
     }
 
     #[test]
-    fn only_so_many_are_kept() {
-        let mut keys = KeptValues::default();
-        keys.replace((0..MOST_ADDRESSES + 10).map(|n| kv(&format!("p/{n}"), b"x")).collect());
-        assert_eq!(keys.len(), MOST_ADDRESSES);
+    fn number_of_values_is_bounded() {
+        let mut keys = StoredValues::default();
+        keys.replace((0..MAX_ADDRESSES + 10).map(|n| kv(&format!("p/{n}"), b"x")).collect());
+        assert_eq!(keys.len(), MAX_ADDRESSES);
         keys.apply(Event { r#type: EventType::Put, kv: kv("p/7", b"y") });
-        assert_eq!(keys.picture().by_key["p/7"][..], b"y"[..]);
+        assert_eq!(keys.snapshot().by_key["p/7"][..], b"y"[..]);
     }
 
     #[test]
-    fn all_together_have_a_limit_which_what_goes_makes_room_below() {
-        let mut keys = KeptValues::default();
-        let large = vec![0; LONGEST_VALUE - 3];
+    fn total_size_is_bounded_until_deletions_make_room() {
+        let mut keys = StoredValues::default();
+        let large = vec![0; MAX_VALUE_BYTES - 3];
         keys.replace((0..70).map(|n| kv(&format!("{n:03}"), &large)).collect());
-        assert_eq!((keys.len(), told(&keys).len()), (70, 64));
-        let put = |keys: &mut KeptValues, key| {
+        assert_eq!((keys.len(), values(&keys).len()), (70, 64));
+        let put = |keys: &mut StoredValues, key| {
             keys.apply(Event { r#type: EventType::Put, kv: kv(key, &large) })
         };
-        // What is kept already is not counted twice.
+        // A stored value is not counted twice.
         put(&mut keys, "000");
         put(&mut keys, "069");
-        assert_eq!(told(&keys).len(), 64);
+        assert_eq!(values(&keys).len(), 64);
         keys.apply(Event { r#type: EventType::Delete, kv: kv("001", b"") });
         put(&mut keys, "069");
-        assert!(keys.picture().by_key.contains_key("069") && told(&keys).len() == 64);
-        // What was left out is listed again, once there is room for several.
+        assert!(keys.snapshot().by_key.contains_key("069") && values(&keys).len() == 64);
+        // Values that were left out are listed again once there is room for several.
         let mut delete = |n: u32| {
             keys.apply(Event { r#type: EventType::Delete, kv: kv(&format!("{n:03}"), b"") })
         };

@@ -1,4 +1,4 @@
-//! The requests to the API server.
+//! The API server's endpoints for EndpointSlices.
 
 use std::time::Duration;
 
@@ -12,55 +12,55 @@ use crate::ClusterAccess;
 use crate::failure::Failure;
 use crate::http::{self, LineStream};
 
-/// Connections to the API server.
+/// A client of the API server for the slices of one service.
 #[derive(Debug)]
 pub(super) struct ApiServer<'a> {
     http: Client,
     cluster: &'a ClusterAccess,
     service: &'a Service,
-    within: Duration,
+    call_timeout: Duration,
 }
 
 impl<'a> ApiServer<'a> {
-    /// Each call may take as long as `within`.
     pub(super) async fn new(
         cluster: &'a ClusterAccess,
         service: &'a Service,
-        within: Duration,
+        call_timeout: Duration,
     ) -> Result<Self, Failure> {
-        Ok(Self { http: http::new_client(&cluster.tls()).await?, cluster, service, within })
+        let http = http::build_client(&cluster.tls()).await?;
+        Ok(Self { http, cluster, service, call_timeout })
     }
 
-    /// How long a call may take.
-    pub(super) fn within(&self) -> Duration {
-        self.within
+    /// Returns the timeout of a call.
+    pub(super) fn call_timeout(&self) -> Duration {
+        self.call_timeout
     }
 
-    /// The slices that are there.
+    /// Lists the service's slices.
     pub(super) async fn list(&self) -> Result<Bytes, Failure> {
-        http::answer(self.request(&[]).await?, self.within).await
+        http::call(self.request(&[]).await?, self.call_timeout).await
     }
 
-    /// What changes after `version`, for as long as `lasting`.
+    /// Watches the changes after `version`. The server ends the watch after `duration`.
     pub(super) async fn watch(
         &self,
         version: &str,
-        lasting: Duration,
+        duration: Duration,
     ) -> Result<LineStream, Failure> {
-        let seconds = lasting.as_secs().max(1).to_string();
+        let seconds = duration.as_secs().max(1).to_string();
         let query = [
             ("watch", "true"),
             ("allowWatchBookmarks", "true"),
             ("resourceVersion", version),
             ("timeoutSeconds", &seconds),
         ];
-        http::stream(self.request(&query).await?, self.within).await
+        http::open_stream(self.request(&query).await?, self.call_timeout).await
     }
 
     async fn request(&self, query: &[(&str, &str)]) -> Result<RequestBuilder, Failure> {
         let request = self.http.get(self.url(query)).header(ACCEPT, "application/json");
         let Some(path) = &self.cluster.token else { return Ok(request) };
-        // Read each time: Kubernetes writes a new one before this one ends.
+        // Read for each request, because Kubernetes replaces the token before it expires.
         let token = tokio::fs::read_to_string(path).await.map_err(Failure::Token)?;
         let header = HeaderValue::from_str(&format!("Bearer {}", token.trim()));
         let mut header = header.map_err(|error| Failure::Token(std::io::Error::other(error)))?;
@@ -71,7 +71,7 @@ impl<'a> ApiServer<'a> {
     fn url(&self, query: &[(&str, &str)]) -> Url {
         let mut url = self.cluster.server.clone();
         let Service { namespace, name, .. } = self.service;
-        // The server's own path stays before it: a proxy may have one.
+        // The path of the server's URL is kept, because a proxy may need it.
         if let Ok(mut path) = url.path_segments_mut() {
             path.pop_if_empty().extend([
                 "apis",

@@ -1,4 +1,4 @@
-//! Following the slices of a service: a list, then its changes.
+//! Following of a service's slices: a list, then its changes.
 
 use std::time::Duration;
 
@@ -11,15 +11,16 @@ use super::api::ApiServer;
 use super::message::{EndpointSlice, Event, EventType, List, Object, Status};
 use super::slices::Slices;
 use crate::failure::Failure;
-use crate::http::{self, CALL_WITHIN};
-use crate::upstream::{Changes, Upstream, View};
-use crate::{ClusterAccess, DiscoveryError, Named};
+use crate::http::{self, CALL_TIMEOUT};
+use crate::upstream::{PublishThrottle, Publisher, Upstream};
+use crate::{ClusterAccess, DiscoveryError, NamedAgents};
 
-/// How long one watch lasts. A server that is silent is noticed at its end, or at most
-/// [`CALL_WITHIN`] later.
-const WATCH_FOR: Duration = Duration::from_secs(20);
-/// Watches that the server ends sooner are not begun again without a pause.
-const SHORTEST_WATCH: Duration = Duration::from_secs(1);
+/// The duration of one watch. A server that is silent during a whole watch is noticed at most
+/// [`CALL_TIMEOUT`] after its end; a server that has sent a message, in the next watch.
+const WATCH_DURATION: Duration = Duration::from_secs(20);
+/// The minimum interval between the starts of two watches, in case the server ends them early.
+const MIN_WATCH_INTERVAL: Duration = Duration::from_secs(1);
+/// The HTTP status for a resource version that the server no longer has.
 const GONE: u16 = 410;
 
 /// One service as a source of agents.
@@ -27,127 +28,136 @@ const GONE: u16 = 410;
 pub(crate) struct KubernetesUpstream {
     service: Service,
     cluster: ClusterAccess,
-    watch_for: Duration,
-    /// How long a call may take.
-    within: Duration,
+    watch_duration: Duration,
+    call_timeout: Duration,
     slices: Slices,
 }
 
 impl KubernetesUpstream {
     pub(crate) fn new(service: Service, cluster: ClusterAccess) -> Result<Self, DiscoveryError> {
-        // Files that can't be used are an error now. Later they are read again for each session.
-        http::client(&cluster.tls())?;
+        // Unusable files are an error now. Later they are read again for each session.
+        http::build_client_blocking(&cluster.tls())?;
         Ok(Self {
             service,
             cluster,
-            watch_for: WATCH_FOR,
-            within: CALL_WITHIN,
+            watch_duration: WATCH_DURATION,
+            call_timeout: CALL_TIMEOUT,
             slices: Slices::default(),
         })
     }
 
-    /// With less patience than in production.
+    /// Sets shorter times than in production.
     #[cfg(test)]
-    pub(super) fn with_patience(self, watch_for: Duration, within: Duration) -> Self {
-        Self { watch_for, within, ..self }
+    pub(super) fn with_times(self, watch_duration: Duration, call_timeout: Duration) -> Self {
+        Self { watch_duration, call_timeout, ..self }
     }
 
-    async fn run(&mut self, view: &mut View<Named>) -> Result<(), Failure> {
-        let server = ApiServer::new(&self.cluster, &self.service, self.within).await?;
-        let mut told =
-            Told { service: &self.service, slices: &mut self.slices, version: String::new() };
-        told.list(&server.list().await?)?;
-        view.set(told.named());
-        let mut changes = Changes::default();
-        let failed = follow_watches(&server, self.watch_for, &mut told, &mut changes, view).await;
-        if changes.are_pending() {
-            // They waited to be told together with later ones, and there are none.
-            view.set(told.named());
+    /// Lists the slices and follows their changes until the server fails.
+    async fn run(&mut self, publisher: &mut Publisher<NamedAgents>) -> Result<(), Failure> {
+        let server = ApiServer::new(&self.cluster, &self.service, self.call_timeout).await?;
+        let mut state = ServiceState {
+            service: &self.service,
+            slices: &mut self.slices,
+            version: String::new(),
+        };
+        state.apply_list(&server.list().await?)?;
+        publisher.publish(state.snapshot());
+        let mut throttle = PublishThrottle::default();
+        let result =
+            follow_watches(&server, self.watch_duration, &mut state, &mut throttle, publisher)
+                .await;
+        if throttle.is_pending() {
+            // No later change will publish the pending ones.
+            publisher.publish(state.snapshot());
         }
-        failed
+        result
     }
 }
 
-/// Applies what watches of `lasting` each tell. Ends only by failing. A watch that ends in good
-/// order is begun again where it was, without a list.
+/// Applies and publishes the changes of successive watches. Only returns on failure. After a proper
+/// end of a watch, the next one continues at the same version without a list.
 async fn follow_watches(
     server: &ApiServer<'_>,
-    lasting: Duration,
-    told: &mut Told<'_>,
-    changes: &mut Changes,
-    view: &mut View<Named>,
+    watch_duration: Duration,
+    state: &mut ServiceState<'_>,
+    throttle: &mut PublishThrottle,
+    publisher: &mut Publisher<NamedAgents>,
 ) -> Result<(), Failure> {
     loop {
-        let begun = Instant::now();
-        let mut watch = server.watch(&told.version, lasting).await.map_err(outdated)?;
-        let patience = lasting + server.within();
-        let mut has_spoken = false;
+        let start = Instant::now();
+        let watch = server.watch(&state.version, watch_duration).await;
+        let mut watch = watch.map_err(detect_outdated)?;
+        let limit = watch_duration + server.call_timeout();
+        let mut has_message = false;
         loop {
             let line = async {
-                match timeout_at(begun + patience, watch.next()).await {
+                match timeout_at(start + limit, watch.next()).await {
                     Ok(line) => line,
-                    // A proxy may let a watch go on for as long as it likes.
-                    Err(_) if has_spoken => Ok(None),
-                    Err(_) => Err(Failure::Silent(patience)),
+                    // A proxy may keep a watch open beyond its duration.
+                    Err(_) if has_message => Ok(None),
+                    Err(_) => Err(Failure::Silent(limit)),
                 }
             };
-            match changes.next(line).await? {
+            match throttle.next(line).await? {
                 Some(Some(line)) => {
-                    has_spoken = true;
-                    changes.note(told.apply(&line)?);
+                    has_message = true;
+                    throttle.note(state.apply_event(&line)?);
                 }
                 Some(None) => break,
                 None => {}
             }
-            if changes.is_due() {
-                changes.told(view.set(told.named()));
-                if told.slices.has_room_again() {
+            if throttle.is_due() {
+                throttle.published(publisher.publish(state.snapshot()));
+                if state.slices.has_room_again() {
                     return Err(Failure::Outdated(
                         "there is room again for agents that were left out".to_owned(),
                     ));
                 }
             }
         }
-        sleep(SHORTEST_WATCH.saturating_sub(begun.elapsed())).await;
+        sleep(MIN_WATCH_INTERVAL.saturating_sub(start.elapsed())).await;
     }
 }
 
 impl Upstream for KubernetesUpstream {
-    type Picture = Named;
+    type Snapshot = NamedAgents;
 
     fn name(&self) -> String {
         self.service.to_string()
     }
 
-    async fn session(&mut self, view: &mut View<Named>) -> Failure {
-        match self.run(view).await {
+    async fn session(&mut self, publisher: &mut Publisher<NamedAgents>) -> Failure {
+        match self.run(publisher).await {
             Err(failure) => failure,
             Ok(()) => Failure::Ended,
         }
     }
 }
 
-fn outdated(failure: Failure) -> Failure {
+/// Turns status [`GONE`] into [`Failure::Outdated`].
+fn detect_outdated(failure: Failure) -> Failure {
     match failure {
         Failure::Refused { status: GONE, message } => Failure::Outdated(message),
         failure => failure,
     }
 }
 
-/// The slices as far as the server has told of them.
+/// The state of a service at one resource version.
 #[derive(Debug)]
-struct Told<'a> {
+struct ServiceState<'a> {
     service: &'a Service,
     slices: &'a mut Slices,
+    /// The resource version of the last list, event or bookmark.
     version: String,
 }
 
-impl Told<'_> {
-    fn named(&mut self) -> Named {
-        Named { addresses: self.slices.addresses(), is_current: true }
+impl ServiceState<'_> {
+    fn snapshot(&mut self) -> NamedAgents {
+        NamedAgents { addresses: self.slices.addresses(), is_current: true }
     }
 
-    fn list(&mut self, body: &Bytes) -> Result<(), Failure> {
+    /// Replaces the slices with those of a list.
+    fn apply_list(&mut self, body: &Bytes) -> Result<(), Failure> {
         let list: List<'_> = serde_json::from_slice(body)?;
         if list.metadata.resource_version.is_empty() {
             return Err(Failure::Malformed("its list has no version".to_owned()));
@@ -161,15 +171,15 @@ impl Told<'_> {
         Ok(())
     }
 
-    /// Applies a line of a watch. Whether other agents may be named now.
-    fn apply(&mut self, line: &[u8]) -> Result<bool, Failure> {
+    /// Applies a line of a watch. Returns `true` if the named agents may have changed.
+    fn apply_event(&mut self, line: &[u8]) -> Result<bool, Failure> {
         let event: Event<'_> = serde_json::from_slice(line)?;
         if event.r#type == EventType::Error {
             let Status { code, message } = serde_json::from_str(event.object.get())?;
-            return Err(outdated(Failure::Refused { status: code, message }));
+            return Err(detect_outdated(Failure::Refused { status: code, message }));
         }
         if event.r#type == EventType::Unknown {
-            // Its object may be of any form.
+            // The object may have any form.
             return Ok(false);
         }
         let Object { metadata } = serde_json::from_str(event.object.get())?;
@@ -185,7 +195,7 @@ impl Told<'_> {
         Ok(event.r#type != EventType::Bookmark)
     }
 
-    /// Takes a slice as it is now. A malformed one names nobody.
+    /// Adds or replaces a slice. A malformed slice is removed.
     fn put(&mut self, object: &RawValue) {
         let metadata = match serde_json::from_str(object.get()) {
             Ok(Object { metadata }) if !metadata.name.is_empty() => metadata,
@@ -207,9 +217,17 @@ mod unit_tests {
 
     use super::*;
 
-    const LIST: &str = r#"{"metadata":{"resourceVersion":"7"},"items":[{"metadata":{"name":"a"},"addressType":"IPv4","endpoints":[{"addresses":["10.0.0.1"]}],"ports":[{"port":7}]}]}"#;
-    const EVENT: &str = r#"{"type":"MODIFIED","object":{"metadata":{"name":"a","resourceVersion":"8"},"addressType":"IPv6","endpoints":[{"addresses":["fd00::1"],"conditions":{"ready":true},"targetRef":{"uid":"x"}}],"ports":[{"name":"","port":7,"protocol":"TCP"}]}}"#;
+    const LIST: &str = r#"{"metadata":{"resourceVersion":"7"},"items":[
+        {"metadata":{"name":"a"},"addressType":"IPv4",
+            "endpoints":[{"addresses":["10.0.0.1"]}],"ports":[{"port":7}]}
+    ]}"#;
+    const EVENT: &str = r#"{"type":"MODIFIED","object":{
+        "metadata":{"name":"a","resourceVersion":"8"},"addressType":"IPv6",
+        "endpoints":[{"addresses":["fd00::1"],"conditions":{"ready":true},"targetRef":{"uid":"x"}}],
+        "ports":[{"name":"","port":7,"protocol":"TCP"}]
+    }}"#;
 
+    /// Replaces `length` bytes of `text` with other ones.
     fn damaged(text: &str, at: usize, with: &[u8], length: usize) -> Vec<u8> {
         let mut bytes = text.as_bytes().to_vec();
         let at = at % bytes.len();
@@ -220,15 +238,18 @@ mod unit_tests {
 
     proptest! {
         #[test]
-        fn whatever_is_said_is_applied_or_refused(at: usize, with in "[\\PC\\x00-\\x7f]{0,4}", length in 0_usize..9) {
+        fn damaged_message_is_applied_or_refused(
+            at: usize, with in "[\\PC\\x00-\\x7f]{0,4}", length in 0_usize..9
+        ) {
             let service = "kubernetes://ns/svc".parse().unwrap();
             let mut slices = Slices::default();
-            let mut changes = Told { service: &service, slices: &mut slices, version: String::new() };
-            changes.list(&LIST.into()).unwrap();
-            prop_assert!(changes.apply(EVENT.as_bytes()).unwrap());
-            let _ = changes.apply(&damaged(EVENT, at, with.as_bytes(), length));
-            let _ = changes.list(&damaged(LIST, at, with.as_bytes(), length).into());
-            prop_assert!(changes.slices.addresses().len() <= 1);
+            let mut state =
+                ServiceState { service: &service, slices: &mut slices, version: String::new() };
+            state.apply_list(&LIST.into()).unwrap();
+            prop_assert!(state.apply_event(EVENT.as_bytes()).unwrap());
+            let _ = state.apply_event(&damaged(EVENT, at, with.as_bytes(), length));
+            let _ = state.apply_list(&damaged(LIST, at, with.as_bytes(), length).into());
+            prop_assert!(state.slices.addresses().len() <= 1);
         }
     }
 }

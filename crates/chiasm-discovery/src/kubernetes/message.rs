@@ -1,17 +1,17 @@
-//! What the API server says of EndpointSlices (`discovery.k8s.io/v1`), as far as it is needed. Go
-//! writes empty lists as `null`.
+//! The API server's messages about EndpointSlices (`discovery.k8s.io/v1`), with the needed fields.
+//! Go writes empty lists as `null`.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::few;
+use crate::bounded_list;
 
-/// `EndpointSliceList`. The items are read one by one, as one malformed slice says nothing of the
-/// others.
+/// `EndpointSliceList`. The items are parsed one by one, so that a malformed slice does not affect
+/// the others.
 #[derive(Debug, Deserialize)]
 pub(super) struct List<'a> {
     pub(super) metadata: Metadata,
-    #[serde(borrow, default, deserialize_with = "few::list_or_null")]
+    #[serde(borrow, default, deserialize_with = "bounded_list::deserialize_or_null")]
     pub(super) items: Option<Vec<&'a RawValue>>,
 }
 
@@ -23,17 +23,18 @@ pub(super) struct Event<'a> {
     pub(super) object: &'a RawValue,
 }
 
+/// The type of an [`Event`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub(super) enum EventType {
     Added,
     Modified,
     Deleted,
-    /// Says only how far the watch is.
+    /// The object only has the current resource version.
     Bookmark,
     /// The object is a [`Status`].
     Error,
-    /// What a newer server may say.
+    /// A type of a newer server.
     #[serde(other)]
     Unknown,
 }
@@ -46,17 +47,18 @@ pub(super) struct Status {
     pub(super) message: String,
 }
 
-/// Any object.
+/// The metadata of any object.
 #[derive(Debug, Deserialize)]
 pub(super) struct Object {
     pub(super) metadata: Metadata,
 }
 
+/// `metav1.ObjectMeta` and `metav1.ListMeta`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Metadata {
     pub(super) name: String,
-    /// How far the server was in its history; nothing to calculate with.
+    /// The position in the server's history. It is opaque and can't be compared.
     pub(super) resource_version: String,
 }
 
@@ -66,9 +68,9 @@ pub(super) struct Metadata {
 pub(super) struct EndpointSlice {
     /// `IPv4`, `IPv6` or `FQDN`.
     pub(super) address_type: String,
-    #[serde(default, deserialize_with = "few::list_or_null")]
+    #[serde(default, deserialize_with = "bounded_list::deserialize_or_null")]
     pub(super) endpoints: Option<Vec<Endpoint>>,
-    #[serde(default, deserialize_with = "few::list_or_null")]
+    #[serde(default, deserialize_with = "bounded_list::deserialize_or_null")]
     pub(super) ports: Option<Vec<EndpointPort>>,
 }
 
@@ -76,8 +78,9 @@ pub(super) struct EndpointSlice {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Endpoint {
-    /// All reach the same pod, and the first is enough, says Kubernetes.
-    #[serde(default, deserialize_with = "few::list_or_null")]
+    /// The addresses of the endpoint. According to Kubernetes they are equivalent, so clients may
+    /// use only the first one.
+    #[serde(default, deserialize_with = "bounded_list::deserialize_or_null")]
     pub(super) addresses: Option<Vec<String>>,
     #[serde(default)]
     pub(super) conditions: Conditions,
@@ -93,7 +96,7 @@ pub(super) struct Conditions {
     pub(super) terminating: Option<bool>,
 }
 
-/// Which pod an endpoint is.
+/// The pod of an endpoint: `ObjectReference`.
 #[derive(Debug, Deserialize)]
 pub(super) struct TargetRef {
     pub(super) uid: Option<String>,
@@ -102,20 +105,21 @@ pub(super) struct TargetRef {
 /// `EndpointPort`.
 #[derive(Debug, Deserialize)]
 pub(super) struct EndpointPort {
-    /// Empty for the only port of a service.
+    /// The port's name; empty for the only port of a service.
     pub(super) name: Option<String>,
-    /// None for all ports.
+    /// The port's number; `None` for all ports.
     pub(super) port: Option<u16>,
-    /// None for TCP.
+    /// The protocol; `None` for TCP.
     pub(super) protocol: Option<String>,
 }
 
 impl Conditions {
-    /// Whether an endpoint is one to try. One that is unknown counts as ready, says Kubernetes. One
-    /// that is about to end and still serves has requests to finish, so it is named as long as it
-    /// is there.
+    /// Returns `true` if an endpoint with these conditions is named.
+    ///
+    /// According to Kubernetes, unknown counts as ready. A terminating endpoint that still serves
+    /// has requests to finish, so it stays named.
     pub(super) fn is_named(self) -> bool {
-        let drains = self.serving == Some(true) && self.terminating == Some(true);
-        self.ready != Some(false) || drains
+        let is_draining = self.serving == Some(true) && self.terminating == Some(true);
+        self.ready != Some(false) || is_draining
     }
 }

@@ -1,4 +1,4 @@
-//! The slices of a service, and which agents they name together.
+//! The slices of a service and the agents that they name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -6,58 +6,58 @@ use std::fmt::Display;
 use super::Port;
 use super::message::{EndpointPort, EndpointSlice};
 use crate::skipped::Skipped;
-use crate::{MOST_ADDRESSES, address};
+use crate::{MAX_ADDRESSES, address};
 
-/// The longest name of an object of Kubernetes, and the longest uid, of which theirs have 36 bytes.
-const LONGEST_NAME: usize = 253;
-/// The most slices and agents that are kept, together: pods of two families of addresses are in two
-/// slices.
-const MOST_WEIGHT: usize = 2 * MOST_ADDRESSES;
-/// So much weight has to be free before agents that were left out are listed again: a list for each
-/// that goes would be too many.
-const ROOM_AGAIN: usize = MOST_ADDRESSES / 10;
+/// The maximum length of an object's name in Kubernetes, also used for uids, which have 36 bytes.
+const MAX_NAME_BYTES: usize = 253;
+/// The maximum number of slices and agents together. Dual-stack pods are in two slices.
+const MAX_WEIGHT: usize = 2 * MAX_ADDRESSES;
+/// The free weight from which agents that did not fit are listed again. A new list for each removed
+/// agent would be too many.
+const RELIST_FREE_WEIGHT: usize = MAX_ADDRESSES / 10;
 
-/// The slices that are there, as far as this process was told.
+/// The slices of a service, according to the list and the watch.
 #[derive(Debug, Default)]
 pub(super) struct Slices {
     by_name: BTreeMap<String, Vec<Agent>>,
-    /// The slices and their agents, so that neither can grow without bound.
+    /// The number of slices and agents, which bounds both.
     weight: usize,
-    /// Whether there was no room for all.
-    has_left_out: bool,
-    /// Whether it was said that there are too many.
-    is_told: bool,
+    /// Agents were left out for lack of room.
+    has_excess: bool,
+    /// It was logged that there are too many agents.
+    excess_is_logged: bool,
     skipped: Skipped,
 }
 
-/// An endpoint that is named.
+/// A named endpoint.
 #[derive(Debug)]
 struct Agent {
-    /// Of its pod. A pod of two families of addresses is in a slice of each.
+    /// The uid of the pod. A dual-stack pod is in one slice per address family.
     uid: Option<String>,
     is_v4: bool,
     address: String,
 }
 
 impl Slices {
+    /// Removes all slices.
     pub(super) fn clear(&mut self) {
         self.by_name.clear();
         self.weight = 0;
-        self.has_left_out = false;
+        self.has_excess = false;
     }
 
-    /// A slice is there, or changed.
+    /// Adds or replaces a slice. `wanted` is the agents' port.
     pub(super) fn put(&mut self, name: &str, slice: EndpointSlice, wanted: Option<&Port>) {
         self.remove(name);
-        if name.len() > LONGEST_NAME {
+        if name.len() > MAX_NAME_BYTES {
             self.skip(name, "the name of the slice is too long");
             return;
         }
-        let mut agents = agents_of(name, slice, wanted, &mut self.skipped);
-        let room = MOST_WEIGHT.saturating_sub(self.weight);
+        let mut agents = read_agents(name, slice, wanted, &mut self.skipped);
+        let room = MAX_WEIGHT.saturating_sub(self.weight);
         if agents.len() + 1 > room {
-            self.has_left_out = true;
-            self.tell();
+            self.has_excess = true;
+            self.log_excess();
             if room == 0 {
                 return;
             }
@@ -67,59 +67,62 @@ impl Slices {
         self.by_name.insert(name.to_owned(), agents);
     }
 
-    /// A slice is gone.
+    /// Removes a slice.
     pub(super) fn remove(&mut self, name: &str) {
         if let Some(agents) = self.by_name.remove(name) {
             self.weight -= agents.len() + 1;
         }
     }
 
-    /// One address for each pod: IPv4 where it has both.
+    /// Returns one address per pod, IPv4 if the pod has both families.
     pub(super) fn addresses(&mut self) -> BTreeSet<String> {
         let agents = || self.by_name.values().flatten();
-        let have_v4: BTreeSet<&str> =
+        let uids_with_v4: BTreeSet<&str> =
             agents().filter(|agent| agent.is_v4).filter_map(|agent| agent.uid.as_deref()).collect();
-        let is_other = |agent: &&Agent| {
-            !agent.is_v4 && agent.uid.as_deref().is_some_and(|uid| have_v4.contains(uid))
+        let is_second_address = |agent: &&Agent| {
+            !agent.is_v4 && agent.uid.as_deref().is_some_and(|uid| uids_with_v4.contains(uid))
         };
-        let mut addresses: BTreeSet<String> =
-            agents().filter(|agent| !is_other(agent)).map(|agent| agent.address.clone()).collect();
-        if addresses.len() > MOST_ADDRESSES {
-            self.tell();
-            while addresses.len() > MOST_ADDRESSES {
+        let mut addresses: BTreeSet<String> = agents()
+            .filter(|agent| !is_second_address(agent))
+            .map(|agent| agent.address.clone())
+            .collect();
+        if addresses.len() > MAX_ADDRESSES {
+            self.log_excess();
+            while addresses.len() > MAX_ADDRESSES {
                 addresses.pop_last();
             }
         }
         addresses
     }
 
-    /// Whether agents were left out for lack of room, and there is room again: only a new list
-    /// names them.
+    /// Returns `true` if agents were left out for lack of room, and there is room again. Only a new
+    /// list brings them back.
     pub(super) fn has_room_again(&self) -> bool {
-        self.has_left_out && self.weight + ROOM_AGAIN <= MOST_WEIGHT
+        self.has_excess && self.weight + RELIST_FREE_WEIGHT <= MAX_WEIGHT
     }
 
-    /// Counts the slice `name` as one that can't be used.
+    /// Counts the slice `name` as unusable.
     pub(super) fn skip(&mut self, name: &str, problem: impl Display) {
         self.skipped.add(format_args!("slice {name}"), problem);
     }
 
-    /// Logs what could not be used since the last call.
+    /// Logs the unusable slices and endpoints since the last call.
     pub(super) fn log_skipped(&mut self, source: impl Display) {
         self.skipped.log(source);
     }
 
-    fn tell(&mut self) {
-        if !std::mem::replace(&mut self.is_told, true) {
+    fn log_excess(&mut self) {
+        if !std::mem::replace(&mut self.excess_is_logged, true) {
             tracing::warn!(
-                most = MOST_ADDRESSES,
+                limit = MAX_ADDRESSES,
                 "too many agents are named; the others are ignored"
             );
         }
     }
 }
 
-fn agents_of(
+/// Returns the named endpoints of a slice. Unusable ones are counted in `skipped`.
+fn read_agents(
     name: &str,
     slice: EndpointSlice,
     wanted: Option<&Port>,
@@ -127,28 +130,29 @@ fn agents_of(
 ) -> Vec<Agent> {
     let endpoints = slice.endpoints.unwrap_or_default();
     if endpoints.is_empty() {
-        // Then the ports may be missing as well, and nothing is wrong.
+        // A slice without endpoints may have no ports, which is not an error.
         return Vec::new();
     }
-    let Some(port) = port_of(slice.ports.as_deref().unwrap_or_default(), wanted) else {
+    let Some(port) = select_port(slice.ports.as_deref().unwrap_or_default(), wanted) else {
         let problem =
             "it has no such port, or several: kubernetes://namespace/service:port says which";
         skipped.add(format_args!("slice {name}"), problem);
         return Vec::new();
     };
-    let (is_v4, is_v6) = (slice.address_type == "IPv4", slice.address_type == "IPv6");
+    let is_v4 = slice.address_type == "IPv4";
+    let is_v6 = slice.address_type == "IPv6";
     let agents = endpoints
         .into_iter()
         .filter(|endpoint| endpoint.conditions.is_named())
         .filter_map(|endpoint| {
             let host = endpoint.addresses?.into_iter().next()?;
-            let said = if is_v6 { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
-            match address::parse(&said) {
+            let text = if is_v6 { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+            match address::parse(&text) {
                 Ok(address) => {
                     let uid = endpoint
                         .target_ref
                         .and_then(|target| target.uid)
-                        .filter(|uid| uid.len() <= LONGEST_NAME);
+                        .filter(|uid| uid.len() <= MAX_NAME_BYTES);
                     Some(Agent { uid, is_v4, address })
                 }
                 Err(problem) => {
@@ -160,14 +164,14 @@ fn agents_of(
     agents.collect()
 }
 
-/// The port that is wanted; without a wish the only one.
-fn port_of(ports: &[EndpointPort], wanted: Option<&Port>) -> Option<u16> {
+/// Returns the number of the wanted port, or of the only port if none is wanted.
+fn select_port(ports: &[EndpointPort], wanted: Option<&Port>) -> Option<u16> {
     let mut tcp = ports
         .iter()
         .filter(|port| port.protocol.as_deref().is_none_or(|protocol| protocol == "TCP"));
     match wanted {
         Some(Port::Name(name)) => tcp.find(|port| port.name.as_deref() == Some(name))?.port,
-        // A slice of all ports says none.
+        // A port without a number stands for all ports.
         Some(&Port::Number(number)) => {
             tcp.any(|port| port.port.is_none_or(|port| port == number)).then_some(number)
         }
@@ -201,9 +205,12 @@ mod unit_tests {
     }
 
     #[test]
-    fn the_wanted_port_is_taken() {
+    fn wanted_port_is_selected() {
         let name = |name: &str| Some(Port::Name(name.to_owned()));
-        let two = json!([{"name": "grpc", "port": 7000, "protocol": "TCP"}, {"name": "metrics", "port": 9000}]);
+        let two = json!([
+            {"name": "grpc", "port": 7000, "protocol": "TCP"},
+            {"name": "metrics", "port": 9000},
+        ]);
         for (ports, wanted, expected) in [
             (json!([{"name": "", "port": 7000}]), None, Some("10.0.0.1:7000")),
             (two.clone(), None, None),
@@ -230,7 +237,7 @@ mod unit_tests {
     }
 
     #[test]
-    fn conditions_decide_who_is_named() {
+    fn conditions_decide_which_endpoints_are_named() {
         for (conditions, expected) in [
             (json!({}), true),
             (json!({"ready": true}), true),
@@ -240,26 +247,32 @@ mod unit_tests {
             (json!({"ready": false, "serving": false, "terminating": true}), false),
             (json!({"ready": false, "serving": true, "terminating": false}), false),
         ] {
-            let value = json!({"addressType": "IPv4", "endpoints": [{"addresses": ["10.0.0.1"], "conditions": conditions}],
-                "ports": [{"port": 1}]});
+            let value = json!({
+                "addressType": "IPv4",
+                "endpoints": [{"addresses": ["10.0.0.1"], "conditions": conditions}],
+                "ports": [{"port": 1}],
+            });
             assert_eq!(!named(&[value], None).is_empty(), expected, "{conditions}");
         }
     }
 
     #[test]
-    fn slices_are_merged_and_a_pod_has_one_address() {
-        let of = |kind: &str, endpoints: &[(&str, &str)]| {
-            let endpoints: Vec<Value> = endpoints
-                .iter()
-                .map(|(address, uid)| json!({"addresses": [address, "10.9.9.9"], "targetRef": {"kind": "Pod", "uid": uid}}))
-                .collect();
+    fn merged_slices_have_one_address_per_pod() {
+        let slice = |kind: &str, endpoints: &[(&str, &str)]| {
+            let endpoint = |(address, uid): &(&str, &str)| {
+                json!({
+                    "addresses": [address, "10.9.9.9"],
+                    "targetRef": {"kind": "Pod", "uid": uid},
+                })
+            };
+            let endpoints: Vec<Value> = endpoints.iter().map(endpoint).collect();
             json!({"addressType": kind, "endpoints": endpoints, "ports": [{"port": 7}]})
         };
         let slices = [
-            of("IPv4", &[("10.0.0.1", "a"), ("10.0.0.2", "b"), ("not an ip", "x")]),
-            of("IPv6", &[("fd00::1", "a"), ("FD00:0::3", "c"), ("10.0.0.1", "y")]),
-            of("IPv4", &[("10.0.0.2", "b")]),
-            of("FQDN", &[("Agent.example.com", "d")]),
+            slice("IPv4", &[("10.0.0.1", "a"), ("10.0.0.2", "b"), ("not an ip", "x")]),
+            slice("IPv6", &[("fd00::1", "a"), ("FD00:0::3", "c"), ("10.0.0.1", "y")]),
+            slice("IPv4", &[("10.0.0.2", "b")]),
+            slice("FQDN", &[("Agent.example.com", "d")]),
             json!({"addressType": "IPv4", "endpoints": null, "ports": null}),
         ];
         assert_eq!(
@@ -269,7 +282,7 @@ mod unit_tests {
     }
 
     #[test]
-    fn only_so_many_are_kept() {
+    fn number_of_agents_is_bounded() {
         let mut slices = Slices::default();
         for n in 0..30_u32 {
             let endpoints: Vec<Value> = (0..1000)
@@ -278,9 +291,9 @@ mod unit_tests {
             let value =
                 json!({"addressType": "IPv4", "endpoints": endpoints, "ports": [{"port": 7}]});
             slices.put(&n.to_string(), slice(value), None);
-            assert!(slices.weight <= MOST_WEIGHT);
+            assert!(slices.weight <= MAX_WEIGHT);
         }
-        assert_eq!(slices.addresses().len(), MOST_ADDRESSES);
+        assert_eq!(slices.addresses().len(), MAX_ADDRESSES);
         assert!(!slices.has_room_again());
         slices.remove("0");
         assert!(slices.has_room_again());

@@ -1,4 +1,4 @@
-//! Following a service of a fake API server.
+//! Tests of following a service of a scripted API server.
 
 use std::time::Duration;
 
@@ -9,21 +9,21 @@ use tokio::time::Instant;
 use url::Url;
 
 use super::{KubernetesUpstream, Port, Service};
-use crate::fake::{Answering, Fake, exactly, once, until};
-use crate::{Access, ClusterAccess, DiscoveryError, Following, Named, Source, upstream};
+use crate::fake::{FakeServer, FakeStream, exactly, stale, wait_until};
+use crate::{Access, ClusterAccess, DiscoveryError, NamedAgents, Source, SourceFollower, upstream};
 
 const SERVICE: &str = "kubernetes://models/agents:grpc";
 
-fn cluster(fake: &Fake) -> ClusterAccess {
+fn cluster(fake: &FakeServer) -> ClusterAccess {
     let server = Url::parse(&format!("http://{}/", fake.address())).unwrap();
     ClusterAccess { server, token: None, authority: None }
 }
 
-fn follow(fake: &Fake) -> (Following, watch::Receiver<Named>) {
+fn follow(fake: &FakeServer) -> (SourceFollower, watch::Receiver<NamedAgents>) {
     let access = Access { cluster: Some(cluster(fake)), ..Access::default() };
-    let following = SERVICE.parse::<Source>().unwrap().follow(&access).unwrap();
-    let named = following.named();
-    (following, named)
+    let follower = SERVICE.parse::<Source>().unwrap().follow(&access).unwrap();
+    let named = follower.subscribe();
+    (follower, named)
 }
 
 fn slice(name: &str, version: &str, addresses: &[&str]) -> Value {
@@ -31,8 +31,15 @@ fn slice(name: &str, version: &str, addresses: &[&str]) -> Value {
         .iter()
         .map(|address| json!({"addresses": [address], "conditions": {"ready": true}}))
         .collect();
-    json!({"metadata": {"name": name, "resourceVersion": version}, "addressType": "IPv4", "endpoints": endpoints,
-        "ports": [{"name": "grpc", "port": 7000, "protocol": "TCP"}, {"name": "metrics", "port": 9000, "protocol": "TCP"}]})
+    json!({
+        "metadata": {"name": name, "resourceVersion": version},
+        "addressType": "IPv4",
+        "endpoints": endpoints,
+        "ports": [
+            {"name": "grpc", "port": 7000, "protocol": "TCP"},
+            {"name": "metrics", "port": 9000, "protocol": "TCP"},
+        ],
+    })
 }
 
 fn list(version: &str, items: &[Value]) -> Value {
@@ -44,30 +51,36 @@ fn event(kind: &str, object: Value) -> Value {
 }
 
 fn gone() -> Value {
-    json!({"kind": "Status", "status": "Failure", "reason": "Expired", "message": "too old resource version", "code": 410})
+    json!({
+        "kind": "Status",
+        "status": "Failure",
+        "reason": "Expired",
+        "message": "too old resource version",
+        "code": 410,
+    })
 }
 
-/// Answers the list, then begins to answer the watch, which has to be from the list's version on.
-async fn list_and_watch(fake: &Fake, version: &str, items: &[Value]) -> Answering {
-    let asked = fake.asked().await;
-    assert!(!asked.line.contains("watch="), "{}", asked.line);
-    asked.answer(&list(version, items)).await;
+/// Answers the list and begins the watch, which must start at the list's version.
+async fn list_and_watch(fake: &FakeServer, version: &str, items: &[Value]) -> FakeStream {
+    let request = fake.next_request().await;
+    assert!(!request.line.contains("watch="), "{}", request.line);
+    request.respond(&list(version, items)).await;
     watch_from(fake, version).await
 }
 
-async fn watch_from(fake: &Fake, version: &str) -> Answering {
-    let asked = fake.asked().await;
+async fn watch_from(fake: &FakeServer, version: &str) -> FakeStream {
+    let request = fake.next_request().await;
     assert!(
-        asked.line.contains("watch=true")
-            && asked.line.contains(&format!("resourceVersion={version}&")),
+        request.line.contains("watch=true")
+            && request.line.contains(&format!("resourceVersion={version}&")),
         "{}",
-        asked.line
+        request.line
     );
-    asked.begin().await
+    request.begin_stream().await
 }
 
 #[test]
-fn urls_name_a_service_and_perhaps_a_port() {
+fn url_has_service_with_optional_port() {
     for (url, expected) in [
         ("kubernetes://ns/svc", Some(None)),
         ("kubernetes://ns/svc:grpc", Some(Some(Port::Name("grpc".to_owned())))),
@@ -96,53 +109,54 @@ fn urls_name_a_service_and_perhaps_a_port() {
 }
 
 #[tokio::test]
-async fn slices_are_listed_and_then_watched() {
-    let fake = Fake::new().await;
-    let (following, mut named) = follow(&fake);
-    assert_eq!(*named.borrow(), Named::default());
-    let asked = fake.asked().await;
+async fn slices_are_listed_before_watch() {
+    let fake = FakeServer::new().await;
+    let (follower, mut named) = follow(&fake);
+    assert_eq!(*named.borrow(), NamedAgents::default());
+    let request = fake.next_request().await;
     assert_eq!(
-        asked.line,
-        "GET /apis/discovery.k8s.io/v1/namespaces/models/endpointslices?labelSelector=kubernetes.io%2Fservice-name%3Dagents"
+        request.line,
+        "GET /apis/discovery.k8s.io/v1/namespaces/models/endpointslices\
+         ?labelSelector=kubernetes.io%2Fservice-name%3Dagents"
     );
-    assert!(!asked.head.contains("authorization"), "{}", asked.head);
-    // The second is malformed, which is nothing to the others.
+    assert!(!request.head.contains("authorization"), "{}", request.head);
+    // Malformed slices do not affect the others.
     let broken = json!({"metadata": {"name": "x"}, "addressType": 4});
-    asked
-        .answer(&list("10", &[slice("a", "9", &["10.0.0.1", "10.0.0.2"]), broken, json!([])]))
+    request
+        .respond(&list("10", &[slice("a", "9", &["10.0.0.1", "10.0.0.2"]), broken, json!([])]))
         .await;
-    until(&mut named, exactly(&["10.0.0.1:7000", "10.0.0.2:7000"])).await;
+    wait_until(&mut named, exactly(&["10.0.0.1:7000", "10.0.0.2:7000"])).await;
 
-    let asked = fake.asked().await;
+    let request = fake.next_request().await;
     assert!(
-        asked
+        request
             .line
             .ends_with("&watch=true&allowWatchBookmarks=true&resourceVersion=10&timeoutSeconds=20"),
         "{}",
-        asked.line
+        request.line
     );
-    let mut watch = asked.begin().await;
+    let mut watch = request.begin_stream().await;
     watch.line(&event("ADDED", slice("b", "11", &["10.0.0.3"]))).await;
-    until(&mut named, exactly(&["10.0.0.1:7000", "10.0.0.2:7000", "10.0.0.3:7000"])).await;
+    wait_until(&mut named, exactly(&["10.0.0.1:7000", "10.0.0.2:7000", "10.0.0.3:7000"])).await;
     watch.line(&event("MODIFIED", slice("a", "12", &["10.0.0.2"]))).await;
-    until(&mut named, exactly(&["10.0.0.2:7000", "10.0.0.3:7000"])).await;
+    wait_until(&mut named, exactly(&["10.0.0.2:7000", "10.0.0.3:7000"])).await;
     watch.line(&event("SOMETHING-NEW", json!({"metadata": {}}))).await;
     watch.line(&event("SOMETHING-NEW", json!("of another form"))).await;
     watch.line(&event("ADDED", slice("", "12", &["10.0.0.7"]))).await;
     watch.line(&event("DELETED", slice("b", "13", &["10.0.0.3"]))).await;
-    until(&mut named, exactly(&["10.0.0.2:7000"])).await;
+    wait_until(&mut named, exactly(&["10.0.0.2:7000"])).await;
     watch.line(&event("DELETED", slice("a", "14", &[]))).await;
-    until(&mut named, exactly(&[])).await;
+    wait_until(&mut named, exactly(&[])).await;
 
-    drop(following);
+    drop(follower);
     watch.closed().await;
     assert!(named.changed().await.is_err());
 }
 
 #[tokio::test]
-async fn a_watch_that_ends_is_begun_again_from_the_last_bookmark() {
-    let fake = Fake::new().await;
-    let (_following, mut named) = follow(&fake);
+async fn ended_watch_resumes_at_last_bookmark() {
+    let fake = FakeServer::new().await;
+    let (_follower, mut named) = follow(&fake);
     let mut watch = list_and_watch(&fake, "10", &[slice("a", "9", &["10.0.0.1"])]).await;
     watch
         .line(&event(
@@ -150,19 +164,19 @@ async fn a_watch_that_ends_is_begun_again_from_the_last_bookmark() {
             json!({"kind": "EndpointSlice", "metadata": {"resourceVersion": "20"}}),
         ))
         .await;
-    until(&mut named, exactly(&["10.0.0.1:7000"])).await;
+    wait_until(&mut named, exactly(&["10.0.0.1:7000"])).await;
     named.mark_unchanged();
     watch.end().await;
     let mut watch = watch_from(&fake, "20").await;
     assert!(!named.has_changed().unwrap(), "nothing was lost");
     watch.line(&event("MODIFIED", slice("a", "21", &["10.0.0.2"]))).await;
-    until(&mut named, exactly(&["10.0.0.2:7000"])).await;
+    wait_until(&mut named, exactly(&["10.0.0.2:7000"])).await;
 }
 
 #[tokio::test]
-async fn a_version_that_is_gone_is_answered_by_a_new_list() {
-    let fake = Fake::new().await;
-    let (_following, mut named) = follow(&fake);
+async fn expired_version_causes_new_list() {
+    let fake = FakeServer::new().await;
+    let (_follower, mut named) = follow(&fake);
     // In the stream.
     let mut watch = list_and_watch(
         &fake,
@@ -170,46 +184,45 @@ async fn a_version_that_is_gone_is_answered_by_a_new_list() {
         &[slice("a", "9", &["10.0.0.1"]), slice("b", "9", &["10.0.0.2"])],
     )
     .await;
-    until(&mut named, exactly(&["10.0.0.1:7000", "10.0.0.2:7000"])).await;
+    wait_until(&mut named, exactly(&["10.0.0.1:7000", "10.0.0.2:7000"])).await;
     watch.line(&event("ERROR", gone())).await;
-    // As a status. What was named is still named while that is found out, and slices that are not
-    // listed again are gone.
-    fake.asked().await.answer(&list("30", &[slice("b", "9", &["10.0.0.2"])])).await;
-    until(&mut named, exactly(&["10.0.0.2:7000"])).await;
+    // As a status. The agents stay named meanwhile. Slices that are not listed again are gone.
+    fake.next_request().await.respond(&list("30", &[slice("b", "9", &["10.0.0.2"])])).await;
+    wait_until(&mut named, exactly(&["10.0.0.2:7000"])).await;
     named.mark_unchanged();
-    fake.asked().await.answer_with(410, &gone().to_string()).await;
+    fake.next_request().await.respond_with(410, &gone().to_string()).await;
     let mut watch = list_and_watch(&fake, "40", &[slice("b", "9", &["10.0.0.2"])]).await;
     assert!(!named.has_changed().unwrap(), "a server that answers is current");
-    // Any other error is a server that does not answer.
+    // Any other error counts as an outage.
     watch.line(&event("ERROR", json!({"code": 500, "message": "etcd is gone"}))).await;
-    until(&mut named, once(&["10.0.0.2:7000"])).await;
+    wait_until(&mut named, stale(&["10.0.0.2:7000"])).await;
 }
 
 #[tokio::test]
-async fn a_cut_connection_leaves_what_was_named_until_there_is_a_new_list() {
-    let fake = Fake::new().await;
-    let (_following, mut named) = follow(&fake);
+async fn cut_connection_keeps_named_agents_until_new_list() {
+    let fake = FakeServer::new().await;
+    let (_follower, mut named) = follow(&fake);
     let mut watch = list_and_watch(&fake, "10", &[slice("a", "9", &["10.0.0.1"])]).await;
     let line = event("MODIFIED", slice("a", "11", &["10.0.0.9"])).to_string();
     watch.piece(&line[..line.len() - 9]).await;
-    until(&mut named, exactly(&["10.0.0.1:7000"])).await;
+    wait_until(&mut named, exactly(&["10.0.0.1:7000"])).await;
     drop(watch);
-    until(&mut named, once(&["10.0.0.1:7000"])).await;
-    // An end in good order within a line is none.
+    wait_until(&mut named, stale(&["10.0.0.1:7000"])).await;
+    // A proper end of the body within a line counts as a failure.
     let mut watch = list_and_watch(&fake, "12", &[slice("a", "11", &["10.0.0.9"])]).await;
-    until(&mut named, exactly(&["10.0.0.9:7000"])).await;
+    wait_until(&mut named, exactly(&["10.0.0.9:7000"])).await;
     watch.piece(&line[..line.len() - 9]).await;
     watch.end().await;
-    until(&mut named, once(&["10.0.0.9:7000"])).await;
-    // Nonsense neither.
+    wait_until(&mut named, stale(&["10.0.0.9:7000"])).await;
+    // So does an invalid line.
     let mut watch = list_and_watch(&fake, "13", &[slice("a", "11", &["10.0.0.9"])]).await;
-    until(&mut named, exactly(&["10.0.0.9:7000"])).await;
+    wait_until(&mut named, exactly(&["10.0.0.9:7000"])).await;
     watch.piece("<html>\n").await;
-    until(&mut named, once(&["10.0.0.9:7000"])).await;
+    wait_until(&mut named, stale(&["10.0.0.9:7000"])).await;
 }
 
 #[tokio::test]
-async fn answers_that_are_none_leave_what_was_named() {
+async fn invalid_list_keeps_named_agents() {
     for (status, body) in [
         (403, r#"{"kind":"Status","message":"endpointslices is forbidden","code":403}"#),
         (200, "<html>"),
@@ -217,69 +230,69 @@ async fn answers_that_are_none_leave_what_was_named() {
         (200, "[]"),
         (302, ""),
     ] {
-        let fake = Fake::new().await;
-        let (_following, mut named) = follow(&fake);
+        let fake = FakeServer::new().await;
+        let (_follower, mut named) = follow(&fake);
         drop(list_and_watch(&fake, "10", &[slice("a", "9", &["10.0.0.1"])]).await);
-        until(&mut named, once(&["10.0.0.1:7000"])).await;
-        fake.asked().await.answer_with(status, body).await;
-        // The next try comes only after the answer was looked at.
-        let asked = fake.asked().await;
-        assert!(once(&["10.0.0.1:7000"])(&named.borrow()), "{status} {body}");
-        asked.answer(&list("11", &[slice("a", "9", &["10.0.0.2"])])).await;
-        until(&mut named, exactly(&["10.0.0.2:7000"])).await;
+        wait_until(&mut named, stale(&["10.0.0.1:7000"])).await;
+        fake.next_request().await.respond_with(status, body).await;
+        // The next request comes after the answer was processed.
+        let request = fake.next_request().await;
+        assert!(stale(&["10.0.0.1:7000"])(&named.borrow()), "{status} {body}");
+        request.respond(&list("11", &[slice("a", "9", &["10.0.0.2"])])).await;
+        wait_until(&mut named, exactly(&["10.0.0.2:7000"])).await;
     }
 }
 
 #[tokio::test]
-async fn the_token_is_read_for_each_request() {
-    let fake = Fake::new().await;
+async fn token_is_read_for_each_request() {
+    let fake = FakeServer::new().await;
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("token");
     let cluster = ClusterAccess { token: Some(path.clone()), ..cluster(&fake) };
     let access = Access { cluster: Some(cluster), ..Access::default() };
     std::fs::write(&path, "first\n").unwrap();
-    let following = SERVICE.parse::<Source>().unwrap().follow(&access).unwrap();
-    let asked = fake.asked().await;
-    assert!(asked.head.contains("\r\nauthorization: bearer first\r\n"), "{}", asked.head);
+    let follower = SERVICE.parse::<Source>().unwrap().follow(&access).unwrap();
+    let request = fake.next_request().await;
+    assert!(request.head.contains("\r\nauthorization: bearer first\r\n"), "{}", request.head);
     std::fs::write(&path, "second").unwrap();
-    asked.answer(&list("10", &[])).await;
-    let asked = fake.asked().await;
-    assert!(asked.head.contains("\r\nauthorization: bearer second\r\n"), "{}", asked.head);
-    // Without a token nothing is asked.
+    request.respond(&list("10", &[])).await;
+    let request = fake.next_request().await;
+    assert!(request.head.contains("\r\nauthorization: bearer second\r\n"), "{}", request.head);
+    // Without a token, no request is sent.
     std::fs::remove_file(&path).unwrap();
-    asked.answer_with(500, "").await;
-    until(&mut following.named(), once(&[])).await;
+    request.respond_with(500, "").await;
+    wait_until(&mut follower.subscribe(), stale(&[])).await;
     std::fs::write(&path, "third").unwrap();
-    let asked = fake.asked().await;
-    assert!(asked.head.contains("\r\nauthorization: bearer third\r\n"), "{}", asked.head);
+    let request = fake.next_request().await;
+    assert!(request.head.contains("\r\nauthorization: bearer third\r\n"), "{}", request.head);
 }
 
 #[tokio::test]
-async fn a_silent_server_is_noticed() {
-    let fake = Fake::new().await;
+async fn silent_server_is_detected() {
+    let fake = FakeServer::new().await;
     let upstream = KubernetesUpstream::new(SERVICE.parse().unwrap(), cluster(&fake)).unwrap();
     let second = Duration::from_secs(1);
-    let following = upstream::follow(upstream.with_patience(second, second));
-    let mut named = following.named();
+    let follower = upstream::follow(upstream.with_times(second, second));
+    let mut named = follower.subscribe();
     let watch = list_and_watch(&fake, "10", &[slice("a", "9", &["10.0.0.1"])]).await;
-    until(&mut named, exactly(&["10.0.0.1:7000"])).await;
+    wait_until(&mut named, exactly(&["10.0.0.1:7000"])).await;
     let since = Instant::now();
-    until(&mut named, once(&["10.0.0.1:7000"])).await;
-    assert!(since.elapsed() > second, "its watch may last as long as it was asked to");
+    wait_until(&mut named, stale(&["10.0.0.1:7000"])).await;
+    assert!(since.elapsed() > second, "the watch may be silent for its whole duration");
     watch.closed().await;
-    // A list that is never answered is given up as well, and asked for again.
-    let silent = fake.asked().await;
+    // An unanswered list times out and is requested again.
+    let silent = fake.next_request().await;
     let _watch = list_and_watch(&fake, "20", &[slice("a", "9", &["10.0.0.2"])]).await;
-    until(&mut named, exactly(&["10.0.0.2:7000"])).await;
+    wait_until(&mut named, exactly(&["10.0.0.2:7000"])).await;
     drop(silent);
 }
 
 #[tokio::test]
-async fn a_change_that_waits_to_be_told_outlives_its_watch() {
-    let fake = Fake::new().await;
-    let (_following, mut named) = follow(&fake);
+async fn pending_change_is_published_after_watch_ends() {
+    let fake = FakeServer::new().await;
+    let (_follower, mut named) = follow(&fake);
     let mut watch = list_and_watch(&fake, "10", &[]).await;
-    // After the first the others wait, and the connection is gone before they are told.
+    // The changes after the first one are pending when the connection is cut.
     let lines: Vec<String> = (1..=9)
         .map(|n| {
             event("ADDED", slice(&n.to_string(), "11", &[&format!("10.0.0.{n}")])).to_string()
@@ -290,19 +303,19 @@ async fn a_change_that_waits_to_be_told_outlives_its_watch() {
     drop(watch);
     let all: Vec<String> = (1..=9).map(|n| format!("10.0.0.{n}:7000")).collect();
     let all: Vec<&str> = all.iter().map(String::as_str).collect();
-    until(&mut named, once(&all)).await;
+    wait_until(&mut named, stale(&all)).await;
 }
 
 #[tokio::test]
-async fn a_watch_that_talks_for_longer_than_asked_is_begun_again_without_a_list() {
-    let fake = Fake::new().await;
+async fn overlong_watch_resumes_without_list() {
+    let fake = FakeServer::new().await;
     let upstream = KubernetesUpstream::new(SERVICE.parse().unwrap(), cluster(&fake)).unwrap();
     let second = Duration::from_secs(1);
-    let following = upstream::follow(upstream.with_patience(second, second));
-    let mut named = following.named();
+    let follower = upstream::follow(upstream.with_times(second, second));
+    let mut named = follower.subscribe();
     let mut watch = list_and_watch(&fake, "10", &[slice("a", "9", &["10.0.0.1"])]).await;
     watch.line(&event("BOOKMARK", json!({"metadata": {"resourceVersion": "20"}}))).await;
-    until(&mut named, exactly(&["10.0.0.1:7000"])).await;
+    wait_until(&mut named, exactly(&["10.0.0.1:7000"])).await;
     named.mark_unchanged();
     let _next = watch_from(&fake, "20").await;
     assert!(!named.has_changed().unwrap(), "a server that answers is current");

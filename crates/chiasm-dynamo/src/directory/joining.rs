@@ -1,4 +1,4 @@
-//! Makes workers of the keys that tell of them.
+//! Joins registered keys to workers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,26 +9,27 @@ use serde::de::DeserializeOwned;
 use super::{EventSource, Events, KINDS, Worker, Workers};
 use crate::card::{Instance, ModelEntry, ModelFiles};
 use crate::error::NotServed;
-use crate::wire::Place;
+use crate::wire::Endpoint;
 
 /// Keys and their values.
-pub(super) type Told = BTreeMap<String, Arc<[u8]>>;
+pub(super) type KeyValues = BTreeMap<String, Arc<[u8]>>;
 
 const KV_EVENTS: &str = "kv-events";
 
-/// What is known from one time to the next.
+/// The state of joining the keys of one namespace.
 #[derive(Debug)]
-pub(super) struct Joining {
+pub(super) struct Joiner {
     namespace: String,
-    /// The name that the operator has said; otherwise that of the first worker whose model is ours.
+    /// The model's name from the operator.
     model: Option<String>,
     files: ModelFiles,
+    /// The model's name of the first served worker.
     served: Option<String>,
-    /// Why workers are not served, as far as the log says it.
+    /// The logged reasons that workers are not served, by worker.
     refused: BTreeMap<String, String>,
 }
 
-/// `v1/event_channels/…`: where somebody publishes.
+/// The value of `v1/event_channels/…`: the endpoint of a publisher.
 #[derive(Deserialize)]
 struct ChannelEntry {
     topic: String,
@@ -47,7 +48,7 @@ struct ZmqConfig {
     endpoint: Option<String>,
 }
 
-/// `v1/event_sources/…`: whom a publisher speaks for.
+/// The value of `v1/event_sources/…`: the worker of a publisher.
 #[derive(Deserialize)]
 struct SourceEntry {
     topic: String,
@@ -67,16 +68,20 @@ struct SourceWorker {
     dp_rank: u32,
 }
 
-impl Joining {
+impl Joiner {
     pub(super) fn new(namespace: String, model: Option<String>, files: ModelFiles) -> Self {
         Self { namespace, model, files, served: None, refused: BTreeMap::new() }
     }
 
-    /// The workers that these keys tell of, in the order of [`KINDS`]. A worker whose endpoint is
-    /// not named yet is none yet.
-    pub(super) fn join(&mut self, [models, instances, sources, channels]: [&Told; 4]) -> Workers {
+    /// Returns the workers that these keys describe, in the order of [`KINDS`]. A worker without a
+    /// registered endpoint is left out.
+    pub(super) fn join(
+        &mut self,
+        [models, instances, sources, channels]: [&KeyValues; 4],
+    ) -> Workers {
         let sources = sources_by_worker(sources, channels);
-        let (mut by_name, mut refused) = (BTreeMap::new(), BTreeMap::new());
+        let mut by_name = BTreeMap::new();
+        let mut refused = BTreeMap::new();
         for (key, model) in models {
             let Some(name) = key
                 .strip_prefix(KINDS[0])
@@ -84,7 +89,7 @@ impl Joining {
             else {
                 continue;
             };
-            // What has more parts is an adapter of a worker.
+            // A key with more parts belongs to an adapter of a worker.
             if name.split('/').count() != 3 {
                 continue;
             }
@@ -114,7 +119,7 @@ impl Joining {
     ) -> Result<Worker, NotServed> {
         let ModelEntry { card_json: card } = read(model, "its model")?;
         let instance: Instance = read(instance, "its endpoint")?;
-        let (address, path) = instance.place()?;
+        let (address, path) = instance.endpoint()?;
         card.check(self.model.as_deref(), &self.files)?;
         let served = self.served.get_or_insert_with(|| card.display_name.clone());
         if *served != card.display_name {
@@ -132,7 +137,7 @@ impl Joining {
             (None, None) => Events::Expected,
         };
         Ok(Worker {
-            place: Place { address: address.to_owned(), path: path.to_owned() },
+            endpoint: Endpoint { address: address.to_owned(), path: path.to_owned() },
             context,
             block_size,
             total_blocks: card.runtime_config.total_kv_blocks.unwrap_or(0),
@@ -145,8 +150,8 @@ impl Joining {
     }
 }
 
-/// Who tells of the cache of which worker. One that can't be asked for all of it is left out.
-fn sources_by_worker(sources: &Told, channels: &Told) -> BTreeMap<u64, EventSource> {
+/// Returns the event sources by worker. A source that can't be queried is left out.
+fn sources_by_worker(sources: &KeyValues, channels: &KeyValues) -> BTreeMap<u64, EventSource> {
     let entries =
         channels.values().filter_map(|value| read::<ChannelEntry>(value, "a channel").ok());
     let zmq = |entry: ChannelEntry| {
@@ -160,8 +165,8 @@ fn sources_by_worker(sources: &Told, channels: &Told) -> BTreeMap<u64, EventSour
         let SourceMetadata { worker: SourceWorker { worker_id, dp_rank }, recovery_target } =
             metadata;
         let target = recovery_target.filter(|_| topic == KV_EVENTS)?;
-        let (address, path) = target.place().ok()?;
-        let query = Place { address: address.to_owned(), path: path.to_owned() };
+        let (address, path) = target.endpoint().ok()?;
+        let query = Endpoint { address: address.to_owned(), path: path.to_owned() };
         let channel = channels.get(&publisher_id).cloned();
         Some((worker_id, EventSource { query, worker_id, dp_rank, channel }))
     };
@@ -180,34 +185,34 @@ mod tests {
     const KEYS: &str = include_str!("../../tests/recorded/keys.json");
     const ID: &str = "13b0a212d3d50c06";
 
-    /// The recorded keys, after a change of their text, by kind.
-    fn keys(from: &str, to: &str) -> [Told; 4] {
+    /// Returns the recorded keys by kind, after a change of their text.
+    fn keys(from: &str, to: &str) -> [KeyValues; 4] {
         assert!(KEYS.contains(from), "{from}");
         let all: BTreeMap<String, serde_json::Value> =
             serde_json::from_str(&KEYS.replace(from, to)).unwrap();
         KINDS.map(|kind| {
-            let of_kind = all.iter().filter(|(key, _)| key.starts_with(kind));
-            of_kind
+            all.iter()
+                .filter(|(key, _)| key.starts_with(kind))
                 .map(|(key, value)| (key.clone(), value.to_string().into_bytes().into()))
                 .collect()
         })
     }
 
-    fn joined(joining: &mut Joining, told: &[Told; 4]) -> Workers {
-        joining.join(told.each_ref())
+    fn join(joiner: &mut Joiner, keys: &[KeyValues; 4]) -> Workers {
+        joiner.join(keys.each_ref())
     }
 
-    fn by_name() -> Joining {
-        Joining::new("dynamo".to_owned(), Some("tiny".to_owned()), ModelFiles::default())
+    fn joiner() -> Joiner {
+        Joiner::new("dynamo".to_owned(), Some("tiny".to_owned()), ModelFiles::default())
     }
 
     #[test]
-    fn a_mocker_is_a_worker_with_events() {
-        let workers = joined(&mut by_name(), &keys("tiny", "tiny"));
+    fn keys_of_a_mocker_are_a_worker_with_events() {
+        let workers = join(&mut joiner(), &keys("tiny", "tiny"));
         assert_eq!(workers.names().collect::<Vec<_>>(), [format!("backend/generate/{ID}")]);
         let worker = &workers.by_name[&format!("backend/generate/{ID}")];
-        assert_eq!(worker.place.address, "127.0.0.1:44323");
-        assert_eq!(worker.place.path, format!("{ID}/dynamo/backend/generate"));
+        assert_eq!(worker.endpoint.address, "127.0.0.1:44323");
+        assert_eq!(worker.endpoint.path, format!("{ID}/dynamo/backend/generate"));
         assert_eq!(
             (worker.context, worker.block_size.get(), worker.total_blocks),
             (8192, 16, 16384)
@@ -228,21 +233,21 @@ mod tests {
     #[test]
     fn keys_may_come_in_any_order() {
         let [models, instances, sources, channels] = keys("tiny", "tiny");
-        let none = Told::new();
-        let mut joining = by_name();
-        assert!(joining.join([&models, &none, &sources, &channels]).by_name.is_empty());
-        assert!(joining.join([&none, &instances, &sources, &channels]).by_name.is_empty());
+        let none = KeyValues::new();
+        let mut joiner = joiner();
+        assert!(joiner.join([&models, &none, &sources, &channels]).by_name.is_empty());
+        assert!(joiner.join([&none, &instances, &sources, &channels]).by_name.is_empty());
         let events = |workers: Workers| workers.by_name.values().next().unwrap().events.clone();
-        assert_eq!(events(joining.join([&models, &instances, &none, &channels])), Events::Expected);
-        let unpublished = events(joining.join([&models, &instances, &sources, &none]));
+        assert_eq!(events(joiner.join([&models, &instances, &none, &channels])), Events::Expected);
+        let unpublished = events(joiner.join([&models, &instances, &sources, &none]));
         assert!(
             matches!(unpublished, Events::At(EventSource { channel: None, .. })),
-            "what is published can be asked for"
+            "events can be queried without a channel"
         );
     }
 
     #[test]
-    fn what_is_not_understood_is_refused_and_nothing_else() {
+    fn unsupported_key_refuses_only_its_worker() {
         for (from, to, why) in [
             (
                 r#""kv_cache_block_size":16"#,
@@ -255,13 +260,13 @@ mod tests {
                 "over NATS",
             ),
         ] {
-            let mut joining = by_name();
-            assert!(joined(&mut joining, &keys(from, to)).by_name.is_empty());
-            let refused: Vec<&String> = joining.refused.values().collect();
+            let mut joiner = joiner();
+            assert!(join(&mut joiner, &keys(from, to)).by_name.is_empty());
+            let refused: Vec<&String> = joiner.refused.values().collect();
             assert!(refused.len() == 1 && refused[0].contains(why), "{refused:?}");
         }
         let events = |from: &str, to: &str| {
-            let workers = joined(&mut by_name(), &keys(from, to));
+            let workers = join(&mut joiner(), &keys(from, to));
             workers.by_name.values().next().unwrap().events.clone()
         };
         for (from, to) in [
@@ -275,34 +280,38 @@ mod tests {
     }
 
     #[test]
-    fn workers_of_another_model_of_the_same_files_are_not_mixed_in() {
+    fn worker_of_a_second_model_is_refused() {
         let files = ModelFiles::default();
-        let mut joining = Joining {
+        let mut joiner = Joiner {
             served: Some("other".to_owned()),
-            ..Joining::new("dynamo".to_owned(), None, files)
+            ..Joiner::new("dynamo".to_owned(), None, files)
         };
-        joining.model = Some("tiny".to_owned());
-        assert!(joined(&mut joining, &keys("tiny", "tiny")).by_name.is_empty());
+        joiner.model = Some("tiny".to_owned());
+        assert!(join(&mut joiner, &keys("tiny", "tiny")).by_name.is_empty());
         assert!(
-            joining.refused.values().all(|why| why.contains("'other' is served already")),
+            joiner.refused.values().all(|why| why.contains("'other' is served already")),
             "{:?}",
-            joining.refused
+            joiner.refused
         );
     }
 
     proptest::proptest! {
         #[test]
-        fn whatever_keys_say_is_a_worker_or_refused(at: usize, with in "[\\PC\\x00-\\x7f]{0,6}", length in 0_usize..20) {
-            let mut told = keys("tiny", "tiny");
+        fn damaged_keys_are_a_worker_or_refused(
+            at: usize,
+            with in "[\\PC\\x00-\\x7f]{0,6}",
+            length in 0_usize..20,
+        ) {
+            let mut keys = keys("tiny", "tiny");
             let kind = at % 4;
-            for value in told[kind].values_mut() {
+            for value in keys[kind].values_mut() {
                 let mut damaged = value.to_vec();
                 let at = at % damaged.len();
                 let end = (at + length).min(damaged.len());
                 damaged.splice(at..end, with.bytes());
                 *value = damaged.into();
             }
-            proptest::prop_assert!(joined(&mut by_name(), &told).by_name.len() <= 1);
+            proptest::prop_assert!(join(&mut joiner(), &keys).by_name.len() <= 1);
         }
     }
 }

@@ -1,11 +1,11 @@
-//! A worker that does what a test has it do.
+//! A fake worker whose behaviour each test chooses.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bytes::BytesMut;
-use chiasm_backend::{Backend, Connected, Connector, Delivered, MediaObserver};
+use chiasm_backend::{Backend, Connected, Connector, MediaDelivery, MediaObserver};
 use chiasm_types::{BlockSize, WorkerId};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -13,49 +13,50 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
-use crate::call_home::CallHome;
 use crate::connector::DynamoConnector;
 use crate::directory::{EventSource, Events, Worker, Workers};
 use crate::frame::TwoPart;
+use crate::response_listener::ResponseListener;
 use crate::tensors::ReadyTensors;
-use crate::wire::Place;
+use crate::wire::Endpoint;
 
 pub(super) const NAME: &str = "backend/generate/1f";
 
-/// Listens where a worker takes requests, until it is dropped.
+/// Listens for requests until it is dropped.
 pub(super) struct FakeWorker {
     pub(super) address: SocketAddr,
-    pub(super) asked: mpsc::UnboundedReceiver<Asked>,
+    pub(super) requests: mpsc::UnboundedReceiver<ReceivedRequest>,
     serving: JoinHandle<()>,
 }
 
-/// A request, which was acknowledged.
-pub(super) struct Asked {
+/// A request that was acknowledged or refused.
+pub(super) struct ReceivedRequest {
     pub(super) path: String,
     pub(super) control: Value,
     pub(super) body: Value,
 }
 
-/// The connection over which an answer goes home.
-pub(super) struct Home {
+/// The connection of an answer.
+pub(super) struct AnswerConnection {
     pub(super) stream: TcpStream,
 }
 
 impl FakeWorker {
-    /// One that takes all requests, or refuses them with these words.
-    pub(super) async fn start(words: &'static str) -> Self {
+    /// Starts a worker that accepts all requests, or refuses them with `refusal` if it is not
+    /// empty.
+    pub(super) async fn start(refusal: &'static str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (sender, asked) = mpsc::unbounded_channel();
+        let (sender, requests) = mpsc::unbounded_channel();
         let serving = tokio::spawn(async move {
-            // All of them end with this.
+            // The connections end with this task.
             let mut connections = JoinSet::new();
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
-                connections.spawn(serve(stream, sender.clone(), words));
+                connections.spawn(serve(stream, sender.clone(), refusal));
             }
         });
-        Self { address, asked, serving }
+        Self { address, requests, serving }
     }
 
     /// Starts a worker whose connections acknowledge `served` requests each, and close at the next
@@ -63,7 +64,7 @@ impl FakeWorker {
     pub(super) async fn closing(served: &'static [usize]) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let (sender, asked) = mpsc::unbounded_channel();
+        let (sender, requests) = mpsc::unbounded_channel();
         let serving = tokio::spawn(async move {
             let mut connections = JoinSet::new();
             let (first_requests, mut beginning) = mpsc::unbounded_channel();
@@ -94,25 +95,25 @@ impl FakeWorker {
                 }
             }
         });
-        Self { address, asked, serving }
+        Self { address, requests, serving }
     }
 
-    /// Ends like a worker whose process is killed.
+    /// Ends the worker as if its process were killed.
     pub(super) async fn kill(&mut self) {
         self.serving.abort();
         let _ = (&mut self.serving).await;
     }
 
-    /// Returns its entry in a directory.
-    pub(super) fn named(&self, has_events: bool) -> Workers {
-        let place = |endpoint: &str| Place {
+    /// Returns the worker's entry in a directory.
+    pub(super) fn registered(&self, has_events: bool) -> Workers {
+        let endpoint = |name: &str| Endpoint {
             address: self.address.to_string(),
-            path: format!("1f/ns/backend/{endpoint}"),
+            path: format!("1f/ns/backend/{name}"),
         };
         let source =
-            EventSource { query: place("query"), worker_id: 31, dp_rank: 0, channel: None };
+            EventSource { query: endpoint("query"), worker_id: 31, dp_rank: 0, channel: None };
         let worker = Worker {
-            place: place("generate"),
+            endpoint: endpoint("generate"),
             model: "tiny".to_owned(),
             context: 4096,
             block_size: BlockSize::new(16).unwrap(),
@@ -128,9 +129,9 @@ impl FakeWorker {
         Workers { by_name: BTreeMap::from([(NAME.to_owned(), Arc::new(worker))]) }
     }
 
-    /// The same once it has named where its events are published.
-    pub(super) fn published_at(&self, endpoint: &str) -> Workers {
-        let mut workers = self.named(true);
+    /// Returns the same entry with a channel of published events.
+    pub(super) fn registered_with_channel(&self, endpoint: &str) -> Workers {
+        let mut workers = self.registered(true);
         let worker = Arc::make_mut(workers.by_name.get_mut(NAME).unwrap());
         let Events::At(source) = &mut worker.events else { panic!("it has events") };
         source.channel = Some(endpoint.to_owned());
@@ -149,7 +150,7 @@ impl FakeWorker {
         self.connect_to(has_events, takes_images, None).await
     }
 
-    /// To one that is given its images as tensors.
+    /// Connects with image tensors.
     pub(super) async fn connect_with_tensors(&self, tensors: ReadyTensors) -> Arc<dyn Backend> {
         self.connect_to(false, true, Some(tensors)).await
     }
@@ -160,45 +161,45 @@ impl FakeWorker {
         takes_images: bool,
         tensors: Option<ReadyTensors>,
     ) -> Arc<dyn Backend> {
-        let (_, workers) = watch::channel(self.named(has_events));
+        let (_, workers) = watch::channel(self.registered(has_events));
         let connector = connector(workers).with_images(takes_images).with_tensors(tensors);
         let Connected { backend, .. } =
             connector.connect(WorkerId(0), Arc::new(Unobserved)).await.unwrap();
         backend
     }
 
-    pub(super) async fn asked(&mut self) -> Asked {
-        self.asked.recv().await.unwrap()
+    pub(super) async fn next_request(&mut self) -> ReceivedRequest {
+        self.requests.recv().await.unwrap()
     }
 }
 
 pub(super) fn connector(workers: watch::Receiver<Workers>) -> DynamoConnector {
-    DynamoConnector::new(NAME, workers, CallHome::new(None, None), Arc::from(&b"p"[..]))
+    DynamoConnector::new(NAME, workers, ResponseListener::new(None, None), Arc::from(&b"p"[..]))
 }
 
 async fn serve(
     mut stream: TcpStream,
-    asked: mpsc::UnboundedSender<Asked>,
-    words: &str,
+    requests: mpsc::UnboundedSender<ReceivedRequest>,
+    refusal: &str,
 ) -> std::io::Result<()> {
     loop {
-        serve_one(&mut stream, &asked, words).await?;
+        serve_one(&mut stream, &requests, refusal).await?;
     }
 }
 
 async fn serve_one(
     stream: &mut TcpStream,
-    asked: &mpsc::UnboundedSender<Asked>,
-    words: &str,
+    requests: &mpsc::UnboundedSender<ReceivedRequest>,
+    refusal: &str,
 ) -> std::io::Result<()> {
-    read_one(stream, asked).await?;
-    stream.write_u32(words.len() as u32).await?;
-    stream.write_all(words.as_bytes()).await
+    read_one(stream, requests).await?;
+    stream.write_u32(refusal.len() as u32).await?;
+    stream.write_all(refusal.as_bytes()).await
 }
 
 async fn read_one(
     stream: &mut TcpStream,
-    asked: &mpsc::UnboundedSender<Asked>,
+    requests: &mpsc::UnboundedSender<ReceivedRequest>,
 ) -> std::io::Result<()> {
     let length = stream.read_u16().await?;
     let path = read(stream, length.into()).await?;
@@ -211,7 +212,7 @@ async fn read_one(
     let path = String::from_utf8(path).unwrap();
     let control = serde_json::from_slice(&header).unwrap();
     let body = rmp_serde::from_slice(&body).unwrap();
-    let _ = asked.send(Asked { path, control, body });
+    let _ = requests.send(ReceivedRequest { path, control, body });
     Ok(())
 }
 
@@ -221,28 +222,28 @@ async fn read(stream: &mut TcpStream, length: usize) -> std::io::Result<Vec<u8>>
     Ok(bytes)
 }
 
-impl Asked {
-    /// Calls home, and opens the answer.
-    pub(super) async fn call(&self) -> Home {
-        let mut home = self.call_with(json!({"error": null})).await;
-        home.stream.flush().await.unwrap();
-        home
+impl ReceivedRequest {
+    /// Opens the connection of the answer and sends the prologue.
+    pub(super) async fn open_answer(&self) -> AnswerConnection {
+        let mut connection = self.open_answer_with(json!({"error": null})).await;
+        connection.stream.flush().await.unwrap();
+        connection
     }
 
-    /// The same with another opening.
-    pub(super) async fn call_with(&self, prologue: Value) -> Home {
+    /// Opens the connection of the answer with another prologue.
+    pub(super) async fn open_answer_with(&self, prologue: Value) -> AnswerConnection {
         let info: Value =
             serde_json::from_str(self.control["connection_info"]["info"].as_str().unwrap())
                 .unwrap();
         let stream = TcpStream::connect(info["address"].as_str().unwrap()).await.unwrap();
-        let mut home = Home { stream };
-        home.header(&json!({"subject": info["subject"], "stream_type": "response"})).await;
-        home.header(&prologue).await;
-        home
+        let mut connection = AnswerConnection { stream };
+        connection.header(&json!({"subject": info["subject"], "stream_type": "response"})).await;
+        connection.header(&prologue).await;
+        connection
     }
 }
 
-impl Home {
+impl AnswerConnection {
     async fn header(&mut self, header: &Value) {
         self.raw(&TwoPart::encode(header.to_string().as_bytes(), b"")).await;
     }
@@ -251,7 +252,7 @@ impl Home {
         self.stream.write_all(bytes).await.unwrap();
     }
 
-    /// A message of an engine.
+    /// Sends an output of an engine.
     pub(super) async fn output(&mut self, output: Value) {
         self.item(json!({"data": {"data": output}, "complete_final": false})).await;
     }
@@ -260,24 +261,24 @@ impl Home {
         self.raw(&TwoPart::encode(b"", &rmp_serde::to_vec_named(&item).unwrap())).await;
     }
 
-    /// All has come.
+    /// Sends the end of the answer.
     pub(super) async fn end(&mut self) {
         self.item(json!({"complete_final": true})).await;
         self.header(&json!("sentinel")).await;
     }
 
-    /// Returns the bytes that come back until the connection ends.
-    pub(super) async fn told(mut self) -> Vec<u8> {
-        let mut told = Vec::new();
-        let _ = self.stream.read_to_end(&mut told).await;
-        told
+    /// Returns the bytes received from the frontend until the connection ends.
+    pub(super) async fn received(mut self) -> Vec<u8> {
+        let mut received = Vec::new();
+        let _ = self.stream.read_to_end(&mut received).await;
+        received
     }
 }
 
 pub(super) struct Unobserved;
 
 impl MediaObserver for Unobserved {
-    fn delivered(&self, _: Delivered) {}
+    fn delivered(&self, _: MediaDelivery) {}
     fn missed(&self, _: usize) {}
     fn stepped_down(&self, _: &'static str, _: &dyn std::fmt::Display) {}
 }

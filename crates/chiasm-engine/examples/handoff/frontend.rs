@@ -1,4 +1,5 @@
-//! Our ways: the client of `chiasm serve` on this side, vLLM's input thread on the other.
+//! The methods of Chiasm: the client of `chiasm serve` on this side, vLLM's input thread on the
+//! other.
 
 use std::collections::HashMap;
 
@@ -6,39 +7,41 @@ use bytes::Bytes;
 use chiasm_engine::wire::{
     EngineCoreRequest, MmFeature, MmField, MmItem, SamplingParams, TensorData, WireTensor,
 };
-use chiasm_engine::{ClientOptions, Delivered, EngineClient, EngineEndpoints, SocketDir};
+use chiasm_engine::{ClientOptions, EngineClient, EngineEndpoints, ItemDelivery, SocketDir};
 use chiasm_transfer::Arena;
 use chiasm_types::{Dtype, Placeholder, TokenId};
 
 use crate::images::{Image, PATCH_BYTES};
-use crate::python::{START, Script, Scripts};
-use crate::{Failure, Handoff, PATIENCE, milliseconds, now};
+use crate::python::{START_TIMEOUT, Script, Scripts};
+use crate::{Failure, Handoff, STEP_TIMEOUT, milliseconds, now};
 
-/// The engine's receiver cache, in GiB and bytes: four rounds of images in shared memory. Later
-/// rounds push earlier ones out, so that slots come back and are used again, as they are when
-/// `chiasm serve` has run for a while.
+/// The size of the engine's receiver cache in GiB: four rounds of images in shared memory. Later
+/// rounds evict earlier ones, so that slots are reused, as they are in a running `chiasm serve`.
 const CACHE_GB: &str = "0.25";
+/// The size of the engine's receiver cache in bytes.
 pub(crate) const CACHE_BYTES: u64 = 1 << 28;
-/// The cache, what is under way, and as much again, because slots of several sizes leave gaps.
+/// The size of the arena: twice the cache, for requests in flight, and because slots of several
+/// sizes leave gaps.
 const ARENA_BYTES: u64 = 2 * CACHE_BYTES;
 
 const IMAGE_TOKEN: TokenId = TokenId(151_655);
-/// The same for every image. A real prompt has a token for four patches of Qwen2-VL; what that
-/// takes, any way has to pay, and the text without an image as well.
+/// The number of placeholder tokens of every image. A real prompt of Qwen2-VL has one token for
+/// four patches. The cost of tokens is the same for all methods, including the text without an
+/// image.
 const IMAGE_TOKENS: usize = 16;
 
 /// A client and its engine.
 pub(crate) struct Frontend {
     client: EngineClient,
     arena: Arena,
-    /// Held, because it ends with this.
+    /// The engine's process, which ends when this is dropped.
     _engine: Script,
-    /// Key and checksum of the last image in shared memory, by its number of patches.
+    /// The key and the checksum of the last image in shared memory, by its number of patches.
     cached: HashMap<usize, (String, u32)>,
 }
 
 impl Frontend {
-    /// Starts an engine that also takes requests from `peer_input`.
+    /// Starts an engine that also receives requests from `peer_input`.
     pub(crate) async fn start(
         scripts: &Scripts,
         sockets: &SocketDir,
@@ -47,7 +50,7 @@ impl Frontend {
         let endpoints = EngineEndpoints::local("tcp://127.0.0.1:0", sockets);
         let options = ClientOptions {
             receiver_cache_bytes: Some(CACHE_BYTES),
-            ready_timeout: Some(START),
+            ready_timeout: Some(START_TIMEOUT),
             ..ClientOptions::default()
         };
         let pending = EngineClient::bind(endpoints, options).await?;
@@ -55,14 +58,16 @@ impl Frontend {
             .start("engine_input.py", &[&pending.endpoints().handshake, peer_input, CACHE_GB])?;
         let client = tokio::select! {
             client = pending.ready() => client?,
-            status = engine.exited() => return Err(format!("engine_input.py has ended with {}", status?).into()),
+            status = engine.exited() => {
+                return Err(format!("engine_input.py has ended with {}", status?).into());
+            }
         };
-        client.attach_arena(ARENA_BYTES, PATIENCE).await?;
+        client.attach_arena(ARENA_BYTES, STEP_TIMEOUT).await?;
         let arena = client.arena().ok_or("the engine has no arena")?.clone();
         Ok(Self { client, arena, _engine: engine, cached: HashMap::new() })
     }
 
-    /// Hands an image over in a slot of the arena, and remembers its key for
+    /// Hands over an image in a slot of the arena, and stores its key for
     /// [`cached`](Self::cached).
     pub(crate) async fn shm(&mut self, image: &Image, id: String) -> Result<Handoff, Failure> {
         let mut request = request(&id);
@@ -73,39 +78,39 @@ impl Frontend {
         let written = now();
         request.mm_features[0].data = item(image, TensorData::Slot(slot));
         let (end, checksum) =
-            self.submit(request, Delivered { shm: 1, ..Delivered::default() }).await?;
+            self.submit(request, ItemDelivery { shm: 1, ..ItemDelivery::default() }).await?;
         self.cached.insert(image.patches(), (id, image.checksum));
         let write_ms = Some(milliseconds(start, written));
         Ok(Handoff { ms: milliseconds(start, end), write_ms, equal: checksum == image.checksum })
     }
 
-    /// Sends the key alone of the image of this size that was in shared memory last.
+    /// Sends only the key of the last image of this size in shared memory.
     pub(crate) async fn cached(&mut self, image: &Image, id: String) -> Result<Handoff, Failure> {
         let mut request = request(&id);
-        let (key, held) = self.cached.get(&image.patches()).ok_or("nothing is cached yet")?;
+        let (key, expected) = self.cached.get(&image.patches()).ok_or("no image is cached yet")?;
         request.mm_features[0].mm_hash = Some(key.clone());
         let start = now();
         let (end, checksum) =
-            self.submit(request, Delivered { cached: 1, ..Delivered::default() }).await?;
-        Ok(Handoff { ms: milliseconds(start, end), write_ms: None, equal: checksum == *held })
+            self.submit(request, ItemDelivery { cached: 1, ..ItemDelivery::default() }).await?;
+        Ok(Handoff { ms: milliseconds(start, end), write_ms: None, equal: checksum == *expected })
     }
 
-    /// Sends the prompt without an image, which is the part that every way has to pay.
+    /// Sends the prompt without an image, which is a part of the cost of every method.
     pub(crate) async fn text(&mut self, id: String) -> Result<Handoff, Failure> {
         let mut request = request(&id);
         request.mm_features.clear();
         let start = now();
-        let (end, _) = self.submit(request, Delivered::default()).await?;
+        let (end, _) = self.submit(request, ItemDelivery::default()).await?;
         Ok(Handoff { ms: milliseconds(start, end), write_ms: None, equal: true })
     }
 
-    /// Sends the tensor in the message, without a copy on our part.
+    /// Sends the tensor in the message, without a copy in this process.
     pub(crate) async fn inline(&mut self, image: &Image, id: String) -> Result<Handoff, Failure> {
         let mut request = request(&id);
         let start = now();
         request.mm_features[0].data = item(image, TensorData::Bytes(image.pixels.clone()));
         let (end, checksum) =
-            self.submit(request, Delivered { inline: 1, ..Delivered::default() }).await?;
+            self.submit(request, ItemDelivery { inline: 1, ..ItemDelivery::default() }).await?;
         Ok(Handoff {
             ms: milliseconds(start, end),
             write_ms: None,
@@ -113,12 +118,12 @@ impl Frontend {
         })
     }
 
-    /// When the last request was where it should be, and the checksum of what was there. Unless it
-    /// is to be kept, the engine forgets it: the memory of messages is slow to give back, and
-    /// whichever way comes later would pay for that.
+    /// Returns the time at which the engine had the request's tensor, and the checksum of the
+    /// tensor. Without `keep` the engine drops the tensor: freeing the memory of messages is slow,
+    /// and would otherwise slow down a later method.
     pub(crate) async fn report(&self, id: &str, keep: bool) -> Result<(i64, u32), Failure> {
-        let report =
-            self.client.utility("handoff_report", vec![id.into(), keep.into()], PATIENCE).await?;
+        let args = vec![id.into(), keep.into()];
+        let report = self.client.utility("handoff_report", args, STEP_TIMEOUT).await?;
         if !keep {
             self.client.forget_media([id]);
         }
@@ -130,12 +135,12 @@ impl Frontend {
     async fn submit(
         &self,
         request: EngineCoreRequest,
-        expected: Delivered,
+        expected: ItemDelivery,
     ) -> Result<(i64, u32), Failure> {
         let id = request.request_id.clone();
         let mut stream = self.client.submit(request)?;
         if stream.delivered() != expected {
-            return Err(format!("it went another way: {:?}", stream.delivered()).into());
+            return Err(format!("unexpected delivery: {:?}", stream.delivered()).into());
         }
         let whole = async {
             while let Some(output) = stream.next().await {
@@ -143,12 +148,13 @@ impl Frontend {
             }
             Ok::<_, Failure>(())
         };
-        tokio::time::timeout(PATIENCE, whole).await.map_err(|_| "the engine does not answer")??;
+        let read = tokio::time::timeout(STEP_TIMEOUT, whole).await;
+        read.map_err(|_| "the engine does not answer")??;
         self.report(&id, expected.inline == 0).await
     }
 }
 
-/// Takes and writes a slot of a new arena.
+/// Reserves and writes a slot of a new arena.
 pub(crate) fn first_use(image: &Image) -> Result<Handoff, Failure> {
     let arena = Arena::create(ARENA_BYTES)?;
     let start = now();
@@ -163,7 +169,7 @@ pub(crate) fn first_use(image: &Image) -> Result<Handoff, Failure> {
     })
 }
 
-/// A request for the image, still without its tensors.
+/// Creates a request with an image that has no tensors yet.
 fn request(id: &str) -> EngineCoreRequest {
     let mut prompt = vec![TokenId(1)];
     prompt.resize(1 + IMAGE_TOKENS, IMAGE_TOKEN);

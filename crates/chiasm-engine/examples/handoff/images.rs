@@ -1,17 +1,17 @@
-//! The images that are handed over; `bench/handoff/images.py` has the same ones.
+//! The images that are handed over. `bench/handoff/images.py` has the same images.
 
 use bytes::Bytes;
 
-/// Bytes of a patch of Qwen2-VL: 3 channels, 2 frames, 14 × 14 pixels.
+/// The size of a patch of Qwen2-VL: 3 channels, 2 frames, 14 × 14 pixels.
 pub(crate) const PATCH_BYTES: usize = 3 * 2 * 14 * 14;
 
-/// How large an image is.
+/// The size of an image.
 pub(crate) struct Size {
-    /// Length of the tensor in 10⁶ bytes, right within 1 %.
+    /// The length of the tensor in 10⁶ bytes, within 1 %.
     pub(crate) name: &'static str,
-    /// Rows of patches.
+    /// The number of rows of patches.
     pub(crate) height: usize,
-    /// Patches per row.
+    /// The number of patches per row.
     pub(crate) width: usize,
 }
 
@@ -21,16 +21,16 @@ pub(crate) const SIZES: [Size; 3] = [
     Size { name: "50 MB", height: 206, width: 206 },
 ];
 
-/// The smallest that there is.
+/// The smallest possible image, which warms up the caches.
 pub(crate) const PRIMER: Size = Size { name: "primer", height: 2, width: 2 };
 
-/// Patches that look random.
+/// An image of pseudorandom patches.
 pub(crate) struct Image {
     pub(crate) height: usize,
     pub(crate) width: usize,
     pub(crate) seed: u64,
     pub(crate) pixels: Bytes,
-    /// CRC-32 of the pixels.
+    /// The CRC-32 of the pixels.
     pub(crate) checksum: u32,
 }
 
@@ -49,7 +49,7 @@ impl Image {
     }
 }
 
-/// The `n`th number of the generator that begins at 0 (Steele, Lea and Flood 2014).
+/// Returns the `n`th number of the generator with seed 0 (Steele, Lea and Flood 2014).
 pub(crate) fn splitmix64(n: u64) -> u64 {
     let z = n.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,21 +1,20 @@
-//! How long the pixels of an image take from the frontend's memory into the engine, in the ways
-//! that there are: the measuring half of `cargo xtask bench-peers handoff`, which turns what this
-//! prints into rows.
+//! Measures the time to hand over the pixels of an image from the frontend's memory to the engine,
+//! with several methods. `cargo xtask bench-peers handoff` runs this and makes rows of its output.
 //!
 //! ```text
 //! handoff --python FILE --scripts DIR --plugin DIR --rounds N
 //! ```
 //!
-//! The first line out names versions, each other one is a [`Measurement`]. In a round each way
-//! hands each image over once, in an order that is shuffled for each round; the first rounds warm
-//! up and do not count. Right before each image a tiny one goes the same way, so that all code that
-//! has a part in it is in the caches, as it is while an engine is busy.
+//! The first line of output has versions, each other line a [`Measurement`]. In a round each method
+//! hands over each image once, in an order that is shuffled per round. The first rounds warm up and
+//! do not count. Right before each image a tiny one is handed over with the same method, so that
+//! the code is in the caches, as it is while an engine is busy.
 //!
 //! | file | is |
 //! |---|---|
-//! | `images` | what is handed over |
-//! | `frontend` | our ways: `EngineClient` to an engine that is all real up to its receiver cache |
-//! | `peers` | other ways, and one copy |
+//! | `images` | the images |
+//! | `frontend` | Chiasm's methods: `EngineClient`, and an engine that is real up to its receiver cache |
+//! | `peers` | other methods, and one copy |
 //! | `python` | child processes; their scripts are in `bench/handoff` |
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "a measurement")]
@@ -41,51 +40,52 @@ use crate::peers::{Peers, Ring, memcpy};
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// Enough for the arena to be grown, and for caches to be full so that slots come back.
-const WARM_UP: usize = 6;
-/// Longer than any way takes, however busy the machine is.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The number of warm-up rounds. After them the arena has grown to its size, and the caches are
+/// full, so that slots are reused.
+const WARM_UP_ROUNDS: usize = 6;
+/// The timeout of a step, longer than any step takes on a busy machine.
+const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A way to hand an image over, or a part of one.
+/// A method of handing over an image, or a part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Way {
-    /// A slot of the arena is taken and written, its handle is sent.
+enum Method {
+    /// A slot of the arena is reserved and written, and its handle is sent.
     Shm,
     /// The engine has the image already.
     Cached,
-    /// There is no image, only the prompt.
+    /// The prompt is sent without an image.
     Text,
-    /// Our client sends the tensor as a frame of the message.
+    /// Chiasm's client sends the tensor as a frame of the message.
     Inline,
     /// vLLM's own encoder and pyzmq send the tensor as a frame of the message.
     Aux,
-    /// A segment of its own, pickled.
+    /// A new segment of shared memory per image, pickled.
     Pickle,
-    /// A segment of its own, in vLLM's encoding.
+    /// A new segment of shared memory per image, in vLLM's encoding.
     Msgpack,
     /// One copy within this process.
     Memcpy,
-    /// The same into memory that is used in turn, as slots are: none of it is in the caches any
-    /// more.
+    /// One copy into memory that is used in turn, as slots are, so that the target is not in the
+    /// caches.
     MemcpyInTurn,
-    /// A slot of an arena that was never used is taken and written. Nothing is sent.
+    /// A slot of an unused arena is reserved and written. Nothing is sent.
     FirstUse,
 }
 
-const WAYS: [Way; 10] = [
-    Way::Shm,
-    Way::Cached,
-    Way::Text,
-    Way::Inline,
-    Way::Aux,
-    Way::Pickle,
-    Way::Msgpack,
-    Way::Memcpy,
-    Way::MemcpyInTurn,
-    Way::FirstUse,
+const METHODS: [Method; 10] = [
+    Method::Shm,
+    Method::Cached,
+    Method::Text,
+    Method::Inline,
+    Method::Aux,
+    Method::Pickle,
+    Method::Msgpack,
+    Method::Memcpy,
+    Method::MemcpyInTurn,
+    Method::FirstUse,
 ];
 
-impl Way {
+impl Method {
     const fn name(self) -> &'static str {
         match self {
             Self::Shm => "shm",
@@ -102,28 +102,28 @@ impl Way {
     }
 }
 
-/// One image handed over in one way.
+/// One image handed over with one method.
 struct Handoff {
-    /// Milliseconds between the frontend's having the pixels and the engine's having the tensor.
+    /// The time in milliseconds from the pixels in the frontend to the tensor in the engine.
     ms: f64,
-    /// The part of it in which the frontend writes the tensor, for ways that do so apart.
+    /// The part of the time in which the frontend writes the tensor, for methods with such a step.
     write_ms: Option<f64>,
-    /// Whether the engine has the image's bytes.
+    /// `true` if the engine has the image's bytes.
     equal: bool,
 }
 
-/// All rounds of one image in one way.
+/// All rounds of one image with one method.
 #[derive(Default)]
 struct Measurement {
     ms: Vec<f64>,
     write_ms: Vec<f64>,
-    /// Whether the engine had the image's bytes in every round, warm-up included.
+    /// `true` if the engine had the image's bytes in every round, including the warm-up.
     equal: bool,
 }
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    // A task runs on one of the runtime's threads, as requests do when `chiasm serve` submits them.
+    // A spawned task runs on a thread of the runtime, as the requests of `chiasm serve` do.
     match tokio::spawn(run()).await {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(error)) => {
@@ -150,84 +150,93 @@ async fn run() -> Result<(), Failure> {
     };
 
     let sockets = SocketDir::new()?;
-    let waiting = Peers::start(&scripts, &sockets)?;
-    let frontend = Frontend::start(&scripts, &sockets, waiting.engine_input()).await?;
-    let peers = waiting.ready().await?;
+    let starting = Peers::start(&scripts, &sockets)?;
+    let frontend = Frontend::start(&scripts, &sockets, starting.engine_input()).await?;
+    let peers = starting.ready().await?;
     println!("{}", peers.versions());
 
     let images: Vec<[Image; 2]> =
         SIZES.iter().map(|size| [Image::new(size, 1), Image::new(size, 2)]).collect();
     let primer = Image::new(&PRIMER, 3);
     let longest = images.iter().map(|[image, _]| image.pixels.len()).max().unwrap_or(0);
-    // Written to, so that its pages are there.
-    let mut ways = Ways { frontend, peers, buffer: vec![1_u8; longest], ring: Ring::new() };
+    // The buffer is filled with ones, so that its pages are allocated.
+    let mut methods = Methods { frontend, peers, buffer: vec![1_u8; longest], ring: Ring::new() };
     for image in images.iter().flatten().chain([&primer]) {
-        ways.frontend.shm(image, format!("first-{}-{}", image.patches(), image.seed)).await?;
+        methods.frontend.shm(image, format!("first-{}-{}", image.patches(), image.seed)).await?;
     }
-    let mut measurements: BTreeMap<(usize, Way), Measurement> = BTreeMap::new();
-    for round in 0..WARM_UP + rounds {
-        for turn in shuffled(SIZES.len() * WAYS.len(), round as u64) {
-            let (case, way) = (turn % SIZES.len(), WAYS[turn / SIZES.len()]);
+    let mut measurements: BTreeMap<(usize, Method), Measurement> = BTreeMap::new();
+    for round in 0..WARM_UP_ROUNDS + rounds {
+        for index in shuffled(SIZES.len() * METHODS.len(), round as u64) {
+            let case = index % SIZES.len();
+            let method = METHODS[index / SIZES.len()];
             let image = &images[case][round % 2];
-            let id = format!("{}-{round}-{case}", way.name().replace(' ', "-"));
-            let failed = |error: Failure| format!("{}, {}: {error}", SIZES[case].name, way.name());
-            ways.hand_over(way, &primer, format!("{id}-primer")).await.map_err(failed)?;
-            let handoff = ways.hand_over(way, image, id).await.map_err(failed)?;
+            let id = format!("{}-{round}-{case}", method.name().replace(' ', "-"));
+            let failed =
+                |error: Failure| format!("{}, {}: {error}", SIZES[case].name, method.name());
+            methods.hand_over(method, &primer, format!("{id}-primer")).await.map_err(failed)?;
+            let handoff = methods.hand_over(method, image, id).await.map_err(failed)?;
             let measurement = measurements
-                .entry((case, way))
+                .entry((case, method))
                 .or_insert(Measurement { equal: true, ..Default::default() });
             measurement.equal &= handoff.equal;
-            if round >= WARM_UP {
+            if round >= WARM_UP_ROUNDS {
                 measurement.ms.push(handoff.ms);
                 measurement.write_ms.extend(handoff.write_ms);
             }
         }
     }
-    for ((case, way), Measurement { ms, write_ms, equal }) in measurements {
+    for ((case, method), Measurement { ms, write_ms, equal }) in measurements {
         let case = SIZES[case].name;
+        let way = method.name();
         println!(
             "{}",
-            json!({"case": case, "way": way.name(), "ms": ms, "write_ms": write_ms, "equal": equal})
+            json!({"case": case, "way": way, "ms": ms, "write_ms": write_ms, "equal": equal})
         );
     }
     Ok(())
 }
 
-/// The numbers below `n`, in an order that the seed decides: what comes right before something
-/// leaves its traces in caches.
+/// Returns the numbers below `n` in a pseudorandom order. Each handoff influences the caches of the
+/// next one, so the order must vary.
 fn shuffled(n: usize, seed: u64) -> Vec<usize> {
     let mut order: Vec<usize> = (0..n).collect();
-    order.sort_by_key(|&turn| splitmix64((seed << 32) + turn as u64));
+    order.sort_by_key(|&index| splitmix64((seed << 32) + index as u64));
     order
 }
 
-/// Everything that can hand images over.
-struct Ways {
+/// The implementations of all methods.
+struct Methods {
     frontend: Frontend,
     peers: Peers,
-    /// The target of one copy, as long as the longest image.
+    /// The target of [`Method::Memcpy`], as long as the longest image.
     buffer: Vec<u8>,
     ring: Ring,
 }
 
-impl Ways {
-    async fn hand_over(&mut self, way: Way, image: &Image, id: String) -> Result<Handoff, Failure> {
+impl Methods {
+    async fn hand_over(
+        &mut self,
+        method: Method,
+        image: &Image,
+        id: String,
+    ) -> Result<Handoff, Failure> {
         let Self { frontend, peers, buffer, ring } = self;
-        match way {
-            Way::Shm => frontend.shm(image, id).await,
-            Way::Cached => frontend.cached(image, id).await,
-            Way::Text => frontend.text(id).await,
-            Way::Inline => frontend.inline(image, id).await,
-            Way::Aux => peers.aux(image, id, frontend).await,
-            Way::Pickle | Way::Msgpack => peers.segment(way.name(), image, id).await,
-            Way::Memcpy => Ok(memcpy(image, &mut buffer[..image.pixels.len()])),
-            Way::MemcpyInTurn => Ok(memcpy(image, ring.next(image.pixels.len()))),
-            Way::FirstUse => frontend::first_use(image),
+        match method {
+            Method::Shm => frontend.shm(image, id).await,
+            Method::Cached => frontend.cached(image, id).await,
+            Method::Text => frontend.text(id).await,
+            Method::Inline => frontend.inline(image, id).await,
+            Method::Aux => peers.aux(image, id, frontend).await,
+            Method::Pickle | Method::Msgpack => peers.segment(method.name(), image, id).await,
+            Method::Memcpy => Ok(memcpy(image, &mut buffer[..image.pixels.len()])),
+            Method::MemcpyInTurn => Ok(memcpy(image, ring.next(image.pixels.len()))),
+            Method::FirstUse => frontend::first_use(image),
         }
     }
 }
 
-/// Nanoseconds on the clock that all processes of the machine share (Python: `time.monotonic_ns`).
+/// Returns the time in nanoseconds on the clock that all processes of the machine share (Python:
+/// `time.monotonic_ns`).
 fn now() -> i64 {
     let time = clock_gettime(ClockId::Monotonic);
     time.tv_sec * 1_000_000_000 + time.tv_nsec

@@ -1,5 +1,5 @@
-//! Other ways than ours: a Python process that has the pixels and hands them to the engine or to a
-//! process of its own.
+//! The methods of others: a Python process has the pixels, and hands them to the engine or to its
+//! own child process.
 
 use std::hint::black_box;
 
@@ -8,36 +8,37 @@ use serde_json::{Value, json};
 
 use crate::frontend::{CACHE_BYTES, Frontend};
 use crate::images::Image;
-use crate::python::{START, Script, Scripts};
-use crate::{Failure, Handoff, PATIENCE, milliseconds, now};
+use crate::python::{START_TIMEOUT, Script, Scripts};
+use crate::{Failure, Handoff, STEP_TIMEOUT, milliseconds, now};
 
-/// The process, as it starts.
-pub(crate) struct Starting {
+/// The Python process while it starts.
+pub(crate) struct StartingPeers {
     sender: Script,
     engine_input: String,
 }
 
-/// The process that has the pixels.
+/// The Python process that has the pixels.
 pub(crate) struct Peers {
     sender: Script,
     versions: Value,
 }
 
 impl Peers {
-    pub(crate) fn start(scripts: &Scripts, sockets: &SocketDir) -> Result<Starting, Failure> {
-        let (engine_input, segments) = (sockets.ipc("peer-in"), sockets.ipc("segments"));
-        Ok(Starting {
+    pub(crate) fn start(scripts: &Scripts, sockets: &SocketDir) -> Result<StartingPeers, Failure> {
+        let engine_input = sockets.ipc("peer-in");
+        let segments = sockets.ipc("segments");
+        Ok(StartingPeers {
             sender: scripts.start("peer_sender.py", &[&engine_input, &segments])?,
             engine_input,
         })
     }
 
-    /// One JSON object.
+    /// Returns the versions of the Python packages, as a JSON object.
     pub(crate) fn versions(&self) -> &Value {
         &self.versions
     }
 
-    /// Has the Python process send the image to the engine, as a frame of a message in vLLM's
+    /// Lets the Python process send the image to the engine, as a frame of a message in vLLM's
     /// encoding.
     pub(crate) async fn aux(
         &mut self,
@@ -45,9 +46,9 @@ impl Peers {
         id: String,
         frontend: &Frontend,
     ) -> Result<Handoff, Failure> {
-        // The engine has a receiver cache for keys that begin so.
+        // The engine has a separate receiver cache for keys with this prefix.
         let id = format!("peer-{id}");
-        let answer = self.ask("aux", image, &id).await?;
+        let answer = self.request("aux", image, &id).await?;
         let start = answer["start"].as_i64().ok_or("no start")?;
         let (end, checksum) = frontend.report(&id, false).await?;
         Ok(Handoff {
@@ -57,40 +58,41 @@ impl Peers {
         })
     }
 
-    /// Has the Python process hand the image to its other process, through a segment of shared
-    /// memory for this image alone. `form` is `pickle` or `msgpack`.
+    /// Lets the Python process hand the image to its child process, through a new segment of shared
+    /// memory. `encoding` is `pickle` or `msgpack`.
     pub(crate) async fn segment(
         &mut self,
-        form: &str,
+        encoding: &str,
         image: &Image,
         id: String,
     ) -> Result<Handoff, Failure> {
-        let answer = self.ask(form, image, &id).await?;
+        let answer = self.request(encoding, image, &id).await?;
         let (start, end) = answer["start"].as_i64().zip(answer["end"].as_i64()).ok_or("no time")?;
         let equal = answer["checksum"].as_u64() == Some(u64::from(image.checksum));
         Ok(Handoff { ms: milliseconds(start, end), write_ms: None, equal })
     }
 
-    async fn ask(&mut self, way: &str, image: &Image, id: &str) -> Result<Value, Failure> {
+    async fn request(&mut self, method: &str, image: &Image, id: &str) -> Result<Value, Failure> {
         let Image { height, width, seed, .. } = image;
-        let order = json!({"way": way, "id": id, "height": height, "width": width, "seed": seed});
-        self.sender.ask(&order, PATIENCE).await
+        let request =
+            json!({"way": method, "id": id, "height": height, "width": width, "seed": seed});
+        self.sender.request(&request, STEP_TIMEOUT).await
     }
 }
 
-impl Starting {
-    /// The input socket to which an engine has to connect before this is ready.
+impl StartingPeers {
+    /// Returns the input socket. The process is ready once an engine has connected to it.
     pub(crate) fn engine_input(&self) -> &str {
         &self.engine_input
     }
 
     pub(crate) async fn ready(mut self) -> Result<Peers, Failure> {
-        let versions = self.sender.answer(START).await?;
+        let versions = self.sender.answer(START_TIMEOUT).await?;
         Ok(Peers { sender: self.sender, versions })
     }
 }
 
-/// Memory of the length of all slots that the engine holds, used in turn as they are.
+/// A buffer as long as all slots that the engine holds, whose parts are used in turn, as slots are.
 pub(crate) struct Ring {
     memory: Vec<u8>,
     next: usize,
@@ -98,24 +100,24 @@ pub(crate) struct Ring {
 
 impl Ring {
     pub(crate) fn new() -> Self {
-        // Written to, so that its pages are there.
+        // The buffer is filled with ones, so that its pages are allocated.
         Self { memory: vec![1; CACHE_BYTES as usize], next: 0 }
     }
 
-    /// The next `length` bytes; `length` is at most that of the whole.
+    /// Returns the next `length` bytes, at most the whole buffer.
     pub(crate) fn next(&mut self, length: usize) -> &mut [u8] {
         if self.next + length > self.memory.len() {
             self.next = 0;
         }
         let start = self.next;
-        // Slots of this size begin at pages too.
+        // As slots of this size, each part starts at a page.
         self.next = (start + length).next_multiple_of(4096);
         &mut self.memory[start..start + length]
     }
 }
 
-/// The limit of all ways that write the tensor: one copy, by one thread, into memory that was used
-/// before.
+/// Copies the image once, with one thread, into memory that was used before: the lower bound of all
+/// methods that write the tensor.
 pub(crate) fn memcpy(image: &Image, buffer: &mut [u8]) -> Handoff {
     let start = now();
     black_box(&mut *buffer).copy_from_slice(black_box(&image.pixels));

@@ -1,4 +1,4 @@
-//! Child processes that run Python. They end with their handles, and when this process does.
+//! Child processes that run Python. They end when their handles are dropped, and with this process.
 
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
@@ -11,32 +11,33 @@ use tokio::time::timeout;
 
 use crate::Failure;
 
-/// Importing vLLM takes half a minute of a core's time, and two processes do it at once.
-pub(crate) const START: Duration = Duration::from_secs(240);
+/// The timeout for starting a script. Importing vLLM takes half a minute of CPU time, and two
+/// processes do it at the same time.
+pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(240);
 
-/// Paths of what a script needs to run.
+/// The paths for running scripts.
 pub(crate) struct Scripts {
     /// The interpreter.
     pub(crate) python: PathBuf,
     /// The folder of the scripts.
     pub(crate) folder: PathBuf,
-    /// The folder that has the package `chiasm_vllm`.
+    /// The folder of the package `chiasm_vllm`.
     pub(crate) plugin: PathBuf,
 }
 
-/// A script that runs.
+/// A running script.
 pub(crate) struct Script {
     name: &'static str,
     child: Child,
-    /// Closing it ends the script.
-    orders: ChildStdin,
+    /// The script's standard input. Closing it ends the script.
+    requests: ChildStdin,
     answers: Lines<BufReader<ChildStdout>>,
 }
 
 impl Scripts {
     pub(crate) fn start(&self, name: &'static str, arguments: &[&str]) -> Result<Script, Failure> {
         let mut command = Command::new(&self.python);
-        // -s: packages of the user are not those of the environment. -B: leaves no __pycache__.
+        // -s: without packages of the user. -B: without __pycache__.
         command.args(["-s", "-B"]).arg(self.folder.join(name)).args(arguments);
         command
             .env("PYTHONPATH", &self.plugin)
@@ -46,33 +47,34 @@ impl Scripts {
         let mut child = command
             .spawn()
             .map_err(|error| format!("could not start {}: {error}", self.python.display()))?;
-        let (orders, answers) =
+        let (requests, answers) =
             child.stdin.take().zip(child.stdout.take()).ok_or("a pipe is missing")?;
-        Ok(Script { name, child, orders, answers: BufReader::new(answers).lines() })
+        Ok(Script { name, child, requests, answers: BufReader::new(answers).lines() })
     }
 }
 
 impl Script {
-    /// Its next line.
-    pub(crate) async fn answer(&mut self, patience: Duration) -> Result<Value, Failure> {
+    /// Reads the next answer, a line of JSON.
+    pub(crate) async fn answer(&mut self, limit: Duration) -> Result<Value, Failure> {
         let name = self.name;
-        match timeout(patience, self.answers.next_line()).await {
-            Err(_) => Err(format!("{name} has not answered for {patience:?}").into()),
+        match timeout(limit, self.answers.next_line()).await {
+            Err(_) => Err(format!("{name} has not answered for {limit:?}").into()),
             Ok(Ok(Some(line))) => Ok(serde_json::from_str(&line)?),
-            Ok(Ok(None)) => Err(format!("{name} has ended: it says above why").into()),
+            Ok(Ok(None)) => Err(format!("{name} has ended, see its output above").into()),
             Ok(Err(error)) => Err(format!("reading from {name} failed: {error}").into()),
         }
     }
 
-    pub(crate) async fn ask(
+    /// Sends a request and reads its answer.
+    pub(crate) async fn request(
         &mut self,
-        order: &Value,
-        patience: Duration,
+        request: &Value,
+        limit: Duration,
     ) -> Result<Value, Failure> {
-        let line = format!("{order}\n");
-        let written = self.orders.write_all(line.as_bytes()).await;
+        let line = format!("{request}\n");
+        let written = self.requests.write_all(line.as_bytes()).await;
         written.map_err(|error| format!("{} has ended: {error}", self.name))?;
-        self.answer(patience).await
+        self.answer(limit).await
     }
 
     pub(crate) async fn exited(&mut self) -> std::io::Result<ExitStatus> {

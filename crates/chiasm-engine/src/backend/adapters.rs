@@ -1,8 +1,8 @@
 //! LoRA adapters in an engine.
 //!
-//! An engine loads an adapter that it does not have when a request names it, within a step: if it
-//! can't, it dies. So every adapter is loaded by a call first, whose failure is harmless, as vLLM's
-//! frontend does it (`OpenAIServingModels.load_lora_adapter`).
+//! An engine loads an unknown adapter within a step when a request names it, and dies if that
+//! fails. So every adapter is first loaded by a method call, whose failure is harmless. vLLM's
+//! frontend does the same (`OpenAIServingModels.load_lora_adapter`).
 
 use std::time::Duration;
 
@@ -12,29 +12,29 @@ use crate::EngineClient;
 use crate::error::EngineError;
 use crate::wire::{LoraRequest, Value};
 
-/// How long an engine may take to load an adapter, which it reads from disk between two steps.
+/// The timeout for loading an adapter. The engine reads it from disk between two steps.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// How long an engine may take to forget one.
+/// The timeout for unloading an adapter.
 const UNLOAD_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What an engine is told of an adapter.
-pub(super) fn request(adapter: &Adapter) -> LoraRequest {
+/// Converts an adapter to its form on the wire.
+pub(super) fn to_lora_request(adapter: &Adapter) -> LoraRequest {
     let Adapter { id, name, path } = adapter;
     LoraRequest { name: name.clone(), id: id.get(), path: path.clone() }
 }
 
-/// Loads an adapter that the engine may have already.
+/// Loads an adapter, which the engine may have already.
 pub(super) async fn load(client: &EngineClient, adapter: &Adapter) -> Result<(), AdapterError> {
     if !client.info().supports_lora {
         return Err(AdapterError::NotEnabled);
     }
-    let lora = request(adapter);
-    if let Some(problem) = lora.problem() {
-        return Err(AdapterError::Refused(problem.to_string()));
+    let lora = to_lora_request(adapter);
+    if let Err(error) = lora.validate() {
+        return Err(AdapterError::Refused(error.to_string()));
     }
     match client.utility("add_lora", vec![lora.to_value()], LOAD_TIMEOUT).await {
-        // False says that it was there before.
+        // The result is false if the adapter was loaded already.
         Ok(_) => Ok(()),
         Err(EngineError::Utility { message, .. }) => Err(refusal(message, adapter)),
         Err(EngineError::Dead { cause } | EngineError::NotSent { cause }) => {
@@ -44,32 +44,35 @@ pub(super) async fn load(client: &EngineClient, adapter: &Adapter) -> Result<(),
     }
 }
 
-/// What an engine's words about an adapter mean.
+/// Converts an engine's message about an adapter to an error.
 fn refusal(message: String, adapter: &Adapter) -> AdapterError {
-    // The text of `LoRAAdapterNotFoundError`, which vLLM's frontend looks for too.
+    // The text of `LoRAAdapterNotFoundError`, for which vLLM's frontend searches too.
     if message.contains("No adapter found for") {
         return AdapterError::NotFound(adapter.path.clone());
     }
     AdapterError::Refused(reason(&message).to_owned())
 }
 
-/// The words of whoever failed, without those of who passed them on: `_invoke_utility_method`, and
-/// `MultiprocExecutor` where workers have processes of their own.
+/// Extracts the original error from a message, without the text that `_invoke_utility_method` adds,
+/// or `MultiprocExecutor` if workers run in their own processes.
 fn reason(message: &str) -> &str {
     let reason = message.split_once(" method failed: ").map_or(message, |(_, reason)| reason);
-    let of_worker = reason.strip_prefix("Worker failed with error '");
-    of_worker.and_then(|reason| Some(reason.rsplit_once("', please check")?.0)).unwrap_or(reason)
+    let worker_error = reason.strip_prefix("Worker failed with error '");
+    worker_error.and_then(|error| Some(error.rsplit_once("', please check")?.0)).unwrap_or(reason)
 }
 
-/// Makes room for others. What is not forgotten is what the engine lets go of first.
+/// Unloads an adapter to make room for others. If that fails, the engine evicts it later.
 pub(super) async fn unload(client: &EngineClient, adapter: &Adapter) {
     if !client.info().supports_lora {
         return;
     }
-    let forgotten =
-        client.utility("remove_lora", vec![Value::from(adapter.id.get())], UNLOAD_TIMEOUT).await;
-    if let Err(error) = forgotten {
-        tracing::debug!(adapter = adapter.name, %error, "an engine keeps an adapter that nobody asks for");
+    let args = vec![Value::from(adapter.id.get())];
+    if let Err(error) = client.utility("remove_lora", args, UNLOAD_TIMEOUT).await {
+        tracing::debug!(
+            adapter = adapter.name,
+            %error,
+            "can't unload an adapter, the engine keeps it until it needs the room"
+        );
     }
 }
 
@@ -80,22 +83,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_engine_is_quoted_without_its_go_betweens() {
+    fn refusal_has_only_the_original_error() {
         let adapter =
             Adapter { id: NonZeroU32::MIN, name: "a@1".to_owned(), path: "/a".to_owned() };
-        let of = |message: &str| refusal(message.to_owned(), &adapter).to_string();
+        let text = |message: &str| refusal(message.to_owned(), &adapter).to_string();
         let rank = "LoRA rank 64 is greater than max_lora_rank 16.";
         let worker = "', please check the stack trace above for the root cause";
-        assert_eq!(of(&format!("Call to add_lora method failed: {rank}")), rank);
-        assert_eq!(
-            of(&format!(
-                "Call to add_lora method failed: Worker failed with error '{rank}{worker}"
-            )),
-            rank
-        );
-        assert_eq!(of("something else"), "something else");
+        assert_eq!(text(&format!("Call to add_lora method failed: {rank}")), rank);
+        let from_worker =
+            format!("Call to add_lora method failed: Worker failed with error '{rank}{worker}");
+        assert_eq!(text(&from_worker), rank);
+        assert_eq!(text("something else"), "something else");
         let missing =
             "Call to add_lora method failed: Loading lora a@1 failed: No adapter found for /a";
-        assert_eq!(of(missing), "no adapter is found at '/a'");
+        assert_eq!(text(missing), "no adapter is found at '/a'");
     }
 }

@@ -1,4 +1,4 @@
-//! Shared memory for engines: who gets how much, and what happens to engines that can't use it.
+//! The policy for engines' arenas of shared memory.
 
 use std::time::Duration;
 
@@ -6,43 +6,43 @@ use chiasm_types::WorkerId;
 
 use crate::{AttachError, EngineClient, Plugin};
 
-/// How long an engine may take to open its arena. It answers between two steps.
+/// The timeout for opening an arena. The engine answers between two steps.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Arenas are demanded and could outgrow `/dev/shm`.
+/// `/dev/shm` is too small for the arenas, which are required.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "/dev/shm has {free:.2} GiB free, {engines} engines may use {each:.2} GiB each; enlarge it (docker: --shm-size) or lower \
-     --mm-arena-gb"
+    "/dev/shm has {free:.2} GiB free, {engines} engines may use {each:.2} GiB each; \
+     enlarge it (docker: --shm-size) or lower --mm-arena-gb"
 )]
 pub struct ShmTooSmall {
-    /// GiB that are free.
+    /// The free space in GiB.
     pub free: f64,
-    /// Number of engines.
+    /// The number of engines.
     pub engines: usize,
-    /// GiB for each.
+    /// The size of each arena in GiB.
     pub each: f64,
 }
 
-/// Whether an engine gets an arena, shared memory that tensors are written into.
+/// The policy for an engine's arena, the shared memory that tensors are written into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArenaPolicy {
-    /// No.
+    /// No engine has an arena.
     Never,
-    /// Yes, with room for so many bytes; an engine that can't use one gets everything in messages.
+    /// Each engine gets an arena. One that can't use it gets all tensors in messages.
     Preferred {
-        /// Size of each.
+        /// The size of each arena.
         bytes: u64,
     },
-    /// Yes, with room for so many bytes; an engine that can't use one is not used.
+    /// Each engine gets an arena. One that can't use it is not used.
     Required {
-        /// Size of each.
+        /// The size of each arena.
         bytes: u64,
     },
 }
 
 impl ArenaPolicy {
-    /// The size, if there are to be arenas.
+    /// Returns the size of an arena; `None` if there are none.
     pub fn bytes(self) -> Option<u64> {
         match self {
             Self::Never => None,
@@ -50,31 +50,34 @@ impl ArenaPolicy {
         }
     }
 
-    /// Looks at `/dev/shm` before the first engine is started: removes what killed processes have
-    /// left there, and warns if the arenas of so many engines can outgrow it.
+    /// Prepares `/dev/shm` before the first engine is started: removes the arenas of killed
+    /// processes, and warns if those of `engines` engines may not fit.
     ///
     /// # Errors
-    /// [`ShmTooSmall`] instead of the warning where arenas are required.
+    /// [`ShmTooSmall`], instead of the warning, if arenas are required.
     pub fn check(self, engines: usize) -> Result<(), ShmTooSmall> {
         let Some(bytes) = self.bytes() else { return Ok(()) };
         chiasm_transfer::sweep();
-        let wanted = bytes.saturating_mul(engines as u64);
+        let needed = bytes.saturating_mul(engines as u64);
         let free = chiasm_transfer::free_shm_bytes().unwrap_or(0);
-        if wanted <= free {
+        if needed <= free {
             return Ok(());
         }
         let too_small = ShmTooSmall { free: gib(free), engines, each: gib(bytes) };
         match self {
             Self::Required { .. } => Err(too_small),
             _ => {
-                tracing::warn!(%too_small, "media items that find no room travel in messages");
+                tracing::warn!(%too_small, "media items that do not fit are sent in messages");
                 Ok(())
             }
         }
     }
 
-    /// Gives a new engine its arena; what its plugin says, if it has taken it. `Err` says why the
-    /// engine can't be used.
+    /// Attaches an arena to a new engine. Returns the answer of its plugin, or `None` for an engine
+    /// without an arena.
+    ///
+    /// # Errors
+    /// The engine can't open its arena, which is required.
     pub(super) async fn attach(
         self,
         id: WorkerId,
@@ -83,7 +86,12 @@ impl ArenaPolicy {
         let Some(bytes) = self.bytes() else { return Ok(None) };
         match client.attach_arena(bytes, ATTACH_TIMEOUT).await {
             Ok(plugin) => {
-                tracing::info!(worker = %id, mib = bytes >> 20, plugin = plugin.version, "takes media in shared memory");
+                tracing::info!(
+                    worker = %id,
+                    mib = bytes >> 20,
+                    plugin = plugin.version,
+                    "takes media in shared memory"
+                );
                 Ok(Some(plugin))
             }
             Err(error) if matches!(self, Self::Required { .. }) => Err(error),
@@ -104,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arenas_that_can_not_fit_are_told_before_the_start() {
+    fn required_arenas_that_do_not_fit_are_refused() {
         let bytes = 1 << 60;
         let error = ArenaPolicy::Required { bytes }.check(2).unwrap_err().to_string();
         assert!(error.contains("--mm-arena-gb") && error.contains("2 engines"), "{error}");

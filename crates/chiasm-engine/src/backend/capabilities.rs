@@ -1,4 +1,4 @@
-//! What an engine says of itself when it is ready, as capabilities.
+//! The capabilities of an engine, from its ready report.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,15 +15,15 @@ use crate::wire::EngineReady;
 use crate::wire::SUPPORTS;
 use crate::wire::handshake::KvEventsConfig;
 
-/// What an engine is asked for beyond what it says itself.
-pub(super) struct Beyond {
+/// The properties of an engine that its ready report does not have.
+pub(super) struct EngineContext {
     pub(super) processor: Arc<[u8]>,
     pub(super) format: TensorFormat,
     pub(super) locality: Locality,
     pub(super) has_arena: bool,
-    /// Its plugin may say how many embeddings its encoder cache holds.
+    /// The capacity of the encoder cache, if the plugin reports it.
     pub(super) encoder_cache_tokens: Option<u64>,
-    /// Where its plugin does not.
+    /// The largest item, from which the capacity is derived otherwise.
     pub(super) largest_item: LargestItem,
     pub(super) receiver_cache_bytes: u64,
     pub(super) role: Role,
@@ -31,62 +31,68 @@ pub(super) struct Beyond {
     pub(super) private_network: Option<Network>,
 }
 
-/// A property of an engine that can't be used.
+/// A property that makes an engine unsuitable.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum Unfit {
-    /// Its blocks hold no tokens.
+pub(super) enum Unsuitable {
+    /// The block size is 0.
     #[error("its block size is 0")]
     BlockSize,
-    /// Its model computes in another type.
+    /// The model's element type is not a float that tensors can have.
     #[error("its element type '{0}' is not a float that tensors can have")]
     ElementType(String),
 }
 
-/// The capabilities of an engine that has just said what it became.
-pub(super) fn of(ready: &EngineReady, beyond: Beyond) -> Result<Capabilities, Unfit> {
-    let block_size = BlockSize::new(ready.cache_block_size()).ok_or(Unfit::BlockSize)?;
-    let kv = kv_source(ready.kv_events_config.as_ref(), &beyond.locality);
+/// Builds the capabilities of an engine from its ready report and `context`.
+pub(super) fn build(
+    ready: &EngineReady,
+    context: EngineContext,
+) -> Result<Capabilities, Unsuitable> {
+    let block_size = BlockSize::new(ready.cache_block_size()).ok_or(Unsuitable::BlockSize)?;
+    let kv = kv_source(ready.kv_events_config.as_ref(), &context.locality);
     let step = ready.max_num_batched_tokens as usize;
     let encoder_cache = || {
-        beyond
+        context
             .largest_item
             .encoder_cache(step, ready.max_model_len)
             .unwrap_or(ready.max_num_batched_tokens.into())
     };
-    let encoder_cache_tokens = beyond.encoder_cache_tokens.unwrap_or_else(encoder_cache);
+    let encoder_cache_tokens = context.encoder_cache_tokens.unwrap_or_else(encoder_cache);
     let engine = format!("vLLM {}", ready.vllm_version);
     Ok(Capabilities {
         class: PlanClass {
-            processor: beyond.processor,
-            vllm_items: VllmItems::of_engine(&engine),
+            processor: context.processor,
+            vllm_items: VllmItems::for_engine(&engine),
             placeholders: PlaceholderForm::Expanded,
             keys: KeyScheme::Chiasm,
             block_size,
         },
-        role: beyond.role,
-        embedding_store_bytes: beyond.embedding_store_bytes,
+        role: context.role,
+        embedding_store_bytes: context.embedding_store_bytes,
         engine,
         max_model_len: ready.max_model_len,
         max_batched_tokens: step,
         max_running: ready.max_num_seqs as usize,
         total_blocks: ready.num_gpu_blocks,
         encoder_cache_tokens,
-        receiver_cache_bytes: beyond.receiver_cache_bytes,
+        receiver_cache_bytes: context.receiver_cache_bytes,
         max_loras: if ready.supports_lora { ready.max_loras as usize } else { 0 },
         adapters: BTreeMap::new(),
         supports: SUPPORTS,
         input: InputForm::Tokens,
-        media: MediaForm::Tensors(beyond.format),
-        hand_off: if beyond.has_arena { HandOff::SharedMemory } else { HandOff::Inline },
-        locality: beyond.locality,
-        private_network: beyond.private_network,
+        media: MediaForm::Tensors(context.format),
+        hand_off: if context.has_arena { HandOff::SharedMemory } else { HandOff::Inline },
+        locality: context.locality,
+        private_network: context.private_network,
         kv,
     })
 }
 
-/// The values that the engine is sent: normalised ones are of the model's own element type, as
-/// vLLM's frontend casts them.
-pub(super) fn format(ready: &EngineReady, policy: FormatPolicy) -> Result<TensorFormat, Unfit> {
+/// Returns the format of the engine's tensors. Normalised values have the model's element type, to
+/// which vLLM's frontend casts them.
+pub(super) fn format(
+    ready: &EngineReady,
+    policy: FormatPolicy,
+) -> Result<TensorFormat, Unsuitable> {
     if policy.is_raw(&ready.vllm_version) {
         return Ok(TensorFormat::Raw);
     }
@@ -95,12 +101,12 @@ pub(super) fn format(ready: &EngineReady, policy: FormatPolicy) -> Result<Tensor
         Some(dtype @ (Dtype::F32 | Dtype::F16 | Dtype::BF16)) => {
             Ok(TensorFormat::Normalized(dtype))
         }
-        _ => Err(Unfit::ElementType(name.to_owned())),
+        _ => Err(Unsuitable::ElementType(name.to_owned())),
     }
 }
 
-/// Where an engine is that connects to us from `peer`; over Unix sockets from nowhere else than
-/// this machine.
+/// Returns the locality of an engine that connects from `peer`. Unix sockets only connect from this
+/// machine.
 pub(super) fn locality(over_unix_sockets: bool, peer: Option<IpAddr>) -> Locality {
     match peer {
         _ if over_unix_sockets => Locality::Here,
@@ -110,9 +116,10 @@ pub(super) fn locality(over_unix_sockets: bool, peer: Option<IpAddr>) -> Localit
     }
 }
 
-/// Where the engine's KV events can be had. An address with a wildcard is one of the machine where
-/// the engine runs; of no other, as what is there may be another engine's, whose blocks would be
-/// believed to be this one's.
+/// Returns the source of the engine's KV events.
+///
+/// A wildcard address stands for the machine of the engine only. On another machine another engine
+/// may listen there, whose blocks would be taken for this one's.
 fn kv_source(config: Option<&KvEventsConfig>, locality: &Locality) -> KvSource {
     let unknown = |why: &str| KvSource::Unknown { why: why.to_owned() };
     let Some(config) = config.filter(|config| config.enable_kv_cache_events) else {
@@ -123,14 +130,19 @@ fn kv_source(config: Option<&KvEventsConfig>, locality: &Locality) -> KvSource {
             "its KV events are not published over ZMQ (--kv-events-config, \"publisher\": \"zmq\")",
         );
     }
-    let stream = KvEventStream::at(
+    let stream = KvEventStream::for_locality(
         &config.endpoint,
         config.replay_endpoint.as_deref(),
         &config.topic,
         locality,
     );
     stream.map_or_else(
-        || unknown("where its KV events are published can't be reached from here, or it is not known where it runs"),
+        || {
+            unknown(
+                "the address of its KV events can't be reached from here, \
+                 or its machine is not known",
+            )
+        },
         KvSource::Events,
     )
 }
@@ -159,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wildcard_is_the_machine_where_the_engine_runs_and_no_other() {
+    fn wildcard_stands_for_machine_of_engine() {
         let config = published("tcp://*:5557", Some("tcp://0.0.0.0:5558"));
         let at = |locality| endpoints(&config, &locality);
         let both =
@@ -171,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_and_paths_of_another_machine_are_out_of_reach() {
+    fn local_address_of_other_machine_is_unreachable() {
         let elsewhere = Locality::Host([10, 0, 0, 7].into());
         for endpoint in ["tcp://127.0.0.1:5557", "tcp://localhost:5557", "ipc:///tmp/events"] {
             let config = published(endpoint, None);
@@ -183,43 +195,43 @@ mod tests {
             endpoints(&named, &Locality::Unknown),
             Some(("tcp://10.0.0.9:5557".to_owned(), None))
         );
-        // Without replay, knowledge would be lost with the first lost message: what is configured
-        // must be had.
+        // Without replay the first lost message ends all knowledge of the cache, so a configured
+        // replay address must be reachable.
         assert_eq!(endpoints(&published("tcp://*:1", Some("tcp://127.0.0.1:2")), &elsewhere), None);
     }
 
     #[test]
-    fn the_encoder_cache_is_what_the_plugin_says_else_what_vllm_makes_of_the_largest_item() {
+    fn encoder_cache_is_reported_or_derived() {
         let ready = EngineReady {
             max_model_len: 131_072,
             max_num_batched_tokens: 8192,
             block_size: 16,
             ..EngineReady::default()
         };
-        let holds = |told, largest_item| {
-            let beyond = Beyond {
+        let tokens = |reported, largest_item| {
+            let context = EngineContext {
                 processor: b"p"[..].into(),
                 format: TensorFormat::Raw,
                 locality: Locality::Here,
                 has_arena: false,
-                encoder_cache_tokens: told,
+                encoder_cache_tokens: reported,
                 largest_item,
                 receiver_cache_bytes: 0,
                 role: Role::Aggregated,
                 embedding_store_bytes: 0,
                 private_network: None,
             };
-            of(&ready, beyond).unwrap().encoder_cache_tokens
+            build(&ready, context).unwrap().encoder_cache_tokens
         };
-        let of_context = || LargestItem::known(|context| context - 1);
-        assert_eq!(holds(Some(7), of_context()), 7);
-        assert_eq!(holds(None, of_context()), 131_071);
-        assert_eq!(holds(None, LargestItem::known(|_| 576)), 8192);
-        assert_eq!(holds(None, LargestItem::unknown()), 8192);
+        let almost_context = || LargestItem::known(|context| context - 1);
+        assert_eq!(tokens(Some(7), almost_context()), 7);
+        assert_eq!(tokens(None, almost_context()), 131_071);
+        assert_eq!(tokens(None, LargestItem::known(|_| 576)), 8192);
+        assert_eq!(tokens(None, LargestItem::unknown()), 8192);
     }
 
     #[test]
-    fn silent_engines_are_said_to_be_so() {
+    fn engine_without_events_has_unknown_source() {
         let off = KvEventsConfig { enable_kv_cache_events: false, ..published("tcp://*:1", None) };
         let null = KvEventsConfig { publisher: "null".to_owned(), ..published("tcp://*:1", None) };
         for config in [None, Some(&off), Some(&null)] {
@@ -228,9 +240,9 @@ mod tests {
     }
 
     #[test]
-    fn values_are_raw_from_the_version_on_that_normalises() {
+    fn raw_since_depends_on_version() {
         let since = FormatPolicy::RawSince(VllmVersion::minor(0, 32));
-        let of = |version: &str, policy| {
+        let format_of = |version: &str, policy| {
             let ready = EngineReady {
                 vllm_version: version.to_owned(),
                 dtype: "torch.bfloat16".to_owned(),
@@ -239,16 +251,16 @@ mod tests {
             format(&ready, policy)
         };
         let floats = Ok(TensorFormat::Normalized(Dtype::BF16));
-        assert_eq!(of("0.31.9", since), floats);
+        assert_eq!(format_of("0.31.9", since), floats);
         for version in ["0.32.0", "0.33.1rc1", "0.32.0.dev7", "main"] {
-            assert_eq!(of(version, since), Ok(TensorFormat::Raw), "{version}");
+            assert_eq!(format_of(version, since), Ok(TensorFormat::Raw), "{version}");
         }
-        assert_eq!(of("0.31.0", FormatPolicy::Raw), Ok(TensorFormat::Raw));
-        assert_eq!(of("0.33.0", FormatPolicy::Float), floats);
+        assert_eq!(format_of("0.31.0", FormatPolicy::Raw), Ok(TensorFormat::Raw));
+        assert_eq!(format_of("0.33.0", FormatPolicy::Float), floats);
     }
 
     #[test]
-    fn only_what_comes_from_this_machine_is_here() {
+    fn locality_follows_peer_address() {
         assert_eq!(locality(true, None), Locality::Here);
         assert_eq!(locality(false, Some([127, 0, 0, 1].into())), Locality::Here);
         assert_eq!(

@@ -1,129 +1,135 @@
-//! The way from an engine's start to a backend that takes jobs.
+//! The connector of one worker: starts an engine and connects to it as a backend.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use chiasm_backend::{
-    Activity, ConnectError, Connected, Connector, Death, LargestItem, Life, MediaObserver, Network,
+    Activity, BackendLifecycle, ConnectError, Connected, Connector, DeathReason, LargestItem,
+    MediaObserver, Network,
 };
 use chiasm_types::{Role, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt, OptionFuture};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use super::arena_policy::ArenaPolicy;
-use super::capabilities::{self, Beyond};
+use super::capabilities::{self, EngineContext};
 use super::embedding_store::EmbeddingStore;
+use super::engine_record::{BoundSockets, EngineRecord};
 use super::format_policy::FormatPolicy;
 use super::host::{EngineHost, RunningEngine};
-use super::memory::{Bound, Memory};
 use super::{Engine, EngineBackend};
 use crate::launch::LastLines;
 use crate::state::{Launched, StateDir};
 use crate::{ClientOptions, EngineClient, EngineEndpoints, EngineError, SocketDir};
 
-/// How long a launched engine that was ready may take to come back to its next frontend, before it
-/// is ended and another one launched. It comes within a second, and answers between two steps.
-const RETURN_PATIENCE: Duration = Duration::from_secs(60);
+/// The time within which an engine that an earlier frontend launched, and that was ready, must
+/// reconnect. After it the engine is ended and another one launched. Engines reconnect within a
+/// second, and answer between two steps.
+const RECONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How the engines of one worker are talked to.
+/// The settings for the engines of one worker.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// Time that an engine may take from its start until it is ready.
+    /// The time within which an engine must become ready.
     pub startup_timeout: Duration,
-    /// What an engine is told and asked.
+    /// The settings of the engine's client.
     pub client: ClientOptions,
-    /// The kind of values that it is sent.
+    /// The policy for the values of tensors.
     pub format: FormatPolicy,
-    /// Whether it gets shared memory.
+    /// The policy for shared memory.
     pub arena: ArenaPolicy,
-    /// The processor that makes its tensors, with all settings: a part of its plan class.
+    /// The processor that makes the engine's tensors, with all settings: a part of its plan class.
     pub processor: Arc<[u8]>,
-    /// The largest item that it takes, for its encoder cache, of which only its plugin tells.
+    /// The largest media item of the model. It gives the size of the encoder cache unless the
+    /// engine's plugin reports it.
     pub largest_item: LargestItem,
-    /// Which stages of requests it is given; whoever starts it has told it so.
+    /// The role with which the engine was started: the stages of requests that it computes.
     pub role: Role,
-    /// Where engines of its machine leave embeddings for each other; `None` if they don't.
+    /// The store through which engines of the engine's machine exchange embeddings, if any.
     pub embeddings: Option<Arc<EmbeddingStore>>,
-    /// The network on which engines of other machines find it, and it them; `None` if prompts stay
-    /// on its machine.
+    /// The network through which engines of several machines exchange keys and values; `None` if
+    /// they stay on one machine.
     pub private_network: Option<Network>,
-    /// Held by whichever engine starts, where they have to one after the other: those on one GPU
-    /// would each count what the others take meanwhile. `None` if they may start at once.
+    /// The lock that an engine holds while it starts; `None` if engines may start at the same time.
+    /// Engines on one GPU may not: each would count the memory that the others allocate meanwhile.
     pub starts: Option<Arc<Mutex<()>>>,
 }
 
-/// Connects to the engines of one worker, one after the other.
+/// A connector to the engines of one worker, one after the other.
 pub struct EngineConnector {
     host: Box<dyn EngineHost>,
     options: EngineOptions,
-    /// What outlives this process; `None` where nothing does.
-    memory: Option<Memory>,
+    /// The record of an engine that outlives this process; `None` for engines that end with it.
+    record: Option<EngineRecord>,
 }
 
 impl EngineConnector {
-    /// A connector for the engines of this host.
+    /// Creates a connector to the engines of this host.
     pub fn new(host: impl EngineHost, options: EngineOptions) -> Self {
-        Self { host: Box::new(host), options, memory: None }
+        Self { host: Box::new(host), options, record: None }
     }
 
-    /// Writes down in `state` what a later frontend needs to take over the engine, and takes over
-    /// the one that is written down there. `model` is the name under which it is listed. Without
-    /// effect on engines that end with this process.
-    pub fn remembering(mut self, state: &StateDir, model: &str) -> Self {
-        self.memory = self.host.kept_as().map(|name| Memory::new(state.clone(), name, model));
+    /// Records the engine in `state`, so that a later frontend can take it over, and takes over the
+    /// engine recorded there. `model` is the name under which it is listed. Has no effect on
+    /// engines that end with this process.
+    pub fn with_state(mut self, state: &StateDir, model: &str) -> Self {
+        let name = self.host.record_name();
+        self.record = name.map(|name| EngineRecord::new(state.clone(), name, model));
         self
     }
 
-    /// Listens for the worker's next engine: where the frontend before this one did, if that may
-    /// still have an engine.
-    async fn bind(&self, worker: WorkerId) -> Result<Bound, EngineError> {
+    /// Binds the sockets for the worker's next engine: those of the earlier frontend, if its engine
+    /// may still run.
+    async fn bind(&self, worker: WorkerId) -> Result<BoundSockets, EngineError> {
         let options = &self.options.client;
-        let Some(memory) = &self.memory else {
-            return self.bind_anew(SocketDir::new()?).await;
+        let Some(record) = &self.record else {
+            return self.bind_new(SocketDir::new()?).await;
         };
-        let bound = match memory.bind_again(worker, options).await? {
+        let bound = match record.rebind(worker, options).await? {
             Some(bound) => bound,
-            None => self.bind_anew(SocketDir::new()?.keep()).await?,
+            None => self.bind_new(SocketDir::new()?.keep()).await?,
         };
-        warn_unless_written(worker, memory.waits(bound.pending.endpoints(), &bound.sockets).await);
+        let stored = record.store_endpoints(bound.pending.endpoints(), &bound.sockets).await;
+        warn_unless_stored(worker, stored);
         Ok(bound)
     }
 
-    async fn bind_anew(&self, sockets: SocketDir) -> Result<Bound, EngineError> {
+    async fn bind_new(&self, sockets: SocketDir) -> Result<BoundSockets, EngineError> {
         let endpoints = self.host.endpoints(&sockets);
         let pending = EngineClient::bind(endpoints, self.options.client.clone()).await?;
-        Ok(Bound { pending, sockets, may_return: false, launched: None })
+        Ok(BoundSockets { pending, sockets, may_reconnect: false, launched: None })
     }
 
-    /// The engine that is waited for: the one that a frontend before this one has left, or a new
-    /// one, with its turn if engines start one after the other.
+    /// Takes over the engine that an earlier frontend detached, or starts a new one. A new engine
+    /// comes with the lock on `starts`, if engines start one after the other.
     async fn start(
         &self,
         worker: WorkerId,
-        left: Option<Launched>,
+        launched: Option<Launched>,
         endpoints: &EngineEndpoints,
         sockets: &SocketDir,
     ) -> Result<(Box<dyn RunningEngine>, Option<OwnedMutexGuard<()>>), ConnectError> {
-        let left = match left {
+        let taken_over = match launched {
             Some(launched) => self.host.take_over(worker, launched, sockets)?,
             None => None,
         };
-        let (engine, turn) = match left {
+        let (engine, start_lock) = match taken_over {
             Some(engine) => (engine, None),
             None => {
-                let turn =
+                let start_lock =
                     OptionFuture::from(self.options.starts.clone().map(Mutex::lock_owned)).await;
-                (self.host.start(worker, endpoints, sockets).await?, turn)
+                (self.host.start(worker, endpoints, sockets).await?, start_lock)
             }
         };
-        if let (Some(memory), Some(launched)) = (&self.memory, engine.outlives()) {
-            warn_unless_written(worker, memory.runs(launched).await);
+        if let (Some(record), Some(launched)) = (&self.record, engine.surviving_processes()) {
+            warn_unless_stored(worker, record.store_processes(launched).await);
         }
-        Ok((engine, turn))
+        Ok((engine, start_lock))
     }
 
-    async fn ready(
+    /// Attaches an arena to an engine that is ready, and makes a backend of it.
+    async fn make_backend(
         &self,
         worker: WorkerId,
         observer: Arc<dyn MediaObserver>,
@@ -145,7 +151,7 @@ impl EngineConnector {
         let format = capabilities::format(ready, *format).map_err(unsuitable)?;
         let plugin = arena.attach(worker, client).await.map_err(unsuitable)?;
         let over_unix_sockets = client.endpoints().input.starts_with("ipc://");
-        let beyond = Beyond {
+        let context = EngineContext {
             processor: processor.clone(),
             format,
             locality: capabilities::locality(over_unix_sockets, client.peer()),
@@ -155,9 +161,9 @@ impl EngineConnector {
             receiver_cache_bytes: options.receiver_cache_bytes.unwrap_or(0),
             role: *role,
             private_network: *private_network,
-            embedding_store_bytes: embeddings.as_ref().map_or(0, |store| store.kept_bytes()),
+            embedding_store_bytes: embeddings.as_ref().map_or(0, |store| store.guaranteed_bytes()),
         };
-        let capabilities = capabilities::of(ready, beyond).map_err(unsuitable)?;
+        let capabilities = capabilities::build(ready, context).map_err(unsuitable)?;
         let wants_arena = arena.bytes().is_some();
         let engine = Arc::new(Engine {
             client: client.clone(),
@@ -180,37 +186,47 @@ impl Connector for EngineConnector {
     ) -> BoxFuture<'_, Result<Connected, ConnectError>> {
         async move {
             let started = Instant::now();
-            let Bound { pending, sockets, may_return, launched } = self.bind(worker).await.map_err(ConnectError::new)?;
+            let BoundSockets { pending, sockets, may_reconnect, launched } =
+                self.bind(worker).await.map_err(ConnectError::new)?;
             let endpoints = pending.endpoints().clone();
-            // Others have their turn when it is ready, or has ended.
-            let (mut engine, _turn) = self.start(worker, launched, &endpoints, &sockets).await?;
+            // The lock is held until the engine is ready or has ended.
+            let (mut engine, _start_lock) =
+                self.start(worker, launched, &endpoints, &sockets).await?;
             let log = engine.log();
-            let patience = match may_return && launched.is_some() {
-                true => RETURN_PATIENCE.min(self.options.startup_timeout),
-                false => self.options.startup_timeout,
+            let timeout = if may_reconnect && launched.is_some() {
+                RECONNECT_TIMEOUT.min(self.options.startup_timeout)
+            } else {
+                self.options.startup_timeout
             };
             let connecting = async {
                 let client = tokio::select! {
                     client = pending.ready() => client.map_err(ConnectError::new)?,
-                    how = engine.exited() => return Err(ConnectError::new(how)),
-                    () = tokio::time::sleep(patience) => {
-                        let seconds = patience.as_secs();
-                        return Err(ConnectError::new(format!("it was not ready after {seconds} s (--startup-timeout)")));
+                    end = engine.exited() => return Err(ConnectError::new(end)),
+                    () = tokio::time::sleep(timeout) => {
+                        let seconds = timeout.as_secs();
+                        return Err(ConnectError::new(format!(
+                            "it was not ready after {seconds} s (--startup-timeout)"
+                        )));
                     }
                 };
                 if client.is_adopted() {
-                    tracing::info!(%worker, "took over an engine from the frontend before this one");
+                    tracing::info!(%worker, "took over an engine from an earlier frontend");
                 }
-                if let Some(memory) = &self.memory {
-                    warn_unless_written(worker, memory.is_ready(&client, &self.options.client).await);
+                if let Some(record) = &self.record {
+                    let stored = record.store_report(&client, &self.options.client).await;
+                    warn_unless_stored(worker, stored);
                 }
-                self.ready(worker, observer, &client, log).await
+                self.make_backend(worker, observer, &client, log).await
             };
             match connecting.await {
                 Ok(backend) => {
                     tracing::debug!(%worker, elapsed = ?started.elapsed(), "engine connected");
-                    let life = EngineLife { engine, outlives: self.memory.is_some(), _sockets: sockets };
-                    Ok(Connected { backend: Arc::new(backend), life: Box::new(life) })
+                    let lifecycle = EngineLifecycle {
+                        engine,
+                        survives_detach: self.record.is_some(),
+                        _sockets: sockets,
+                    };
+                    Ok(Connected { backend: Arc::new(backend), lifecycle: Box::new(lifecycle) })
                 }
                 Err(error) => {
                     engine.stop().await;
@@ -225,29 +241,29 @@ impl Connector for EngineConnector {
         self.host.describe()
     }
 
-    fn longest_pause(&self) -> Duration {
-        self.host.longest_pause()
+    fn max_retry_pause(&self) -> Duration {
+        self.host.max_retry_pause()
     }
 }
 
-/// An engine that can't be written down can be served all the same.
-fn warn_unless_written(worker: WorkerId, written: Result<(), EngineError>) {
-    if let Err(error) = written {
+/// Logs that a record could not be stored. The engine is used without it.
+fn warn_unless_stored(worker: WorkerId, stored: Result<(), EngineError>) {
+    if let Err(error) = stored {
         tracing::warn!(%worker, %error, "a later frontend can't take over the engine");
     }
 }
 
-struct EngineLife {
+struct EngineLifecycle {
     engine: Box<dyn RunningEngine>,
-    /// The engine outlives this process: a later frontend can take it over.
-    outlives: bool,
-    /// The engine's sockets are in it.
+    /// `true` if the engine can outlive this process, for a later frontend to take over.
+    survives_detach: bool,
+    /// The folder of the engine's sockets.
     _sockets: SocketDir,
 }
 
-impl Life for EngineLife {
-    fn ended(&mut self) -> BoxFuture<'_, Death> {
-        self.engine.exited().map(Death::new).boxed()
+impl BackendLifecycle for EngineLifecycle {
+    fn ended(&mut self) -> BoxFuture<'_, DeathReason> {
+        self.engine.exited().map(DeathReason::new).boxed()
     }
 
     fn activity(&self) -> BoxFuture<'_, Option<Activity>> {
@@ -262,20 +278,20 @@ impl Life for EngineLife {
         .boxed()
     }
 
-    fn outlives(&self) -> bool {
-        self.outlives
+    fn survives_detach(&self) -> bool {
+        self.survives_detach
     }
 
-    fn leave(self: Box<Self>) -> BoxFuture<'static, ()> {
+    fn detach(self: Box<Self>) -> BoxFuture<'static, ()> {
         async move {
-            self.engine.leave().await;
+            self.engine.detach().await;
             drop(self._sockets);
         }
         .boxed()
     }
 }
 
-/// An error of an engine that is ready and can't be used.
+/// Creates the error for an engine that is ready but can't be used.
 fn unsuitable(why: impl fmt::Display) -> ConnectError {
     ConnectError::new(format!("it does not fit: {why}"))
 }

@@ -1,4 +1,4 @@
-//! How engines of one machine hand embeddings of media items to each other.
+//! The store through which engines of one machine exchange the embeddings of media items.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,22 +10,23 @@ use serde_json::{Map, Value, json};
 use crate::endpoints::SocketDir;
 use crate::error::EngineError;
 
-/// The connector of vLLM by which engines that encode leave embeddings, and all others of the
+/// vLLM's connector with which encoding engines store embeddings, and the other engines of the
 /// machine find them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EcConnector {
-    /// The plugin's `EmbeddingStore`: files in memory, whole or not there, of which those that were
-    /// used longest ago make room.
+    /// The plugin's `EmbeddingStore`: files in memory, created atomically. The least recently used
+    /// files are removed to make room.
     Store,
-    /// Files of this folder, which nobody removes: `ECExampleConnector`, for trials. Who reads a
-    /// file while it is written dies of it.
+    /// `ECExampleConnector`, for trials: files in this folder, which are never removed. An engine
+    /// that reads a file while it is written dies.
     Files(PathBuf),
-    /// Another one by which embeddings are found by their items' identities, as vLLM's
-    /// `--ec-transfer-config` has it, to which `ec_role` is added unless it is there.
+    /// Another connector that finds embeddings by their items' identities, as the value of vLLM's
+    /// `--ec-transfer-config`. `ec_role` is added unless present.
     Other(Map<String, Value>),
 }
 
-/// What the engines of one process share: a connector and its folder, which goes when this does.
+/// The embedding store of a process's engines: a connector and its folder, which is removed on
+/// drop.
 #[derive(Debug)]
 pub struct EmbeddingStore {
     connector: EcConnector,
@@ -34,10 +35,10 @@ pub struct EmbeddingStore {
 }
 
 impl EmbeddingStore {
-    /// A store of so many bytes, with a folder of its own if the connector needs one.
+    /// Creates a store of `max_bytes`, with a folder if the connector needs one.
     ///
     /// # Errors
-    /// The folder can't be made.
+    /// The folder can't be created.
     pub fn new(connector: EcConnector, max_bytes: u64) -> Result<Self, EngineError> {
         let folder = match connector {
             EcConnector::Store => {
@@ -49,18 +50,18 @@ impl EmbeddingStore {
         Ok(Self { connector, max_bytes, folder })
     }
 
-    /// The store of engines that somebody else has started, of which nothing is known but its size.
-    pub fn of_others(max_bytes: u64) -> Self {
+    /// Creates the store of attached engines, of which only the size is known.
+    pub fn external(max_bytes: u64) -> Self {
         Self { connector: EcConnector::Other(Map::new()), max_bytes, folder: None }
     }
 
-    /// Bytes of embeddings that are there in any case, if so many were left: the store makes room
-    /// in parts of an eighth.
-    pub(super) fn kept_bytes(&self) -> u64 {
+    /// Returns the number of bytes that the store keeps at least: it removes embeddings in parts of
+    /// an eighth of its size.
+    pub(super) fn guaranteed_bytes(&self) -> u64 {
         self.max_bytes / 8 * 7
     }
 
-    /// The folder with one file of each item, for engines that have one.
+    /// Returns the folder with one file per item, if the connector has one.
     pub fn folder(&self) -> Option<&Path> {
         match (&self.connector, &self.folder) {
             (EcConnector::Files(folder), _) => Some(folder),
@@ -68,7 +69,7 @@ impl EmbeddingStore {
         }
     }
 
-    /// What an engine of a role is told with `--ec-transfer-config`.
+    /// Returns the `--ec-transfer-config` of an engine with a role.
     pub(super) fn config(&self, role: Role) -> Value {
         let ec_role = if role == Role::Encode { "ec_producer" } else { "ec_consumer" };
         match &self.connector {
@@ -91,9 +92,9 @@ impl EmbeddingStore {
         }
     }
 
-    /// Bytes of an item's embeddings; `None` if they are not there, or it can't be told from here.
-    /// `item` is its name for engines.
-    pub(super) fn bytes_of(&self, item: &str) -> Option<u64> {
+    /// Returns the size of an item's embeddings in bytes; `None` if they are missing or unknown
+    /// here. `item` is the item's name for engines.
+    pub(super) fn item_bytes(&self, item: &str) -> Option<u64> {
         let folder = self.folder()?;
         let file = match self.connector {
             EcConnector::Files(_) => folder.join(item).join("encoder_cache.safetensors"),
@@ -110,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_encodes_leaves_and_all_others_find() {
+    fn config_has_role_of_engine() {
         let store = EmbeddingStore::new(EcConnector::Store, 7).unwrap();
         let [encode, prefill] = [Role::Encode, Role::Prefill].map(|role| store.config(role));
         assert_eq!(
@@ -136,18 +137,18 @@ mod tests {
     }
 
     #[test]
-    fn a_store_knows_what_is_in_its_folder_and_takes_it_along() {
+    fn dropping_store_removes_its_folder() {
         let store = EmbeddingStore::new(EcConnector::Store, 7).unwrap();
         let folder = store.folder().unwrap().to_owned();
-        assert_eq!(store.bytes_of("ab"), None);
+        assert_eq!(store.item_bytes("ab"), None);
         fs::write(folder.join("ab.safetensors"), "12345").unwrap();
-        assert_eq!(store.bytes_of("ab"), Some(5));
+        assert_eq!(store.item_bytes("ab"), Some(5));
         drop(store);
         assert!(!folder.exists());
         let parent = tempfile::tempdir().unwrap();
         let files = EmbeddingStore::new(EcConnector::Files(parent.path().to_owned()), 7).unwrap();
         fs::create_dir(parent.path().join("ab")).unwrap();
         fs::write(parent.path().join("ab/encoder_cache.safetensors"), "123").unwrap();
-        assert_eq!((files.bytes_of("ab"), files.bytes_of("cd")), (Some(3), None));
+        assert_eq!((files.item_bytes("ab"), files.item_bytes("cd")), (Some(3), None));
     }
 }

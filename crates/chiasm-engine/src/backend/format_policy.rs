@@ -1,21 +1,21 @@
-//! Raw or normalised values, by what an engine does with them.
+//! The choice between raw and normalised values for an engine.
 
 use chiasm_types::VllmVersion;
 
-/// The kind of values that an engine is sent.
+/// The policy for the values of an engine's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FormatPolicy {
-    /// Raw ones: the engine normalises. Sending it floats would normalise them twice, silently.
+    /// Raw values, which the engine normalises. It would silently normalise floats a second time.
     Raw,
-    /// Raw ones from this version of vLLM on, and from one that tells no number; normalised ones
-    /// before it.
+    /// Raw values for this and later versions of vLLM and for versions without a number, normalised
+    /// values for earlier versions.
     RawSince(VllmVersion),
-    /// Normalised ones, in the element type that the engine reports.
+    /// Normalised values, in the element type that the engine reports.
     Float,
 }
 
 impl FormatPolicy {
-    /// Whether an engine that reports this version of vLLM is sent raw values.
+    /// Returns `true` if an engine with this version of vLLM gets raw values.
     pub fn is_raw(self, vllm_version: &str) -> bool {
         match self {
             Self::Raw => true,

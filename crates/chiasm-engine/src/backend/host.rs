@@ -1,4 +1,4 @@
-//! Where engines come from: the trait, and engines that somebody else starts.
+//! Hosts, which start engines: the trait, and a host for engines that are started elsewhere.
 
 use std::time::Duration;
 
@@ -10,16 +10,19 @@ use crate::launch::LastLines;
 use crate::state::Launched;
 use crate::{EngineEndpoints, SocketDir};
 
-/// Between the ends and starts of engines that this process starts and that die again and again.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// The default of [`EngineHost::max_retry_pause`].
+const DEFAULT_MAX_RETRY_PAUSE: Duration = Duration::from_secs(60);
 
-/// Starts the engines of one worker, one after the other.
+/// A host that starts the engines of one worker, one after the other.
 pub trait EngineHost: Send + Sync + 'static {
-    /// Addresses for the next engine; `sockets` is a folder for Unix sockets that lives as long as
-    /// the engine.
+    /// Returns the addresses for the next engine. `sockets` is a folder for Unix sockets that lives
+    /// as long as the engine.
     fn endpoints(&self, sockets: &SocketDir) -> EngineEndpoints;
 
-    /// Starts an engine that will connect to these addresses, which are bound by now.
+    /// Starts an engine that connects to these addresses, which are bound already.
+    ///
+    /// # Errors
+    /// The engine can't be started.
     fn start<'a>(
         &'a self,
         worker: WorkerId,
@@ -27,14 +30,17 @@ pub trait EngineHost: Send + Sync + 'static {
         sockets: &'a SocketDir,
     ) -> BoxFuture<'a, Result<Box<dyn RunningEngine>, ConnectError>>;
 
-    /// The name under which the state folder has what is known of the host's engine; `None` where
-    /// engines end with this process.
-    fn kept_as(&self) -> Option<KeptAs> {
+    /// Returns the name of the engine's record in the state folder; `None` if engines end with this
+    /// process.
+    fn record_name(&self) -> Option<RecordName> {
         None
     }
 
-    /// Takes over an engine that a frontend before this one has launched and left, `sockets` being
-    /// its folder. `None` if it does not run any more.
+    /// Takes over an engine that an earlier frontend launched and detached. `sockets` is its
+    /// folder. Returns `None` if the engine no longer runs.
+    ///
+    /// # Errors
+    /// The engine's output can't be read.
     fn take_over(
         &self,
         _worker: WorkerId,
@@ -44,62 +50,63 @@ pub trait EngineHost: Send + Sync + 'static {
         Ok(None)
     }
 
-    /// What a person reads while it starts.
+    /// Describes the start for the user who waits for it.
     fn describe(&self) -> String;
 
-    /// The longest pause before the engine after one that died. Engines that die again and again
-    /// must not keep a machine busy with starting them.
-    fn longest_pause(&self) -> Duration {
-        LONGEST_PAUSE
+    /// Returns the maximum pause before a restart. It limits the load of an engine that dies again
+    /// and again.
+    fn max_retry_pause(&self) -> Duration {
+        DEFAULT_MAX_RETRY_PAUSE
     }
 }
 
-/// A name in the state folder.
+/// The name of an engine's record in the state folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum KeptAs {
-    /// One engine can have it: two frontends that want it take turns.
-    One(String),
-    /// It stands for engines that are all alike, of which each frontend takes what no other has.
-    AnyOf(String),
+pub enum RecordName {
+    /// The name of one record. A second frontend waits for the end of the first.
+    Exact(String),
+    /// The prefix of numbered records of interchangeable engines. Each frontend takes the first
+    /// record that no other has.
+    Numbered(String),
 }
 
-/// An engine that was started. Dropping it ends it at once.
+/// A running engine. Dropping it ends the engine at once.
 pub trait RunningEngine: Send {
-    /// Ends when the engine has ended by itself; says how.
+    /// Waits until the engine has ended by itself, and returns a description of its end.
     fn exited(&mut self) -> BoxFuture<'_, String>;
 
-    /// What its processes do; `None` where they are not ours to look at.
+    /// Returns the activity of the engine's processes; `None` if they are not visible to this one.
     fn activity(&self) -> BoxFuture<'_, Option<Activity>> {
         ready(None).boxed()
     }
 
-    /// Returns the end of its log; `None` if this process does not read that.
+    /// Returns the last lines of the engine's log; `None` if this process does not read it.
     fn log(&self) -> Option<LastLines> {
         None
     }
 
-    /// Ends the engine and everything it started.
+    /// Ends the engine and its descendants.
     fn stop(self: Box<Self>) -> BoxFuture<'static, ()>;
 
-    /// Its processes, if they outlive this one.
-    fn outlives(&self) -> Option<Launched> {
+    /// Returns the engine's processes if they can outlive this one.
+    fn surviving_processes(&self) -> Option<Launched> {
         None
     }
 
-    /// Lets go of it at the end of this process: it runs on if it can outlive that, and ends if
-    /// not.
-    fn leave(self: Box<Self>) -> BoxFuture<'static, ()> {
+    /// Detaches the engine at the end of this process: it runs on if it can outlive the process,
+    /// and ends otherwise.
+    fn detach(self: Box<Self>) -> BoxFuture<'static, ()> {
         self.stop()
     }
 }
 
-/// Engines that somebody else starts, one after the other, and points at this handshake address.
+/// A host for engines that are started elsewhere, one after the other, with this handshake address.
 pub struct AttachHost {
     handshake: String,
 }
 
 impl AttachHost {
-    /// `handshake` is `tcp://host:port`, with a host that the engine can reach.
+    /// Creates a host. `handshake` is `tcp://host:port`, with a host that the engine can reach.
     pub fn new(handshake: impl Into<String>) -> Self {
         Self { handshake: handshake.into() }
     }
@@ -124,21 +131,23 @@ impl EngineHost for AttachHost {
         async { Ok(Box::new(Attached) as Box<dyn RunningEngine>) }.boxed()
     }
 
-    fn kept_as(&self) -> Option<KeptAs> {
-        Some(KeptAs::One(self.handshake.clone()))
+    fn record_name(&self) -> Option<RecordName> {
+        Some(RecordName::Exact(self.handshake.clone()))
     }
 
     fn describe(&self) -> String {
         format!("waiting for an engine at {}", self.handshake)
     }
 
-    /// Waiting costs nothing, and whoever starts them has pauses of their own.
-    fn longest_pause(&self) -> Duration {
+    // Waiting for an engine costs nothing, and whoever starts attached engines pauses between
+    // starts.
+    fn max_retry_pause(&self) -> Duration {
         Duration::from_millis(100)
     }
 }
 
-/// An engine of somebody else: its end is seen on its sockets, and not ours to bring about.
+/// An engine that was started elsewhere. Its end is detected on its sockets, and it can't be ended
+/// from here.
 struct Attached;
 
 impl RunningEngine for Attached {

@@ -1,4 +1,4 @@
-//! How engines of one fleet hand keys and values of prompts to each other.
+//! The connector through which engines of one fleet exchange the keys and values of prompts.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
@@ -6,40 +6,40 @@ use std::path::PathBuf;
 use chiasm_types::Role;
 use serde_json::{Map, Value, json};
 
-/// The network devices that UCX uses, of which the operator may know better.
-pub(super) const NET_DEVICES: &str = "UCX_NET_DEVICES";
+/// The environment variable for the network devices that UCX uses. An operator may set it.
+pub(super) const NET_DEVICES_VARIABLE: &str = "UCX_NET_DEVICES";
 
-/// The connector of vLLM that engines with roles have.
+/// vLLM's connector for engines with roles.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvConnector {
-    /// The engine that decodes reads the memory of the one that has prefilled: `NixlConnector`.
-    /// Needs the packages `nixl` and, beside CUDA, `nixl-cu12` or `nixl-cu13` in vLLM's
-    /// environment.
+    /// `NixlConnector`: the decoding engine reads the memory of the prefilling one. Needs the
+    /// packages `nixl` and, with CUDA, `nixl-cu12` or `nixl-cu13` in vLLM's environment.
     Nixl,
-    /// Keys and values go through files of this folder, which nobody removes: `ExampleConnector`,
-    /// for trials.
+    /// `ExampleConnector`, for trials: keys and values are files in this folder, which are never
+    /// removed.
     Files(PathBuf),
-    /// Another one, as vLLM's `--kv-transfer-config` has it, to which `kv_role` is added unless it
-    /// is there.
+    /// Another connector, as the value of vLLM's `--kv-transfer-config`. `kv_role` is added unless
+    /// present.
     Other(Map<String, Value>),
 }
 
 impl KvConnector {
-    /// What an engine of a role is told with `--kv-transfer-config`; `None` if it neither leaves
-    /// keys and values nor gets any.
+    /// Returns the `--kv-transfer-config` of an engine with a role; `None` if the engine neither
+    /// sends nor gets keys and values.
     pub(super) fn config(&self, role: Role) -> Option<Value> {
         let kv_role = match role {
             Role::Aggregated | Role::Encode => return None,
             Role::Prefill => "kv_producer",
             Role::Decode => "kv_consumer",
         };
-        // An engine that can't get what another one has left computes it: its answer is late and
-        // not lost.
+        // An engine that can't get the keys and values computes them: the answer is late, not lost.
         let policy = "recompute";
         Some(match self {
-            Self::Nixl => {
-                json!({"kv_connector": "NixlConnector", "kv_role": kv_role, "kv_load_failure_policy": policy})
-            }
+            Self::Nixl => json!({
+                "kv_connector": "NixlConnector",
+                "kv_role": kv_role,
+                "kv_load_failure_policy": policy,
+            }),
             Self::Files(folder) => json!({
                 "kv_connector": "ExampleConnector",
                 "kv_role": kv_role,
@@ -53,21 +53,23 @@ impl KvConnector {
         })
     }
 
-    /// The environment of an engine that others find at this port of a private network's address;
-    /// without one at a loopback address, and its data through no interface that other machines
-    /// reach, unless `devices_are_said`: UCX, which moves the data, would listen at all, and gives
-    /// it to whoever asks.
+    /// Returns the environment variables of an engine. `address` and `port` are those of its side
+    /// channel on a private network.
+    ///
+    /// Without an address the side channel is on loopback. UCX, which moves the data, is then
+    /// limited to the loopback interface: by default it listens on all interfaces and serves any
+    /// client. With `devices_are_set`, the operator's choice of interfaces is kept.
     pub(super) fn env(
         &self,
         address: Option<IpAddr>,
         port: u16,
-        devices_are_said: bool,
+        devices_are_set: bool,
     ) -> Vec<(String, String)> {
         match self {
             Self::Nixl => {
                 let host = address.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)).to_string();
-                let devices = (address.is_none() && !devices_are_said)
-                    .then(|| (NET_DEVICES, "lo".to_owned()));
+                let devices = (address.is_none() && !devices_are_set)
+                    .then(|| (NET_DEVICES_VARIABLE, "lo".to_owned()));
                 let side_channel = [
                     ("VLLM_NIXL_SIDE_CHANNEL_HOST", host),
                     ("VLLM_NIXL_SIDE_CHANNEL_PORT", port.to_string()),
@@ -88,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn engines_are_told_their_role_unless_somebody_else_has_said_it() {
+    fn config_has_role_unless_given() {
         assert_eq!(KvConnector::Nixl.config(Role::Aggregated), None);
         let nixl = KvConnector::Nixl.config(Role::Decode).unwrap();
         assert_eq!(
@@ -110,18 +112,18 @@ mod tests {
     }
 
     #[test]
-    fn engines_are_found_on_a_private_network_or_by_nobody_elsewhere() {
-        let env = |address: Option<[u8; 4]>, said| {
-            KvConnector::Nixl.env(address.map(IpAddr::from), 7, said)
+    fn side_channel_is_private_or_loopback() {
+        let env = |address: Option<[u8; 4]>, devices_are_set| {
+            KvConnector::Nixl.env(address.map(IpAddr::from), 7, devices_are_set)
         };
-        let told = |host: &str| {
+        let side_channel = |host: &str| {
             [("VLLM_NIXL_SIDE_CHANNEL_HOST", host), ("VLLM_NIXL_SIDE_CHANNEL_PORT", "7")]
                 .map(|(name, value)| (name.to_owned(), value.to_owned()))
         };
         let lo = [("UCX_NET_DEVICES".to_owned(), "lo".to_owned())];
-        assert_eq!(env(None, false), [&told("127.0.0.1")[..], &lo].concat());
-        assert_eq!(env(None, true), told("127.0.0.1"), "as the operator says");
-        assert_eq!(env(Some([10, 0, 0, 7]), false), told("10.0.0.7"));
+        assert_eq!(env(None, false), [&side_channel("127.0.0.1")[..], &lo].concat());
+        assert_eq!(env(None, true), side_channel("127.0.0.1"), "the operator's devices");
+        assert_eq!(env(Some([10, 0, 0, 7]), false), side_channel("10.0.0.7"));
         assert_eq!(KvConnector::Files("/kv".into()).env(None, 7, false), []);
     }
 }

@@ -1,4 +1,4 @@
-//! vLLM engines that this process launches and ends.
+//! A host that launches vLLM engines as child processes.
 
 use std::env;
 use std::net::IpAddr;
@@ -11,61 +11,63 @@ use chiasm_types::{Role, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt, ready};
 
 use super::embedding_store::EmbeddingStore;
-use super::host::{EngineHost, KeptAs, RunningEngine};
-use super::kv_connector::{KvConnector, NET_DEVICES};
+use super::host::{EngineHost, RecordName, RunningEngine};
+use super::kv_connector::{KvConnector, NET_DEVICES_VARIABLE};
 use crate::launch::{EngineProcess, Keep, KvEventEndpoints, LastLines, LaunchSpec, free_ports};
 use crate::state::Launched;
 use crate::{EngineEndpoints, SocketDir};
 
-/// How long an engine that is asked to end may take before it is killed.
+/// The grace period of an engine that is stopped, after which it is killed.
 const STOP_GRACE: Duration = Duration::from_secs(15);
 
-/// The file in a folder of sockets that an engine prints to which outlives this process.
-const OUTPUT: &str = "output";
+/// The output file, in the folder of sockets, of an engine that outlives this process.
+const OUTPUT_FILE: &str = "output";
 
-/// Lines of a dead engine's output that are told with its end.
-const LAST_LINES: usize = 8;
+/// The number of last lines that are reported with an engine's end.
+const MAX_REPORTED_LINES: usize = 8;
 
-/// Launches the engines of one worker.
+/// A host that launches the engines of one worker.
 #[derive(Clone, Debug)]
 pub struct LaunchHost {
     /// The program `vllm`.
     pub vllm: PathBuf,
     /// The model's directory.
     pub model: PathBuf,
-    /// Flags of the user, for vLLM.
+    /// The user's flags for vLLM.
     pub extra_args: Vec<String>,
-    /// The GPUs that the engine may see; `None` for whatever this process sees.
+    /// The visible GPUs; `None` for those of this process.
     pub gpus: Option<Vec<u32>>,
-    /// Capacity of its receiver cache in GiB.
+    /// The capacity of the receiver cache in GiB.
     pub receiver_cache_gb: f64,
-    /// The loopback port where it says hello; 0 for a free one at each start.
+    /// The loopback port for the handshake; 0 for a free port at each start.
     pub handshake_port: u16,
-    /// Which stages of requests the engine computes.
+    /// The role, which decides the stages of requests that the engine computes.
     pub role: Role,
-    /// How it hands keys and values to others, if its role has it do so.
+    /// The connector through which engines with a role exchange keys and values.
     pub kv_connector: KvConnector,
-    /// How it hands embeddings to others, or gets them; `None` if none of its machine does that.
+    /// The store through which engines of this machine exchange embeddings, if any.
     pub embeddings: Option<Arc<EmbeddingStore>>,
-    /// This machine's address on a private network, where engines of other machines find it with a
-    /// prompt that it has left; `None` for a loopback address.
+    /// This machine's address on a private network, from which engines of other machines get keys
+    /// and values; `None` for a loopback address.
     pub side_channel: Option<IpAddr>,
-    /// How long an engine outlives this process and waits for another frontend; `None` for engines
+    /// The time that an engine outlives this process and waits to be taken over; `None` for engines
     /// that end with it.
     pub keep: Option<Duration>,
 }
 
 impl LaunchHost {
-    /// A name that engines have which were launched by the same command, wherever they listen.
+    /// Returns the common name of all engines that the same command launches. The handshake port is
+    /// not part of it.
     fn command_name(&self) -> String {
         let Self { vllm, model, extra_args, gpus, receiver_cache_gb, .. } = self;
-        // Without one nothing is added, so that a new Chiasm takes over the engines of an older
-        // one.
-        let found_at = self.side_channel.map(|address| format!(" {address}")).unwrap_or_default();
+        // Without an address the name is that of older versions of Chiasm, whose engines can then
+        // be taken over.
+        let address = self.side_channel.map(|address| format!(" {address}")).unwrap_or_default();
         let kv_transfer = self.kv_connector.config(self.role);
         let model = model.canonicalize().unwrap_or_else(|_| model.clone());
         let command = format!(
-            "{vllm:?} {model:?} {extra_args:?} {gpus:?} {receiver_cache_gb} {kv_transfer:?}{found_at}"
+            "{vllm:?} {model:?} {extra_args:?} {gpus:?} {receiver_cache_gb} \
+             {kv_transfer:?}{address}"
         );
         let digest = blake3::hash(command.as_bytes()).to_hex();
         let model = model.file_name().unwrap_or_default().to_string_lossy();
@@ -73,7 +75,7 @@ impl LaunchHost {
     }
 
     fn keep(&self, sockets: &SocketDir) -> Option<Keep> {
-        Some(Keep { time: self.keep?, output: sockets.path().join(OUTPUT) })
+        Some(Keep { time: self.keep?, output: sockets.path().join(OUTPUT_FILE) })
     }
 
     fn spec(&self, name: &str, handshake: &str) -> LaunchSpec {
@@ -87,8 +89,10 @@ impl LaunchHost {
         }
     }
 
-    /// Refuses flags that are Chiasm's to set and a program that is not there, before anything is
-    /// started.
+    /// Checks the host before it starts an engine.
+    ///
+    /// # Errors
+    /// The program is missing, or a flag of the user is Chiasm's to set.
     pub fn check(&self) -> Result<(), ConnectError> {
         if !is_program(&self.vllm) {
             let vllm = self.vllm.display();
@@ -100,7 +104,7 @@ impl LaunchHost {
     }
 }
 
-/// Whether a program is there: at its path, or for a bare name in a folder of the PATH.
+/// Returns `true` if a program exists: at its path or, for a bare name, in a folder of `PATH`.
 fn is_program(program: &Path) -> bool {
     if program.components().count() > 1 {
         return program.is_file();
@@ -125,28 +129,25 @@ impl EngineHost for LaunchHost {
             keep: self.keep(sockets),
             ..self.spec(&worker.to_string(), &endpoints.handshake)
         };
-        let devices_are_said = env::var_os(NET_DEVICES).is_some();
-        let with_ports = || match spec.kv_transfer.is_some() {
-            true => Ok(LaunchSpec {
-                env: self.kv_connector.env(
-                    self.side_channel,
-                    free_ports::<1>()?[0],
-                    devices_are_said,
-                ),
-                ..spec
-            }),
-            false => Ok(spec),
+        let devices_are_set = env::var_os(NET_DEVICES_VARIABLE).is_some();
+        let with_env = || {
+            if spec.kv_transfer.is_none() {
+                return Ok(spec);
+            }
+            let [port] = free_ports::<1>()?;
+            let env = self.kv_connector.env(self.side_channel, port, devices_are_set);
+            Ok(LaunchSpec { env, ..spec })
         };
         let launched =
-            with_ports().and_then(|spec| spec.launch()).map_err(ConnectError::new).map(|process| {
+            with_env().and_then(|spec| spec.launch()).map_err(ConnectError::new).map(|process| {
                 tracing::info!(%worker, process_group = process.pid(), "engine process started");
-                Box::new(Process(process)) as Box<dyn RunningEngine>
+                Box::new(LaunchedEngine(process)) as Box<dyn RunningEngine>
             });
         ready(launched).boxed()
     }
 
-    fn kept_as(&self) -> Option<KeptAs> {
-        self.keep.map(|_| KeptAs::AnyOf(self.command_name()))
+    fn record_name(&self) -> Option<RecordName> {
+        self.keep.map(|_| RecordName::Numbered(self.command_name()))
     }
 
     fn take_over(
@@ -159,8 +160,12 @@ impl EngineHost for LaunchHost {
         let process = EngineProcess::take_over(&worker.to_string(), launched, &keep)
             .map_err(ConnectError::new)?;
         Ok(process.map(|process| {
-            tracing::info!(%worker, process_group = process.pid(), "engine process of a former frontend");
-            Box::new(Process(process)) as Box<dyn RunningEngine>
+            tracing::info!(
+                %worker,
+                process_group = process.pid(),
+                "taking over the engine process of an earlier frontend"
+            );
+            Box::new(LaunchedEngine(process)) as Box<dyn RunningEngine>
         }))
     }
 
@@ -169,13 +174,13 @@ impl EngineHost for LaunchHost {
     }
 }
 
-struct Process(EngineProcess);
+struct LaunchedEngine(EngineProcess);
 
-impl RunningEngine for Process {
+impl RunningEngine for LaunchedEngine {
     fn exited(&mut self) -> BoxFuture<'_, String> {
         async {
             let report = self.0.exited().await;
-            let first = report.last_lines.len().saturating_sub(LAST_LINES);
+            let first = report.last_lines.len().saturating_sub(MAX_REPORTED_LINES);
             let last_lines: String = match &report.last_lines[first..] {
                 [] => " none".to_owned(),
                 lines => lines.iter().map(|line| format!("\n    {line}")).collect(),
@@ -183,7 +188,7 @@ impl RunningEngine for Process {
             let advice = report
                 .advice
                 .map_or_else(String::new, |advice| format!("\n  what helps: {advice}"));
-            format!("its process ended ({report}); its last words:{last_lines}{advice}")
+            format!("its process ended ({report}); its last lines:{last_lines}{advice}")
         }
         .boxed()
     }
@@ -200,15 +205,15 @@ impl RunningEngine for Process {
         self.0.terminate(STOP_GRACE).map(drop).boxed()
     }
 
-    fn outlives(&self) -> Option<Launched> {
-        self.0.outlives()
+    fn surviving_processes(&self) -> Option<Launched> {
+        self.0.surviving_processes()
     }
 
-    fn leave(self: Box<Self>) -> BoxFuture<'static, ()> {
-        if self.0.outlives().is_none() {
+    fn detach(self: Box<Self>) -> BoxFuture<'static, ()> {
+        if self.0.surviving_processes().is_none() {
             return self.stop();
         }
-        self.0.leave();
+        self.0.detach();
         ready(()).boxed()
     }
 }
@@ -218,7 +223,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn engines_are_alike_that_the_same_command_has_launched() {
+    fn record_name_depends_on_command_only() {
         let host = |model: &str, port, extra: &[&str]| LaunchHost {
             vllm: "vllm".into(),
             model: model.into(),
@@ -232,8 +237,8 @@ mod tests {
             side_channel: None,
             keep: Some(Duration::from_secs(1)),
         };
-        let name = |host: LaunchHost| match host.kept_as() {
-            Some(KeptAs::AnyOf(name)) => name,
+        let name = |host: LaunchHost| match host.record_name() {
+            Some(RecordName::Numbered(name)) => name,
             other => panic!("{other:?}"),
         };
         let one = name(host("/models/a", 0, &["--dtype", "half"]));
@@ -246,11 +251,11 @@ mod tests {
             ..host("/models/a", 0, &["--dtype", "half"])
         };
         assert_ne!(name(elsewhere), one);
-        assert_eq!(LaunchHost { keep: None, ..host("/models/a", 0, &[]) }.kept_as(), None);
+        assert_eq!(LaunchHost { keep: None, ..host("/models/a", 0, &[]) }.record_name(), None);
     }
 
     #[test]
-    fn a_program_is_found_by_path_and_by_name() {
+    fn program_is_found_by_path_or_name() {
         assert!(is_program(Path::new("/bin/sh")) && is_program(Path::new("sh")));
         assert!(
             !is_program(Path::new("/bin/no-such-program"))

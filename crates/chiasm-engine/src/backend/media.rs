@@ -1,5 +1,5 @@
-//! Media items on their way to the engine: what it lacks is asked of the items' sources, in the
-//! memory that it reads.
+//! The media items of a job: tensors that the engine lacks are fetched from the items' sources,
+//! into memory that the engine can read.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use chiasm_backend::{
     FieldValue, ItemField, Job, JobError, JobItem, MediaObserver, SourceError, Tensor, TensorBytes,
-    TensorMemory, TensorOrder,
+    TensorMemory, TensorRequest,
 };
 use chiasm_transfer::{Arena, SlotWriter};
 use chiasm_types::{MmHash, TensorField};
@@ -17,60 +17,66 @@ use super::Engine;
 use crate::EngineClient;
 use crate::wire::{FieldKind, MmData, MmFeature, MmField, MmItem, WireTensor};
 
-/// The tensors of a job's media items that have been had so far.
+/// The tensors of a job's media items that have been fetched so far.
 #[derive(Default)]
 pub(super) struct Tensors {
     items: HashMap<MmHash, MmItem>,
 }
 
 impl Tensors {
-    /// Gets the tensors of the items that are wanted, each once however often it stands in the
-    /// prompt. What is not wanted any more when its turn comes is left out. With `refused`, the
-    /// engine has failed to read slots of this job before.
-    pub(super) async fn get(
+    /// Fetches the tensors of the items that `filter` selects, each once even if the prompt repeats
+    /// it. Skips items that are no longer selected when their source starts on them.
+    ///
+    /// Uses no slots if `without_slots` is set, because the engine has failed to read slots of this
+    /// job.
+    ///
+    /// # Errors
+    /// [`JobError::Source`]: a source fails, or makes a tensor whose size does not fit its shape.
+    pub(super) async fn fetch(
         &mut self,
         engine: &Arc<Engine>,
         job: &Job,
-        refused: bool,
-        wanted: &Wanted,
+        without_slots: bool,
+        filter: &ItemFilter,
     ) -> Result<(), JobError> {
-        let mut lacking: HashMap<MmHash, &JobItem> = HashMap::new();
+        let mut missing: HashMap<MmHash, &JobItem> = HashMap::new();
         for item in job.media.iter() {
-            if !self.items.contains_key(&item.hash) && wanted.includes(&item.name(), &engine.client)
+            if !self.items.contains_key(&item.hash) && filter.selects(&item.name(), &engine.client)
             {
-                lacking.entry(item.hash).or_insert(item);
+                missing.entry(item.hash).or_insert(item);
             }
         }
-        if lacking.is_empty() {
+        if missing.is_empty() {
             return Ok(());
         }
-        let memory: Arc<dyn TensorMemory> = Arc::new(Memory::of(engine, refused));
-        let got = try_join_all(lacking.into_values().map(|item| {
-            let (name, client, wanted) = (item.name(), engine.client.clone(), wanted.clone());
-            let order = TensorOrder {
+        let memory: Arc<dyn TensorMemory> = Arc::new(EngineMemory::new(engine, without_slots));
+        let fetched = try_join_all(missing.into_values().map(|item| {
+            let name = item.name();
+            let client = engine.client.clone();
+            let filter = filter.clone();
+            let request = TensorRequest {
                 format: engine.format,
                 memory: memory.clone(),
-                still_wanted: Arc::new(move || wanted.includes(&name, &client)),
+                is_still_needed: Arc::new(move || filter.selects(&name, &client)),
             };
             async move {
-                let tensors = item.source.tensors(order).await.map_err(JobError::Source)?;
-                let item =
-                    tensors.map(|tensors| to_item(tensors).map(|tensors| (item.hash, tensors)));
-                item.transpose()
+                let fields = item.source.tensors(request).await.map_err(JobError::Source)?;
+                let tensors = fields.map(to_item).transpose()?;
+                Ok::<_, JobError>(tensors.map(|tensors| (item.hash, tensors)))
             }
         }))
         .await?;
-        self.items.extend(got.into_iter().flatten());
+        self.items.extend(fetched.into_iter().flatten());
         Ok(())
     }
 
-    /// How many items' tensors there are.
+    /// Returns the number of items whose tensors have been fetched.
     pub(super) fn len(&self) -> usize {
         self.items.len()
     }
 
-    /// The features of all items, in the order of the prompt; with data where it was had. Places of
-    /// one item share it.
+    /// Returns the features of all items, in the order of the prompt. They have the data that has
+    /// been fetched; features of one item share it.
     pub(super) fn features(&self, job: &Job) -> Vec<MmFeature> {
         let feature = |item: &JobItem| {
             let name = item.name();
@@ -86,98 +92,98 @@ impl Tensors {
     }
 }
 
-/// A choice among a job's items.
+/// A selection of a job's items.
 #[derive(Clone)]
-pub(super) enum Wanted {
-    /// All that the engine's receiver cache does not hold.
-    Lacking,
-    /// These, by their names: the engine wants them with their data although it may hold them, as a
-    /// request whose items exceed its cache could evict one of its own.
-    These(Arc<[String]>),
+pub(super) enum ItemFilter {
+    /// Items that the engine's receiver cache does not hold.
+    NotHeld,
+    /// Items with these names. The engine may hold them, but needs their data: a request whose
+    /// items exceed its cache could evict one of its own.
+    Named(Arc<[String]>),
 }
 
-impl Wanted {
-    fn includes(&self, name: &str, client: &EngineClient) -> bool {
+impl ItemFilter {
+    fn selects(&self, name: &str, client: &EngineClient) -> bool {
         match self {
-            Self::Lacking => !client.holds(name),
-            Self::These(names) => names.iter().any(|wanted| wanted == name),
+            Self::NotHeld => !client.holds(name),
+            Self::Named(names) => names.iter().any(|selected| selected == name),
         }
     }
 }
 
-/// Where tensors for an engine are written.
-struct Memory {
-    place: Place,
+/// The memory for an engine's tensors.
+struct EngineMemory {
+    location: Location,
     observer: Arc<dyn MediaObserver>,
 }
 
-enum Place {
+enum Location {
     /// Slots of the engine's arena, as long as there is room.
     Arena(Arena),
     /// Memory of this process.
-    Here,
-    /// Memory of this process although shared memory was wanted, for this cause.
-    HereFor(&'static str),
+    Local,
+    /// Memory of this process in place of an arena, for this cause.
+    Fallback(&'static str),
 }
 
-impl Memory {
-    fn of(engine: &Engine, refused: bool) -> Self {
-        let place = match engine.client.arena() {
-            Some(_) if refused => Place::HereFor("engine_refused"),
-            Some(arena) => Place::Arena(arena.clone()),
-            None if engine.wants_arena => Place::HereFor("no_arena"),
-            None => Place::Here,
+impl EngineMemory {
+    fn new(engine: &Engine, without_slots: bool) -> Self {
+        let location = match engine.client.arena() {
+            Some(_) if without_slots => Location::Fallback("engine_refused"),
+            Some(arena) => Location::Arena(arena.clone()),
+            None if engine.wants_arena => Location::Fallback("no_arena"),
+            None => Location::Local,
         };
-        Self { place, observer: engine.observer.clone() }
+        Self { location, observer: engine.observer.clone() }
     }
 }
 
-impl TensorMemory for Memory {
+impl TensorMemory for EngineMemory {
     fn reserve(&self, bytes: usize) -> Option<SlotWriter> {
-        match &self.place {
-            Place::Arena(arena) => arena
+        match &self.location {
+            Location::Arena(arena) => arena
                 .slot(bytes)
-                .inspect_err(|no_slot| self.observer.stepped_down(no_slot.cause(), no_slot))
+                .inspect_err(|error| self.observer.stepped_down(error.cause(), error))
                 .ok(),
-            Place::Here => None,
-            Place::HereFor(cause) => {
-                self.observer.stepped_down(cause, &"tensors travel in messages");
+            Location::Local => None,
+            Location::Fallback(cause) => {
+                self.observer.stepped_down(cause, &"tensors are sent in messages");
                 None
             }
         }
     }
 
     fn takes(&self, bytes: &TensorBytes) -> bool {
-        match (&self.place, bytes) {
-            (Place::Arena(arena), TensorBytes::Slot(slot)) => arena.owns(slot),
-            (Place::Arena(_), TensorBytes::Here(_)) | (_, TensorBytes::Slot(_)) => false,
-            (Place::Here | Place::HereFor(_), TensorBytes::Here(_)) => true,
+        match (&self.location, bytes) {
+            (Location::Arena(arena), TensorBytes::Slot(slot)) => arena.owns(slot),
+            (Location::Arena(_), TensorBytes::Here(_)) | (_, TensorBytes::Slot(_)) => false,
+            (Location::Local | Location::Fallback(_), TensorBytes::Here(_)) => true,
         }
     }
 }
 
-/// A source made a tensor whose bytes are not what its shape needs.
+/// A tensor whose size does not fit its shape, by its name.
 #[derive(Debug)]
-struct Misshapen(String);
+struct SizeMismatch(String);
 
-impl fmt::Display for Misshapen {
+impl fmt::Display for SizeMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "'{}' does not fit its shape", self.0)
     }
 }
 
-impl std::error::Error for Misshapen {}
+impl std::error::Error for SizeMismatch {}
 
-/// The tensors of a media item as vLLM's own types have them.
+/// Converts the tensors of a media item to vLLM's types.
 ///
 /// # Errors
-/// [`JobError::Source`] if a tensor's bytes are not what its shape needs.
+/// [`JobError::Source`]: a tensor's size does not fit its shape.
 pub fn to_item(fields: Vec<ItemField>) -> Result<MmItem, JobError> {
     let field = |ItemField { name, field, value }: ItemField| {
         let name = name.into_owned();
         match to_data(value) {
             Some(data) => Ok((name, MmField { data: Some(data), kind: to_kind(field) })),
-            None => Err(JobError::Source(SourceError::new(Misshapen(name)))),
+            None => Err(JobError::Source(SourceError::new(SizeMismatch(name)))),
         }
     };
     fields.into_iter().map(field).collect::<Result<_, _>>().map(MmItem)
@@ -193,7 +199,7 @@ fn to_kind(field: TensorField) -> FieldKind {
     }
 }
 
-/// `None` if a tensor's bytes are not what its shape needs.
+/// Converts a field's value. Returns `None` if a tensor's size does not fit its shape.
 fn to_data(value: FieldValue) -> Option<MmData> {
     Some(match value {
         FieldValue::Tensor(Tensor { dtype, shape, bytes }) => MmData::Tensor(match bytes {

@@ -1,4 +1,4 @@
-//! A job as a request to an EngineCore.
+//! The conversion of a job into a request to an EngineCore.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -26,14 +26,14 @@ pub(super) fn from_job(job: &Job, parts: RequestParts) -> EngineCoreRequest {
         priority,
         trace,
         reasoning,
-        // The parts are made of these.
+        // These are in the parts.
         id: _,
         input: _,
         media: _,
         sampling: _,
         adapter: _,
         stage: _,
-        // The engine looks for them by the items' identities.
+        // The engine finds embeddings by the identities of the media items.
         embedded: _,
     } = job;
     let ReasoningHints { is_over, variables } = reasoning;
@@ -52,7 +52,7 @@ pub(super) fn from_job(job: &Job, parts: RequestParts) -> EngineCoreRequest {
         client_index: 0,
         priority: *priority,
         trace_headers: headers.map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
-        // The request's own id begins with the one that people know.
+        // The request's own id starts with the job's id.
         external_req_id: None,
         reasoning_ended: is_over.then_some(true),
         reasoning_variables: variables

@@ -1,102 +1,112 @@
-//! One job on an engine: a request per continuation, and sending again what the engine turned out
-//! to lack.
+//! A running job: one request per continuation, which is sent again if the engine lacks media
+//! items.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use chiasm_backend::unread::{Unread, UnreadJob};
+use chiasm_backend::unread::{UnreadBudget, UnreadShare};
 use chiasm_backend::{
-    Content, Death, Delivered, Embeddings, Finish, Job, JobError, Left, Output, Prefill,
-    PromptLogprobs, RunningJob, Stage, TokenLogprob,
+    Content, DeathReason, Finish, Job, JobError, KvTransferParams, MediaDelivery, Output, Prefill,
+    PromptLogprobs, RunningJob, Stage, StoredEmbeddings, TokenLogprob,
 };
 use chiasm_types::TokenId;
 use futures_util::future::{BoxFuture, FutureExt, ready};
 
-use super::media::{Tensors, Wanted};
+use super::media::{ItemFilter, Tensors};
 use super::request::{self, RequestParts};
 use super::{Engine, adapters, stage};
-use crate::client::OutputStream;
+use crate::client::{ItemDelivery, OutputStream};
 use crate::error::EngineError;
-use crate::launch::Complaint;
-use crate::wire::output::Brought;
+use crate::launch::LoggedFailure;
+use crate::wire::output::Payload;
 use crate::wire::{
     EngineCoreOutput, ExtraArgs, FinishReason, Logprobs, LoraRequest, RequestError, SamplingParams,
     StopReason,
 };
 
-/// Times that one continuation is sent again because the engine lacked media items. More would mean
-/// a fault of ours.
+/// The maximum number of times that one continuation is sent again because the engine lacked media
+/// items. More misses would be a bug.
 const MAX_MISSES: usize = 2;
 
-/// A job and the requests that it became.
+/// A job and its requests.
 pub(super) struct RunningEngineJob {
-    /// First: what still runs is aborted before the job lets go of its adapter.
+    /// The first field, so that running requests are aborted before the job releases its adapter.
     continuations: Vec<Continuation>,
-    sender: Sender,
-    /// The continuation whose output is looked for first: none may starve the others.
+    sender: RequestSender,
+    /// The continuation to poll first, so that none starves the others.
     next: usize,
-    /// Media items whose embeddings should have been there.
+    /// The number of media items whose stored embeddings are missing.
     unfound: usize,
-    /// What a job that prefills has left.
-    left: Option<Left>,
-    /// What a job that encodes has left.
-    embeddings: Vec<Embeddings>,
+    /// The result of a prefill job for the decode stage.
+    kv_transfer_params: Option<KvTransferParams>,
+    /// The result of an encode job.
+    embeddings: Vec<StoredEmbeddings>,
 }
 
 struct Continuation {
     state: State,
-    /// How the media items travelled, when they were sent last.
-    delivered: Delivered,
+    /// The delivery of the media items, when the request was last sent.
+    delivered: MediaDelivery,
     has_output: bool,
     misses: usize,
-    /// The engine may not be able to read slots.
-    unread: bool,
+    /// `true` if tensors are sent in the message, because the engine may not be able to read slots.
+    without_slots: bool,
 }
 
 impl Continuation {
-    /// Returns the id of the running request, which outputs arrive without; empty if none runs.
+    /// Returns the id of the running request, which outputs do not have; empty if none runs.
     fn request_id(&self) -> String {
         match &self.state {
             State::Running(stream) => stream.request_id().to_owned(),
-            State::SendingAgain(_) | State::Explaining(_) | State::Ended => String::new(),
+            State::Resending(_) | State::Explaining(_) | State::Ended => String::new(),
         }
     }
 }
 
 enum State {
     Running(OutputStream),
-    SendingAgain(BoxFuture<'static, Result<OutputStream, JobError>>),
-    /// It has failed, and the reason is looked for.
+    /// The request is being sent again.
+    Resending(BoxFuture<'static, Result<OutputStream, JobError>>),
+    /// The request has failed, and the reason is being determined.
     Explaining(BoxFuture<'static, JobError>),
     Ended,
 }
 
 impl RunningEngineJob {
-    /// Sends one request per continuation, with the media items that the engine lacks.
+    /// Sends one request per continuation, with the media items that the engine does not hold.
+    ///
+    /// # Errors
+    /// The job is not valid, a media source fails, or the engine is dead.
     pub(super) async fn start(
         engine: Arc<Engine>,
         job: Arc<Job>,
         prompt: Arc<Vec<TokenId>>,
     ) -> Result<Self, JobError> {
-        let lora = job.adapter.as_deref().map(adapters::request).map(Arc::new);
+        let lora = job.adapter.as_deref().map(adapters::to_lora_request).map(Arc::new);
         let extra_args = stage::extra_args(&job.stage, engine.private_network)?;
-        let unfound = look_for_embeddings(&engine, &job);
-        let unread = Unread::of_process().job();
-        let sender = Sender { engine, job, prompt, lora, extra_args, unread };
+        let unfound = count_missing_embeddings(&engine, &job);
+        let unread = UnreadBudget::global().new_share();
+        let sender = RequestSender { engine, job, prompt, lora, extra_args, unread };
         let streams = sender.send(0..sender.job.sampling.n, false).await?;
         let continuations = streams.into_iter().map(|stream| Continuation {
-            delivered: delivered(&stream),
+            delivered: media_delivery(&stream),
             state: State::Running(stream),
             has_output: false,
             misses: 0,
-            unread: false,
+            without_slots: false,
         });
-        let continuations: Vec<_> = continuations.collect();
-        Ok(Self { continuations, sender, next: 0, unfound, left: None, embeddings: Vec::new() })
+        Ok(Self {
+            continuations: continuations.collect(),
+            sender,
+            next: 0,
+            unfound,
+            kv_transfer_params: None,
+            embeddings: Vec::new(),
+        })
     }
 
-    /// The next output of one continuation. `Ready(None)` if it has ended.
-    fn poll_one(
+    /// Polls one continuation for its next output. Returns `Ready(None)` if it has ended.
+    fn poll_continuation(
         &mut self,
         index: usize,
         context: &mut Context<'_>,
@@ -105,11 +115,11 @@ impl RunningEngineJob {
             let continuation = &mut self.continuations[index];
             let arrival = match &mut continuation.state {
                 State::Ended => return Poll::Ready(None),
-                State::SendingAgain(sending) => match sending.poll_unpin(context) {
+                State::Resending(sending) => match sending.poll_unpin(context) {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(Err(error)) => return Poll::Ready(Some(Err(error))),
                     Poll::Ready(Ok(stream)) => {
-                        continuation.delivered = delivered(&stream);
+                        continuation.delivered = media_delivery(&stream);
                         continuation.state = State::Running(stream);
                         continue;
                     }
@@ -122,43 +132,48 @@ impl RunningEngineJob {
                 State::Running(stream) => std::task::ready!(stream.poll_next(context)),
             };
             let output = match arrival {
-                Some(Ok(Brought::Tokens(tokens))) => {
-                    return Poll::Ready(Some(Ok(self.tokens(index, tokens))));
+                Some(Ok(Payload::Tokens(tokens))) => {
+                    return Poll::Ready(Some(Ok(self.tokens_output(index, tokens))));
                 }
-                Some(Ok(Brought::More(output))) => output,
+                Some(Ok(Payload::Full(output))) => output,
                 Some(Err(error)) => return Poll::Ready(Some(Err(error.into()))),
                 None => return Poll::Ready(Some(Err(JobError::Unfinished))),
             };
             match output.finish_reason {
-                // We let go of requests that we abort, so this one was ended by an engine that is
-                // shutting down.
+                // Streams of requests that we abort are dropped, so the engine aborted this one
+                // because it is shutting down.
                 Some(FinishReason::Abort) => {
-                    return Poll::Ready(Some(Err(JobError::Dead(Death::new(
+                    return Poll::Ready(Some(Err(JobError::Dead(DeathReason::new(
                         "it is shutting down",
                     )))));
                 }
                 Some(FinishReason::Error | FinishReason::Other(_)) => {
-                    let told = output.error.as_ref().and_then(told);
                     let request_id = continuation.request_id();
-                    if let Err(error) = told.map_or_else(|| self.send_again(index, &output), Err) {
+                    let result = match output.error.as_ref().and_then(to_job_error) {
+                        Some(error) => Err(error),
+                        None => self.send_again(index, &output),
+                    };
+                    if let Err(error) = result {
                         let reason = self.explain(error, output.error, request_id);
                         self.continuations[index].state = State::Explaining(reason);
                     }
                 }
-                _ => return Poll::Ready(Some(Ok(self.output(index, *output)))),
+                _ => return Poll::Ready(Some(Ok(self.convert_output(index, *output)))),
             }
         }
     }
 
-    /// After an engine's error: it is not believed to hold the job's media items any more. If it
-    /// was sent less than all their tensors, that may have been the reason, and the continuation is
-    /// sent once more.
+    /// Handles an engine's error: removes the job's media items from the mirror, and sends the
+    /// continuation again if it was not sent with all its tensors in the message.
+    ///
+    /// # Errors
+    /// Missing tensors can't be the cause, or the engine lacked items too often.
     fn send_again(&mut self, index: usize, output: &EngineCoreOutput) -> Result<(), JobError> {
         let Engine { client, observer, .. } = &*self.sender.engine;
         let names: Vec<String> = self.sender.job.media.iter().map(|item| item.name()).collect();
-        let missed = &output.mm_cache_miss_hashes;
-        let lacking = if missed.is_empty() { &names } else { missed };
-        client.forget_media(lacking.iter().map(String::as_str));
+        let reported = &output.mm_cache_miss_hashes;
+        let missing = if reported.is_empty() { &names } else { reported };
+        client.forget_media(missing.iter().map(String::as_str));
         let continuation = &mut self.continuations[index];
         if continuation.has_output {
             return Err(JobError::Failed);
@@ -169,20 +184,21 @@ impl RunningEngineJob {
             }
             continuation.misses += 1;
             tracing::warn!(
-                items = lacking.len(),
-                "engine lacks media items that it was believed to hold, sending them again"
+                items = missing.len(),
+                "engine lacks media items that its mirror has, sending them again"
             );
-            observer.missed(lacking.len());
-        } else if continuation.delivered.shared_memory > 0 && !continuation.unread {
-            // Slots may have been the reason: now everything goes in the message.
-            continuation.unread = true;
+            observer.missed(missing.len());
+        } else if continuation.delivered.shared_memory > 0 && !continuation.without_slots {
+            // The engine may have failed to read the slots, so all tensors go in the message.
+            continuation.without_slots = true;
         } else {
             return Err(JobError::Failed);
         }
-        let (sender, unread) = (self.sender.clone(), continuation.unread);
-        continuation.state = State::SendingAgain(
+        let sender = self.sender.clone();
+        let without_slots = continuation.without_slots;
+        continuation.state = State::Resending(
             async move {
-                let streams = sender.send(index..index + 1, unread).await?;
+                let streams = sender.send(index..index + 1, without_slots).await?;
                 streams.into_iter().next().ok_or(JobError::Unfinished)
             }
             .boxed(),
@@ -190,9 +206,9 @@ impl RunningEngineJob {
         Ok(())
     }
 
-    /// Adds the field of the constraint and the engine's own words to a failure. The words come
-    /// from its output (since vLLM 0.33), or else from the log of a launched engine. The job is
-    /// refused only if they blame the constraint.
+    /// Adds the field of the constraint and the engine's reason to a failure. The reason is in the
+    /// output since vLLM 0.33, and before that in the log of a launched engine. The job is refused
+    /// only if the reason blames the constraint.
     fn explain(
         &self,
         error: JobError,
@@ -204,8 +220,8 @@ impl RunningEngineJob {
         };
         let field = structured.field.to_owned();
         let engine = self.sender.engine.clone();
-        let failed = |words: &str, field: String| {
-            let message = format!("the engine failed on an answer that is held to this: {words}");
+        let failed = |reason: &str, field: String| {
+            let message = format!("the engine failed on an answer that is held to this: {reason}");
             JobError::ConstraintFailed { field, message }
         };
         async move {
@@ -217,17 +233,17 @@ impl RunningEngineJob {
                     if let Some(RequestError { code, message, .. }) = reported {
                         return failed(&format!("{} ({code})", message.trim_end()), field);
                     }
-                    let complaint = match &engine.log {
-                        Some(log) => log.complaint(&request_id).await,
+                    let logged = match &engine.log {
+                        Some(log) => log.failure(&request_id).await,
                         None => None,
                     };
-                    match complaint {
-                        Some(Complaint { words, blames_constraint: true }) => {
-                            let message = format!("the engine can't compile this: {words}");
+                    match logged {
+                        Some(LoggedFailure { reason, blames_constraint: true }) => {
+                            let message = format!("the engine can't compile this: {reason}");
                             JobError::Refused { field, message }
                         }
-                        Some(Complaint { words, blames_constraint: false }) => {
-                            failed(&words, field)
+                        Some(LoggedFailure { reason, blames_constraint: false }) => {
+                            failed(&reason, field)
                         }
                         None => failed("it gives no reason, its log may", field),
                     }
@@ -238,18 +254,19 @@ impl RunningEngineJob {
         .boxed()
     }
 
-    /// An output of tokens and nothing else.
-    fn tokens(&mut self, index: usize, tokens: Vec<TokenId>) -> Output {
+    /// Converts an output that has tokens only.
+    fn tokens_output(&mut self, index: usize, tokens: Vec<TokenId>) -> Output {
         self.continuations[index].has_output = true;
         let logprobs = self.sender.job.sampling.logprobs.map(|_| Vec::new());
         let content = Content::Tokens { tokens, logprobs };
         Output { choice: index, content, finish: None, prefill: None, prompt_logprobs: None }
     }
 
-    fn output(&mut self, index: usize, output: EngineCoreOutput) -> Output {
+    /// Converts an output, and stores the results of a prefill or encode job.
+    fn convert_output(&mut self, index: usize, output: EngineCoreOutput) -> Output {
         let continuation = &mut self.continuations[index];
         continuation.has_output = true;
-        let finish = finish_of(&output);
+        let finish = finish(&output);
         if finish.is_some() {
             continuation.state = State::Ended;
         }
@@ -265,10 +282,10 @@ impl RunningEngineJob {
             finish_reason: _,
             stop_reason: _,
             events: _,
-            // These come with failures, which are no outputs.
+            // Only failures have these.
             mm_cache_miss_hashes: _,
             error: _,
-            // The registry has found the continuation by it.
+            // Empty: the registry has used it to find the stream.
             request_id: _,
             // Not reported.
             num_nans_in_logits: _,
@@ -276,15 +293,18 @@ impl RunningEngineJob {
         let Engine { private_network, embeddings: store, .. } = &*self.sender.engine;
         match self.sender.job.stage {
             Stage::Prefill => {
-                let left = || {
-                    kv_transfer_params.as_ref().and_then(|said| stage::left(said, *private_network))
-                };
-                self.left = self.left.take().or_else(left);
+                if self.kv_transfer_params.is_none()
+                    && let Some(params) = &kv_transfer_params
+                {
+                    self.kv_transfer_params = stage::kv_transfer_params(params, *private_network);
+                }
             }
             Stage::Encode => {
-                let (said, items) = (ec_transfer_params.iter(), &self.sender.job.media);
-                self.embeddings
-                    .extend(said.flat_map(|said| stage::embeddings(said, items, store.as_deref())));
+                if let Some(params) = &ec_transfer_params {
+                    let items = &self.sender.job.media;
+                    let stored = stage::stored_embeddings(params, items, store.as_deref());
+                    self.embeddings.extend(stored);
+                }
             }
             Stage::Whole | Stage::Decode(_) => {}
         }
@@ -318,7 +338,7 @@ impl RunningJob for RunningEngineJob {
         let mut all_ended = true;
         for turn in 0..count {
             let index = (self.next + turn) % count;
-            match self.poll_one(index, context) {
+            match self.poll_continuation(index, context) {
                 Poll::Ready(Some(output)) => {
                     self.next = index + 1;
                     return Poll::Ready(Some(output));
@@ -336,65 +356,64 @@ impl RunningJob for RunningEngineJob {
         }
     }
 
-    fn delivered(&self) -> Delivered {
-        let mut all = Delivered { unfound: self.unfound, ..Delivered::default() };
+    fn delivered(&self) -> MediaDelivery {
+        let mut all = MediaDelivery { unfound: self.unfound, ..MediaDelivery::default() };
         self.continuations.iter().for_each(|continuation| all += continuation.delivered);
         all
     }
 
-    fn left(&mut self) -> Option<Left> {
-        self.left.take()
+    fn kv_transfer_params(&mut self) -> Option<KvTransferParams> {
+        self.kv_transfer_params.take()
     }
 
-    fn embeddings(&mut self) -> Vec<Embeddings> {
+    fn stored_embeddings(&mut self) -> Vec<StoredEmbeddings> {
         std::mem::take(&mut self.embeddings)
     }
 }
 
-/// How many items there are whose embeddings an engine should find on its machine and does not, as
-/// far as that can be told: it encodes them itself.
-fn look_for_embeddings(engine: &Engine, job: &Job) -> usize {
+/// Returns the number of items whose embeddings should be in the store and are not, so that the
+/// engine encodes them itself. Returns 0 if the store has no folder.
+fn count_missing_embeddings(engine: &Engine, job: &Job) -> usize {
     let Some(store) = engine.embeddings.as_deref().filter(|store| store.folder().is_some()) else {
         return 0;
     };
     let unfound =
-        job.embedded.iter().filter(|item| store.bytes_of(&item.to_string()).is_none()).count();
+        job.embedded.iter().filter(|item| store.item_bytes(&item.to_string()).is_none()).count();
     for _ in 0..unfound {
         engine.observer.stepped_down(
             "no_embeddings",
-            &"embeddings of an item are not there any more: it is encoded again",
+            &"the stored embeddings of an item are gone: it is encoded again",
         );
     }
     unfound
 }
 
-/// Sends continuations of one job.
+/// The sender of one job's requests.
 #[derive(Clone)]
-struct Sender {
+struct RequestSender {
     engine: Arc<Engine>,
     job: Arc<Job>,
     prompt: Arc<Vec<TokenId>>,
     lora: Option<Arc<LoraRequest>>,
     extra_args: Option<ExtraArgs>,
-    /// Counts the bytes of the answer that nobody has read yet.
-    unread: UnreadJob,
+    /// The count of the job's unread bytes.
+    unread: UnreadShare,
 }
 
-impl Sender {
-    /// Sends these continuations. Those that were sent are aborted if one can't be.
+impl RequestSender {
+    /// Sends these continuations. If one can't be sent, aborts the others.
     async fn send(
         &self,
         choices: std::ops::Range<usize>,
-        refused: bool,
+        without_slots: bool,
     ) -> Result<Vec<OutputStream>, JobError> {
         let Self { engine, job, .. } = self;
         let mut tensors = Tensors::default();
-        tensors.get(engine, job, refused, &Wanted::Lacking).await?;
+        tensors.fetch(engine, job, without_slots, &ItemFilter::NotHeld).await?;
         let streams = loop {
             let features = tensors.features(job);
-            // Engines forbid an id that is in use, and what comes of an aborted request may still
-            // be under way: so each try has an id of its own, which begins with the one that people
-            // know.
+            // Engines refuse an id in use, and outputs of an aborted request may still arrive. So
+            // each attempt has a new id, which starts with the job's id.
             let id = format!("{}-{:08x}", job.id, rand::random::<u32>());
             let sent: Result<Vec<_>, _> = choices
                 .clone()
@@ -411,17 +430,17 @@ impl Sender {
                         },
                     };
                     let request = request::from_job(job, parts);
-                    engine.client.submit_one_of(job.sampling.n, &self.unread, request)
+                    engine.client.submit_shared(job.sampling.n, &self.unread, request)
                 })
                 .collect();
             match sent {
-                // What the engine held a moment ago has just been evicted, or could be by the
-                // request itself. Each turn has more tensors than the one before, so there are no
-                // more turns than items.
+                // An item in the engine's cache has just been evicted, or the request could evict
+                // it. Each round fetches at least one more item, which bounds the rounds.
                 Err(EngineError::NeedsData { keys }) => {
-                    let had = tensors.len();
-                    tensors.get(engine, job, refused, &Wanted::These(keys.into())).await?;
-                    if tensors.len() == had {
+                    let fetched_before = tensors.len();
+                    let filter = ItemFilter::Named(keys.into());
+                    tensors.fetch(engine, job, without_slots, &filter).await?;
+                    if tensors.len() == fetched_before {
                         return Err(JobError::KeepsLosingMedia);
                     }
                 }
@@ -429,11 +448,11 @@ impl Sender {
             }
         };
         for stream in &streams {
-            let how = stream.delivered();
-            if how != crate::Delivered::default() {
-                engine.observer.delivered(delivered(stream));
+            let delivery = stream.delivered();
+            if delivery != ItemDelivery::default() {
+                engine.observer.delivered(media_delivery(stream));
             }
-            for _ in 0..how.no_lease {
+            for _ in 0..delivery.no_lease {
                 engine.observer.stepped_down("no_lease", &"all leases of the arena are in use");
             }
         }
@@ -441,28 +460,28 @@ impl Sender {
     }
 }
 
-fn delivered(stream: &OutputStream) -> Delivered {
-    // What had no lease is counted apart, when it is sent.
-    let crate::Delivered { cached, shm, inline, no_lease: _ } = stream.delivered();
-    Delivered { cached, shared_memory: shm, inline, unfound: 0 }
+fn media_delivery(stream: &OutputStream) -> MediaDelivery {
+    // Tensors without a lease are reported separately, when they are sent.
+    let ItemDelivery { cached, shm, inline, no_lease: _ } = stream.delivered();
+    MediaDelivery { cached, shared_memory: shm, inline, unfound: 0 }
 }
 
-/// What an engine's own words about an error mean, where they tell more than that the request
-/// failed.
-fn told(error: &RequestError) -> Option<JobError> {
+/// Converts an engine's error to a job's; `None`, logged, if it only means that the request failed.
+fn to_job_error(error: &RequestError) -> Option<JobError> {
     let RequestError { code, message, retryable } = error;
     if *retryable {
-        return Some(JobError::NotTaken(Death::new(message)));
+        return Some(JobError::NotTaken(DeathReason::new(message)));
     }
     if code == RequestError::VALIDATION {
         return Some(JobError::Refused { field: "body".to_owned(), message: message.clone() });
     }
-    tracing::warn!(code, message, "an engine could not do a request");
+    tracing::warn!(code, message, "an engine failed a request");
     None
 }
 
-/// Why the engine ended the continuation, if it did. Ends that are failures are no finish.
-fn finish_of(output: &EngineCoreOutput) -> Option<Finish> {
+/// Returns the reason for which the engine finished the continuation; `None` if it has not, or has
+/// failed it.
+fn finish(output: &EngineCoreOutput) -> Option<Finish> {
     match output.finish_reason? {
         FinishReason::Stop => Some(match &output.stop_reason {
             Some(StopReason::Token(token)) => Finish::StopToken(*token),
@@ -475,8 +494,8 @@ fn finish_of(output: &EngineCoreOutput) -> Option<Finish> {
     }
 }
 
-/// Per new token: its own log probability and the first `top` distinct candidates, the token itself
-/// among them.
+/// Returns the log probability of each new token, with the first `top` distinct candidates
+/// including the token.
 fn top_logprobs(logprobs: &Logprobs, top: usize) -> Vec<TokenLogprob> {
     logprobs
         .positions()

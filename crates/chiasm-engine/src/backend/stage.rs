@@ -1,95 +1,105 @@
-//! A job's stage as the engine's connectors are told it, and what they say of keys and values, or
-//! embeddings, that it leaves.
+//! The parameters of the engine's connectors: those of a request, derived from the job's stage, and
+//! those of an output, for the next stage.
 
 use std::net::IpAddr;
 
 use bytes::Bytes;
-use chiasm_backend::{Embeddings, JobError, JobItem, Left, Network, Stage};
+use chiasm_backend::{JobError, JobItem, KvTransferParams, Network, Stage, StoredEmbeddings};
 use rmpv::Value;
 
 use super::embedding_store::EmbeddingStore;
 use crate::wire::ExtraArgs;
 
-/// Nesting of what an engine says: blocks of groups of its layers.
+/// The maximum nesting of parameters: blocks of groups of layers.
 const MAX_DEPTH: usize = 16;
 
-/// Who is told where keys and values are has to know all of this, and of some blocks: an engine
-/// dies of a request that lacks some (`add_new_req_to_recv` and `update_state_after_alloc` of
+/// The parameters that a decode request must have, besides at least one block: an engine dies of a
+/// request without them (`add_new_req_to_recv` and `update_state_after_alloc` of
 /// `vllm/distributed/kv_transfer/kv_connector/v1/nixl`).
-const NEEDED: [&str; 5] =
+const REQUIRED_PARAMS: [&str; 5] =
     ["remote_engine_id", "remote_request_id", "remote_block_ids", "remote_host", "remote_port"];
 
-/// What the engine's connectors are told of a job. `private_network` is where other machines'
-/// engines may be.
+/// Returns the connectors' parameters for a job. `private_network` is the network of other
+/// machines' engines.
 ///
 /// # Errors
-/// [`JobError::Failed`]: what another engine has left is not what one says.
+/// [`JobError::Failed`]: the parameters of a decode job are not valid.
 pub(super) fn extra_args(
     stage: &Stage,
     private_network: Option<Network>,
 ) -> Result<Option<ExtraArgs>, JobError> {
     let kv_transfer_params = match stage {
         Stage::Whole | Stage::Encode => return Ok(None),
-        Stage::Prefill => asked(),
-        Stage::Decode(left) => read(left, private_network).ok_or(JobError::Failed)?,
+        Stage::Prefill => prefill_params(),
+        Stage::Decode(params) => decode(params, private_network).ok_or(JobError::Failed)?,
     };
     Ok(Some(ExtraArgs { kv_transfer_params: Some(kv_transfer_params), ..ExtraArgs::default() }))
 }
 
-/// What an engine says that it has left. `None` if it left nothing that another one could use.
-pub(super) fn left(said: &Value, private_network: Option<Network>) -> Option<Left> {
-    let mut words = Vec::new();
-    rmpv::encode::write_value(&mut words, said).ok()?;
-    Left::new(Bytes::from(words)).filter(|left| read(left, private_network).is_some())
+/// Returns the parameters for the decode stage that a prefill output has; `None` if another engine
+/// could not use them.
+pub(super) fn kv_transfer_params(
+    output: &Value,
+    private_network: Option<Network>,
+) -> Option<KvTransferParams> {
+    let mut bytes = Vec::new();
+    rmpv::encode::write_value(&mut bytes, output).ok()?;
+    KvTransferParams::new(Bytes::from(bytes))
+        .filter(|params| decode(params, private_network).is_some())
 }
 
-/// Returns those of these items whose embeddings an engine says that it has left, and the room that
-/// they take.
-pub(super) fn embeddings(
-    said: &Value,
+/// Returns the items whose embeddings an encode output reports as stored, with their sizes.
+pub(super) fn stored_embeddings(
+    output: &Value,
     items: &[JobItem],
     store: Option<&EmbeddingStore>,
-) -> Vec<Embeddings> {
-    let of = |item: &JobItem| {
-        let (name, said) = (item.name(), &said[item.name().as_str()]);
-        // Connectors other than the plugin's don't tell the size.
-        let bytes = || said["bytes"].as_u64().or_else(|| store?.bytes_of(&name)).unwrap_or(0);
-        (!said.is_nil()).then(|| Embeddings { item: item.hash, bytes: bytes() })
+) -> Vec<StoredEmbeddings> {
+    let stored = |item: &JobItem| {
+        let name = item.name();
+        let params = &output[name.as_str()];
+        if params.is_nil() {
+            return None;
+        }
+        // Only the plugin's connector reports the size.
+        let bytes = params["bytes"].as_u64().or_else(|| store?.item_bytes(&name)).unwrap_or(0);
+        Some(StoredEmbeddings { item: item.hash, bytes })
     };
-    items.iter().filter_map(of).collect()
+    items.iter().filter_map(stored).collect()
 }
 
-/// Keys and values are to be left for another engine.
-fn asked() -> Value {
-    let nothing = ["remote_engine_id", "remote_block_ids", "remote_host", "remote_port"]
+/// Returns the parameters of a prefill request, whose keys and values another engine gets.
+fn prefill_params() -> Value {
+    let empty = ["remote_engine_id", "remote_block_ids", "remote_host", "remote_port"]
         .map(|name| (name, Value::Nil));
     let flags = [("do_remote_decode", true), ("do_remote_prefill", false)]
         .map(|(name, flag)| (name, Value::from(flag)));
-    Value::Map(flags.into_iter().chain(nothing).map(|(name, value)| (name.into(), value)).collect())
+    Value::Map(flags.into_iter().chain(empty).map(|(name, value)| (name.into(), value)).collect())
 }
 
-/// What the other engine has said, if an engine can be told that.
-fn read(left: &Left, private_network: Option<Network>) -> Option<Value> {
-    let mut words = left.words().as_ref();
-    let said = rmpv::decode::read_value_with_max_depth(&mut words, MAX_DEPTH)
+/// Decodes the parameters of a decode request. Returns `None` if they are not complete or name a
+/// host that is not trusted.
+fn decode(params: &KvTransferParams, private_network: Option<Network>) -> Option<Value> {
+    let mut bytes = params.bytes().as_ref();
+    let params = rmpv::decode::read_value_with_max_depth(&mut bytes, MAX_DEPTH)
         .ok()
-        .filter(|_| words.is_empty())?;
-    let has = |name: &str| said[name] != Value::Nil;
-    let has_blocks = said["remote_block_ids"].as_array().is_some_and(|groups| !groups.is_empty());
+        .filter(|_| bytes.is_empty())?;
+    let has = |name: &str| params[name] != Value::Nil;
+    let has_blocks = params["remote_block_ids"].as_array().is_some_and(|groups| !groups.is_empty());
     let is_trusted =
-        said["remote_host"].as_str().is_some_and(|host| is_trusted(host, private_network));
-    let can_be_had = said["do_remote_prefill"] == Value::from(true)
+        params["remote_host"].as_str().is_some_and(|host| is_trusted(host, private_network));
+    let is_usable = params["do_remote_prefill"] == Value::from(true)
         && has_blocks
         && is_trusted
-        && NEEDED.into_iter().all(has);
-    can_be_had.then_some(said)
+        && REQUIRED_PARAMS.into_iter().all(has);
+    is_usable.then_some(params)
 }
 
-/// Whether an engine may connect to this host, as it does to whatever it is told: nothing protects
-/// keys and values on the way. It is this machine, or with a private network an address of that and
-/// no other. There the engines of this machine say theirs too, so who says "127.0.0.1" speaks of
-/// another machine, whose loopback addresses mean somebody else here. Names are not looked up, as
-/// what they mean may change.
+/// Returns `true` if an engine may connect to this host. Engines connect to any host they are
+/// given, and nothing protects keys and values on the way.
+///
+/// Without a private network only this machine is trusted. With one only its addresses are, which
+/// this machine's engines announce too. A loopback address then comes from another machine, and
+/// would mean a different process here. Names are not resolved because their meaning may change.
 fn is_trusted(host: &str, private_network: Option<Network>) -> bool {
     let address = host.parse::<IpAddr>().ok();
     match private_network {
@@ -102,80 +112,78 @@ fn is_trusted(host: &str, private_network: Option<Network>) -> bool {
 mod tests {
     use super::*;
 
-    fn said(change: impl Fn(&str) -> Option<Value>) -> Value {
-        let all = NEEDED.into_iter().chain(["do_remote_prefill"]);
+    /// Creates the parameters of a prefill output. `change` replaces the values of some.
+    fn output(change: impl Fn(&str) -> Option<Value>) -> Value {
+        let names = REQUIRED_PARAMS.into_iter().chain(["do_remote_prefill"]);
         let blocks = || Value::Array(vec![Value::Array(vec![7.into()])]);
-        let all_but = |name: &str| match name {
+        let default = |name: &str| match name {
             "remote_block_ids" => blocks(),
             "remote_host" => "127.0.0.1".into(),
             _ => Value::from(true),
         };
-        let value = |name: &str| change(name).unwrap_or_else(|| all_but(name));
-        Value::Map(all.map(|name| (name.into(), value(name))).collect())
+        let value = |name: &str| change(name).unwrap_or_else(|| default(name));
+        Value::Map(names.map(|name| (name.into(), value(name))).collect())
     }
 
     #[test]
-    fn what_an_engine_leaves_comes_to_the_other_as_it_was_said() {
-        let words = said(|_| None);
-        let told = extra_args(&Stage::Decode(left(&words, None).unwrap()), None).unwrap().unwrap();
-        assert_eq!(told.kv_transfer_params, Some(words));
-        let asked = extra_args(&Stage::Prefill, None).unwrap().unwrap().kv_transfer_params.unwrap();
+    fn decode_params_equal_prefill_output() {
+        let output = output(|_| None);
+        let params = kv_transfer_params(&output, None).unwrap();
+        let decode = extra_args(&Stage::Decode(params), None).unwrap().unwrap();
+        assert_eq!(decode.kv_transfer_params, Some(output));
+        let prefill =
+            extra_args(&Stage::Prefill, None).unwrap().unwrap().kv_transfer_params.unwrap();
         assert_eq!(
-            (&asked["do_remote_decode"], &asked["do_remote_prefill"]),
+            (&prefill["do_remote_decode"], &prefill["do_remote_prefill"]),
             (&Value::from(true), &Value::from(false))
         );
         assert!(matches!(extra_args(&Stage::Whole, None), Ok(None)));
     }
 
     #[test]
-    fn what_would_kill_the_other_engine_is_nothing() {
-        for lacks in NEEDED.into_iter().chain(["do_remote_prefill"]) {
-            let without = said(|name| (name == lacks).then_some(Value::Nil));
-            assert_eq!(left(&without, None), None, "{lacks}");
+    fn unusable_prefill_output_is_ignored() {
+        for missing in REQUIRED_PARAMS.into_iter().chain(["do_remote_prefill"]) {
+            let incomplete = output(|name| (name == missing).then_some(Value::Nil));
+            assert_eq!(kv_transfer_params(&incomplete, None), None, "{missing}");
         }
-        let of_nothing =
-            said(|name| (name == "remote_block_ids").then(|| Value::Array(Vec::new())));
+        let without_blocks =
+            output(|name| (name == "remote_block_ids").then(|| Value::Array(Vec::new())));
         for host in ["10.0.0.7", "example.org", "0.0.0.0", ""] {
-            let elsewhere = said(|name| (name == "remote_host").then(|| host.into()));
-            assert_eq!(left(&elsewhere, None), None, "{host}");
+            let elsewhere = output(|name| (name == "remote_host").then(|| host.into()));
+            assert_eq!(kv_transfer_params(&elsewhere, None), None, "{host}");
         }
-        for words in [
-            of_nothing,
+        for invalid in [
+            without_blocks,
             Value::Nil,
             Value::from(1),
             Value::Map(Vec::new()),
             Value::from("remote_host"),
         ] {
-            assert_eq!(left(&words, None), None, "{words}");
+            assert_eq!(kv_transfer_params(&invalid, None), None, "{invalid}");
         }
-        let trailing = Left::new(Bytes::from_static(b"\x80\x80")).unwrap();
+        let trailing = KvTransferParams::new(Bytes::from_static(b"\x80\x80")).unwrap();
         assert!(matches!(extra_args(&Stage::Decode(trailing), None), Err(JobError::Failed)));
     }
 
     #[test]
-    fn an_engine_is_told_of_its_own_machine_or_of_the_private_network_and_of_nobody_else() {
+    fn only_loopback_or_private_network_is_trusted() {
         let passes = |host: &str, network: Option<&str>| {
             let network = network.map(|network| network.parse::<Network>().unwrap());
-            let words = said(|name| (name == "remote_host").then(|| host.into()));
-            let passed_on = left(&words, network);
-            // Whoever says it and whoever is told judge alike, and the latter believes nobody.
-            let unchecked = left(&said(|_| None), None).map(|_| {
-                let mut bytes = Vec::new();
-                rmpv::encode::write_value(&mut bytes, &words).unwrap();
-                Left::new(Bytes::from(bytes)).unwrap()
-            });
-            assert_eq!(
-                extra_args(&Stage::Decode(unchecked.unwrap()), network).is_ok(),
-                passed_on.is_some(),
-                "{host}"
-            );
-            passed_on.is_some()
+            let output = output(|name| (name == "remote_host").then(|| host.into()));
+            let is_sent = kv_transfer_params(&output, network).is_some();
+            // The receiving side applies the same check.
+            let mut bytes = Vec::new();
+            rmpv::encode::write_value(&mut bytes, &output).unwrap();
+            let unchecked = KvTransferParams::new(Bytes::from(bytes)).unwrap();
+            let is_received = extra_args(&Stage::Decode(unchecked), network).is_ok();
+            assert_eq!(is_received, is_sent, "{host}");
+            is_sent
         };
         for host in ["127.0.0.1", "127.0.0.2", "::1", "localhost"] {
             assert!(passes(host, None), "{host}");
             assert!(
                 !passes(host, Some("10.0.0.0/24")),
-                "{host} is another machine's, or means somebody else there"
+                "{host} is another machine's, or another host there"
             );
         }
         assert!(passes("10.0.0.8", Some("10.0.0.0/24")) && passes("fd00::8", Some("fd00::/64")));

@@ -1,9 +1,9 @@
-//! Taking over an engine that was ready for a frontend before this one.
+//! Taking over an engine from an earlier frontend.
 //!
-//! Such an engine says neither HELLO nor READY again: its sockets come back to the addresses that
-//! it was once told, and it goes on with the requests that it had. It is asked to empty its
-//! receiver cache, of which nobody knows any more what it holds. Its answer is the sign of life and
-//! the moment from which an empty mirror is right.
+//! Such an engine sends neither HELLO nor READY again: its sockets reconnect to the addresses of
+//! its first handshake, and it continues its running requests. The probe is a call that empties its
+//! receiver cache, whose contents are unknown. The result proves that the engine is alive, and from
+//! then on an empty mirror is exact.
 
 use std::collections::HashSet;
 
@@ -14,94 +14,100 @@ use crate::wire::{
     EngineMessage, EngineReady, FailureMessage, Utility, WireError, output, request,
 };
 
-/// Empties the receiver cache. Answered between two steps, also by engines without such a cache.
-const METHOD: &str = "reset_mm_cache";
+/// The method of the probe, which empties the receiver cache. Engines answer it between two steps,
+/// even if they have no receiver cache.
+const PROBE_METHOD: &str = "reset_mm_cache";
 
-/// An engine that may come back.
-pub(super) struct Former {
+/// An engine of an earlier frontend, which may reconnect.
+pub(super) struct FormerEngine {
     report: Bytes,
     ready: EngineReady,
-    /// A number that no call of an earlier frontend has, whose answer may still be under way.
+    /// The id of the probe, which differs from those of an earlier frontend's calls: their results
+    /// may still arrive.
     call_id: i64,
-    asked: bool,
-    /// Requests that it was told to abort.
+    was_probed: bool,
+    /// The requests for which an abort was sent.
     aborted: HashSet<String>,
-    /// Makes its report forgotten.
+    /// Deletes the stored report.
     forget: BoxFuture<'static, ()>,
 }
 
-/// What follows from something that the engine said.
+/// The action that follows from a message of a [`FormerEngine`].
 #[derive(Debug, PartialEq)]
-pub(super) enum Heard {
-    /// Nothing.
-    Nothing,
-    /// These requests are nobody's any more: they are to be aborted.
-    Strangers(Vec<String>),
-    /// Its receiver cache is empty: it can be used.
-    Answer,
-    /// It can't be used.
-    Unusable(String),
+pub(super) enum AdoptionStep {
+    /// Wait for the next message.
+    Wait,
+    /// Abort these requests of the earlier frontend.
+    Abort(Vec<String>),
+    /// Use the engine: its receiver cache is empty.
+    Adopt,
+    /// Give up the engine, for this reason.
+    GiveUp(String),
 }
 
-impl Former {
-    /// An engine that once said `report` on its input socket.
+impl FormerEngine {
+    /// Creates the state of an engine that once sent `report` on its input socket.
     ///
     /// # Errors
-    /// The report can't be read.
+    /// The report can't be decoded.
     pub(super) fn new(report: Bytes, forget: BoxFuture<'static, ()>) -> Result<Self, WireError> {
         let ready = EngineReady::decode(&report)?;
         let call_id = i64::from(rand::random::<u32>()) + 1;
-        Ok(Self { report, ready, call_id, asked: false, aborted: HashSet::new(), forget })
+        Ok(Self { report, ready, call_id, was_probed: false, aborted: HashSet::new(), forget })
     }
 
-    /// The message for an engine whose input socket has come back, also if that happens again: the
-    /// last one may be lost.
-    pub(super) fn question(&mut self) -> Vec<Bytes> {
-        self.asked = true;
-        let (method, args) = (METHOD.to_owned(), Vec::new());
-        request::encode_utility(&Utility { client_index: 0, call_id: self.call_id, method, args })
+    /// Returns the probe, to be sent each time the engine's input socket reconnects: an earlier
+    /// probe may be lost.
+    pub(super) fn probe(&mut self) -> Vec<Bytes> {
+        self.was_probed = true;
+        let call = Utility {
+            client_index: 0,
+            call_id: self.call_id,
+            method: PROBE_METHOD.to_owned(),
+            args: Vec::new(),
+        };
+        request::encode_utility(&call)
     }
 
-    /// Whether anything that is heard is about this engine.
-    pub(super) fn is_asked(&self) -> bool {
-        self.asked
+    /// Returns `true` if the engine was probed, so that messages on the output socket are its own.
+    pub(super) fn was_probed(&self) -> bool {
+        self.was_probed
     }
 
-    /// Takes a message from the output socket.
-    pub(super) fn hear(&mut self, frames: &[Bytes]) -> Heard {
+    /// Handles a message from the output socket.
+    pub(super) fn on_message(&mut self, frames: &[Bytes]) -> AdoptionStep {
         let outputs = match output::decode(frames) {
             Ok(EngineMessage::Outputs(outputs)) => outputs,
             Ok(EngineMessage::Dead) => {
-                return Heard::Unusable("it reported a fatal error".to_owned());
+                return AdoptionStep::GiveUp("it reported a fatal error".to_owned());
             }
             Err(error) => {
-                return Heard::Unusable(format!("its message is not understood: {error}"));
+                return AdoptionStep::GiveUp(format!("its message is not understood: {error}"));
             }
         };
         match outputs.utility_output {
             Some(answer) if answer.call_id == self.call_id => {
                 return match answer.result {
-                    Ok(_) => Heard::Answer,
-                    Err(FailureMessage(words)) => Heard::Unusable(words),
+                    Ok(_) => AdoptionStep::Adopt,
+                    Err(FailureMessage(message)) => AdoptionStep::GiveUp(message),
                 };
             }
             _ => {}
         }
         let running = outputs.outputs.into_iter().filter(|output| output.finish_reason.is_none());
-        let strangers: Vec<_> = running
+        let to_abort: Vec<_> = running
             .map(|output| output.request_id)
             .filter(|id| self.aborted.insert(id.clone()))
             .collect();
-        if strangers.is_empty() { Heard::Nothing } else { Heard::Strangers(strangers) }
+        if to_abort.is_empty() { AdoptionStep::Wait } else { AdoptionStep::Abort(to_abort) }
     }
 
-    /// It will not be used: another engine comes in its place, of which its report must not be
-    /// believed.
+    /// Deletes the stored report, because another engine takes this one's place.
     pub(super) async fn give_up(self) {
         self.forget.await;
     }
 
-    /// What it said when it became ready, as it said it and as it is understood.
+    /// Returns the engine's ready report, encoded and decoded.
     pub(super) fn into_report(self) -> (Bytes, EngineReady) {
         (self.report, self.ready)
     }

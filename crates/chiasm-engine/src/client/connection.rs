@@ -1,5 +1,4 @@
-//! The state of the connection to one engine, which the client, its streams and its tasks have in
-//! common.
+//! The state of the connection to one engine, shared by the client, its streams and its tasks.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -7,43 +6,43 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use bytes::Bytes;
 use tokio::sync::{mpsc, watch};
 
-use super::pulse::Pulse;
+use super::liveness::Liveness;
 use super::registry::Registry;
 use crate::error::{DeathCause, EngineError};
 use crate::wire::output::ReceivedOutput;
 use crate::wire::{EngineCoreOutputs, EngineCoreRequest, SchedulerStats, request};
 
-/// What is to be sent to the engine, without its identity.
+/// A message to the engine, without its identity.
 pub(super) enum Outgoing {
-    /// Encoded by the task that sends it: its place in the queue is what has to be decided under
-    /// the lock of [`Delivery`](super::delivery::Delivery), and encoding takes much longer than
-    /// that.
+    /// A request that the sending task encodes. Only its position in the queue must be fixed under
+    /// the lock of [`Delivery`](super::delivery::Delivery); encoding takes much longer.
     Add(Box<EngineCoreRequest>),
-    /// Encoded already.
+    /// An encoded message.
     Frames(Vec<Bytes>),
 }
 
-/// Is called with the engine's statistics, in the task that receives them.
+/// A callback for the engine's statistics, which runs in the receiving task.
 pub(super) type StatsSink = Box<dyn Fn(&SchedulerStats) + Send + Sync>;
 
-/// State of the connection to one engine.
+/// The state of the connection to one engine.
 pub(super) struct Connection {
     registry: Mutex<Registry>,
-    /// Messages for the engine. Unbounded, because streams abort in `drop`; what it holds is
-    /// bounded by the number of requests, as each is one message.
+    /// The queue of messages to the engine. It is unbounded because streams abort in `drop`; the
+    /// number of requests bounds it, as each is one message.
     outbox: mpsc::UnboundedSender<Outgoing>,
     stats: watch::Sender<SchedulerStats>,
-    /// Called in place: a task that waits for the statistics would wake another thread at every
-    /// step of the engine.
+    /// Called in the receiving task: a task that waits for the statistics would wake another thread
+    /// at every step of the engine.
     stats_sink: RwLock<Option<StatsSink>>,
     dead: watch::Sender<bool>,
-    pulse: Pulse,
-    /// The engine was ready for a frontend before this one, and may still have requests of that.
+    liveness: Liveness,
+    /// `true` if the engine was taken over and may still have requests of its earlier frontend.
     adopted: bool,
 }
 
 impl Connection {
-    /// A connection without requests, and the messages that it queues, which a task has to send.
+    /// Creates a connection without requests. Returns it with its queue of messages, which a task
+    /// must send.
     pub(super) fn new(adopted: bool) -> (Arc<Self>, mpsc::UnboundedReceiver<Outgoing>) {
         let (outbox, messages) = mpsc::unbounded_channel();
         let connection = Self {
@@ -52,36 +51,38 @@ impl Connection {
             stats: watch::Sender::default(),
             stats_sink: RwLock::default(),
             dead: watch::Sender::new(false),
-            pulse: Pulse::new(),
+            liveness: Liveness::new(),
             adopted,
         };
         (Arc::new(connection), messages)
     }
 
-    /// The registry is never left half-changed, so a panic elsewhere does not make it unusable.
+    /// Locks the registry. No panic leaves it half-changed, so a poisoned lock is usable.
     pub(super) fn registry(&self) -> MutexGuard<'_, Registry> {
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues a message for the engine.
+    /// Queues a message to the engine.
     pub(super) fn send(&self, message: Outgoing) -> Result<(), EngineError> {
         self.outbox.send(message).map_err(|_| EngineError::Dead { cause: self.cause() })
     }
 
     /// Aborts a request unless it has ended.
     pub(super) fn abort(&self, request_id: &str) {
-        if self.registry().close(request_id) {
-            // A dead engine needs no abort.
+        if self.registry().close_stream(request_id) {
+            // Sending fails only if the engine is dead, which then needs no abort.
             let _ =
                 self.outbox.send(Outgoing::Frames(request::encode_abort(&[request_id.to_owned()])));
         }
     }
 
-    /// Whether the engine answers.
-    pub(super) fn pulse(&self) -> &Pulse {
-        &self.pulse
+    /// Returns the state of the engine's probe.
+    pub(super) fn liveness(&self) -> &Liveness {
+        &self.liveness
     }
 
+    /// Passes the outputs of one step to their streams and calls, and aborts requests without a
+    /// reader.
     pub(super) fn dispatch(&self, mut outputs: EngineCoreOutputs<ReceivedOutput>) {
         if let Some(stats) = outputs.scheduler_stats.take() {
             if let Some(sink) = &*self.stats_sink.read().unwrap_or_else(PoisonError::into_inner) {
@@ -89,9 +90,9 @@ impl Connection {
             }
             self.stats.send_replace(stats);
         }
-        let nobodys = self.registry().dispatch(outputs, self.adopted);
-        if !nobodys.is_empty() {
-            let _ = self.outbox.send(Outgoing::Frames(request::encode_abort(&nobodys)));
+        let to_abort = self.registry().dispatch(outputs, self.adopted);
+        if !to_abort.is_empty() {
+            let _ = self.outbox.send(Outgoing::Frames(request::encode_abort(&to_abort)));
         }
     }
 
@@ -103,26 +104,26 @@ impl Connection {
         self.stats.subscribe()
     }
 
-    /// Hands the statistics of every step to `sink` from now on.
+    /// Calls `sink` with the statistics of every later step.
     pub(super) fn follow_stats(&self, sink: StatsSink) {
         *self.stats_sink.write().unwrap_or_else(PoisonError::into_inner) = Some(sink);
     }
 
-    /// Ends every stream and call, and stops the tasks. Only the first cause counts.
-    pub(super) fn die(&self, cause: DeathCause) {
-        if self.registry().die(cause) {
+    /// Ends all streams and calls, and stops the tasks. Only the first cause counts.
+    pub(super) fn mark_dead(&self, cause: DeathCause) {
+        if self.registry().mark_dead(cause) {
             self.dead.send_replace(true);
         }
     }
 
-    /// How the engine went; `Closed` while it lives.
+    /// Returns the cause of the engine's death; `Closed` while it is alive.
     pub(super) fn cause(&self) -> DeathCause {
         self.registry().death().cloned().unwrap_or(DeathCause::Closed)
     }
 
-    /// Returns once the engine is gone.
-    pub(super) async fn gone(&self) -> DeathCause {
-        // The sender is `self`, so it can't be gone.
+    /// Waits until the engine is dead and returns the cause.
+    pub(super) async fn closed(&self) -> DeathCause {
+        // `self` owns the sender, so waiting can't fail.
         let _ = self.dead.subscribe().wait_for(|&dead| dead).await;
         self.cause()
     }

@@ -1,12 +1,12 @@
-//! How the tensors of media items get to the engine: not at all if its receiver cache holds them,
-//! in shared memory if they are in a slot of its arena, in the message otherwise.
+//! The delivery of media items to the engine. Items in its receiver cache are not sent. Tensors in
+//! a slot of its arena go through shared memory, all others in the message.
 
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use chiasm_transfer::{Arena, Handle, LAYOUT_VERSION, LeaseId, NoSlot};
+use chiasm_transfer::{Arena, Handle, LAYOUT_VERSION, LeaseId, SlotError};
 use rmpv::Value;
 
 use super::EngineClient;
@@ -15,72 +15,73 @@ use crate::mirror::ReceiverMirror;
 use crate::wire::{MmData, MmFeature, TensorData};
 
 /// The plugin's method that opens an arena.
-const ATTACH: &str = "chiasm_attach";
-/// Version of the handle below.
+const ATTACH_METHOD: &str = "chiasm_attach";
+/// The version of the map that [`to_wire`] makes of a handle.
 const HANDLE_VERSION: u64 = 1;
 
-/// How the media items of one request travelled.
+/// The number of a request's media items by their way to the engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Delivered {
+pub struct ItemDelivery {
     /// Items that the engine's receiver cache held.
     pub cached: usize,
     /// Items with a tensor in shared memory.
     pub shm: usize,
-    /// Items that were wholly in the message.
+    /// Items whose tensors were all in the message.
     pub inline: usize,
-    /// Tensors that were in a slot and had to be put into the message, because the arena had no
-    /// lease left.
+    /// Tensors in a slot that were sent in the message because the arena had no free lease.
     pub no_lease: usize,
 }
 
-/// What an engine's plugin says when it has opened an arena.
+/// The answer of an engine's plugin that has opened an arena.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plugin {
-    /// Its version.
+    /// The plugin's version.
     pub version: String,
-    /// Embeddings that the engine's encoder cache holds, in tokens; `None` if it does not tell.
+    /// The capacity of the engine's encoder cache in tokens; `None` if the plugin does not report
+    /// it.
     pub encoder_cache_tokens: Option<u64>,
 }
 
-/// Why an engine has no arena.
+/// An error of attaching an arena to an engine.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AttachError {
-    /// The arena could not be made.
+    /// The arena could not be created.
     #[error("no shared memory: {0}")]
     Create(#[source] io::Error),
-    /// The engine did not open it.
+    /// The engine did not open the arena.
     #[error("{0}")]
     Engine(#[from] EngineError),
-    /// The engine does not know how.
+    /// The engine has no plugin that opens arenas.
     #[error("the engine has no plugin for it; install python/chiasm_vllm where the engine runs")]
     NoPlugin,
-    /// The plugin understands another layout.
+    /// The plugin supports another layout.
     #[error(
-        "its plugin answers {answer}, layout {LAYOUT_VERSION} is needed; install the plugin that belongs to this Chiasm"
+        "its plugin answers {answer}, layout {LAYOUT_VERSION} is needed; \
+         install the plugin that belongs to this Chiasm"
     )]
     Layout {
-        /// The plugin's whole answer, which may name its layout.
+        /// The plugin's whole answer, which may have its layout.
         answer: String,
     },
 }
 
-/// What one engine has been handed, and what it holds of it.
+/// The state of all deliveries to one engine.
 #[derive(Debug)]
 pub(super) struct Delivery {
-    order: Mutex<State>,
+    state: Mutex<State>,
     arena: OnceLock<Arena>,
 }
 
 #[derive(Debug)]
 struct State {
     mirror: Option<ReceiverMirror>,
-    /// Leases of items that the mirror holds.
+    /// The leases of the items in the mirror.
     leases: HashMap<String, Vec<LeaseId>>,
 }
 
-/// The right to hand over: whoever has it decides what the engine sees next.
-pub(super) struct Order<'a> {
+/// A locked [`Delivery`]. Holding it fixes the order in which the engine receives requests.
+pub(super) struct LockedDelivery<'a> {
     state: MutexGuard<'a, State>,
     arena: Option<&'a Arena>,
 }
@@ -88,13 +89,13 @@ pub(super) struct Order<'a> {
 impl Delivery {
     pub(super) fn new(receiver_cache_bytes: Option<u64>) -> Self {
         let mirror = receiver_cache_bytes.map(ReceiverMirror::new);
-        Self { order: Mutex::new(State { mirror, leases: HashMap::new() }), arena: OnceLock::new() }
+        Self { state: Mutex::new(State { mirror, leases: HashMap::new() }), arena: OnceLock::new() }
     }
 
-    /// The state is never left half-changed, so a panic elsewhere does not make it unusable.
-    pub(super) fn order(&self) -> Order<'_> {
-        Order {
-            state: self.order.lock().unwrap_or_else(PoisonError::into_inner),
+    /// Locks the state. No panic leaves it half-changed, so a poisoned lock is usable.
+    pub(super) fn lock(&self) -> LockedDelivery<'_> {
+        LockedDelivery {
+            state: self.state.lock().unwrap_or_else(PoisonError::into_inner),
             arena: self.arena(),
         }
     }
@@ -104,15 +105,18 @@ impl Delivery {
     }
 }
 
-impl Order<'_> {
+impl LockedDelivery<'_> {
+    /// Returns `true` if the engine's receiver cache holds the item.
     pub(super) fn holds(&self, key: &str) -> bool {
         self.state.mirror.as_ref().is_some_and(|mirror| mirror.holds(key))
     }
 
+    /// Returns the keys of the items that need data and have none.
     pub(super) fn missing(&self, features: &[MmFeature]) -> Vec<String> {
         self.state.mirror.as_ref().map_or_else(Vec::new, |mirror| mirror.missing(features))
     }
 
+    /// Removes an item that the engine reported as missing.
     pub(super) fn forget(&mut self, key: &str) {
         if let Some(mirror) = &mut self.state.mirror {
             mirror.forget(key);
@@ -120,12 +124,12 @@ impl Order<'_> {
         self.expect_return(key);
     }
 
-    /// Makes features ready to be sent: without data where the engine has it, with handles where it
-    /// is in shared memory.
-    pub(super) fn hand_over(&mut self, features: &mut [MmFeature]) -> Delivered {
+    /// Prepares features for sending: removes data that the engine has, and replaces slots by
+    /// handles.
+    pub(super) fn prepare(&mut self, features: &mut [MmFeature]) -> ItemDelivery {
         let evicted =
             self.state.mirror.as_mut().map_or_else(Vec::new, |mirror| mirror.apply(features));
-        let mut delivered = Delivered::default();
+        let mut delivered = ItemDelivery::default();
         for feature in features.iter_mut() {
             let Some(item) = &mut feature.data else {
                 delivered.cached += 1;
@@ -142,7 +146,8 @@ impl Order<'_> {
                 self.state.leases.entry(feature.cache_key().to_owned()).or_default().extend(leases);
             }
         }
-        // The engine lets go of what it evicts, and after the request of what it does not cache.
+        // The engine returns the leases of items that it evicts, and after the request those of
+        // items that it does not cache.
         for key in evicted {
             self.expect_return(&key);
         }
@@ -154,17 +159,17 @@ impl Order<'_> {
         delivered
     }
 
-    /// Turns slots into handles; how many could not be lent.
+    /// Replaces slots by handles. Returns the number of slots that could not be lent.
     fn lend(&self, data: &mut MmData, leases: &mut Vec<LeaseId>) -> usize {
         match data {
             MmData::Tensor(tensor) => {
                 let TensorData::Slot(slot) = &tensor.data else { return 0 };
                 // A slot of another arena can't be lent to this engine.
                 let Some(arena) = self.arena else { return 1 };
-                let lent = if arena.owns(slot) { slot.lend() } else { Err(NoSlot::NoLease) };
+                let lent = if arena.owns(slot) { slot.lend() } else { Err(SlotError::NoLease) };
                 let Ok(lease) = lent else { return 1 };
                 leases.push(lease.id);
-                tensor.data = TensorData::OutOfBand(value(&lease.handle));
+                tensor.data = TensorData::OutOfBand(to_wire(&lease.handle));
                 0
             }
             MmData::List(list) => list.iter_mut().map(|data| self.lend(data, leases)).sum(),
@@ -172,6 +177,7 @@ impl Order<'_> {
         }
     }
 
+    /// Informs the arena that the engine will soon return the leases of an item.
     fn expect_return(&mut self, key: &str) {
         if let (Some(leases), Some(arena)) = (self.state.leases.remove(key), self.arena) {
             arena.expect_return(leases);
@@ -179,8 +185,8 @@ impl Order<'_> {
     }
 }
 
-/// The map that stands for a tensor's bytes.
-fn value(handle: &Handle) -> Value {
+/// Encodes a handle as the map that replaces a tensor's bytes.
+fn to_wire(handle: &Handle) -> Value {
     let entry = |key: &str, value: Value| (Value::from(key), value);
     Value::Map(vec![
         entry("chiasm", HANDLE_VERSION.into()),
@@ -192,28 +198,29 @@ fn value(handle: &Handle) -> Value {
     ])
 }
 
+/// Creates an arena and has the engine open it.
 pub(super) async fn attach(
     client: &EngineClient,
     bytes: u64,
     timeout: Duration,
 ) -> Result<Plugin, AttachError> {
     let arena = Arena::create(bytes).map_err(AttachError::Create)?;
-    let answer = client.utility(ATTACH, vec![Value::from(arena.name())], timeout).await.map_err(
-        |error| match error {
-            // Python's words for a method that is not there.
+    let args = vec![Value::from(arena.name())];
+    let answer =
+        client.utility(ATTACH_METHOD, args, timeout).await.map_err(|error| match error {
+            // Python's message for a missing method.
             EngineError::Utility { message, .. } if message.contains("has no attribute") => {
                 AttachError::NoPlugin
             }
             error => error.into(),
-        },
-    )?;
+        })?;
     if answer["layout"].as_u64() != Some(u64::from(LAYOUT_VERSION)) {
         return Err(AttachError::Layout { answer: answer.to_string() });
     }
-    // It has been opened: from now on nothing is left in the file system, whoever dies.
+    // The engine has opened the arena. Without its name, no crash leaves it in the file system.
     arena.unlink();
     tracing::debug!(%answer, "the engine has opened its arena");
-    // A second arena would never be used.
+    // A client has one arena: a second one is dropped.
     let _ = client.handle.delivery.arena.set(arena);
     Ok(Plugin {
         version: answer["plugin"].as_str().unwrap_or("of unknown version").to_owned(),

@@ -1,5 +1,5 @@
-//! Waits on bound sockets until an engine has introduced itself, or has come back to a frontend
-//! that was started again.
+//! The handshake on bound sockets: with a new engine, or with one that reconnects to a restarted
+//! frontend.
 
 use std::io;
 use std::net::IpAddr;
@@ -10,10 +10,10 @@ use bytes::Bytes;
 use chiasm_zmtp::{Event, Pull, Router, SendError};
 use futures_util::FutureExt;
 
-use super::adoption::{Former, Heard};
+use super::adoption::{AdoptionStep, FormerEngine};
 use super::connection::Connection;
 use super::delivery::Delivery;
-use super::probe::keep_asking;
+use super::probe::probe_when_silent;
 use super::tasks;
 use super::{ClientHandle, ClientOptions, EngineClient};
 use crate::endpoints::EngineEndpoints;
@@ -22,36 +22,37 @@ use crate::wire::handshake::{self, EngineReady, Hello, InitMessage};
 use crate::wire::request;
 use crate::wire::version::{self, Support};
 
-/// How long a port that was in use a moment ago may take to become free: the sockets of an engine's
-/// predecessor are closed by tasks of their own.
-const REBIND_PATIENCE: Duration = Duration::from_secs(2);
+/// The time to wait for a port in use to become free: the tasks of the engine's previous start may
+/// still be closing their sockets.
+const REBIND_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long what is sent in a handshake may take to be read. Only somebody who is no engine lets it
-/// wait.
-const READ_WITHIN: Duration = Duration::from_secs(5);
+/// The timeout for sending a message of the handshake. Every engine reads such messages at once;
+/// only a peer that is not an engine lets them wait.
+const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Sockets that wait for their engine. Dropping it closes them.
+/// Bound sockets that wait for their engine. Dropping it closes them.
 pub struct PendingEngine {
     handshake: Router,
     input: Router,
     output: Pull,
     addresses: EngineEndpoints,
     options: ClientOptions,
-    /// The engine that was ready for a frontend before this one, while it may still come back.
-    former: Option<Former>,
-    /// An engine has said hello.
-    greeted: bool,
-    /// The address that the engine last connected to the input socket from; `None` where it comes
-    /// by a Unix socket.
+    /// The engine of an earlier frontend, while it may still reconnect.
+    former: Option<FormerEngine>,
+    /// `true` if an engine has sent HELLO.
+    got_hello: bool,
+    /// The address from which the engine last connected to the input socket; `None` for a Unix
+    /// socket.
     peer: Option<IpAddr>,
 }
 
-/// An engine that can be used.
-struct Introduced {
-    /// What it said when it became ready.
+/// The result of a handshake.
+struct HandshakeOutcome {
+    /// The encoded ready report.
     report: Bytes,
     ready: EngineReady,
-    /// It said so to a frontend before this one, and may be working for that still.
+    /// `true` if the engine was taken over from an earlier frontend and may still have requests of
+    /// it.
     adopted: bool,
 }
 
@@ -60,9 +61,9 @@ impl PendingEngine {
         endpoints: EngineEndpoints,
         options: ClientOptions,
     ) -> Result<Self, EngineError> {
-        let handshake = bound(Router::bind, endpoints.handshake).await?;
-        let input = bound(Router::bind, endpoints.input).await?;
-        let output = bound(Pull::bind, endpoints.output).await?;
+        let handshake = bind_with_retry(Router::bind, endpoints.handshake).await?;
+        let input = bind_with_retry(Router::bind, endpoints.input).await?;
+        let output = bind_with_retry(Pull::bind, endpoints.output).await?;
         let addresses = EngineEndpoints {
             handshake: handshake.address().to_owned(),
             input: input.address().to_owned(),
@@ -75,45 +76,49 @@ impl PendingEngine {
             addresses,
             options,
             former: None,
-            greeted: false,
+            got_hello: false,
             peer: None,
         })
     }
 
-    /// Waits for an engine that was ready for a frontend before this one as well, at the addresses
-    /// that it was told then. `report` is what [`EngineClient::report`] gave that frontend.
-    /// Whichever comes first counts: this engine's return or another one's hello.
+    /// Also accepts the engine of an earlier frontend that listened on the same addresses. `report`
+    /// is the value of [`EngineClient::report`] in that frontend. The first engine wins: this one
+    /// when it reconnects, or another one when it sends HELLO.
     ///
-    /// An engine that returns is used once it has emptied its receiver cache, and what it still
-    /// does for its former frontend is aborted. If it will not be used `forget` is awaited, before
-    /// any other engine is told these addresses: that one may come back to a later frontend, which
-    /// must not believe this report of it.
+    /// An engine that reconnects is used once it has emptied its receiver cache. Its requests of
+    /// the earlier frontend are aborted. If it is not used, `forget` is awaited before another
+    /// engine receives these addresses: a later frontend must not take this report for that
+    /// engine's.
     ///
     /// # Errors
-    /// [`EngineError::Handshake`]: the report can't be read.
-    pub fn or_return_of(
+    /// [`EngineError::Handshake`]: the report can't be decoded.
+    pub fn or_adopt(
         mut self,
         report: Bytes,
         forget: impl Future<Output = ()> + Send + 'static,
     ) -> Result<Self, EngineError> {
-        self.former = Some(Former::new(report, forget.boxed())?);
+        self.former = Some(FormerEngine::new(report, forget.boxed())?);
         Ok(self)
     }
 
-    /// The addresses as bound, with the ports that the system picked.
+    /// Returns the bound addresses, with the ports that the system picked.
     pub fn endpoints(&self) -> &EngineEndpoints {
         &self.addresses
     }
 
-    /// Waits until the engine has loaded its model and said so, which takes minutes for large ones.
+    /// Waits until the engine is ready. Loading a large model takes minutes.
     ///
-    /// The handshake socket is closed then: a hello of the engine's next start waits for the next
-    /// client.
+    /// Closes the handshake socket then, so that a HELLO of the engine's next start waits for the
+    /// next client.
+    ///
+    /// # Errors
+    /// [`EngineError::ReadyTimeout`] if the engine is not ready in time, [`EngineError::Version`]
+    /// if its version is not supported, [`EngineError::Handshake`] if its report can't be decoded.
     pub async fn ready(mut self) -> Result<EngineClient, EngineError> {
-        let Introduced { report, ready, adopted } = match self.options.ready_timeout {
+        let HandshakeOutcome { report, ready, adopted } = match self.options.ready_timeout {
             None => self.shake_hands().await?,
             Some(after) => match tokio::time::timeout(after, self.shake_hands()).await {
-                Ok(shaken) => shaken?,
+                Ok(outcome) => outcome?,
                 Err(_) => {
                     let handshake = self.addresses.handshake.clone();
                     return Err(EngineError::ReadyTimeout { handshake, after });
@@ -127,8 +132,8 @@ impl PendingEngine {
         let (connection, messages) = Connection::new(adopted);
         tokio::spawn(tasks::send_requests(self.input, identity, messages, connection.clone()));
         tokio::spawn(tasks::receive_outputs(self.output, connection.clone()));
-        if let Some(every) = self.options.ask_after {
-            tokio::spawn(keep_asking(connection.clone(), every));
+        if let Some(interval) = self.options.probe_after {
+            tokio::spawn(probe_when_silent(connection.clone(), interval));
         }
         let delivery = Delivery::new(self.options.receiver_cache_bytes);
         let handle = ClientHandle {
@@ -143,91 +148,104 @@ impl PendingEngine {
         Ok(EngineClient { handle: Arc::new(handle) })
     }
 
-    /// HELLO is answered by INIT. The report on the input socket and READY then come in either
-    /// order.
+    /// Answers HELLO by INIT, then waits for READY and for the report on the input socket, in
+    /// either order.
     ///
-    /// An engine that was told these addresses while it loaded its model says the last two to the
+    /// An engine whose frontend ended while it loaded its model sends READY and the report to the
     /// next frontend, without a HELLO.
-    async fn shake_hands(&mut self) -> Result<Introduced, EngineError> {
+    async fn shake_hands(&mut self) -> Result<HandshakeOutcome, EngineError> {
         let init = InitMessage::new(&self.addresses.input, &self.addresses.output).encode();
-        let (mut report, mut ready) = (None, false);
+        let mut report = None;
+        let mut got_ready = false;
         loop {
-            let former_speaks = self.former.as_ref().is_some_and(Former::is_asked);
+            let was_probed = self.former.as_ref().is_some_and(FormerEngine::was_probed);
             tokio::select! {
                 event = self.handshake.next() => {
                     let Some((identity, payload)) = self.accept(event) else { continue };
                     match Hello::decode(&payload) {
                         Ok(hello) if hello.is_hello() => {
-                            tracing::debug!(handshake = %self.addresses.handshake, "engine said hello");
-                            // A second hello comes from an engine that was started again meanwhile.
-                            (report, ready, self.greeted) = (None, false, true);
-                            self.give_up_former().await;
-                            if let Err(error) = tell(&mut self.handshake, &identity, vec![init.clone()]).await {
-                                tracing::warn!(%error, "engine left during the handshake");
-                            }
+                            self.on_hello(&identity, init.clone()).await;
+                            // A second HELLO comes from an engine that was restarted meanwhile.
+                            report = None;
+                            got_ready = false;
                         }
-                        Ok(hello) if hello.is_ready() => ready = true,
-                        Ok(hello) => tracing::warn!(status = %hello.status, "unknown handshake status ignored"),
-                        Err(error) => tracing::warn!(%error, "unreadable handshake message ignored"),
+                        Ok(hello) if hello.is_ready() => got_ready = true,
+                        Ok(Hello { status, .. }) => {
+                            tracing::warn!(%status, "unknown handshake status ignored");
+                        }
+                        Err(error) => {
+                            tracing::warn!(%error, "unreadable handshake message ignored");
+                        }
                     }
                 }
                 event = self.input.next() => match event {
-                    Event::Connected { identity, from } => self.connected(&identity, from).await,
+                    Event::Connected { identity, from } => self.on_connected(&identity, from).await,
                     event => {
                         let Some((_, payload)) = self.accept(event) else { continue };
                         report = Some((EngineReady::decode(&payload)?, payload));
                     }
                 },
-                event = self.output.next(), if former_speaks => {
+                event = self.output.next(), if was_probed => {
                     let Event::Message { frames, .. } = event else { continue };
-                    if let Some((report, ready)) = self.hear_former(&frames).await {
-                        return Ok(Introduced { report, ready, adopted: true });
+                    if let Some((report, ready)) = self.on_former_message(&frames).await {
+                        return Ok(HandshakeOutcome { report, ready, adopted: true });
                     }
                 }
             }
-            if ready && let Some((ready, report)) = report.take() {
-                return Ok(Introduced { report, ready, adopted: false });
+            if got_ready && let Some((ready, report)) = report.take() {
+                return Ok(HandshakeOutcome { report, ready, adopted: false });
             }
         }
     }
 
-    /// Takes note of the engine's connection to the input socket, and asks a former engine that has
-    /// come back for a sign of life.
-    async fn connected(&mut self, identity: &[u8], from: Option<IpAddr>) {
+    /// Gives up the former engine and answers a HELLO.
+    async fn on_hello(&mut self, identity: &[u8], init: Bytes) {
+        tracing::debug!(handshake = %self.addresses.handshake, "engine has sent HELLO");
+        self.got_hello = true;
+        self.give_up_former().await;
+        if let Err(error) = send(&mut self.handshake, identity, vec![init]).await {
+            tracing::warn!(%error, "engine left during the handshake");
+        }
+    }
+
+    /// Stores the address of an engine that connected to the input socket, and probes a former
+    /// engine.
+    async fn on_connected(&mut self, identity: &[u8], from: Option<IpAddr>) {
         if handshake::rank(identity) != Some(self.options.rank) {
             return;
         }
         self.peer = from;
-        let (input, greeted) = (&self.addresses.input, self.greeted);
+        let input = &self.addresses.input;
         match &mut self.former {
             Some(former) => {
-                tracing::debug!(input, "an engine has come back and is asked for a sign of life");
-                let question = former.question();
-                self.tell(question).await;
+                tracing::debug!(input, "probing an engine that has reconnected");
+                let probe = former.probe();
+                self.send(probe).await;
             }
-            None if !greeted => {
+            None if !self.got_hello => {
                 tracing::warn!(
                     input,
-                    "an engine has come back of which nothing is known; unless it still loads, start it again"
+                    "an engine without a record has reconnected; \
+                     unless it is still loading its model, start it again"
                 );
             }
             None => {}
         }
     }
 
-    /// Takes what a former engine says. Its report once it can be used.
-    async fn hear_former(&mut self, frames: &[Bytes]) -> Option<(Bytes, EngineReady)> {
-        match self.former.as_mut()?.hear(frames) {
-            Heard::Nothing => None,
-            Heard::Strangers(ids) => {
-                self.tell(request::encode_abort(&ids)).await;
+    /// Handles a message of the former engine. Returns its report once it can be used.
+    async fn on_former_message(&mut self, frames: &[Bytes]) -> Option<(Bytes, EngineReady)> {
+        match self.former.as_mut()?.on_message(frames) {
+            AdoptionStep::Wait => None,
+            AdoptionStep::Abort(ids) => {
+                self.send(request::encode_abort(&ids)).await;
                 None
             }
-            Heard::Answer => self.former.take().map(Former::into_report),
-            Heard::Unusable(why) => {
+            AdoptionStep::Adopt => self.former.take().map(FormerEngine::into_report),
+            AdoptionStep::GiveUp(why) => {
                 tracing::warn!(
                     why,
-                    "an engine has come back that can't be used, waiting for another one"
+                    "can't use an engine that has reconnected, waiting for another one"
                 );
                 self.give_up_former().await;
                 None
@@ -241,15 +259,17 @@ impl PendingEngine {
         }
     }
 
-    /// Sends to the engine. One that has left meanwhile is asked anew when it comes back.
-    async fn tell(&mut self, frames: Vec<Bytes>) {
+    /// Sends a message to the former engine. If it has disconnected, it is probed again when it
+    /// reconnects.
+    async fn send(&mut self, frames: Vec<Bytes>) {
         let identity = handshake::identity(self.options.rank);
-        if let Err(error) = tell(&mut self.input, &identity, frames).await {
-            tracing::debug!(%error, "an engine that had come back has left again");
+        if let Err(error) = send(&mut self.input, &identity, frames).await {
+            tracing::debug!(%error, "an engine that had reconnected has disconnected again");
         }
     }
 
-    /// Identity and payload of a message from the engine that is waited for.
+    /// Returns the identity and the payload of an event; `None`, logged, unless it is a message of
+    /// the expected engine.
     fn accept(&self, event: Event) -> Option<(Bytes, Bytes)> {
         let Event::Message { identity, frames } = event else { return None };
         let [payload] = &frames[..] else {
@@ -271,19 +291,19 @@ impl PendingEngine {
     }
 }
 
-/// Sends what every engine reads at once.
-async fn tell(socket: &mut Router, identity: &[u8], frames: Vec<Bytes>) -> Result<(), SendError> {
-    tokio::time::timeout(READ_WITHIN, socket.send(identity, frames))
+/// Sends a message that every engine reads at once.
+async fn send(socket: &mut Router, identity: &[u8], frames: Vec<Bytes>) -> Result<(), SendError> {
+    tokio::time::timeout(SEND_TIMEOUT, socket.send(identity, frames))
         .await
         .unwrap_or(Err(SendError::Lost))
 }
 
-/// Binds, waiting a moment for a port to become free.
-async fn bound<S>(
+/// Binds a socket, and retries for [`REBIND_TIMEOUT`] while the address is in use.
+async fn bind_with_retry<S>(
     bind: impl AsyncFn(&str) -> io::Result<S>,
     address: String,
 ) -> Result<S, EngineError> {
-    let deadline = tokio::time::Instant::now() + REBIND_PATIENCE;
+    let deadline = tokio::time::Instant::now() + REBIND_TIMEOUT;
     loop {
         match bind(&address).await {
             Ok(socket) => return Ok(socket),
@@ -305,7 +325,8 @@ fn check_version(found: &str, strict: bool) -> Result<(), EngineError> {
             tracing::warn!(
                 found,
                 tested = version::window(),
-                "the engine runs a version of vLLM that Chiasm was not tested with; answers may be wrong"
+                "the engine runs a version of vLLM that Chiasm was not tested with; \
+                 answers may be wrong"
             );
             Ok(())
         }
@@ -318,7 +339,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn older_versions_are_refused_and_newer_ones_only_if_strict() {
+    fn newer_version_is_refused_only_if_strict() {
         assert!(check_version("0.32.0", true).is_ok());
         assert!(check_version("0.34.1", false).is_ok());
         assert!(check_version("main", false).is_ok());

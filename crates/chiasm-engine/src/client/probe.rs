@@ -1,4 +1,4 @@
-//! The liveness probe: asks an engine that has been silent for a sign of life.
+//! The liveness probe: a call to an engine that has been silent.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,29 +6,30 @@ use std::time::Duration;
 use super::connection::{Connection, Outgoing};
 use crate::wire::{Utility, request};
 
-/// A method of every EngineCore that costs it nothing. It is answered between two steps.
-const METHOD: &str = "is_scheduler_paused";
+/// The method of the probe: every EngineCore has it, and it costs nothing. Engines answer it
+/// between two steps.
+const PROBE_METHOD: &str = "is_scheduler_paused";
 
-/// A number that no call has whose answer is waited for.
-const NOBODYS_CALL: i64 = 0;
+/// The call id of probes. No other call has it, and results with it are dropped.
+const PROBE_CALL_ID: i64 = 0;
 
-/// Asks an engine that says nothing for so long, until it is gone.
-pub(super) async fn keep_asking(connection: Arc<Connection>, every: Duration) {
-    let gone = connection.gone();
-    tokio::pin!(gone);
+/// Probes the engine whenever it has been silent for `interval`, until it is dead.
+pub(super) async fn probe_when_silent(connection: Arc<Connection>, interval: Duration) {
+    let closed = connection.closed();
+    tokio::pin!(closed);
     loop {
         tokio::select! {
-            () = tokio::time::sleep(every) => {}
-            _ = &mut gone => return,
+            () = tokio::time::sleep(interval) => {}
+            _ = &mut closed => return,
         }
-        if connection.pulse().is_due() {
+        if connection.liveness().start_probe_if_due() {
             let call = Utility {
                 client_index: 0,
-                call_id: NOBODYS_CALL,
-                method: METHOD.to_owned(),
+                call_id: PROBE_CALL_ID,
+                method: PROBE_METHOD.to_owned(),
                 args: Vec::new(),
             };
-            // One that can't be sent to is about to be gone.
+            // If sending fails, the engine is about to be declared dead.
             let _ = connection.send(Outgoing::Frames(request::encode_utility(&call)));
         }
     }

@@ -1,4 +1,4 @@
-//! The answer to one request, as it comes.
+//! The stream of outputs of one request.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -7,61 +7,61 @@ use std::task::{Context, Poll};
 use chiasm_backend::inbox::Receiver;
 
 use super::connection::Connection;
-use super::delivery::Delivered;
-use super::registry::Arrival;
+use super::delivery::ItemDelivery;
+use super::registry::StreamItem;
 use crate::error::EngineError;
 use crate::wire::EngineCoreOutput;
 
-/// Outputs of one request, in order. Dropping it before the last one aborts the request in the
-/// engine.
+/// The outputs of one request, in order. Dropping the stream before its last output aborts the
+/// request in the engine.
 #[derive(Debug)]
 pub struct OutputStream {
     request_id: String,
-    arrivals: Receiver<Arrival>,
+    receiver: Receiver<StreamItem>,
     connection: Arc<Connection>,
-    delivered: Delivered,
-    /// The error that too much was unread has been returned.
+    delivered: ItemDelivery,
+    /// `true` once [`EngineError::Unread`] has been returned for a stream that was cut.
     has_failed: bool,
 }
 
 impl OutputStream {
     pub(super) fn new(
         request_id: String,
-        arrivals: Receiver<Arrival>,
+        receiver: Receiver<StreamItem>,
         connection: Arc<Connection>,
-        delivered: Delivered,
+        delivered: ItemDelivery,
     ) -> Self {
-        Self { request_id, arrivals, connection, delivered, has_failed: false }
+        Self { request_id, receiver, connection, delivered, has_failed: false }
     }
 
-    /// How the request's media items travelled.
-    pub fn delivered(&self) -> Delivered {
+    /// Returns the number of the request's media items by their way to the engine.
+    pub fn delivered(&self) -> ItemDelivery {
         self.delivered
     }
 
-    /// The request's id.
+    /// Returns the request's id.
     pub fn request_id(&self) -> &str {
         &self.request_id
     }
 
-    /// The poll form of [`next`](Self::next), for who waits for several streams at once. Without
-    /// room for what outputs mostly don't have.
-    pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Arrival>> {
-        let arrival = std::task::ready!(self.arrivals.poll_next(context));
-        if arrival.is_none() && !self.has_failed && self.arrivals.is_cut() {
+    /// Polls for the next output in its compact form; lets one task poll several streams.
+    pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<StreamItem>> {
+        let item = std::task::ready!(self.receiver.poll_next(context));
+        if item.is_none() && !self.has_failed && self.receiver.is_cut() {
             self.has_failed = true;
             return Poll::Ready(Some(Err(EngineError::Unread)));
         }
-        Poll::Ready(arrival)
+        Poll::Ready(item)
     }
 
-    /// The next output. `None` after the one with a finish reason, and after an error.
+    /// Returns the next output; `None` after the output with a finish reason, and after an error.
+    /// Cancel-safe.
     ///
-    /// Whether a request that ends with [`EngineError::Dead`](crate::EngineError::Dead) may be sent
-    /// to another engine is up to the caller, who knows what has been passed on. Cancel safe.
+    /// The caller decides whether to send a request that ends with
+    /// [`EngineError::Dead`](crate::EngineError::Dead) to another engine.
     pub async fn next(&mut self) -> Option<Result<Box<EngineCoreOutput>, EngineError>> {
-        let arrival = poll_fn(|context| self.poll_next(context)).await?;
-        Some(arrival.map(|brought| brought.into_output(&self.request_id)))
+        let item = poll_fn(|context| self.poll_next(context)).await?;
+        Some(item.map(|payload| payload.into_output(&self.request_id)))
     }
 }
 

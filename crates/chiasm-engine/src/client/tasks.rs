@@ -1,7 +1,7 @@
 //! The two tasks that own an engine's sockets: one sends requests, one receives outputs.
 //!
-//! Both end with the engine, whichever notices first. They then close their sockets, so that ports
-//! and paths are free for its successor.
+//! Both end with the engine; either may be the first to detect its death. They then close their
+//! sockets, so that ports and paths are free for the engine's next start.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,33 +14,33 @@ use super::connection::{Connection, Outgoing};
 use crate::error::DeathCause;
 use crate::wire::{EngineMessage, output, request};
 
-/// How long a lost engine's last outputs may take. They are in the socket's buffer already, so this
-/// is plenty; it must stay well below the second within which a death has to be known.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+/// The time to read a disconnected engine's last outputs. They are in the socket's buffer already,
+/// so this is enough. It must be well below the second within which a death must be detected.
+const LAST_OUTPUTS_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Declares the engine gone when it is dropped: a task that panics must not leave a connection that
-/// nobody serves.
-struct LastOfTask(Arc<Connection>);
+/// A guard that declares the engine dead when it is dropped, so that a task that panics does not
+/// leave the connection open.
+struct DeadOnDrop(Arc<Connection>);
 
-impl Drop for LastOfTask {
+impl Drop for DeadOnDrop {
     fn drop(&mut self) {
-        self.0.die(DeathCause::TaskFailed);
+        self.0.mark_dead(DeathCause::TaskFailed);
     }
 }
 
-/// Sends what is queued, and watches the connection.
+/// Sends queued messages, and detects the end of the input connection.
 pub(super) async fn send_requests(
     mut socket: Router,
     identity: Bytes,
     mut messages: mpsc::UnboundedReceiver<Outgoing>,
     connection: Arc<Connection>,
 ) {
-    let _last = LastOfTask(connection.clone());
-    let gone = connection.gone();
-    tokio::pin!(gone);
+    let _guard = DeadOnDrop(connection.clone());
+    let closed = connection.closed();
+    tokio::pin!(closed);
     let cause = loop {
-        // Also where it went during the handshake.
-        if !socket.has(&identity) {
+        // The engine may have disconnected during the handshake.
+        if !socket.has_peer(&identity) {
             break DeathCause::Disconnected;
         }
         tokio::select! {
@@ -50,57 +50,58 @@ pub(super) async fn send_requests(
                     Outgoing::Add(request) => (request::encode(&request), Some(request.request_id)),
                     Outgoing::Frames(frames) => (frames, None),
                 };
-                // Before it is sent: the engine may have it when sending fails.
                 if let Some(id) = request_id {
-                    connection.registry().sent(&id);
+                    connection.registry().mark_sent(&id);
                 }
-                // An engine that does not read may be declared gone for that.
+                // The engine may be declared dead while it does not read.
                 tokio::select! {
                     sent = socket.send(&identity, frames) => if let Err(error) = sent {
                         break DeathCause::SendFailed(error.to_string());
                     },
-                    cause = &mut gone => break cause,
+                    cause = &mut closed => break cause,
                 }
             }
-            // The socket notices a lost peer only while it is being read.
+            // The socket detects a lost peer only while it is being read.
             event = socket.next() => if let Event::Message { frames, .. } = event {
                 tracing::debug!(frames = frames.len(), "unexpected message on the input socket");
             },
-            cause = &mut gone => break cause,
+            cause = &mut closed => break cause,
         }
     };
     if cause == DeathCause::Disconnected {
-        let _ = tokio::time::timeout(LAST_WORDS, connection.gone()).await;
+        let _ = tokio::time::timeout(LAST_OUTPUTS_TIMEOUT, connection.closed()).await;
     }
-    connection.die(cause);
+    connection.mark_dead(cause);
     drop(messages);
     socket.close().await;
 }
 
-/// Dispatches what the engine says.
+/// Receives and dispatches the engine's outputs.
 pub(super) async fn receive_outputs(mut socket: Pull, connection: Arc<Connection>) {
-    let _last = LastOfTask(connection.clone());
-    let gone = connection.gone();
-    tokio::pin!(gone);
+    let _guard = DeadOnDrop(connection.clone());
+    let closed = connection.closed();
+    tokio::pin!(closed);
     let cause = loop {
         tokio::select! {
             event = socket.next() => match event {
                 Event::Message { frames, .. } => {
-                    connection.pulse().beat();
-                    match output::receive(&frames) {
+                    connection.liveness().record_message();
+                    match output::decode_compact(&frames) {
                         Ok(EngineMessage::Outputs(outputs)) => connection.dispatch(outputs),
                         Ok(EngineMessage::Dead) => break DeathCause::Reported,
                         Err(error) => break DeathCause::Protocol(error),
                     }
                 }
-                // An engine that has come back may be connected a second time before its former
-                // connection is known to be lost.
-                Event::Disconnected { .. } if socket.peers() == 0 => break DeathCause::Disconnected,
+                // An engine that reconnects may be connected twice, until the end of its first
+                // connection is detected.
+                Event::Disconnected { .. } if socket.peer_count() == 0 => {
+                    break DeathCause::Disconnected;
+                }
                 Event::Connected { .. } | Event::Disconnected { .. } => {}
             },
-            cause = &mut gone => break cause,
+            cause = &mut closed => break cause,
         }
     };
-    connection.die(cause);
+    connection.mark_dead(cause);
     socket.close().await;
 }

@@ -1,8 +1,8 @@
-//! Refuses requests that would break an engine instead of failing on their own.
+//! Validation of requests that would break an engine instead of failing alone.
 //!
-//! vLLM checks requests in its own frontend and trusts them afterwards: one that fails to decode
-//! kills the engine's input thread, and some others its main loop. Measured with 0.32; the bounds
-//! of sampling parameters are those of `SamplingParams._verify_args` in `vllm/sampling_params.py`,
+//! vLLM checks requests in its own frontend, and its engine trusts them: a request that it can't
+//! decode kills its input thread, and others kill its main loop. Measured with 0.32. The bounds of
+//! sampling parameters are those of `SamplingParams._verify_args` in `vllm/sampling_params.py`,
 //! which the engine runs while decoding.
 
 use std::borrow::Cow;
@@ -52,7 +52,7 @@ enum TensorError {
     Rows { rows: usize, grid: Vec<i64> },
 }
 
-/// Checks everything but the uniqueness of the id.
+/// Checks a request, except for the uniqueness of its id.
 pub(super) fn check(
     request: &EngineCoreRequest,
     engine: &EngineReady,
@@ -68,24 +68,28 @@ pub(super) fn check(
         return refuse("client_index", "must be 0, the engine has one output address");
     }
     if let Some(lora) = &request.lora_request {
-        // Such an engine computes the model alone, and keeps its blocks as the adapter's.
+        // Without LoRA the engine ignores the adapter, but caches the blocks under its name.
         if !engine.supports_lora {
             return refuse("lora_request", "LoRA is not enabled in the engine");
         }
-        if let Some(problem) = lora.problem() {
-            return refuse("lora_request", problem.to_string());
+        if let Err(error) = lora.validate() {
+            return refuse("lora_request", error.to_string());
         }
     }
-    prompt(request, engine, options)?;
-    sampling(&request.sampling_params, options)?;
-    features(request, options)
+    check_prompt(request, engine, options)?;
+    check_sampling(&request.sampling_params, options)?;
+    check_features(request, options)
 }
 
 fn refuse(field: impl Into<String>, message: impl Into<String>) -> Check {
     Err(EngineError::invalid(field, message))
 }
 
-fn prompt(request: &EngineCoreRequest, engine: &EngineReady, options: &ClientOptions) -> Check {
+fn check_prompt(
+    request: &EngineCoreRequest,
+    engine: &EngineReady,
+    options: &ClientOptions,
+) -> Check {
     let len = request.prompt_token_ids.len();
     if len == 0 {
         return refuse("prompt_token_ids", "must not be empty");
@@ -96,10 +100,10 @@ fn prompt(request: &EngineCoreRequest, engine: &EngineReady, options: &ClientOpt
             format!("has {len} tokens, the engine takes fewer than {}", engine.max_model_len);
         return refuse("prompt_token_ids", message);
     }
-    tokens("prompt_token_ids", &request.prompt_token_ids, options)
+    check_tokens("prompt_token_ids", &request.prompt_token_ids, options)
 }
 
-fn tokens(field: &str, tokens: &[TokenId], options: &ClientOptions) -> Check {
+fn check_tokens(field: &str, tokens: &[TokenId], options: &ClientOptions) -> Check {
     let Some(vocab_size) = options.vocab_size else {
         return Ok(());
     };
@@ -111,8 +115,8 @@ fn tokens(field: &str, tokens: &[TokenId], options: &ClientOptions) -> Check {
     }
 }
 
-fn sampling(params: &SamplingParams, options: &ClientOptions) -> Check {
-    // Written so that NaN fails.
+fn check_sampling(params: &SamplingParams, options: &ClientOptions) -> Check {
+    // The comparisons are false for NaN.
     let bounds = [
         ("presence_penalty", (-2.0..=2.0).contains(&params.presence_penalty), "must be in [-2, 2]"),
         (
@@ -154,28 +158,29 @@ fn sampling(params: &SamplingParams, options: &ClientOptions) -> Check {
         ("allowed_token_ids", &params.allowed_token_ids),
         ("logit_bias", &biased),
     ] {
-        tokens(&format!("sampling_params.{field}"), ids, options)?;
+        check_tokens(&format!("sampling_params.{field}"), ids, options)?;
     }
     for word in &params.bad_words {
         if word.is_empty() {
             return refuse("sampling_params._bad_words_token_ids", "must have no empty word");
         }
-        tokens("sampling_params._bad_words_token_ids", word, options)?;
+        check_tokens("sampling_params._bad_words_token_ids", word, options)?;
     }
     Ok(())
 }
 
-fn features(request: &EngineCoreRequest, options: &ClientOptions) -> Check {
+fn check_features(request: &EngineCoreRequest, options: &ClientOptions) -> Check {
     let mut end_of_last = 0;
-    let mut before: Option<&Placeholder> = None;
+    let mut previous: Option<&Placeholder> = None;
     for (index, feature) in request.mm_features.iter().enumerate() {
         let field = |name: &str| format!("mm_features[{index}].{name}");
-        let shares_a_range = before.is_some_and(|before| take_turns(before, &feature.position));
-        let free_from = if shares_a_range { 0 } else { end_of_last };
-        let end = position(feature, request.prompt_token_ids.len(), free_from)
+        let is_interleaved =
+            previous.is_some_and(|previous| are_interleaved(previous, &feature.position));
+        let free_from = if is_interleaved { 0 } else { end_of_last };
+        let end = check_position(feature, request.prompt_token_ids.len(), free_from)
             .map_err(|error| EngineError::invalid(field("mm_position"), error.to_string()))?;
         end_of_last = end.max(end_of_last);
-        before = Some(&feature.position);
+        previous = Some(&feature.position);
         if feature.identifier.is_empty() {
             return refuse(field("identifier"), "must not be empty");
         }
@@ -185,8 +190,8 @@ fn features(request: &EngineCoreRequest, options: &ClientOptions) -> Check {
             }
             None => {}
             Some(item) => {
-                if let Err((name, error)) =
-                    tensors(item).and_then(|()| counted_rows(item, &options.counted_rows))
+                if let Err((name, error)) = check_tensors(item)
+                    .and_then(|()| check_counted_rows(item, &options.counted_rows))
                 {
                     return refuse(field(name), error.to_string());
                 }
@@ -196,42 +201,43 @@ fn features(request: &EngineCoreRequest, options: &ClientOptions) -> Check {
     Ok(())
 }
 
-/// Whether two items stand on one range and no token of it is for both, as a video and its sound in
-/// Qwen2.5-Omni.
-fn take_turns(one: &Placeholder, other: &Placeholder) -> bool {
+/// Returns `true` if two items have the same range and no token of it embeds both, as a video and
+/// its sound in Qwen2.5-Omni.
+fn are_interleaved(one: &Placeholder, other: &Placeholder) -> bool {
     let masks = one.is_embed.as_ref().zip(other.is_embed.as_ref());
     (one.offset, one.length) == (other.offset, other.length)
         && masks
             .is_some_and(|(one, other)| one.iter().zip(other).all(|(one, other)| !(*one && *other)))
 }
 
-/// Checks a placeholder and returns the end of its last embedding. Placeholders may share tokens
-/// that no item embeds: vLLM sends such for Gemma 3, whose line breaks around images become one
-/// token.
-fn position(
+/// Checks a placeholder and returns the end of its last embedding.
+///
+/// Placeholders may share tokens that embed no item: vLLM merges the line breaks around Gemma 3's
+/// images into one token.
+fn check_position(
     feature: &MmFeature,
     prompt_len: usize,
     end_of_last: usize,
 ) -> Result<usize, PositionError> {
-    let position = &feature.position;
-    let (offset, length) = (position.offset, position.length);
+    let Placeholder { offset, length, is_embed } = &feature.position;
+    let offset = *offset;
+    let length = *length;
     if length == 0 {
         return Err(PositionError::Empty);
     }
     let end = offset.checked_add(length).filter(|&end| end <= prompt_len);
     let end = end.ok_or(PositionError::PastPrompt { length, offset, prompt: prompt_len })?;
-    let (mut first_embedding, mut end_of_embeddings) = (offset, end);
-    if let Some(mask) = &position.is_embed {
+    let mut first_embedding = offset;
+    let mut end_of_embeddings = end;
+    if let Some(mask) = is_embed {
         if mask.len() != length {
             return Err(PositionError::MaskLength { entries: mask.len(), tokens: length });
         }
         let embeds = |embeds: &bool| *embeds;
-        let (Some(first), Some(last)) =
-            (mask.iter().position(embeds), mask.iter().rposition(embeds))
-        else {
-            return Err(PositionError::EmptyMask);
-        };
-        (first_embedding, end_of_embeddings) = (offset + first, offset + last + 1);
+        let first = mask.iter().position(embeds).ok_or(PositionError::EmptyMask)?;
+        let last = mask.iter().rposition(embeds).ok_or(PositionError::EmptyMask)?;
+        first_embedding = offset + first;
+        end_of_embeddings = offset + last + 1;
     }
     if first_embedding < end_of_last {
         return Err(PositionError::Overlap { offset, end_of_last });
@@ -239,8 +245,8 @@ fn position(
     Ok(end_of_embeddings)
 }
 
-/// The name of the first tensor that is not as it should be, and why.
-fn tensors(item: &MmItem) -> Result<(), (&str, TensorError)> {
+/// Checks an item's tensors. Returns the name of the first invalid one and its fault.
+fn check_tensors(item: &MmItem) -> Result<(), (&str, TensorError)> {
     if item.0.is_empty() {
         return Err(("data", TensorError::NoTensors));
     }
@@ -249,7 +255,7 @@ fn tensors(item: &MmItem) -> Result<(), (&str, TensorError)> {
             let Some(data) = &field.data else {
                 return Err(TensorError::NoData);
             };
-            sizes(data)?;
+            check_sizes(data)?;
             if let (FieldKind::Flat { slices, dim: 0, .. }, MmData::Tensor(tensor)) =
                 (&field.kind, data)
             {
@@ -266,8 +272,8 @@ fn tensors(item: &MmItem) -> Result<(), (&str, TensorError)> {
     Ok(())
 }
 
-/// Every tensor has the bytes that its shape needs.
-fn sizes(data: &MmData) -> Result<(), TensorError> {
+/// Checks that every tensor has the number of bytes that its shape needs.
+fn check_sizes(data: &MmData) -> Result<(), TensorError> {
     match data {
         MmData::Tensor(tensor) => {
             let WireTensor { dtype, shape, data } = tensor;
@@ -287,13 +293,17 @@ fn sizes(data: &MmData) -> Result<(), TensorError> {
                 needed: nbytes,
             })
         }
-        MmData::List(list) => list.iter().try_for_each(sizes),
+        MmData::List(list) => list.iter().try_for_each(check_sizes),
         MmData::Int(_) | MmData::Float(_) => Ok(()),
     }
 }
 
-/// A tensor has as many rows as its grid counts; the engine's main loop dies otherwise.
-fn counted_rows<'a>(item: &MmItem, rules: &'a [CountedRows]) -> Result<(), (&'a str, TensorError)> {
+/// Checks that tensors have the number of rows that their grids give. A mismatch kills the engine's
+/// main loop.
+fn check_counted_rows<'a>(
+    item: &MmItem,
+    rules: &'a [CountedRows],
+) -> Result<(), (&'a str, TensorError)> {
     for CountedRows { rows_of, grid } in rules {
         let tensor = |name| item.get(name).and_then(|field| field.tensor());
         let Some(grid_tensor) = tensor(grid) else {

@@ -1,31 +1,33 @@
-//! What to do about an engine that ends with an error that many meet.
+//! Advice on common errors with which engines end.
 
-/// What an engine says before it ends, and what helps. The words are those of vLLM 0.31 to 0.33, of
-/// PyTorch and of the hub's client.
-const KNOWN: [(&str, &str); 13] = [
+/// Error messages of engines, with advice. The messages are those of vLLM 0.31 to 0.33, of PyTorch
+/// and of the hub's client.
+const KNOWN_ERRORS: [(&str, &str); 13] = [
     (
         "No available memory for the cache blocks",
-        "the model fills the memory that the engine may take: raise --gpu-memory-utilization behind --, or give each engine more GPUs \
+        "the model fills the memory that the engine may take: \
+         raise --gpu-memory-utilization behind --, or give each engine more GPUs \
          (--gpus-per-engine)",
     ),
     (
         "To serve at least one request with the model",
-        "the KV cache has no room for one request of the longest kind: lower --max-model-len behind --, or raise \
-         --gpu-memory-utilization there",
+        "the KV cache has no room for one request of the longest kind: \
+         lower --max-model-len behind --, or raise --gpu-memory-utilization there",
     ),
     (
         "Free memory on device",
-        "something else is on that GPU, such as an engine that was not ended: nvidia-smi shows it; or lower --gpu-memory-utilization \
-         behind --",
+        "something else is on that GPU, such as an engine that was not ended: \
+         nvidia-smi shows it; or lower --gpu-memory-utilization behind --",
     ),
     (
         "CUDA out of memory",
-        "the GPU's memory is full: lower --gpu-memory-utilization, --max-num-seqs or --max-model-len behind --, or give each engine more \
-         GPUs (--gpus-per-engine)",
+        "the GPU's memory is full: lower --gpu-memory-utilization, --max-num-seqs or \
+         --max-model-len behind --, or give each engine more GPUs (--gpus-per-engine)",
     ),
     (
         "Failed to infer device type",
-        "this vLLM finds no device that it was built for: chiasm doctor says what it sees; on a CPU it has to be vLLM's build for that",
+        "this vLLM finds no device that it was built for: chiasm doctor says what it sees; \
+         on a CPU it has to be vLLM's build for that",
     ),
     (
         "are not supported for now",
@@ -33,7 +35,8 @@ const KNOWN: [(&str, &str); 13] = [
     ),
     (
         "Cannot find any model weights",
-        "the model's folder has no weights: download it whole, or give the folder that has its .safetensors",
+        "the model's folder has no weights: download it whole, \
+         or give the folder that has its .safetensors",
     ),
     (
         "You are trying to access a gated repo",
@@ -45,24 +48,27 @@ const KNOWN: [(&str, &str); 13] = [
     ),
     (
         "unrecognized arguments",
-        "what stands behind -- goes to vllm, which does not know it: Chiasm's own flags stand before --",
+        "what stands behind -- goes to vllm, which does not know it: \
+         Chiasm's own flags stand before --",
     ),
     (
         "NIXL is not available",
-        "engines with roles hand prompts over by NIXL: install nixl, and nixl-cu12 or nixl-cu13, in vLLM's environment, or name another way \
-         (--kv-connector)",
+        "engines with roles hand prompts over by NIXL: \
+         install nixl, and nixl-cu12 or nixl-cu13, in vLLM's environment, \
+         or name another way (--kv-connector)",
     ),
     (
         "No module named 'chiasm_vllm",
-        "engines that encode leave embeddings by Chiasm's plugin: install it in vLLM's environment (docs/shared-memory.md), or name another \
-         way (--ec-connector)",
+        "engines that encode leave embeddings by Chiasm's plugin: \
+         install it in vLLM's environment (docs/shared-memory.md), \
+         or name another way (--ec-connector)",
     ),
     ("No space left on device", "a disk or /dev/shm is full: df shows which"),
 ];
 
-/// What to do about what this line tells, if that is known.
+/// Returns advice on the error in this line, if it is known.
 pub(super) fn advice(line: &str) -> Option<&'static str> {
-    KNOWN.iter().find(|(words, _)| line.contains(words)).map(|(_, advice)| *advice)
+    KNOWN_ERRORS.iter().find(|(error, _)| line.contains(error)).map(|(_, advice)| *advice)
 }
 
 #[cfg(test)]
@@ -70,18 +76,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_engines_say_is_known_by_its_words() {
-        for (line, told) in [
+    fn known_errors_have_advice() {
+        for (line, expected) in [
             (
-                "(EngineCore pid=7) ValueError: No available memory for the cache blocks. Try increasing",
+                "(EngineCore pid=7) ValueError: No available memory for the cache blocks. \
+                 Try increasing",
                 "--gpus-per-engine",
             ),
             (
-                "ValueError: To serve at least one request with the model's max seq len (128000), (16.0 GiB KV cache is needed",
+                "ValueError: To serve at least one request with the model's max seq len (128000), \
+                 (16.0 GiB KV cache is needed",
                 "--max-model-len",
             ),
             (
-                "ValueError: Free memory on device cuda:0 (3.1/79.2 GiB) on startup is less than the engine's budget",
+                "ValueError: Free memory on device cuda:0 (3.1/79.2 GiB) on startup is less than \
+                 the engine's budget",
                 "nvidia-smi",
             ),
             (
@@ -93,7 +102,8 @@ mod tests {
                 "chiasm doctor",
             ),
             (
-                "ValueError: Model architectures ['X'] are not supported for now. Supported architectures:",
+                "ValueError: Model architectures ['X'] are not supported for now. \
+                 Supported architectures:",
                 "architecture",
             ),
             ("RuntimeError: Cannot find any model weights with `/models/x`", ".safetensors"),
@@ -106,7 +116,7 @@ mod tests {
             ("vllm: error: unrecognized arguments: --engines 2", "before --"),
         ] {
             assert!(
-                advice(line).is_some_and(|advice| advice.contains(told)),
+                advice(line).is_some_and(|advice| advice.contains(expected)),
                 "{line}: {:?}",
                 advice(line)
             );

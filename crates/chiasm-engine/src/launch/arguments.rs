@@ -5,8 +5,8 @@ use super::spelling::{is_flag, is_flag_in_full, name};
 use super::{LaunchSpec, ServerFlag};
 use crate::error::EngineError;
 
-/// Flags that belong to Chiasm, each with what to do instead. A flag ending in `*` stands for all
-/// that start so.
+/// The flags that Chiasm sets itself, each with an alternative. A flag that ends in `*` stands for
+/// all flags with that prefix.
 const OWNED: [(&str, &str); 19] = [
     ("--headless", "engines are always headless"),
     ("--data-parallel-*", "each engine is on its own, start more engines instead"),
@@ -21,19 +21,19 @@ const OWNED: [(&str, &str); 19] = [
     ("--mm-processor-cache-type", "Chiasm fills the engine's cache and knows its type"),
     ("--enable-prefix-caching", "it is always on"),
     ("--no-enable-prefix-caching", "routing needs the prefix cache"),
-    // As 0.33 spells it.
+    // The spelling of 0.33.
     ("--disable-prefix-caching", "routing needs the prefix cache"),
     ("--kv-events-config*", "Chiasm subscribes to the events and sets where they are published"),
     ("--api-server-count", "a headless engine has no API server"),
     ("-asc", "a headless engine has no API server"),
     ("--model", "name the model in Chiasm"),
-    // vLLM's frontend tells the engine which requests are watermarked. Untold, it would silently
-    // leave all of them unmarked.
+    // vLLM's frontend marks the requests to watermark. Without the marks, an engine would silently
+    // watermark none.
     ("--watermark-config*", "Chiasm asks for no watermarks, so answers would have none"),
 ];
 
-/// The number of steps whose KV events an engine can replay. A frontend can be away for that long:
-/// some twenty minutes of decoding at 25 ms a step.
+/// The number of steps whose KV events an engine can replay, and so the time that a frontend can
+/// be away: about twenty minutes of decoding at 25 ms a step.
 ///
 /// vLLM's default is 10,000. The engine keeps each step's message in memory: 5 to 12 bytes for each
 /// token of a new block (measured with vLLM 0.32). 50,000 steps take 0.16 GB if 256 requests decode
@@ -41,21 +41,25 @@ const OWNED: [(&str, &str); 19] = [
 /// 2 GB if every step does.
 const REPLAYED_STEPS: u32 = 50_000;
 
-/// What belongs to Chiasm where engines have roles.
+/// The flag that Chiasm sets itself if engines have roles.
 const KV_TRANSFER: (&str, &str) =
     ("--kv-transfer-config*", "Chiasm sets it for each role, see --kv-connector");
-/// What belongs to Chiasm where some engines encode.
+/// The flag that Chiasm sets itself if some engines encode.
 const EC_TRANSFER: (&str, &str) =
     ("--ec-transfer-config*", "Chiasm sets it for each role, see --ec-connector");
 
+/// Builds the arguments of `vllm`.
+///
+/// # Errors
+/// A flag of the user is Chiasm's to set, or the handshake address is not `tcp://host:port`.
 pub(super) fn build(spec: &LaunchSpec) -> Result<Vec<String>, EngineError> {
     for arg in &spec.extra_args {
-        let of_role = [(&spec.kv_transfer, KV_TRANSFER), (&spec.ec_transfer, EC_TRANSFER)]
+        let owned_for_role = [(&spec.kv_transfer, KV_TRANSFER), (&spec.ec_transfer, EC_TRANSFER)]
             .into_iter()
             .find(|(config, (flag, _))| config.is_some() && is_flag(arg, flag))
             .map(|(_, (_, instead))| instead);
-        if let Some(instead) = owned(arg).or(of_role) {
-            // Without its value, which may be a key.
+        if let Some(instead) = alternative(arg).or(owned_for_role) {
+            // The value is left out because it may be a secret.
             let flag = arg.split('=').next().unwrap_or_default().to_owned();
             return Err(EngineError::OwnedFlag { flag, instead });
         }
@@ -90,21 +94,23 @@ pub(super) fn build(spec: &LaunchSpec) -> Result<Vec<String>, EngineError> {
     Ok(arguments)
 }
 
-/// What to do instead of passing this argument, if it is a flag of Chiasm's.
+/// Returns the alternative to an argument that can't be passed to vLLM; `None` for one that can.
 ///
-/// vLLM takes `_` for `-`, `--flag=value`, `--flag.key value` for JSON, and, as every argparse,
+/// vLLM accepts `_` for `-`, `--flag=value`, `--flag.key value` for JSON and, like every argparse,
 /// abbreviations.
-fn owned(arg: &str) -> Option<&'static str> {
-    let of_ours = OWNED.iter().find(|(owned, _)| is_flag(arg, owned)).map(|&(_, instead)| instead);
-    of_ours.or_else(|| ServerFlag::of(arg).filter(|flag| flag.is_refused).map(|flag| flag.instead))
+fn alternative(arg: &str) -> Option<&'static str> {
+    if let Some(&(_, instead)) = OWNED.iter().find(|(owned, _)| is_flag(arg, owned)) {
+        return Some(instead);
+    }
+    ServerFlag::find(arg).filter(|flag| flag.is_refused).map(|flag| flag.instead)
 }
 
-/// The place where a flag of `vllm serve` belongs.
+/// The place of a flag of `vllm serve` on Chiasm's command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlagPlace {
-    /// Behind `--`: engines read it.
+    /// Behind `--`, because engines read it.
     Engine,
-    /// Nowhere; what to do instead.
+    /// Nowhere; the text is the alternative.
     Instead(&'static str),
 }
 
@@ -118,13 +124,13 @@ pub fn place_of_flag(flag: &str) -> Option<FlagPlace> {
     if let Some((_, instead)) = owned {
         return Some(FlagPlace::Instead(instead));
     }
-    if let Some(server) = ServerFlag::in_full(flag) {
+    if let Some(server) = ServerFlag::find_in_full(flag) {
         return Some(FlagPlace::Instead(server.instead));
     }
     is_engine_flag(&name(flag)).then_some(FlagPlace::Engine)
 }
 
-/// `tcp://host:port`, split.
+/// Splits `tcp://host:port` into host and port.
 fn host_and_port(address: &str) -> Result<(&str, &str), EngineError> {
     address
         .strip_prefix("tcp://")
@@ -143,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn the_command_line_is_what_was_measured() {
+    fn arguments_equal_measured_command_line() {
         let spec = LaunchSpec {
             receiver_cache_gb: 0.5,
             kv_events: Some(KvEventEndpoints::tcp(1, 2)),
@@ -172,8 +178,8 @@ mod tests {
         assert_eq!(spec.arguments().unwrap(), expected);
     }
 
-    /// If this fails for a new version of vLLM, add its flags to one of the lists, by what reads
-    /// them in vLLM's Python.
+    /// If this test fails for a new version of vLLM, add its flags to one of the lists, according
+    /// to the code that reads them in vLLM's Python.
     #[test]
     fn every_vllm_flag_has_a_place() {
         let manifests = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python/vllm_drift/manifests");
@@ -193,13 +199,14 @@ mod tests {
         }
         assert_eq!(place_of_flag("--no-such-flag"), None);
         assert_eq!(place_of_flag("--max_model_len"), Some(FlagPlace::Engine));
-        assert!(
-            matches!(place_of_flag("--max-num-queued-reqs"), Some(FlagPlace::Instead(instead)) if instead.contains("--max-requests"))
-        );
+        let Some(FlagPlace::Instead(instead)) = place_of_flag("--max-num-queued-reqs") else {
+            panic!("a flag with an alternative")
+        };
+        assert!(instead.contains("--max-requests"), "{instead}");
     }
 
     #[test]
-    fn flags_of_ours_are_refused_in_every_spelling() {
+    fn owned_flags_are_refused_in_every_spelling() {
         for flag in [
             "--headless",
             "--headl",
@@ -226,14 +233,14 @@ mod tests {
     }
 
     #[test]
-    fn how_engines_hand_over_keys_and_values_is_the_users_unless_they_have_roles() {
-        let told = |kv_transfer| {
+    fn kv_transfer_flag_is_refused_only_with_roles() {
+        let arguments = |kv_transfer| {
             let extra_args = vec!["--kv-transfer-config={}".to_owned()];
             LaunchSpec { kv_transfer, extra_args, ..spec() }.arguments()
         };
-        assert!(told(None).is_ok());
+        assert!(arguments(None).is_ok());
         let config = serde_json::json!({"kv_connector": "NixlConnector"});
-        assert!(matches!(told(Some(config.clone())), Err(EngineError::OwnedFlag { .. })));
+        assert!(matches!(arguments(Some(config.clone())), Err(EngineError::OwnedFlag { .. })));
         let arguments =
             LaunchSpec { kv_transfer: Some(config.clone()), ..spec() }.arguments().unwrap();
         let at = arguments.iter().position(|argument| argument == "--kv-transfer-config").unwrap();
@@ -241,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn other_flags_and_values_pass() {
+    fn engine_flags_with_values_pass() {
         let extra_args = [
             "--block-size",
             "32",
@@ -266,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_handshake_that_no_engine_can_reach_is_refused() {
+    fn unusable_handshake_address_is_refused() {
         for address in ["ipc:///tmp/x", "tcp://127.0.0.1:0", "127.0.0.1:1", "tcp://:1"] {
             let spec = LaunchSpec { handshake: address.into(), ..spec() };
             assert!(

@@ -1,8 +1,8 @@
-//! Flags of `vllm serve` that its engine reads: they pass behind `--` as they are.
+//! Flags of `vllm serve` that its engine reads. Users pass them behind `--`, unchanged.
 //!
 //! A flag belongs here if an engine reads it in vLLM's Python (`v1/engine/core.py` and below,
 //! workers, models), and not only the API server or the renderer. `--default-mm-loras` and
-//! `--config` are listed so that they are known; other code handles them.
+//! `--config` are listed so that they are recognised; other code handles them.
 
 /// The flags of vLLM 0.31 to 0.33 (`engine/arg_utils.py`), in their positive spelling.
 const ENGINE_FLAGS: [&str; 206] = [
@@ -214,12 +214,11 @@ const ENGINE_FLAGS: [&str; 206] = [
     "-tp",
 ];
 
-/// Flags that ask for what Chiasm does in any case.
-const ALWAYS: [&str; 3] =
+/// Flags for features that Chiasm always has.
+const ALWAYS_ON: [&str; 3] =
     ["--enable-prompt-tokens-details", "--enable-request-id-headers", "--enable-ssl-refresh"];
 
-/// Returns `true` for a flag of `vllm serve` that an engine reads or that changes nothing, in its
-/// full spelling.
+/// Returns `true` for a flag of `vllm serve`, in full, that an engine reads or that has no effect.
 pub(super) fn is_engine_flag(flag: &str) -> bool {
-    ENGINE_FLAGS.iter().chain(&ALWAYS).any(|known| *known == flag)
+    ENGINE_FLAGS.iter().chain(&ALWAYS_ON).any(|known| *known == flag)
 }

@@ -1,4 +1,4 @@
-//! What an engine prints: passed on to the log, and its end kept for the report.
+//! An engine's output: it is logged, and its last lines are kept for the exit report.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -9,78 +9,78 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::advice::advice;
-use super::complaints::{Complaint, Complaints};
-use super::stage::Stage;
+use super::failure_log::{FailureLog, LoggedFailure};
+use super::stage::StartupProgress;
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncSeekExt, BufReader};
 
-/// Lines that are kept: enough for a Python traceback.
-const KEPT: usize = 40;
+/// The number of last lines that are kept: enough for a Python traceback.
+const MAX_KEPT_LINES: usize = 40;
 
-/// Longest line that is passed on in one piece, in bytes.
-const MAX_LINE: u64 = 16 * 1024;
+/// The maximum length of a logged line in bytes. Longer lines are split.
+const MAX_LINE_BYTES: u64 = 16 * 1024;
 
-/// How often a file is looked at for more: part of the time in which an engine's last words are
-/// told.
-const LOOK: Duration = Duration::from_millis(50);
+/// The interval at which an output file is read. It adds to the time until an engine's last lines
+/// are reported.
+const FILE_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The time to wait for the log line about a failure. A log file is read every [`LOOK`].
-const COMPLAINT_PATIENCE: Duration = Duration::from_millis(300);
+/// The time to wait for the log line about a failure. A log file is read every
+/// [`FILE_POLL_INTERVAL`].
+const FAILURE_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// The interval between two searches of the log.
-const COMPLAINT_POLL: Duration = Duration::from_millis(10);
+const FAILURE_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// A file that has grown beyond it is emptied once it has been read, in bytes.
-const MAX_FILE: u64 = 16 << 20;
+/// The size of an output file in bytes from which it is emptied once it has been read.
+const MAX_FILE_BYTES: u64 = 16 << 20;
 
-/// The last lines of both streams of one engine.
+/// The last lines of an engine's output, from both streams.
 #[derive(Clone, Debug, Default)]
-pub struct LastLines(Arc<Mutex<Kept>>);
+pub struct LastLines(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
-struct Kept {
+struct State {
     lines: VecDeque<String>,
-    /// What helps against the first known error that it told of: what comes after may be tracebacks
-    /// of whatever waited for it.
+    /// The advice on the first known error. Later errors may only be its consequences.
     advice: Option<&'static str>,
-    stage: Stage,
-    /// How the lines begin of a traceback that is expected.
-    expected: Option<String>,
-    complaints: Complaints,
+    progress: StartupProgress,
+    /// The prefix of the lines of an expected traceback.
+    expected_prefix: Option<String>,
+    failures: FailureLog,
 }
 
-/// What is to be made of a line.
+/// The treatment of a line.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Heard {
-    /// What the engine is doing, if that is to be told.
-    doing: Option<String>,
-    /// It belongs to a traceback that is expected: whoever caused it tells what it means.
+struct LineReport {
+    /// The progress to log, if any.
+    progress: Option<String>,
+    /// `true` for a line of an expected traceback, whose meaning is logged elsewhere.
     is_expected: bool,
 }
 
-/// What an engine without the plugin says to the question whether it has it, and then why, in many
-/// lines.
-const WITHOUT_PLUGIN: &str = "Invocation of chiasm_attach method failed";
+/// The message of an engine without the plugin when an arena is attached. A traceback follows.
+const MISSING_PLUGIN: &str = "Invocation of chiasm_attach method failed";
 
 impl LastLines {
-    /// Keeps a line.
-    fn push(&self, line: String) -> Heard {
+    /// Stores a line and returns its treatment.
+    fn push(&self, line: String) -> LineReport {
         let advice = advice(&line);
-        let mut kept = self.kept();
+        let mut state = self.lock();
         let mut is_expected =
-            kept.expected.as_ref().is_some_and(|begin| line.starts_with(begin.as_str()));
-        if let Some((begin, _)) = line.split_once(WITHOUT_PLUGIN) {
-            (kept.expected, is_expected) = (Some(begin.to_owned()), true);
+            state.expected_prefix.as_ref().is_some_and(|prefix| line.starts_with(prefix.as_str()));
+        if let Some((prefix, _)) = line.split_once(MISSING_PLUGIN) {
+            state.expected_prefix = Some(prefix.to_owned());
+            is_expected = true;
         } else if !is_expected {
-            kept.expected = None;
+            state.expected_prefix = None;
         }
-        kept.advice = kept.advice.or(advice);
-        kept.complaints.read(&line);
-        let doing = kept.stage.told_by(&line, Instant::now());
-        if kept.lines.len() == KEPT {
-            kept.lines.pop_front();
+        state.advice = state.advice.or(advice);
+        state.failures.read_line(&line);
+        let progress = state.progress.read_line(&line, Instant::now());
+        if state.lines.len() == MAX_KEPT_LINES {
+            state.lines.pop_front();
         }
-        kept.lines.push_back(line);
-        Heard { doing, is_expected }
+        state.lines.push_back(line);
+        LineReport { progress, is_expected }
     }
 
     /// Adds a line. For hosts that read the logs of their engines themselves.
@@ -89,40 +89,40 @@ impl LastLines {
     }
 
     pub(super) fn get(&self) -> Vec<String> {
-        self.kept().lines.iter().cloned().collect()
+        self.lock().lines.iter().cloned().collect()
     }
 
     pub(super) fn advice(&self) -> Option<&'static str> {
-        self.kept().advice
+        self.lock().advice
     }
 
-    /// Waits for the reason that the engine logs for failing a request, which may come after the
-    /// answer on the wire. Returns `None` if none comes within [`COMPLAINT_PATIENCE`].
-    pub(crate) async fn complaint(&self, request_id: &str) -> Option<Complaint> {
-        let deadline = tokio::time::Instant::now() + COMPLAINT_PATIENCE;
+    /// Waits for the reason that the engine logs for failing a request. The log line may come after
+    /// the output on the wire. Returns `None` after [`FAILURE_TIMEOUT`].
+    pub(crate) async fn failure(&self, request_id: &str) -> Option<LoggedFailure> {
+        let deadline = tokio::time::Instant::now() + FAILURE_TIMEOUT;
         loop {
-            let complaint = self.kept().complaints.about(request_id);
-            if complaint.is_some() || tokio::time::Instant::now() >= deadline {
-                return complaint;
+            let failure = self.lock().failures.find(request_id);
+            if failure.is_some() || tokio::time::Instant::now() >= deadline {
+                return failure;
             }
-            tokio::time::sleep(COMPLAINT_POLL).await;
+            tokio::time::sleep(FAILURE_POLL_INTERVAL).await;
         }
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Passes on lines until the stream ends. Log target `vllm`, so that it can be filtered on its own.
-pub(super) async fn pass_on(name: String, stream: impl AsyncRead + Unpin, last: LastLines) {
+/// Logs the lines of a stream until it ends. The log target is `vllm`, for separate filtering.
+pub(super) async fn follow_stream(name: String, stream: impl AsyncRead + Unpin, last: LastLines) {
     let mut reader = BufReader::new(stream);
     let mut line = Vec::new();
     loop {
         line.clear();
-        match (&mut reader).take(MAX_LINE).read_until(b'\n', &mut line).await {
+        match (&mut reader).take(MAX_LINE_BYTES).read_until(b'\n', &mut line).await {
             Ok(0) => return,
-            Ok(_) => tell(&name, &line, &last),
+            Ok(_) => handle_line(&name, &line, &last),
             Err(error) => {
                 tracing::debug!(engine = name, %error, "reading an engine's output failed");
                 return;
@@ -131,48 +131,50 @@ pub(super) async fn pass_on(name: String, stream: impl AsyncRead + Unpin, last: 
     }
 }
 
-fn tell(name: &str, line: &[u8], last: &LastLines) {
+fn handle_line(name: &str, line: &[u8], last: &LastLines) {
     let text = String::from_utf8_lossy(line);
     let text = text.trim_end();
-    if !text.is_empty() {
-        let Heard { doing, is_expected } = last.push(text.to_owned());
-        log(name, text, is_expected);
-        if let Some(doing) = doing {
-            tracing::info!(engine = name, "starting: {doing}");
-        }
+    if text.is_empty() {
+        return;
+    }
+    let LineReport { progress, is_expected } = last.push(text.to_owned());
+    log(name, text, is_expected);
+    if let Some(progress) = progress {
+        tracing::info!(engine = name, "starting: {progress}");
     }
 }
 
-/// A file for what an engine prints that outlives its frontend: a pipe would end with that, and the
-/// engine by its next word.
-pub(super) fn file(path: &Path) -> io::Result<File> {
-    // Appended to, so that it can be emptied under the engine's hands.
+/// Opens a file for the output of an engine that outlives its frontend. A pipe would close with the
+/// frontend, and the engine would die of its next line.
+pub(super) fn open_output(path: &Path) -> io::Result<File> {
+    // The engine appends, so that the file can be emptied at any time.
     OpenOptions::new().create(true).read(true).append(true).mode(0o600).open(path)
 }
 
-/// Passes on the lines of a file as it grows, from where it has been read to. Does not return while
-/// it can be read.
-pub(super) async fn follow(name: String, file: File, last: LastLines) {
-    if let Err(error) = follow_file(&name, file, &last).await {
+/// Logs the lines of a file as it grows, from its current position. Returns only if the file can't
+/// be read.
+pub(super) async fn follow_file(name: String, file: File, last: LastLines) {
+    if let Err(error) = read_forever(&name, file, &last).await {
         tracing::debug!(engine = name, %error, "reading an engine's output failed");
     }
 }
 
-async fn follow_file(name: &str, file: File, last: &LastLines) -> io::Result<()> {
-    let (mut reader, mut line) = (BufReader::new(tokio::fs::File::from_std(file)), Vec::new());
+async fn read_forever(name: &str, file: File, last: &LastLines) -> io::Result<()> {
+    let mut reader = BufReader::new(tokio::fs::File::from_std(file));
+    let mut line = Vec::new();
     loop {
-        // A part of a line stays there for the rest of it.
-        let room = MAX_LINE.saturating_sub(line.len() as u64);
+        // An incomplete line stays in the buffer until its rest is written.
+        let room = MAX_LINE_BYTES.saturating_sub(line.len() as u64);
         let read = (&mut reader).take(room).read_until(b'\n', &mut line).await?;
-        if line.ends_with(b"\n") || line.len() as u64 >= MAX_LINE {
-            tell(name, &line, last);
+        if line.ends_with(b"\n") || line.len() as u64 >= MAX_LINE_BYTES {
+            handle_line(name, &line, last);
             line.clear();
         } else if read == 0 {
-            if reader.get_ref().metadata().await?.len() > MAX_FILE {
+            if reader.get_ref().metadata().await?.len() > MAX_FILE_BYTES {
                 reader.get_ref().set_len(0).await?;
                 reader.seek(SeekFrom::Start(0)).await?;
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(FILE_POLL_INTERVAL).await;
         }
     }
 }
@@ -187,8 +189,8 @@ fn log(name: &str, text: &str, is_expected: bool) {
     }
 }
 
-/// The level of a line of vLLM's: `(EngineCore pid=12) WARNING 11-21 …`, the part in parentheses
-/// being optional.
+/// Parses the level of a line of vLLM: `(EngineCore pid=12) WARNING 11-21 …`, where the part in
+/// parentheses is optional.
 fn level(text: &str) -> tracing::Level {
     let message = match text.split_once(") ") {
         Some((process, message)) if process.starts_with('(') => message,
@@ -207,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn levels_are_read_behind_the_process() {
+    fn level_follows_process() {
         assert_eq!(
             level("(EngineCore pid=7) ERROR 11-21 04:00:00 [core.py:1] x"),
             tracing::Level::ERROR
@@ -218,67 +220,70 @@ mod tests {
     }
 
     #[test]
-    fn only_the_traceback_that_is_expected_is_hushed() {
+    fn only_expected_traceback_is_silenced() {
         let last = LastLines::default();
         let is_expected = |line: &str| last.push(line.to_owned()).is_expected;
-        let begin = "(EngineCore pid=7) ERROR 11-25 10:17:35 [core.py:1849] ";
-        assert!(!is_expected(&format!("{begin}something else")));
-        assert!(is_expected(&format!("{begin}{WITHOUT_PLUGIN}")));
+        let prefix = "(EngineCore pid=7) ERROR 11-25 10:17:35 [core.py:1849] ";
+        assert!(!is_expected(&format!("{prefix}something else")));
+        assert!(is_expected(&format!("{prefix}{MISSING_PLUGIN}")));
         assert!(is_expected(&format!(
-            "{begin}AttributeError: 'EngineCoreProc' object has no attribute 'chiasm_attach'"
+            "{prefix}AttributeError: 'EngineCoreProc' object has no attribute 'chiasm_attach'"
         )));
         assert!(!is_expected("(EngineCore pid=7) ERROR 11-25 10:17:36 [core.py:1849] later"));
-        assert!(!is_expected(&format!("{begin}the same second, behind another line")));
+        assert!(!is_expected(&format!("{prefix}the same second, after another line")));
     }
 
     #[tokio::test]
-    async fn a_file_is_followed_as_it_grows_and_emptied_when_it_is_long() {
+    async fn growing_file_is_followed_until_emptied() {
         use std::io::Write;
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
-        let (mut engine, last) = (file(&path).unwrap(), LastLines::default());
+        let mut engine = open_output(&path).unwrap();
+        let last = LastLines::default();
         write!(engine, "one\ntw").unwrap();
-        let follower = tokio::spawn(follow("engine_0".into(), file(&path).unwrap(), last.clone()));
-        let said = async |lines: &[&str]| {
+        let output = open_output(&path).unwrap();
+        let follower = tokio::spawn(follow_file("engine_0".into(), output, last.clone()));
+        let wait_for = async |lines: &[&str]| {
             while last.get() != lines {
                 tokio::task::yield_now().await;
             }
         };
-        said(&["one"]).await;
+        wait_for(&["one"]).await;
         writeln!(engine, "o").unwrap();
-        said(&["one", "two"]).await;
-        engine.write_all(&vec![b'\n'; MAX_FILE as usize + 1]).unwrap();
+        wait_for(&["one", "two"]).await;
+        engine.write_all(&vec![b'\n'; MAX_FILE_BYTES as usize + 1]).unwrap();
         while engine.metadata().unwrap().len() > 0 {
             tokio::task::yield_now().await;
         }
         writeln!(engine, "three").unwrap();
-        said(&["one", "two", "three"]).await;
+        wait_for(&["one", "two", "three"]).await;
         follower.abort();
     }
 
     #[tokio::test(start_paused = true)]
-    async fn complaint_that_comes_after_the_answer_is_waited_for() {
+    async fn failure_waits_for_late_log_line() {
         let last = LastLines::default();
         let later = last.clone();
         tokio::spawn(async move {
-            tokio::time::sleep(COMPLAINT_PATIENCE / 2).await;
+            tokio::time::sleep(FAILURE_TIMEOUT / 2).await;
             later.push("Failed to advance FSM for request r for tokens [1]".to_owned());
         });
-        let complaint = last.complaint("r").await.unwrap();
-        assert_eq!(complaint.words, "Failed to advance FSM for request r for tokens [1]");
-        assert_eq!(last.complaint("other").await, None);
+        let failure = last.failure("r").await.unwrap();
+        assert_eq!(failure.reason, "Failed to advance FSM for request r for tokens [1]");
+        assert_eq!(last.failure("other").await, None);
     }
 
     #[tokio::test]
-    async fn the_last_lines_are_kept_whatever_they_are() {
+    async fn last_lines_keep_invalid_or_long_lines() {
         let last = LastLines::default();
         let mut text: Vec<u8> = (0..50).flat_map(|i| format!("line {i}\n").into_bytes()).collect();
         text.extend([0xff, b'\n']);
         text.extend(vec![b'x'; 20_000]);
-        pass_on("engine_0".into(), &text[..], last.clone()).await;
+        follow_stream("engine_0".into(), &text[..], last.clone()).await;
         let lines = last.get();
-        assert_eq!(lines.len(), KEPT);
-        assert_eq!(lines[KEPT - 3], "\u{fffd}");
-        assert_eq!(lines[KEPT - 2].len() + lines[KEPT - 1].len(), 20_000);
+        assert_eq!(lines.len(), MAX_KEPT_LINES);
+        assert_eq!(lines[MAX_KEPT_LINES - 3], "\u{fffd}");
+        let last_two = &lines[MAX_KEPT_LINES - 2..];
+        assert_eq!(last_two[0].len() + last_two[1].len(), 20_000);
     }
 }

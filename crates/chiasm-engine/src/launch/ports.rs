@@ -1,22 +1,25 @@
-//! Ports that nobody listens on.
+//! Free ports.
 
 use std::net::{Ipv4Addr, TcpListener};
 
 use crate::error::EngineError;
 
-/// `N` different ports that were free on all interfaces a moment ago.
+/// Finds `N` different ports that are free on all interfaces.
 ///
-/// Another process may take one before the engine does. The engine then fails to start and is to be
-/// launched again with new ports; what can use Unix sockets
-/// ([`KvEventEndpoints::ipc`](super::KvEventEndpoints::ipc)) or pass a port of 0 is better off.
+/// Another process may take a port before the engine does. The engine then fails to start and must
+/// be launched again with new ports. Prefer Unix sockets
+/// ([`KvEventEndpoints::ipc`](super::KvEventEndpoints::ipc)) or port 0 where possible.
+///
+/// # Errors
+/// [`EngineError::Port`]: the system has no free port.
 pub fn free_ports<const N: usize>() -> Result<[u16; N], EngineError> {
-    // All are held until all are found, so that they differ.
-    let mut held = Vec::with_capacity(N);
+    // The listeners are kept until the end, so that the ports differ.
+    let mut listeners = Vec::with_capacity(N);
     let mut ports = [0; N];
     for port in &mut ports {
         let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).map_err(EngineError::Port)?;
         *port = listener.local_addr().map_err(EngineError::Port)?.port();
-        held.push(listener);
+        listeners.push(listener);
     }
     Ok(ports)
 }
@@ -26,12 +29,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_differ_and_can_be_bound() {
+    fn free_ports_are_distinct() {
         let ports = free_ports::<8>().unwrap();
-        let held: Vec<_> = ports
+        let listeners: Vec<_> = ports
             .iter()
             .map(|&port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap())
             .collect();
-        assert_eq!(held.len(), 8);
+        assert_eq!(listeners.len(), 8);
     }
 }

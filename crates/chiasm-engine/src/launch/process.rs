@@ -1,4 +1,4 @@
-//! A running engine and everything that it has started.
+//! A running engine and its descendants.
 
 use std::fmt;
 use std::io::{Seek, SeekFrom};
@@ -18,31 +18,30 @@ use super::{Keep, LaunchSpec};
 use crate::error::{DeathCause, EngineError};
 use crate::state::{Launched, ProcessId};
 
-/// How long what the first process leaves behind may take to tidy up. Part of the second within
-/// which a death has to be known.
-const TIDY: Duration = Duration::from_millis(300);
+/// The time for the rest of a group to end by itself after its first process. Part of the second
+/// within which a death must be detected.
+const CLEANUP_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// How long a killed group may take to vanish.
-const VANISH: Duration = Duration::from_millis(300);
+/// The time for a killed group to end.
+const KILL_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// How long the last lines may take to be read.
-const LAST_WORDS: Duration = Duration::from_millis(100);
+/// The time to read the last lines.
+const LAST_LINES_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// How long an engine that another process has launched may take to end.
-const END_GRACE: Duration = Duration::from_secs(15);
+/// The grace period of an engine that another process launched.
+const TERMINATE_GRACE: Duration = Duration::from_secs(15);
 
-/// How often a process is looked at that is not a child of this one.
-const LOOK: Duration = Duration::from_millis(50);
+/// The interval at which a process that is not a child of this one is checked.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How an engine's process ended.
+/// The report of an engine's exit.
 #[derive(Clone, Debug)]
 pub struct ExitReport {
-    /// Its exit code or signal; `None` when the system does not tell, as of a process that another
-    /// one has started.
+    /// The exit code or signal; `None` if unknown, as for a process that another one started.
     pub status: Option<ExitStatus>,
-    /// The last lines that it printed.
+    /// The last lines of output.
     pub last_lines: Vec<String>,
-    /// What helps, if it ended with an error that is known.
+    /// Advice on the error, if it is known.
     pub advice: Option<&'static str>,
 }
 
@@ -61,10 +60,10 @@ impl From<ExitReport> for DeathCause {
     }
 }
 
-/// A headless engine that this process has started, or has taken over from one before it.
+/// A headless engine that this process has started, or has taken over from an earlier one.
 ///
 /// Dropping it kills its whole process group at once; only Python's resource tracker gets a moment
-/// to remove the engine's shared memory. Before another engine takes its GPU,
+/// to remove the engine's shared memory. Before another engine uses its GPU,
 /// [`terminate`](Self::terminate) it or wait for [`exited`](Self::exited).
 #[derive(Debug)]
 pub struct EngineProcess {
@@ -72,10 +71,11 @@ pub struct EngineProcess {
     group: Group,
     exit: watch::Receiver<Option<ExitReport>>,
     log: LastLines,
-    /// What a later frontend has to know of it, if it may outlive this process.
-    outlives: Option<Launched>,
-    /// It is to run on when this is dropped.
-    left: bool,
+    /// The processes for a later frontend to take over; `None` if the engine ends with this
+    /// process.
+    survivors: Option<Launched>,
+    /// `true` if the engine runs on when this is dropped.
+    is_detached: bool,
 }
 
 impl EngineProcess {
@@ -94,44 +94,46 @@ impl EngineProcess {
         }
         let failed = |source| EngineError::Spawn { program: spec.vllm.clone(), source };
         if let Some(keep) = &spec.keep {
-            let output = || lines::file(&keep.output).map_err(failed);
+            let output = || lines::open_output(&keep.output).map_err(failed);
             command.stdout(output()?).stderr(output()?);
         }
         let mut child = command.spawn().map_err(failed)?;
-        let pid = child.id().and_then(|pid| Some((pid, Pid::from_raw(pid.try_into().ok()?)?)));
         // A child that has just been started has a process id.
-        let Some((number, group)) = pid.map(|(number, pid)| (number, Group(pid))) else {
+        let Some((number, pid)) =
+            child.id().and_then(|number| Some((number, Pid::from_raw(number.try_into().ok()?)?)))
+        else {
             return Err(failed(std::io::ErrorKind::NotFound.into()));
         };
+        let group = Group(pid);
 
-        let last = LastLines::default();
+        let log = LastLines::default();
         let mut readers = JoinSet::new();
         if let Some(keep) = &spec.keep {
-            let output = lines::file(&keep.output).map_err(failed)?;
-            readers.spawn(lines::follow(spec.name.clone(), output, last.clone()));
+            let output = lines::open_output(&keep.output).map_err(failed)?;
+            readers.spawn(lines::follow_file(spec.name.clone(), output, log.clone()));
         }
         if let Some(stdout) = child.stdout.take() {
-            readers.spawn(lines::pass_on(spec.name.clone(), stdout, last.clone()));
+            readers.spawn(lines::follow_stream(spec.name.clone(), stdout, log.clone()));
         }
         if let Some(stderr) = child.stderr.take() {
-            readers.spawn(lines::pass_on(spec.name.clone(), stderr, last.clone()));
+            readers.spawn(lines::follow_stream(spec.name.clone(), stderr, log.clone()));
         }
         let watchdog =
-            Watchdog::over(number, spec.keep.as_ref().map_or(Duration::ZERO, |keep| keep.time));
-        let outlives = spec.keep.as_ref().and_then(|_| {
+            Watchdog::spawn(number, spec.keep.as_ref().map_or(Duration::ZERO, |keep| keep.time));
+        let survivors = spec.keep.as_ref().and_then(|_| {
             let watchdog = watchdog.as_ref().and_then(Watchdog::process);
-            Some(Launched { process: ProcessId::of(number)?, watchdog })
+            Some(Launched { process: ProcessId::from_pid(number)?, watchdog })
         });
         let ended = async move { child.wait().await.ok() };
-        let exit = attend(ended, group, watchdog, readers, last.clone());
-        Ok(Self { name: spec.name.clone(), group, exit, log: last, outlives, left: false })
+        let exit = supervise(ended, group, watchdog, readers, log.clone());
+        Ok(Self { name: spec.name.clone(), group, exit, log, survivors, is_detached: false })
     }
 
-    /// Takes over an engine that a process before this one has launched and left. `None` if it does
-    /// not run any more. Must be called within a tokio runtime.
+    /// Takes over an engine that an earlier process launched and detached. Returns `None` if it no
+    /// longer runs. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// [`EngineError::Spawn`]: its output can't be followed.
+    /// [`EngineError::Spawn`]: the engine's output can't be read.
     pub fn take_over(
         name: &str,
         launched: Launched,
@@ -140,52 +142,54 @@ impl EngineProcess {
         let Launched { process, watchdog: former } = launched;
         let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
         let Some(group) = pid.filter(|_| process.is_alive()).map(Group) else { return Ok(None) };
-        let new_output = || {
-            let mut output = lines::file(&keep.output)?;
+        let open_at_end = || {
+            let mut output = lines::open_output(&keep.output)?;
             output.seek(SeekFrom::End(0)).map(|_| output)
         };
-        let output = new_output()
+        let output = open_at_end()
             .map_err(|source| EngineError::Spawn { program: keep.output.clone(), source })?;
-        let last = LastLines::default();
+        let log = LastLines::default();
         let mut readers = JoinSet::new();
-        readers.spawn(lines::follow(name.to_owned(), output, last.clone()));
-        // The new one first, so that the engine is never without.
-        let watchdog = Watchdog::over(process.pid, keep.time);
+        readers.spawn(lines::follow_file(name.to_owned(), output, log.clone()));
+        // The new watchdog starts before the former one ends, so that the engine always has one.
+        let watchdog = Watchdog::spawn(process.pid, keep.time);
         former.into_iter().for_each(watchdog::dismiss);
-        let outlives =
+        let survivors =
             Some(Launched { process, watchdog: watchdog.as_ref().and_then(Watchdog::process) });
         let ended = async move {
             while process.is_alive() {
-                tokio::time::sleep(LOOK).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
             None
         };
-        let exit = attend(ended, group, watchdog, readers, last.clone());
-        Ok(Some(Self { name: name.to_owned(), group, exit, log: last, outlives, left: false }))
+        let exit = supervise(ended, group, watchdog, readers, log.clone());
+        let name = name.to_owned();
+        Ok(Some(Self { name, group, exit, log, survivors, is_detached: false }))
     }
 
-    /// Returns the last lines that it has printed.
+    /// Returns the last lines of the engine's output, which are updated as it runs.
     pub fn log(&self) -> LastLines {
         self.log.clone()
     }
 
-    /// What a later frontend has to know to take it over; `None` if it ends with this process.
-    pub fn outlives(&self) -> Option<Launched> {
-        self.outlives
+    /// Returns the processes for a later frontend to take over; `None` if the engine ends with this
+    /// process.
+    pub fn surviving_processes(&self) -> Option<Launched> {
+        self.survivors
     }
 
-    /// Lets it run on. When this process has ended, its watchdog ends it after [`Keep::time`],
-    /// unless it is taken over before.
-    pub fn leave(mut self) {
-        self.left = true;
+    /// Lets the engine run on. After this process has ended, the watchdog ends the engine after
+    /// [`Keep::time`], unless it is taken over.
+    pub fn detach(mut self) {
+        self.is_detached = true;
     }
 
-    /// Its process id, which is also that of its group.
+    /// Returns the process id, which is also that of the group.
     pub fn pid(&self) -> u32 {
         self.group.0.as_raw_nonzero().get().unsigned_abs()
     }
 
-    /// Returns once its first process has ended and the rest of its group has been killed.
+    /// Waits until the first process has ended and the rest of its group has been killed.
     pub async fn exited(&self) -> ExitReport {
         let mut exit = self.exit.clone();
         let report = exit.wait_for(Option::is_some).await;
@@ -197,94 +201,95 @@ impl EngineProcess {
         })
     }
 
-    /// What the processes of its group do; `None` where the system does not tell.
+    /// Returns the activity of the group's processes; `None` if the system does not report it.
     pub async fn activity(&self) -> Option<Activity> {
         let group = self.group;
         tokio::task::spawn_blocking(move || group.activity()).await.ok().flatten()
     }
 
-    /// How it ended, if it has.
+    /// Returns the exit report if the engine has ended.
     pub fn try_exited(&self) -> Option<ExitReport> {
         self.exit.borrow().clone()
     }
 
-    /// Asks the group to end (SIGTERM), and kills it after `grace`.
+    /// Sends SIGTERM to the group, and kills it after `grace`.
     ///
-    /// vLLM kills its EngineCore then, running requests and all, unless it was started with
-    /// `--shutdown-timeout`; it takes about 5 s, so a `grace` below 15 s may leave shared memory
+    /// vLLM then kills its EngineCore and all running requests, unless it was started with
+    /// `--shutdown-timeout`. It takes about 5 s, so a `grace` below 15 s may leave shared memory
     /// behind.
     pub async fn terminate(self, grace: Duration) -> ExitReport {
-        self.unless_gone(Group::terminate);
+        self.unless_ended(Group::terminate);
         if let Ok(report) = tokio::time::timeout(grace, self.exited()).await {
             return report;
         }
         tracing::warn!(engine = self.name, ?grace, "engine did not end in time and is killed");
-        self.unless_gone(Group::kill_but_janitor);
+        self.unless_ended(Group::kill_except_tracker);
         self.exited().await
     }
 
-    fn unless_gone(&self, act: impl FnOnce(Group)) {
-        // Once it has ended its number may belong to others.
+    fn unless_ended(&self, signal: impl FnOnce(Group)) {
+        // Once the group has ended, the system may reuse its id.
         if self.try_exited().is_none() {
-            act(self.group);
+            signal(self.group);
         }
     }
 }
 
 impl Drop for EngineProcess {
     fn drop(&mut self) {
-        if !self.left {
-            self.unless_gone(Group::kill_but_janitor);
+        if !self.is_detached {
+            self.unless_ended(Group::kill_except_tracker);
         }
     }
 }
 
-/// Ends an engine that another process has launched and left: asks it to, and kills it after 15 s.
-/// What it says meanwhile is not passed on.
-pub async fn end(launched: Launched) {
+/// Ends an engine that another process launched and detached: sends SIGTERM, and kills it after
+/// 15 s. Its output is not logged.
+pub async fn terminate(launched: Launched) {
     let pid = i32::try_from(launched.process.pid).ok().and_then(Pid::from_raw);
     let Some(group) = pid.filter(|_| launched.process.is_alive()).map(Group) else { return };
     group.terminate();
-    if !group.vanishes(END_GRACE).await {
-        group.kill_but_janitor();
-        end_rest(group).await;
+    if !group.wait_until_empty(TERMINATE_GRACE).await {
+        group.kill_except_tracker();
+        kill_rest(group).await;
     }
     launched.watchdog.into_iter().for_each(watchdog::dismiss);
 }
 
-/// Waits for the end of the first process, ends what it has left behind, and reports.
-fn attend(
+/// Spawns a task that waits for the end of the first process, kills the rest of its group, and
+/// reports the exit.
+fn supervise(
     ended: impl Future<Output = Option<ExitStatus>> + Send + 'static,
     group: Group,
     watchdog: Option<Watchdog>,
     readers: JoinSet<()>,
-    last: LastLines,
+    log: LastLines,
 ) -> watch::Receiver<Option<ExitReport>> {
     let (sender, exit) = watch::channel(None);
     tokio::spawn(async move {
         let status = ended.await;
-        end_rest(group).await;
+        kill_rest(group).await;
         if let Some(watchdog) = watchdog {
             watchdog.dismiss().await;
         }
-        let _ = tokio::time::timeout(LAST_WORDS, readers.join_all()).await;
+        let _ = tokio::time::timeout(LAST_LINES_TIMEOUT, readers.join_all()).await;
         sender.send_replace(Some(ExitReport {
             status,
-            last_lines: last.get(),
-            advice: last.advice(),
+            last_lines: log.get(),
+            advice: log.advice(),
         }));
     });
     exit
 }
 
-/// Ends what the first process has left behind.
-async fn end_rest(group: Group) {
-    if group.vanishes(TIDY).await {
+/// Waits for the rest of a group to end after its first process, and kills it after a timeout.
+async fn kill_rest(group: Group) {
+    if group.wait_until_empty(CLEANUP_TIMEOUT).await {
         return;
     }
-    group.kill_but_janitor();
-    if !group.vanishes(TIDY).await {
+    group.kill_except_tracker();
+    if !group.wait_until_empty(CLEANUP_TIMEOUT).await {
         group.kill();
-        group.vanishes(VANISH).await;
+        group.wait_until_empty(KILL_TIMEOUT).await;
     }
 }

@@ -1,27 +1,27 @@
-//! Flags that say something to vLLM's server. A headless engine takes them all, and answers are as
-//! if they weren't there.
+//! The flags of vLLM's API server. A headless engine accepts all of them, without any effect on
+//! answers.
 
 use super::spelling::{is_flag, is_flag_in_full};
 
-/// A flag of vLLM's that says something to its server.
+/// A flag of vLLM's API server.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ServerFlag {
-    /// The flag; one ending in `*` stands for all that start so.
+    /// The flag; one that ends in `*` stands for all flags with that prefix.
     pub name: &'static str,
-    /// What to do instead.
+    /// The alternative.
     pub instead: &'static str,
-    /// Whether an engine is not started with it: who gives it may rely on it, as on a key that
-    /// would protect nothing.
+    /// `true` if no engine is started with the flag, because the user may rely on its effect: an
+    /// API key, for instance, would protect nothing.
     pub is_refused: bool,
 }
 
-const BEFORE: &str =
+const NO_SERVER: &str =
     "an engine has no server; give it to Chiasm, before --, if Chiasm has it (docs/from-vllm.md)";
-const SAME: &str = "give it before --, where it has the same name";
-const FOUND_OUT: &str = "Chiasm finds it out, or is told by --tool-call-parser before --";
-const NONE: &str = "Chiasm has no such flag (docs/from-vllm.md)";
-const LOGGED: &str = "Chiasm logs by the variable CHIASM_LOG, and neither prompts nor answers";
-const OF_THE_MODEL: &str = "Chiasm takes what is in the folder of MODEL";
+const SAME_NAME: &str = "give it before --, where it has the same name";
+const DETECTED: &str = "Chiasm detects it, unless --tool-call-parser is given before --";
+const UNSUPPORTED: &str = "Chiasm has no such flag (docs/from-vllm.md)";
+const LOGGING: &str = "Chiasm logs by the variable CHIASM_LOG, and neither prompts nor answers";
+const MODEL_FOLDER: &str = "Chiasm takes what is in the folder of MODEL";
 
 const METRICS: &str = "Chiasm's metrics are its own (docs/metrics.md), and an engine prints none";
 const TENSORS: &str = "Chiasm makes tensors itself, see --cpu-threads and --processors before --";
@@ -29,10 +29,10 @@ const EMBEDDINGS: &str = "Chiasm takes no embeddings in requests";
 const HIDDEN: &str = "Chiasm's answers do not show it";
 
 const fn refused(name: &'static str) -> ServerFlag {
-    refused_for(name, BEFORE)
+    refused_with(name, NO_SERVER)
 }
 
-const fn refused_for(name: &'static str, instead: &'static str) -> ServerFlag {
+const fn refused_with(name: &'static str, instead: &'static str) -> ServerFlag {
     ServerFlag { name, instead, is_refused: true }
 }
 
@@ -40,8 +40,9 @@ const fn ignored(name: &'static str, instead: &'static str) -> ServerFlag {
     ServerFlag { name, instead, is_refused: false }
 }
 
-/// Those of vLLM 0.33 (`entrypoints/common/cli_args.py`, and of `engine/arg_utils.py` what its
-/// server reads), but for those that ask for what Chiasm does in any case.
+/// The server flags of vLLM 0.33: those of `entrypoints/common/cli_args.py`, and those of
+/// `engine/arg_utils.py` that the server reads. Flags for features that Chiasm always has are not
+/// listed.
 const FLAGS: [ServerFlag; 87] = [
     refused("--host"),
     refused("--port"),
@@ -62,68 +63,69 @@ const FLAGS: [ServerFlag; 87] = [
     refused("--allowed-local-media-path"),
     refused("--allowed-media-domains"),
     refused("--trust-request-mm-kwargs"),
-    // Limits that protect a service, held in vLLM's API server (`v1/engine/async_llm.py`, 0.32).
-    refused_for(
+    // Limits that protect a service. vLLM's API server enforces them (`v1/engine/async_llm.py`,
+    // 0.32).
+    refused_with(
         "--max-num-queued-reqs",
         "give --max-requests before --: more requests in flight get 503",
     ),
-    refused_for(
+    refused_with(
         "--max-num-queued-tokens",
         "give --busy-pending-tokens before --, the limit of one engine",
     ),
-    refused_for(
+    refused_with(
         "--interleave-mm-strings",
         "Chiasm puts placeholders before the text, as vLLM does without it",
     ),
-    ignored("--tool-call-parser", SAME),
-    // An engine finds with it where reasoning ends, and the server what to tell of it.
+    ignored("--tool-call-parser", SAME_NAME),
+    // Engines use it to find the end of reasoning, the server to parse answers.
     ignored(
         "--reasoning-parser",
-        "it is for engines alone there; give it before --, from where they are told, too",
+        "behind -- it is for engines only; give it before --, and Chiasm passes it on to engines",
     ),
-    ignored("--reasoning-parser-plugin", NONE),
-    ignored("--enable-auto-tool-choice", FOUND_OUT),
-    ignored("--served-model-name", SAME),
-    ignored("--tokenizer", OF_THE_MODEL),
-    ignored("--tokenizer-revision", OF_THE_MODEL),
-    ignored("--generation-config", OF_THE_MODEL),
-    ignored("--override-generation-config*", OF_THE_MODEL),
+    ignored("--reasoning-parser-plugin", UNSUPPORTED),
+    ignored("--enable-auto-tool-choice", DETECTED),
+    ignored("--served-model-name", SAME_NAME),
+    ignored("--tokenizer", MODEL_FOLDER),
+    ignored("--tokenizer-revision", MODEL_FOLDER),
+    ignored("--generation-config", MODEL_FOLDER),
+    ignored("--override-generation-config*", MODEL_FOLDER),
     ignored("--max-logprobs", "Chiasm answers with 20 at most, as vLLM by default"),
-    ignored("--max-log-len", LOGGED),
-    ignored("--enable-log-requests", LOGGED),
-    ignored("--enable-log-outputs", LOGGED),
-    ignored("--enable-log-deltas", LOGGED),
-    ignored("--log-error-stack", LOGGED),
-    ignored("--uvicorn-log-level", LOGGED),
-    ignored("--disable-uvicorn-access-log", LOGGED),
-    ignored("--disable-access-log-for-endpoints", LOGGED),
+    ignored("--max-log-len", LOGGING),
+    ignored("--enable-log-requests", LOGGING),
+    ignored("--enable-log-outputs", LOGGING),
+    ignored("--enable-log-deltas", LOGGING),
+    ignored("--log-error-stack", LOGGING),
+    ignored("--uvicorn-log-level", LOGGING),
+    ignored("--disable-uvicorn-access-log", LOGGING),
+    ignored("--disable-access-log-for-endpoints", LOGGING),
     ignored("--h11-max-*", "Chiasm's limits have other flags (docs/serving.md)"),
-    ignored("--trust-request-chat-template", NONE),
-    ignored("--response-role", NONE),
-    ignored("--return-tokens-as-token-ids", NONE),
-    ignored("--reasoning-effort-map*", NONE),
-    ignored("--tool-strict-level", NONE),
-    ignored("--tool-parser-plugin", NONE),
-    ignored("--tool-server", NONE),
-    ignored("--middleware", NONE),
-    ignored("--grpc", NONE),
-    ignored("--grpc-port", NONE),
-    ignored("--enable-per-request-metrics", NONE),
-    ignored("--enable-server-load-tracking", NONE),
-    ignored("--enable-tokenizer-info-endpoint", NONE),
-    ignored("--sse-keep-alive-interval", NONE),
-    ignored("--fingerprint-*", NONE),
-    ignored("--cohere-*", NONE),
-    ignored("--anthropic-disabled-thinking-effort", NONE),
-    ignored("--tokens-only", NONE),
-    ignored("--enable-scale-out", NONE),
-    ignored("--disable-fastapi-docs", NONE),
-    ignored("--enable-offline-docs", NONE),
-    ignored("--enable-flash-late-interaction", NONE),
-    ignored("--io-processor-plugin", NONE),
-    ignored("--dp-supervisor-*", NONE),
-    ignored("--otlp-traces-endpoint", SAME),
-    ignored("--aggregate-engine-logging", LOGGED),
+    ignored("--trust-request-chat-template", UNSUPPORTED),
+    ignored("--response-role", UNSUPPORTED),
+    ignored("--return-tokens-as-token-ids", UNSUPPORTED),
+    ignored("--reasoning-effort-map*", UNSUPPORTED),
+    ignored("--tool-strict-level", UNSUPPORTED),
+    ignored("--tool-parser-plugin", UNSUPPORTED),
+    ignored("--tool-server", UNSUPPORTED),
+    ignored("--middleware", UNSUPPORTED),
+    ignored("--grpc", UNSUPPORTED),
+    ignored("--grpc-port", UNSUPPORTED),
+    ignored("--enable-per-request-metrics", UNSUPPORTED),
+    ignored("--enable-server-load-tracking", UNSUPPORTED),
+    ignored("--enable-tokenizer-info-endpoint", UNSUPPORTED),
+    ignored("--sse-keep-alive-interval", UNSUPPORTED),
+    ignored("--fingerprint-*", UNSUPPORTED),
+    ignored("--cohere-*", UNSUPPORTED),
+    ignored("--anthropic-disabled-thinking-effort", UNSUPPORTED),
+    ignored("--tokens-only", UNSUPPORTED),
+    ignored("--enable-scale-out", UNSUPPORTED),
+    ignored("--disable-fastapi-docs", UNSUPPORTED),
+    ignored("--enable-offline-docs", UNSUPPORTED),
+    ignored("--enable-flash-late-interaction", UNSUPPORTED),
+    ignored("--io-processor-plugin", UNSUPPORTED),
+    ignored("--dp-supervisor-*", UNSUPPORTED),
+    ignored("--otlp-traces-endpoint", SAME_NAME),
+    ignored("--aggregate-engine-logging", LOGGING),
     ignored("--show-hidden-metrics-for-version", METRICS),
     ignored("--custom-histogram-buckets", METRICS),
     ignored("--kv-cache-metrics*", METRICS),
@@ -147,20 +149,21 @@ const FLAGS: [ServerFlag; 87] = [
     ignored("--enable-mm-embeds", EMBEDDINGS),
     ignored("--return-sampling-mask", HIDDEN),
     ignored("--enable-return-routed-experts", HIDDEN),
-    ignored("--hf-config-path", OF_THE_MODEL),
+    ignored("--hf-config-path", MODEL_FOLDER),
     ignored("--hf-token", "Chiasm downloads the model, with the variable HF_TOKEN"),
     ignored("--download-dir", "Chiasm downloads the model, to where the variable HF_HOME says"),
 ];
 
 impl ServerFlag {
-    /// Returns the flag that an argument spells out.
-    pub(super) fn in_full(argument: &str) -> Option<&'static Self> {
+    /// Returns the flag that an argument gives in full.
+    pub(super) fn find_in_full(argument: &str) -> Option<&'static Self> {
         FLAGS.iter().find(|flag| is_flag_in_full(argument, flag.name))
     }
 
-    /// The flag that an argument is, in any spelling.
-    pub fn of(argument: &str) -> Option<&'static Self> {
-        Self::in_full(argument).or_else(|| FLAGS.iter().find(|flag| is_flag(argument, flag.name)))
+    /// Returns the flag that an argument gives, in full or abbreviated.
+    pub fn find(argument: &str) -> Option<&'static Self> {
+        Self::find_in_full(argument)
+            .or_else(|| FLAGS.iter().find(|flag| is_flag(argument, flag.name)))
     }
 }
 
@@ -169,11 +172,11 @@ mod tests {
     use super::*;
 
     fn name(argument: &str) -> Option<&'static str> {
-        ServerFlag::of(argument).map(|flag| flag.name)
+        ServerFlag::find(argument).map(|flag| flag.name)
     }
 
     #[test]
-    fn flags_are_known_in_every_spelling() {
+    fn server_flags_are_found_in_every_spelling() {
         for flag in &FLAGS {
             assert_eq!(name(flag.name.trim_end_matches('*')), Some(flag.name));
         }
@@ -187,8 +190,8 @@ mod tests {
     }
 
     #[test]
-    fn flags_of_engines_are_none_of_them() {
-        let of_engines = [
+    fn engine_flags_are_not_server_flags() {
+        let engine_flags = [
             "--tokenizer-mode",
             "--trust-remote-code",
             "--max-model-len",
@@ -201,7 +204,7 @@ mod tests {
             "hermes",
             "--logprobs-mode",
         ];
-        for flag in of_engines {
+        for flag in engine_flags {
             assert_eq!(name(flag), None, "{flag}");
         }
     }

@@ -1,7 +1,7 @@
-//! Recognising a flag of vLLM in the spellings that its argparse takes.
+//! The spellings of a flag that vLLM's argparse accepts.
 
-/// Whether this argument is a flag, in any spelling; one ending in `*` stands for all that start
-/// so.
+/// Returns `true` if an argument gives this flag, in full or abbreviated. A flag that ends in `*`
+/// stands for all flags with that prefix.
 pub(super) fn is_flag(arg: &str, flag: &str) -> bool {
     let name = name(arg);
     let may_be_short = name.starts_with("--") && name.len() > 3;
@@ -9,14 +9,14 @@ pub(super) fn is_flag(arg: &str, flag: &str) -> bool {
         || may_be_short && flag.strip_suffix('*').unwrap_or(flag).starts_with(&name)
 }
 
-/// The same for one that is not abbreviated.
+/// Returns `true` if an argument gives this flag in full.
 pub(super) fn is_flag_in_full(arg: &str, flag: &str) -> bool {
     let name = name(arg);
-    let is = flag.strip_suffix('*').map_or(flag == name, |start| name.starts_with(start));
-    is && name.starts_with('-') && name.len() >= 2
+    let matches = flag.strip_suffix('*').map_or(flag == name, |prefix| name.starts_with(prefix));
+    matches && name.starts_with('-') && name.len() >= 2
 }
 
-/// The name of a flag, as vLLM writes it.
+/// Returns the name of the flag that an argument gives, in vLLM's spelling.
 pub(super) fn name(arg: &str) -> String {
     arg.split(['=', '.']).next().unwrap_or_default().replace('_', "-")
 }

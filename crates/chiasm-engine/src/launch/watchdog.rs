@@ -1,4 +1,4 @@
-//! Ends an engine when this process dies without a chance to, or some time after that.
+//! A watchdog that ends an engine when this process dies, or some time later.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -8,9 +8,9 @@ use tokio::process::{Child, Command};
 
 use crate::state::ProcessId;
 
-/// Waits for its standard input to end, which happens when this process does, whatever ended it.
-/// Gives the process group `$1` another `$2` seconds, in which whoever takes it over dismisses this
-/// script. Then asks the group to end, and after 10 s insists.
+/// The watchdog's script. Its standard input ends with this process, even if that is killed. The
+/// script then gives the process group `$1` another `$2` seconds, in which a process that takes it
+/// over dismisses the script. After that it sends SIGTERM, and SIGKILL 10 s later.
 const SCRIPT: &str = r#"
 read -r _
 left=$2
@@ -27,16 +27,16 @@ done
 kill -s KILL -- "-$1" 2>/dev/null
 "#;
 
-/// A shell that watches over one process group.
+/// A shell that watches one process group.
 ///
-/// Linux could signal the child on its parent's death, but only by code between fork and exec,
-/// which is unsafe; and it would not reach the child's children.
+/// Linux can signal a child on its parent's death. But that takes unsafe code between fork and
+/// exec, and does not reach the child's children.
 pub(super) struct Watchdog(Child);
 
 impl Watchdog {
-    /// A group that may outlive this process for `keep`. `None`, with a warning, where there is no
-    /// shell: engines then outlive a frontend that is killed.
-    pub(super) fn over(process_group: u32, keep: Duration) -> Option<Self> {
+    /// Starts a watchdog of a group that may outlive this process for `keep`. Returns `None`, with
+    /// a warning, if there is no shell: engines then outlive a frontend that is killed.
+    pub(super) fn spawn(process_group: u32, keep: Duration) -> Option<Self> {
         let seconds = keep.as_secs_f64().ceil() as u64;
         let spawned = Command::new("/bin/sh")
             .args([
@@ -49,25 +49,28 @@ impl Watchdog {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            // A group of its own, so that Ctrl-C in the terminal does not end it first.
+            // In its own group, so that Ctrl-C in the terminal does not end it first.
             .process_group(0)
             .spawn();
         match spawned {
             Ok(child) => Some(Self(child)),
             Err(error) => {
-                tracing::warn!(%error, "no watchdog: engines will outlive this process if it is killed");
+                tracing::warn!(
+                    %error,
+                    "no watchdog: engines will outlive this process if it is killed"
+                );
                 None
             }
         }
     }
 
-    /// Its process; `None` where the system does not tell.
+    /// Returns the watchdog's process; `None` if the system does not report it.
     pub(super) fn process(&self) -> Option<ProcessId> {
-        ProcessId::of(self.0.id()?)
+        ProcessId::from_pid(self.0.id()?)
     }
 
-    /// Ends the watch without a signal to the group. Call it once the group has ended: its number
-    /// may be given to others.
+    /// Ends the watchdog without a signal to the group. Call it once the group has ended, because
+    /// the system may reuse its id.
     pub(super) async fn dismiss(mut self) {
         if let Err(error) = self.0.kill().await {
             tracing::debug!(%error, "dismissing a watchdog failed");
@@ -75,7 +78,7 @@ impl Watchdog {
     }
 }
 
-/// Ends the watch of a process before this one, which may be counting down.
+/// Ends the watchdog of an earlier process, which may be counting down.
 pub(super) fn dismiss(watchdog: ProcessId) {
     let group = i32::try_from(watchdog.pid).ok().and_then(Pid::from_raw);
     if let Some(group) = group.filter(|_| watchdog.is_alive())

@@ -1,29 +1,28 @@
-//! Which process it was.
+//! The identity of a process.
 
 use std::fs;
 
 use serde::{Deserialize, Serialize};
 
-/// A process, told by its start from later ones that get the same number.
+/// A process id and its start time, which distinguishes later processes with the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessId {
-    /// Its number.
+    /// The process id.
     pub pid: u32,
-    /// Its start in clock ticks since boot, field 22 of `/proc/<pid>/stat`; 0 where the system does
-    /// not tell.
+    /// The start in clock ticks since boot, field 22 of `/proc/<pid>/stat`; 0 if unknown.
     pub start: u64,
 }
 
 impl ProcessId {
-    /// This process.
-    pub fn this() -> Self {
+    /// Returns the identity of this process.
+    pub fn current() -> Self {
         let pid = std::process::id();
-        Self::of(pid).unwrap_or(Self { pid, start: 0 })
+        Self::from_pid(pid).unwrap_or(Self { pid, start: 0 })
     }
 
-    /// The process that has this number now; `None` if there is none, or it has ended and nobody
-    /// has noticed.
-    pub fn of(pid: u32) -> Option<Self> {
+    /// Returns the identity of the running process with this id; `None` if there is none. A zombie
+    /// does not count.
+    pub fn from_pid(pid: u32) -> Option<Self> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
         // "pid (command) state …": the command may have spaces and parentheses. The state is field
         // 3.
@@ -35,9 +34,9 @@ impl ProcessId {
         Some(Self { pid, start: fields.nth(22 - 4)?.parse().ok()? })
     }
 
-    /// Whether it still runs.
+    /// Returns `true` if the process still runs.
     pub fn is_alive(self) -> bool {
-        Self::of(self.pid) == Some(self)
+        Self::from_pid(self.pid) == Some(self)
     }
 }
 
@@ -48,19 +47,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_told_from_others_with_its_number_and_from_its_remains() {
-        let this = ProcessId::this();
-        assert!(this.start > 0 && this.is_alive());
-        assert!(!ProcessId { start: this.start + 1, ..this }.is_alive());
+    fn other_start_or_zombie_is_not_alive() {
+        let current = ProcessId::current();
+        assert!(current.start > 0 && current.is_alive());
+        assert!(!ProcessId { start: current.start + 1, ..current }.is_alive());
         let mut child = Command::new("/bin/sh")
             .args(["-c", "read _"])
             .stdin(std::process::Stdio::piped())
             .spawn()
             .unwrap();
-        let process = ProcessId::of(child.id()).unwrap();
-        assert!(process.start >= this.start && process.is_alive());
+        let process = ProcessId::from_pid(child.id()).unwrap();
+        assert!(process.start >= current.start && process.is_alive());
         drop(child.stdin.take());
-        // Not reaped, it stays in the table for as long as this process lives.
+        // The child is not reaped, so it stays in the process table as a zombie.
         while process.is_alive() {
             std::thread::yield_now();
         }

@@ -1,4 +1,4 @@
-//! What is written down of one engine.
+//! The record of one engine.
 
 use std::path::{Path, PathBuf};
 
@@ -6,60 +6,61 @@ use serde::{Deserialize, Serialize};
 
 use super::process_id::ProcessId;
 
-/// The version of the file. Another one is not read: its engines are then lost to this frontend,
-/// and no more.
+/// The version of the file format. Files of other versions are ignored; this frontend then can't
+/// take over their engines.
 const VERSION: u32 = 1;
 
-/// One engine and how to be its frontend again.
+/// The information with which a frontend can take over an engine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     pub(crate) version: u32,
-    /// The model's name as its frontend was told it.
+    /// The model's name, as given to the frontend.
     pub model: String,
-    /// The address where it says hello.
+    /// The handshake address.
     pub handshake: String,
-    /// The address that it takes requests from.
+    /// The address from which the engine receives requests.
     pub input: String,
-    /// The address that it sends outputs to.
+    /// The address to which the engine sends outputs.
     pub output: String,
-    /// The folder of Unix sockets, which the engine's own may be in too.
+    /// The folder of Unix sockets, which may include the engine's own.
     pub sockets: PathBuf,
-    /// What it said when it became ready (msgpack of `EngineCoreReadyResponse`); `None` before.
+    /// The engine's ready report (msgpack of `EngineCoreReadyResponse`); `None` before it is ready.
     pub report: Option<Vec<u8>>,
-    /// Its version of vLLM, once it is ready.
+    /// The engine's version of vLLM, once it is ready.
     pub vllm_version: Option<String>,
-    /// The size of its receiver cache as its frontend was told it.
+    /// The size of the receiver cache, as given to the frontend.
     pub receiver_cache_bytes: Option<u64>,
-    /// When it became ready, or was started if it is not, in seconds since the epoch.
+    /// The time at which the engine became ready, in seconds since the epoch. Only valid with a
+    /// `report`.
     pub since: u64,
-    /// The process that is or was its frontend last.
+    /// The process of the current or last frontend.
     pub frontend: ProcessId,
-    /// Its processes, if its frontend has launched them; `None` if somebody else has.
+    /// The engine's processes, if its frontend launched them; `None` for an attached engine.
     pub launched: Option<Launched>,
 }
 
-/// An engine that outlives the frontend that has launched it.
+/// The processes of an engine that outlives the frontend that launched it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Launched {
-    /// Its first process, which leads the group of all.
+    /// The engine's first process, which leads its process group.
     pub process: ProcessId,
-    /// The process that ends it some time after its frontend; `None` where there is none.
+    /// The process that ends the engine some time after its frontend; `None` if there is none.
     pub watchdog: Option<ProcessId>,
 }
 
-/// The fault of a file that is to be a record.
+/// An error of decoding a record.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RecordError {
-    /// It is not the JSON of a record.
+    /// The file is not the JSON of a record.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
-    /// Another Chiasm has written it.
+    /// Another version of Chiasm wrote the file.
     #[error("it has version {0}, this Chiasm knows {VERSION}")]
     Version(u32),
 }
 
 impl Record {
-    /// An engine that is not ready yet, of a frontend that is this process.
+    /// Creates the record of an engine that is not ready yet, with this process as its frontend.
     pub fn new(model: &str, handshake: &str, input: &str, output: &str, sockets: &Path) -> Self {
         Self {
             version: VERSION,
@@ -72,23 +73,23 @@ impl Record {
             vllm_version: None,
             receiver_cache_bytes: None,
             since: 0,
-            frontend: ProcessId::this(),
+            frontend: ProcessId::current(),
             launched: None,
         }
     }
 
-    /// Whether nobody can come back: it has told which processes it has, and they have ended.
-    pub fn is_over(&self) -> bool {
+    /// Returns `true` if the engine was launched and its process has ended.
+    pub fn has_ended(&self) -> bool {
         self.launched.is_some_and(|launched| !launched.process.is_alive())
     }
 
-    /// JSON.
+    /// Encodes the record as JSON.
     pub(super) fn encode(&self) -> Vec<u8> {
-        // Texts and numbers: nothing in it could fail.
+        // The record has only strings and numbers, whose encoding can't fail.
         serde_json::to_vec(self).unwrap_or_default()
     }
 
-    /// Parses a file.
+    /// Decodes a record.
     pub(super) fn decode(text: &[u8]) -> Result<Self, RecordError> {
         let record: Self = serde_json::from_slice(text)?;
         match record.version {

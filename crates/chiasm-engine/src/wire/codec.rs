@@ -1,4 +1,4 @@
-//! How Rust values map to msgpack: scalars, options, lists, and structs that travel as maps.
+//! The mapping of Rust values to msgpack: scalars, options, lists, and structs encoded as maps.
 
 use chiasm_types::TokenId;
 use rmpv::Value;
@@ -12,7 +12,7 @@ pub(crate) trait Wire: Sized {
     fn write(&self, to: &mut Writer);
     fn read(from: &mut Reader<'_>) -> Result<Self, WireError>;
 
-    /// The elements of a list, without its length.
+    /// Writes the elements of a list, without its length.
     fn write_all(items: &[Self], to: &mut Writer) {
         items.iter().for_each(|item| item.write(to));
     }
@@ -48,7 +48,7 @@ impl Wire for TokenId {
         u32::read(from).map(Self)
     }
 
-    /// A prompt has thousands of them, and they are most of what a request costs to write.
+    // A prompt has thousands of tokens; writing them is most of the cost of writing a request.
     fn write_all(tokens: &[Self], to: &mut Writer) {
         to.tokens(tokens);
     }
@@ -98,23 +98,23 @@ impl<T: Wire> Wire for Option<T> {
         }
     }
     fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
-        if from.nil()? { Ok(None) } else { T::read(from).map(Some) }
+        if from.take_nil()? { Ok(None) } else { T::read(from).map(Some) }
     }
 }
 
-/// A list; nil is read as an empty one, because both mean the same to the engine where Python says
-/// `list | None`.
+/// A list. Nil is read as an empty list: for fields of Python's type `list | None`, both mean the
+/// same to the engine.
 impl<T: Wire> Wire for Vec<T> {
     fn write(&self, to: &mut Writer) {
         to.array(self.len());
         T::write_all(self, to);
     }
     fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
-        if from.nil()? { Ok(Self::new()) } else { from.list(T::read) }
+        if from.take_nil()? { Ok(Self::new()) } else { from.list(T::read) }
     }
 }
 
-/// Pairs in order, as a map; nil is empty.
+/// Pairs in order, encoded as a map. Nil is read as an empty list.
 impl<K: Wire, V: Wire> Wire for Vec<(K, V)> {
     fn write(&self, to: &mut Writer) {
         to.map(self.len());
@@ -124,7 +124,7 @@ impl<K: Wire, V: Wire> Wire for Vec<(K, V)> {
         }
     }
     fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
-        if from.nil()? {
+        if from.take_nil()? {
             return Ok(Self::new());
         }
         let len = from.map()?;
@@ -136,14 +136,14 @@ impl<K: Wire, V: Wire> Wire for Vec<(K, V)> {
     }
 }
 
-/// Writes a list that Python spells `None` when it is empty.
+/// Writes a list, or nil if it is empty, as vLLM does for some fields.
 pub(crate) fn write_list_or_nil<T: Wire>(list: &Vec<T>, to: &mut Writer) {
     if list.is_empty() { to.nil() } else { list.write(to) }
 }
 
-/// What Python sends for a field that has nothing to say.
+/// The value that vLLM sends for a field without content.
 #[derive(Clone, Copy)]
-pub(crate) enum Nothing {
+pub(crate) enum EmptyValue {
     /// `None`
     Nil,
     /// `[]`
@@ -152,7 +152,7 @@ pub(crate) enum Nothing {
     Map,
 }
 
-impl Nothing {
+impl EmptyValue {
     pub(crate) fn write(self, to: &mut Writer) {
         match self {
             Self::Nil => to.nil(),
@@ -162,22 +162,23 @@ impl Nothing {
     }
 }
 
-/// Implements [`Wire`] for a struct that travels as a map from field names to values.
+/// Implements [`Wire`] for a struct that is encoded as a map from field names to values.
 ///
 /// The struct is destructured whole, so a field that is not listed does not compile.
 ///
-/// A key that is absent leaves the field's default; an unknown key is passed over. With `sparse`,
-/// fields that have their default value are not written, as msgspec's `omit_defaults` does. Fields
-/// after `passed over` are written as what the other side has for none and not read: it may insist
-/// on the key.
+/// A field whose key is absent keeps its default; unknown keys are skipped. With `sparse`, fields
+/// with their default value are not written, as with msgspec's `omit_defaults`. The keys listed
+/// after `written empty` are written with an [`EmptyValue`] because the peer may require them; they
+/// are skipped on reading.
 macro_rules! wire_map {
-    ($name:ident { $($field:ident = $key:literal),* $(,)? } $(passed over { $($absent:literal = $none:ident),* $(,)? })?) => {
+    ($name:ident { $($field:ident = $key:literal),* $(,)? }
+        $(written empty { $($absent:literal = $none:ident),* $(,)? })?) => {
         impl $crate::wire::codec::Wire for $name {
             fn write(&self, to: &mut $crate::wire::writer::Writer) {
                 let Self { $($field),* } = self;
                 to.map([$($key,)* $($($absent,)*)?].len());
                 $( to.str($key); $field.write(to); )*
-                $($( to.str($absent); $crate::wire::codec::Nothing::$none.write(to); )*)?
+                $($( to.str($absent); $crate::wire::codec::EmptyValue::$none.write(to); )*)?
             }
             $crate::wire::codec::wire_map!(@read $($field = $key),*);
         }
@@ -187,14 +188,17 @@ macro_rules! wire_map {
             fn write(&self, to: &mut $crate::wire::writer::Writer) {
                 let Self { $($field),* } = self;
                 let default = Self::default();
-                to.map([$(*$field != default.$field),*].into_iter().filter(|&differs| differs).count());
+                let differs = [$(*$field != default.$field),*];
+                to.map(differs.into_iter().filter(|&differs| differs).count());
                 $( if *$field != default.$field { to.str($key); $field.write(to); } )*
             }
             $crate::wire::codec::wire_map!(@read $($field = $key),*);
         }
     };
     (@read $($field:ident = $key:literal),*) => {
-        fn read(from: &mut $crate::wire::reader::Reader<'_>) -> Result<Self, $crate::wire::WireError> {
+        fn read(
+            from: &mut $crate::wire::reader::Reader<'_>,
+        ) -> Result<Self, $crate::wire::WireError> {
             use $crate::wire::error::Named as _;
             let mut read = Self::default();
             for _ in 0..from.map()? {
@@ -209,13 +213,13 @@ macro_rules! wire_map {
 }
 pub(crate) use wire_map;
 
-/// Positions of an array that is read field by field; what is left at the end is passed over.
+/// The unread fields of a struct that is encoded as an array.
 pub(crate) struct Fields {
     left: usize,
 }
 
 impl Fields {
-    /// Opens an array that must have at least `expected` elements.
+    /// Reads the header of an array that must have at least `expected` elements.
     pub(crate) fn open(from: &mut Reader<'_>, expected: usize) -> Result<Self, WireError> {
         let found = from.array()?;
         if found < expected {
@@ -224,12 +228,13 @@ impl Fields {
         Ok(Self { left: found })
     }
 
-    /// Whether fields follow the first `read`.
-    pub(crate) fn more_than(&self, read: usize) -> bool {
-        self.left > read
+    /// Returns `true` if the array has more than `count` unread fields.
+    pub(crate) fn has_more_than(&self, count: usize) -> bool {
+        self.left > count
     }
 
-    /// The next field, or its default when an older sender stopped before it.
+    /// Reads the next field. Returns its default if the message, from an older sender, ends before
+    /// it.
     pub(crate) fn next<T: Wire + Default>(
         &mut self,
         from: &mut Reader<'_>,
@@ -241,16 +246,16 @@ impl Fields {
         T::read(from)
     }
 
-    /// Skips all fields that are left if the known ones have these values, one byte each. There may
-    /// be fewer fields, or more that a later version has appended. Returns `false`, with nothing
-    /// read, if a known field has another value.
-    pub(crate) fn are_all(
+    /// Skips all remaining fields if the known ones have the values `known`, one byte each. The
+    /// message may have fewer fields, or more that a later version appended. Returns `false`, and
+    /// reads nothing, if a known field has another value.
+    pub(crate) fn skip_all_if(
         &mut self,
         from: &mut Reader<'_>,
         known: &[u8],
     ) -> Result<bool, WireError> {
         let expected = &known[..self.left.min(known.len())];
-        if !from.pass(expected) {
+        if !from.skip_prefix(expected) {
             return Ok(false);
         }
         let appended = self.left - expected.len();
@@ -259,7 +264,7 @@ impl Fields {
         Ok(true)
     }
 
-    /// Passes over the next field if it is there.
+    /// Skips the next field, if any.
     pub(crate) fn skip(&mut self, from: &mut Reader<'_>) -> Result<(), WireError> {
         if self.left > 0 {
             self.left -= 1;
@@ -268,27 +273,28 @@ impl Fields {
         Ok(())
     }
 
-    /// Passes over the next field, which must be nil because its meaning is not implemented.
-    pub(crate) fn must_be_nil(
+    /// Skips the next field, if any. Refuses any value but nil, because the field is not
+    /// implemented.
+    pub(crate) fn expect_nil(
         &mut self,
         from: &mut Reader<'_>,
         field: &'static str,
     ) -> Result<(), WireError> {
         if self.left > 0 {
             self.left -= 1;
-            if !from.nil()? {
+            if !from.take_nil()? {
                 return Err(Problem::Unsupported(field.to_owned()).at(field));
             }
         }
         Ok(())
     }
 
-    /// Passes over what follows the first `read` fields, which were read by hand.
+    /// Skips all fields after the first `read`, which the caller has read from the reader itself.
     pub(crate) fn close_after(self, read: usize, from: &mut Reader<'_>) -> Result<(), WireError> {
         Self { left: self.left.saturating_sub(read) }.close(from)
     }
 
-    /// Passes over fields that this crate does not know.
+    /// Skips the remaining fields, which this crate does not know.
     pub(crate) fn close(self, from: &mut Reader<'_>) -> Result<(), WireError> {
         (0..self.left).try_for_each(|_| from.skip())
     }

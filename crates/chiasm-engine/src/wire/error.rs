@@ -1,16 +1,16 @@
-//! What can be wrong with a message.
+//! Errors of decoding a message.
 
-/// A message from the other side does not mean what this crate knows.
+/// A message that can't be decoded.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{field}: {problem}")]
 pub struct WireError {
     /// The innermost field that was being read, by its name in vLLM.
     pub field: &'static str,
-    /// What is wrong with it.
+    /// The fault of the field.
     pub problem: Problem,
 }
 
-/// What is wrong with a field of a message.
+/// The fault of a message's field.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Problem {
@@ -20,9 +20,9 @@ pub enum Problem {
     /// Valid msgpack of another type.
     #[error("expected {expected}, found msgpack marker {marker:#04x}")]
     Type {
-        /// What should be here.
+        /// The expected type.
         expected: &'static str,
-        /// First byte of what is here.
+        /// The first byte of the value that was found.
         marker: u8,
     },
     /// A number that its field can't hold.
@@ -31,36 +31,36 @@ pub enum Problem {
     /// A string that is not UTF-8.
     #[error("a string is not UTF-8")]
     Utf8,
-    /// An array with fewer elements than the fields that must be there.
+    /// An array with fewer elements than required fields.
     #[error("expected at least {expected} elements, found {found}")]
     TooShort {
-        /// Elements that must be there.
+        /// The number of required elements.
         expected: usize,
-        /// Elements that are there.
+        /// The number of elements found.
         found: usize,
     },
-    /// A tensor names an aux frame that did not come.
+    /// A tensor names an aux frame that the message does not have.
     #[error("aux frame {index} is missing, the message has {frames} frames")]
     MissingFrame {
-        /// Index of the frame; the msgpack frame is 0.
+        /// The index of the frame; the msgpack frame is 0.
         index: u64,
-        /// Frames of the message, counted from the msgpack frame.
+        /// The number of frames in the message, including the msgpack frame.
         frames: usize,
     },
     /// A tensor's bytes do not fit its shape and dtype.
     #[error("{bytes} bytes do not fit shape {shape:?} of {dtype}")]
     TensorSize {
-        /// Element type as written on the wire.
+        /// The element type as written on the wire.
         dtype: String,
-        /// Shape as written on the wire.
+        /// The shape as written on the wire.
         shape: Vec<usize>,
-        /// Bytes that came.
+        /// The number of bytes received.
         bytes: usize,
     },
-    /// An element type or a kind of message or field that this crate does not speak.
+    /// An element type, or a kind of message or field, that this crate does not support.
     #[error("{0:?} is not supported")]
     Unsupported(String),
-    /// A field that must be there is not.
+    /// A required field is missing.
     #[error("it is missing")]
     Missing,
     /// Values nested deeper than any real message.
@@ -69,14 +69,15 @@ pub enum Problem {
 }
 
 impl Problem {
-    /// Says in which field the problem is.
+    /// Returns the error for this problem in `field`.
     pub(crate) fn at(self, field: &'static str) -> WireError {
         WireError { field, problem: self }
     }
 }
 
-/// Names the field, unless an inner one has been named already.
+/// Adds field names to decoding errors.
 pub(crate) trait Named<T> {
+    /// Sets the error's field, unless the name of an inner field is already set.
     fn named(self, field: &'static str) -> Result<T, WireError>;
 }
 

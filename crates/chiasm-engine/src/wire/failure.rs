@@ -1,6 +1,6 @@
-//! The words of a method that failed.
+//! The error message of a failed method call.
 
-/// `failure_message` of vLLM's `UtilityOutput`: an engine's own words, which have no other form.
+/// `failure_message` of vLLM's `UtilityOutput`: the engine's error as free text.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct FailureMessage(pub String);

@@ -1,4 +1,4 @@
-//! Media items of a request: their tensors and where they stand in the prompt.
+//! Media items of a request: their tensors and their positions in the prompt.
 
 use bytes::Bytes;
 use chiasm_types::{Dtype, Placeholder};
@@ -13,15 +13,15 @@ use super::writer::Writer;
 /// One media item of a request (`MultiModalFeatureSpec` in `vllm/multimodal/inputs.py`).
 #[derive(Clone, Debug, PartialEq)]
 pub struct MmFeature {
-    /// Its tensors; `None` when the engine's receiver cache holds them.
+    /// The item's tensors; `None` if the engine's receiver cache holds them.
     pub data: Option<MmItem>,
-    /// `image`
+    /// The modality, e.g. `image`.
     pub modality: String,
-    /// Key of the engine's encoder cache, and part of the engine's block hashes.
+    /// The key of the engine's encoder cache, which is also part of the engine's block hashes.
     pub identifier: String,
     /// The prompt tokens that stand for the item.
     pub position: Placeholder,
-    /// Key of the engine's receiver cache; `identifier` when absent.
+    /// The key of the engine's receiver cache; `None` for `identifier`.
     pub mm_hash: Option<String>,
 }
 
@@ -29,12 +29,13 @@ pub struct MmFeature {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MmItem(pub Vec<(String, MmField)>);
 
-/// One named tensor and how vLLM batches it with those of other items (`MultiModalFieldElem`).
+/// The value of one field, and the rule by which vLLM batches it with those of other items
+/// (`MultiModalFieldElem`).
 #[derive(Clone, Debug, PartialEq)]
 pub struct MmField {
-    /// The values.
+    /// The value.
     pub data: Option<MmData>,
-    /// How items are joined.
+    /// The rule for joining the values of several items.
     pub kind: FieldKind,
 }
 
@@ -47,12 +48,12 @@ pub enum MmData {
     Int(i64),
     /// A plain float.
     Float(f64),
-    /// Several of them.
+    /// A list of values.
     List(Vec<MmData>),
 }
 
-/// How the engine joins a field's values of several items (`MultiModalFieldConfig` in
-/// `vllm/multimodal/inputs.py`).
+/// The rule by which the engine joins a field's values of several items (`MultiModalFieldConfig`
+/// in `vllm/multimodal/inputs.py`).
 #[derive(Clone, Debug, PartialEq)]
 pub enum FieldKind {
     /// Concatenated along `dim`.
@@ -69,9 +70,9 @@ pub enum FieldKind {
         /// Not moved to the device.
         keep_on_cpu: bool,
     },
-    /// The same value for all.
+    /// One value, shared by all items.
     Shared {
-        /// Number of items.
+        /// The number of items.
         batch_size: usize,
         /// Not moved to the device.
         keep_on_cpu: bool,
@@ -79,7 +80,8 @@ pub enum FieldKind {
 }
 
 impl MmField {
-    /// A tensor whose first dimension, `rows` long, is concatenated over the items.
+    /// Creates a field whose tensors are concatenated along their first dimension, which has
+    /// `rows` rows here.
     pub fn flat(tensor: WireTensor, rows: usize) -> Self {
         let kind = FieldKind::Flat {
             slices: vec![[Some(0), Some(rows as i64), None]],
@@ -89,12 +91,12 @@ impl MmField {
         Self { data: Some(MmData::Tensor(tensor)), kind }
     }
 
-    /// A tensor that gets a new first dimension over the items.
+    /// Creates a field whose tensors are stacked along a new first dimension.
     pub fn batched(tensor: WireTensor, keep_on_cpu: bool) -> Self {
         Self { data: Some(MmData::Tensor(tensor)), kind: FieldKind::Batched { keep_on_cpu } }
     }
 
-    /// A tensor that is the same for all items: the engine takes the first item's.
+    /// Creates a field whose tensor is the same for all items: the engine uses the first item's.
     pub fn shared(tensor: WireTensor, keep_on_cpu: bool) -> Self {
         Self {
             data: Some(MmData::Tensor(tensor)),
@@ -102,7 +104,7 @@ impl MmField {
         }
     }
 
-    /// The tensor, if the field is exactly one.
+    /// Returns the tensor if the value is a single tensor.
     pub fn tensor(&self) -> Option<&WireTensor> {
         match &self.data {
             Some(MmData::Tensor(tensor)) => Some(tensor),
@@ -112,7 +114,7 @@ impl MmField {
 }
 
 impl MmItem {
-    /// A message of the item alone: msgpack and aux frames, as vLLM's `MsgpackEncoder` makes of a
+    /// Encodes the item alone as msgpack and aux frames, as vLLM's `MsgpackEncoder` encodes a
     /// `MultiModalKwargsItem`.
     pub fn encode(&self) -> Vec<Bytes> {
         let mut to = Writer::default();
@@ -120,20 +122,20 @@ impl MmItem {
         to.into_frames()
     }
 
-    /// The field with this name.
+    /// Returns the field with this name.
     pub fn get(&self, name: &str) -> Option<&MmField> {
         self.0.iter().find(|(field, _)| field == name).map(|(_, field)| field)
     }
 }
 
 impl MmFeature {
-    /// Key of the engine's receiver cache: `mm_hash`, else `identifier`.
+    /// Returns the key of the engine's receiver cache: `mm_hash`, or else `identifier`.
     pub fn cache_key(&self) -> &str {
         self.mm_hash.as_deref().unwrap_or(&self.identifier)
     }
 }
 
-/// Room for reading: the fields in the order in which they are written.
+/// The map of an [`MmFeature`], for reading. Its fields are in the order in which they are written.
 #[derive(Default)]
 struct FeatureMap {
     data: Option<MmItem>,
@@ -222,11 +224,12 @@ impl Wire for MmField {
     }
 
     fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
-        let (mut data, mut kind) = (None, None);
+        let mut data = None;
+        let mut kind = None;
         for _ in 0..from.map()? {
             match from.str()? {
                 "data" => {
-                    data = if from.nil()? { None } else { Some(read_data(from, MAX_NESTING)?) }
+                    data = if from.take_nil()? { None } else { Some(read_data(from, MAX_NESTING)?) }
                 }
                 "field" => kind = Some(FieldKind::read(from).named("field")?),
                 _ => from.skip()?,
@@ -236,7 +239,8 @@ impl Wire for MmField {
     }
 }
 
-/// Lists of lists of tensors exist; deeper ones have not been seen.
+/// The maximum nesting of [`MmData`]. vLLM has lists of lists of tensors; deeper ones have not been
+/// seen.
 const MAX_NESTING: usize = 8;
 
 impl Wire for MmData {
@@ -323,7 +327,7 @@ impl Wire for FieldKind {
     }
 }
 
-/// Arguments of all kinds of fields together.
+/// The arguments of all kinds of fields.
 #[derive(Default)]
 struct FieldMap {
     keep_on_cpu: bool,
@@ -332,7 +336,12 @@ struct FieldMap {
     batch_size: usize,
 }
 
-wire_map!(FieldMap { keep_on_cpu = "keep_on_cpu", slices = "slices", dim = "dim", batch_size = "batch_size" });
+wire_map!(FieldMap {
+    keep_on_cpu = "keep_on_cpu",
+    slices = "slices",
+    dim = "dim",
+    batch_size = "batch_size",
+});
 
 /// A Python `slice`.
 struct Slice([Option<i64>; 3]);

@@ -1,12 +1,12 @@
-//! How an engine and a frontend find each other.
+//! The messages of the handshake between an engine and a frontend.
 //!
 //! 1. engine → handshake socket: [`Hello`] with status HELLO
-//! 2. frontend → handshake socket: [`InitMessage`], where to connect to
-//! 3. engine → input socket: [`EngineReady`], what it became
+//! 2. frontend → handshake socket: [`InitMessage`], the addresses to connect to
+//! 3. engine → input socket: [`EngineReady`], the engine's properties
 //! 4. engine → handshake socket: [`Hello`] with status READY
 //!
-//! 3 and 4 come in either order. Each message is one msgpack map, after the engine's identity on
-//! ROUTER sockets.
+//! 3 and 4 come in either order. Each message is one msgpack map; on ROUTER sockets the engine's
+//! identity precedes it.
 
 use bytes::Bytes;
 use rmpv::Value;
@@ -16,13 +16,13 @@ use super::error::{Named, Problem, WireError};
 use super::reader::Reader;
 use super::writer::Writer;
 
-/// Identity of the engine with this data-parallel rank: the rank as u16, little-endian
-/// (`EngineCoreProc.__init__`).
+/// Returns the ZMQ identity of the engine with this data-parallel rank: the rank as u16,
+/// little-endian (`EngineCoreProc.__init__`).
 pub fn identity(rank: u16) -> [u8; 2] {
     rank.to_le_bytes()
 }
 
-/// The rank that an identity names; `None` for an identity that is not one of an engine.
+/// Returns the rank that an identity encodes; `None` if it is not an engine's identity.
 pub fn rank(identity: &[u8]) -> Option<u16> {
     identity.try_into().ok().map(u16::from_le_bytes)
 }
@@ -32,16 +32,16 @@ pub fn rank(identity: &[u8]) -> Option<u16> {
 pub struct Hello {
     /// `HELLO` or `READY`.
     pub status: String,
-    /// Started by the frontend's own process.
+    /// `true` for an engine that the frontend's process started.
     pub local: bool,
-    /// Started by `vllm serve --headless`.
+    /// `true` for an engine that `vllm serve --headless` started.
     pub headless: bool,
 }
 
 wire_map!(Hello { status = "status", local = "local", headless = "headless" });
 
 impl Hello {
-    /// The first message of a headless engine.
+    /// Creates the first message of a headless engine.
     #[expect(
         clippy::self_named_constructors,
         reason = "the message and its status have one name in vLLM"
@@ -50,40 +50,41 @@ impl Hello {
         Self { status: "HELLO".to_owned(), local: false, headless: true }
     }
 
-    /// The last message of the handshake.
+    /// Creates the last message of the handshake.
     pub fn ready() -> Self {
         Self { status: "READY".to_owned(), ..Self::hello() }
     }
 
-    /// Whether this is HELLO.
+    /// Returns `true` if the status is HELLO.
     pub fn is_hello(&self) -> bool {
         self.status == "HELLO"
     }
 
-    /// Whether this is READY.
+    /// Returns `true` if the status is READY.
     pub fn is_ready(&self) -> bool {
         self.status == "READY"
     }
 
-    /// Encodes the message as msgpack. On ROUTER sockets the engine's identity goes before this
-    /// frame.
+    /// Encodes the message as one msgpack frame. On ROUTER sockets the engine's identity precedes
+    /// it.
     pub fn encode(&self) -> Bytes {
-        one_frame(self)
+        to_frame(self)
     }
 
-    /// Decodes the message's one frame, without the identity that precedes it on ROUTER sockets.
+    /// Decodes the message from its frame. The identity that precedes it on ROUTER sockets must be
+    /// removed.
     pub fn decode(frame: &Bytes) -> Result<Self, WireError> {
         from_frame(frame, "handshake status")
     }
 }
 
-/// INIT, which tells an engine the sockets to connect to (`EngineHandshakeMetadata` in
-/// `vllm/v1/engine/utils.py`).
+/// INIT, with the addresses of the sockets that an engine connects to (`EngineHandshakeMetadata`
+/// in `vllm/v1/engine/utils.py`).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct InitMessage {
     /// The frontend's sockets.
     pub addresses: Addresses,
-    /// Overrides of the engine's parallel configuration; empty for an engine on its own.
+    /// Overrides of the engine's parallel configuration; empty without data parallelism.
     pub parallel_config: Vec<(String, Value)>,
 }
 
@@ -93,15 +94,15 @@ wire_map!(InitMessage { addresses = "addresses", parallel_config = "parallel_con
 /// `vllm/v1/engine/utils.py`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Addresses {
-    /// ROUTER sockets; the engine connects to all.
+    /// The ROUTER sockets; the engine connects to all.
     pub inputs: Vec<String>,
-    /// PULL sockets, by `client_index`.
+    /// The PULL sockets, by `client_index`.
     pub outputs: Vec<String>,
-    /// Data parallelism with a coordinator only.
+    /// Only used by data parallelism with a coordinator.
     pub coordinator_input: Option<String>,
-    /// Data parallelism with a coordinator only.
+    /// Only used by data parallelism with a coordinator.
     pub coordinator_output: Option<String>,
-    /// Data parallelism with a coordinator only.
+    /// Only used by data parallelism with a coordinator.
     pub frontend_stats_publish_address: Option<String>,
 }
 
@@ -114,7 +115,8 @@ wire_map!(Addresses {
 });
 
 impl InitMessage {
-    /// The message of a frontend with one input and one output socket, to an engine on its own.
+    /// Creates the message of a frontend with one input and one output socket, to an engine
+    /// without data parallelism.
     pub fn new(input: &str, output: &str) -> Self {
         let addresses = Addresses {
             inputs: vec![input.to_owned()],
@@ -124,71 +126,72 @@ impl InitMessage {
         Self { addresses, parallel_config: Vec::new() }
     }
 
-    /// Encodes the message as msgpack. On ROUTER sockets the engine's identity goes before this
-    /// frame.
+    /// Encodes the message as one msgpack frame. On ROUTER sockets the engine's identity precedes
+    /// it.
     pub fn encode(&self) -> Bytes {
-        one_frame(self)
+        to_frame(self)
     }
 
-    /// Decodes the message's one frame, without the identity that precedes it on ROUTER sockets.
+    /// Decodes the message from its frame. The identity that precedes it on ROUTER sockets must be
+    /// removed.
     pub fn decode(frame: &Bytes) -> Result<Self, WireError> {
         from_frame(frame, "init")
     }
 }
 
-/// What an engine became after its start (`EngineCoreReadyResponse` in
+/// The properties that an engine reports when it is ready (`EngineCoreReadyResponse` in
 /// `vllm/v1/engine/__init__.py`).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineReady {
-    /// Tokens of prompt and answer together.
+    /// The maximum length of prompt and answer together, in tokens.
     pub max_model_len: usize,
-    /// Blocks of its KV cache.
+    /// The number of blocks of the KV cache.
     pub num_gpu_blocks: u64,
-    /// Tokens per block as configured.
+    /// The configured block size in tokens.
     pub block_size: u32,
-    /// Data parallelism with a coordinator only.
+    /// Only used by data parallelism with a coordinator.
     pub dp_stats_address: Option<String>,
     /// The model's element type, e.g. `torch.bfloat16` or `bfloat16`.
     pub dtype: String,
-    /// Its version of vLLM.
+    /// The engine's version of vLLM.
     pub vllm_version: String,
-    /// Number of its processes that compute.
+    /// The number of the engine's worker processes.
     pub world_size: u32,
-    /// Number of engines that share the work.
+    /// The number of engines that share the work.
     pub data_parallel_size: u32,
-    /// GPUs that share each layer.
+    /// The number of GPUs that share each layer.
     pub tensor_parallel_size: u32,
-    /// Groups of layers.
+    /// The number of pipeline stages, each a group of layers.
     pub pipeline_parallel_size: u32,
-    /// GPUs that share a context.
+    /// The number of GPUs that share a context.
     pub decode_context_parallel_size: u32,
-    /// Its place among the engines that share the work, from 0.
+    /// The engine's rank among those that share the work, from 0.
     pub data_parallel_rank: u32,
-    /// Requests that can run at once.
+    /// The maximum number of requests that run at once.
     pub max_num_seqs: u32,
-    /// Tokens that one step can compute.
+    /// The maximum number of tokens that one step computes.
     pub max_num_batched_tokens: u32,
-    /// New at each start.
+    /// An id that is new at each start.
     pub instance_id: String,
-    /// Whether it takes LoRA requests.
+    /// `true` if the engine accepts LoRA requests.
     pub supports_lora: bool,
-    /// Number of LoRA adapters that one batch can use.
+    /// The maximum number of LoRA adapters in one batch.
     pub max_loras: u32,
-    /// Models with state-space layers only.
+    /// The block size of state-space layers; `None` for models without them.
     pub mamba_block_size: Option<u32>,
-    /// Capacity of its KV cache in tokens.
+    /// The capacity of the KV cache in tokens.
     pub kv_cache_size_tokens: Option<u64>,
-    /// Requests of `max_model_len` that fit its KV cache.
+    /// The number of requests of `max_model_len` that fit the KV cache.
     pub kv_cache_max_concurrency: Option<f64>,
-    /// The sockets of its KV events, if it publishes them.
+    /// The sockets of the engine's KV events, if it publishes them.
     pub kv_events_config: Option<KvEventsConfig>,
-    /// How weights are replaced.
+    /// The mechanism by which weights are replaced.
     pub weight_transfer_backend: Option<String>,
-    /// Whether it can be put to sleep.
+    /// `true` if the engine can be put to sleep.
     pub enable_sleep_mode: bool,
-    /// Whether a draft model's weights can be replaced.
+    /// `true` if a draft model's weights can be replaced.
     pub supports_draft_weight_updates: bool,
-    /// Tokens per block as its KV events count them.
+    /// The block size of KV events, in tokens.
     pub effective_attention_block_size: Option<u32>,
 }
 
@@ -221,19 +224,21 @@ wire_map!(EngineReady {
 });
 
 impl EngineReady {
-    /// Tokens per block of the prefix cache and of KV events.
+    /// Returns the block size of the prefix cache and of KV events, in tokens.
     pub fn cache_block_size(&self) -> u32 {
         self.effective_attention_block_size.unwrap_or(self.block_size)
     }
 
-    /// Encodes the message as msgpack. On ROUTER sockets the engine's identity goes before this
-    /// frame.
+    /// Encodes the message as one msgpack frame. On ROUTER sockets the engine's identity precedes
+    /// it.
     pub fn encode(&self) -> Bytes {
-        one_frame(self)
+        to_frame(self)
     }
 
-    /// Decodes the message's one frame, without the identity. Refuses a report that lacks what a
-    /// frontend can't do without.
+    /// Decodes the message from its frame, without the identity.
+    ///
+    /// # Errors
+    /// The frame can't be decoded, or lacks the version, the maximum length or the block size.
     pub fn decode(frame: &Bytes) -> Result<Self, WireError> {
         let ready: Self = from_frame(frame, "EngineCoreReadyResponse")?;
         for (field, missing) in [
@@ -249,25 +254,25 @@ impl EngineReady {
     }
 }
 
-/// Whether and at which sockets an engine publishes KV events (`KVEventsConfig` in
+/// An engine's configuration for publishing KV events (`KVEventsConfig` in
 /// `vllm/config/kv_events.py`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KvEventsConfig {
-    /// Whether events are published at all.
+    /// `true` if events are published.
     pub enable_kv_cache_events: bool,
-    /// `zmq` or `null`.
+    /// The publisher: `zmq` or `null`.
     pub publisher: String,
-    /// The PUB socket as bound, e.g. `tcp://*:5557`.
+    /// The bound address of the PUB socket, e.g. `tcp://*:5557`.
     pub endpoint: String,
-    /// The ROUTER socket that replays, as bound.
+    /// The bound address of the ROUTER socket that replays events.
     pub replay_endpoint: Option<String>,
-    /// Batches that can be replayed.
+    /// The number of batches that can be replayed.
     pub buffer_steps: u64,
-    /// High-water mark of the PUB socket.
+    /// The high-water mark of the PUB socket.
     pub hwm: u64,
-    /// Batches that wait for being published.
+    /// The maximum number of batches that wait to be published.
     pub max_queue_size: u64,
-    /// Topic of every message.
+    /// The topic of every message.
     pub topic: String,
 }
 
@@ -282,7 +287,8 @@ wire_map!(KvEventsConfig {
     topic = "topic",
 });
 
-fn one_frame(message: &impl Wire) -> Bytes {
+/// Encodes a message that has no aux frames.
+fn to_frame(message: &impl Wire) -> Bytes {
     let mut to = Writer::default();
     message.write(&mut to);
     to.into_frames().swap_remove(0)

@@ -9,35 +9,35 @@ use super::reader::Reader;
 use super::tensor::{TensorData, WireTensor};
 use super::writer::Writer;
 
-/// Log probabilities at some positions, `width` candidates at each.
+/// Log probabilities at some positions, with `width` candidates each.
 ///
 /// `LogprobsLists` (numpy, of new tokens) and `LogprobsTensors` (torch, of prompt tokens) in
-/// `vllm/v1/outputs.py`. The first candidate of a position is the token that stands there; the
-/// others follow by falling probability.
+/// `vllm/v1/outputs.py`. The first candidate of a position is its actual token; the others follow
+/// by falling probability.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Logprobs {
-    /// Candidates per position, at least 1 unless there are no positions.
+    /// The number of candidates per position; at least 1 unless there are no positions.
     pub width: usize,
-    /// Candidates of all positions: `positions × width`.
+    /// The candidates of all positions: `positions × width`.
     pub token_ids: Vec<TokenId>,
-    /// Their natural logarithms: `positions × width`.
+    /// The natural logarithms of the candidates' probabilities: `positions × width`.
     pub logprobs: Vec<f32>,
-    /// Rank of the token that stands there, from 1: one per position.
+    /// The rank of each position's actual token, from 1.
     pub ranks: Vec<u32>,
 }
 
 /// Log probabilities at one position.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PositionLogprobs<'a> {
-    /// The token that stands there, then the most likely ones.
+    /// The actual token, then the most likely ones.
     pub token_ids: &'a [TokenId],
-    /// Their natural logarithms.
+    /// The natural logarithms of the tokens' probabilities.
     pub logprobs: &'a [f32],
-    /// Rank of the token that stands there, from 1.
+    /// The rank of the actual token, from 1.
     pub rank: u32,
 }
 
-/// The library whose arrays a message carries, as each names types differently.
+/// The library of a message's arrays, which decides the names of element types.
 #[derive(Clone, Copy)]
 pub(crate) enum Arrays {
     /// New tokens: `<i4`, `<f4`, `<i8`
@@ -47,24 +47,24 @@ pub(crate) enum Arrays {
 }
 
 impl Logprobs {
-    /// Number of positions.
+    /// Returns the number of positions.
     pub fn len(&self) -> usize {
         self.ranks.len()
     }
 
-    /// Whether there are no positions.
+    /// Returns `true` if there are no positions.
     pub fn is_empty(&self) -> bool {
         self.ranks.is_empty()
     }
 
-    /// Bytes of memory of its lists.
-    pub(crate) fn held_bytes(&self) -> usize {
+    /// Returns the size of the lists in memory, in bytes.
+    pub(crate) fn heap_bytes(&self) -> usize {
         size_of_val(&self.token_ids[..])
             + size_of_val(&self.logprobs[..])
             + size_of_val(&self.ranks[..])
     }
 
-    /// One entry per position.
+    /// Iterates over the positions.
     pub fn positions(&self) -> impl Iterator<Item = PositionLogprobs<'_>> {
         let width = self.width.max(1);
         let candidates = self.token_ids.chunks_exact(width).zip(self.logprobs.chunks_exact(width));

@@ -7,21 +7,22 @@ use super::error::{Named, Problem, WireError};
 use super::reader::Reader;
 use super::writer::Writer;
 
-/// `LoRARequest` in `vllm/lora/request.py`: an array, of which the first three fields are the same
-/// in all versions. What follows has defaults, and other places in 0.31: `base_model_name`,
-/// `load_inplace` and `is_3d_lora_weight` are not sent.
+/// `LoRARequest` in `vllm/lora/request.py`: an array whose first three fields are the same in all
+/// versions. The other fields have defaults and are at other positions in 0.31, so
+/// `base_model_name`, `load_inplace` and `is_3d_lora_weight` are not sent.
 ///
-/// An engine that can't decode one goes deaf, so the id has to be at least 1 and the path must not
-/// be empty. Its runners keep the id in 32 bits with a sign.
+/// A request that the engine can't decode kills its input thread. The id must therefore be at
+/// least 1, and the path must not be empty. The engine's runners store the id in a signed 32-bit
+/// integer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoraRequest {
-    /// What blocks are kept apart by. Adapters of one batch that share it are one to the engine,
-    /// and it dies.
+    /// The name, which is part of the keys of KV cache blocks. Two adapters of one batch with the
+    /// same name kill the engine.
     pub name: String,
-    /// What the engine finds a loaded adapter by: one that is loaded is not looked at again.
+    /// The key of loaded adapters in the engine. An adapter that is loaded is not read again.
     pub id: u32,
-    /// The folder of the adapter. One that is relative and not there is taken for the id of a model
-    /// on the hub.
+    /// The folder of the adapter. The engine takes a relative path that does not exist for the id
+    /// of a model on the hub.
     pub path: String,
 }
 
@@ -29,13 +30,13 @@ pub struct LoraRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoraError {
-    /// A value of another type. The words are msgspec's.
+    /// A value of another type. The text is msgspec's.
     #[error("Expected `array`")]
     NotAnArray,
-    /// An id that an engine's runners can't keep.
+    /// An id that an engine's runners can't store.
     #[error("its id must be from 1 to {}", LoraRequest::MAX_ID)]
     Id,
-    /// No name or no path.
+    /// An empty name or path.
     #[error("its name and path must not be empty")]
     Empty,
 }
@@ -44,24 +45,30 @@ impl LoraRequest {
     /// The largest id.
     pub const MAX_ID: u32 = i32::MAX as u32;
 
-    /// What the engine would go deaf of.
-    pub(crate) fn problem(&self) -> Option<LoraError> {
-        match self {
-            Self { id, .. } if !(1..=Self::MAX_ID).contains(id) => Some(LoraError::Id),
-            Self { name, path, .. } if name.is_empty() || path.is_empty() => Some(LoraError::Empty),
-            _ => None,
+    /// Checks that the engine can decode the request.
+    ///
+    /// # Errors
+    /// The id is out of range, or the name or path is empty.
+    pub(crate) fn validate(&self) -> Result<(), LoraError> {
+        if !(1..=Self::MAX_ID).contains(&self.id) {
+            return Err(LoraError::Id);
         }
+        if self.name.is_empty() || self.path.is_empty() {
+            return Err(LoraError::Empty);
+        }
+        Ok(())
     }
 
-    /// The same as an argument of a method.
+    /// Encodes the request as an argument of a method call.
     pub fn to_value(&self) -> Value {
         Value::Array(vec![self.name.as_str().into(), self.id.into(), self.path.as_str().into()])
     }
 
-    /// The engine's side of [`Self::to_value`].
+    /// Decodes an argument that [`to_value`](Self::to_value) encoded: the engine's side.
     ///
     /// # Errors
-    /// What msgspec would refuse, or what follows from it.
+    /// The value is not an array, or the request is not valid. An id or text of another type counts
+    /// as 0 or empty.
     pub fn from_value(value: &Value) -> Result<Self, LoraError> {
         let fields = value.as_array().ok_or(LoraError::NotAnArray)?;
         let text =
@@ -72,7 +79,8 @@ impl LoraRequest {
             .and_then(|id| u32::try_from(id).ok())
             .unwrap_or(0);
         let request = Self { name: text(0), id, path: text(2) };
-        request.problem().map_or(Ok(request), Err)
+        request.validate()?;
+        Ok(request)
     }
 }
 
@@ -91,9 +99,9 @@ impl Wire for LoraRequest {
         let path = fields.next(from).named("lora_path")?;
         fields.close(from)?;
         let request = Self { name, id, path };
-        match request.problem() {
-            None => Ok(request),
-            Some(problem) => Err(Problem::Unsupported(problem.to_string()).at("")),
+        match request.validate() {
+            Ok(()) => Ok(request),
+            Err(error) => Err(Problem::Unsupported(error.to_string()).at("")),
         }
     }
 }
@@ -110,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_bears_its_adapter() {
+    fn lora_request_round_trips() {
         let add = EngineCoreRequest {
             lora_request: Some(Arc::new(lora(7))),
             ..EngineCoreRequest::default()
@@ -123,16 +131,17 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_an_engine_deaf_is_not_read() {
-        for wrong in
+    fn invalid_lora_request_is_refused() {
+        for invalid in
             [lora(0), lora(LoraRequest::MAX_ID + 1), LoraRequest { path: String::new(), ..lora(1) }]
         {
             assert!(
-                wrong.problem().is_some() && LoraRequest::from_value(&wrong.to_value()).is_err(),
-                "{wrong:?}"
+                invalid.validate().is_err()
+                    && LoraRequest::from_value(&invalid.to_value()).is_err(),
+                "{invalid:?}"
             );
             let add = EngineCoreRequest {
-                lora_request: Some(Arc::new(wrong)),
+                lora_request: Some(Arc::new(invalid)),
                 ..EngineCoreRequest::default()
             };
             let error = request::decode(&request::encode(&add)).unwrap_err().to_string();

@@ -1,20 +1,19 @@
-//! What travels between a frontend and vLLM's EngineCore, both directions, as plain data.
+//! The messages between a frontend and vLLM's EngineCore, in both directions, as plain data.
 //!
-//! Every message is a list of ZMQ frames. The first carries msgpack, the others carry large tensors
-//! untouched ("aux frames"). Nothing here opens a socket: the client uses one half, the simulated
-//! engine the other.
+//! Every message is a list of ZMQ frames. The first carries msgpack; the others, the "aux frames",
+//! carry the bytes of large tensors. This module opens no sockets: the client uses one half of it,
+//! the simulated engine the other.
 //!
 //! | module | messages |
 //! |---|---|
-//! | [`handshake`] | HELLO, INIT, READY, and the engine's report of what it became |
+//! | [`handshake`] | HELLO, INIT, READY, and the engine's ready report |
 //! | [`request`] | ADD, ABORT, UTILITY; with [`sampling`], [`feature`] and [`lora`] as their parts |
 //! | [`output`] | EngineCoreOutputs, ENGINE_CORE_DEAD; with [`logprobs`] and [`stats`] as their parts |
 //! | [`tensor`] | arrays inside both |
 //! | [`version`] | everything that depends on the version of vLLM |
 //!
-//! Decoding goes by position (arrays) or by name (maps) and passes over what it does not know,
-//! because vLLM appends fields. It never panics, and never reserves memory for more than the bytes
-//! that arrived.
+//! Decoding goes by position (arrays) or by name (maps) and skips unknown fields, because vLLM
+//! appends fields. It never panics, and never reserves memory for more than the received bytes.
 
 mod codec;
 mod error;
@@ -49,5 +48,5 @@ pub use sampling::{ExtraArgs, RepetitionDetection, SamplingParams, StructuredOut
 pub use stats::{PrefillStats, SchedulerStats};
 pub use tensor::{TensorData, WireTensor};
 
-/// An arbitrary msgpack value, for what vLLM itself leaves untyped (utility arguments and results).
+/// An arbitrary msgpack value, for values that vLLM leaves untyped (utility arguments and results).
 pub use rmpv::Value;

@@ -1,9 +1,10 @@
-//! Engine → frontend, on the output socket: no identity, `[msgpack, aux…]`.
+//! Messages from an engine to a frontend, on the output socket: `[msgpack, aux…]`, without an
+//! identity.
 
 use std::time::Duration;
 
 use bytes::Bytes;
-use chiasm_backend::inbox::Held;
+use chiasm_backend::inbox::HeapBytes;
 use chiasm_types::TokenId;
 use rmp::Marker;
 use rmpv::Value;
@@ -17,144 +18,147 @@ use super::stats::{PrefillStats, SchedulerStats};
 use super::version::{OUTPUT_FIELDS, OUTPUTS_FIELDS};
 use super::writer::Writer;
 
-/// The last words of an engine that fails (`EngineCoreProc.ENGINE_CORE_DEAD` in
+/// The last message of a failing engine (`EngineCoreProc.ENGINE_CORE_DEAD` in
 /// `vllm/v1/engine/core.py`).
 pub const ENGINE_CORE_DEAD: &[u8] = b"ENGINE_CORE_DEAD";
 
-/// What an engine says to a frontend.
+/// A message from an engine to a frontend.
 #[derive(Clone, Debug, PartialEq)]
 #[expect(clippy::large_enum_variant, reason = "one exists at a time, and almost all are outputs")]
 pub enum EngineMessage<Output = EngineCoreOutput> {
-    /// What one step brought.
+    /// The outputs of one step.
     Outputs(EngineCoreOutputs<Output>),
-    /// The engine has failed and takes no more requests.
+    /// The engine has failed and accepts no more requests.
     Dead,
 }
 
-/// What one step of an engine brought (`EngineCoreOutputs` in `vllm/v1/engine/__init__.py`).
+/// The outputs of one step of an engine (`EngineCoreOutputs` in `vllm/v1/engine/__init__.py`).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineCoreOutputs<Output = EngineCoreOutput> {
-    /// Data-parallel rank.
+    /// The data-parallel rank.
     pub engine_index: u32,
-    /// What the step brought for single requests, at most one entry for each.
+    /// The step's outputs of single requests, at most one per request.
     pub outputs: Vec<Output>,
-    /// Present in most messages.
+    /// The scheduler's statistics; present in most messages.
     pub scheduler_stats: Option<SchedulerStats>,
     /// The engine's monotonic clock, in seconds.
     pub timestamp: f64,
-    /// Answer to a method call.
+    /// The result of a method call.
     pub utility_output: Option<UtilityOutput>,
-    /// Requests that the engine has finished with, also those without an output here.
+    /// Requests that the engine has finished, including those without an output here.
     pub finished_requests: Vec<String>,
-    /// Data parallelism only.
+    /// Only used by data parallelism.
     pub wave_complete: Option<i64>,
-    /// Data parallelism only.
+    /// Only used by data parallelism.
     pub start_wave: Option<i64>,
-    /// Version of the weights that computed this step.
+    /// The version of the weights that computed this step.
     pub weight_version: Option<String>,
 }
 
-/// What one step brought for one request (`EngineCoreOutput` in `vllm/v1/engine/__init__.py`).
+/// The output of one step for one request (`EngineCoreOutput` in `vllm/v1/engine/__init__.py`).
 ///
-/// Fields for pooling, routed experts and speculative decoding are passed over.
+/// Fields for pooling, routed experts and speculative decoding are skipped.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineCoreOutput {
     /// The `request_id` that the request was sent with.
     pub request_id: String,
-    /// Zero or more tokens, the stop token included.
+    /// Zero or more tokens, including the stop token.
     pub new_token_ids: Vec<TokenId>,
-    /// One position per new token, if asked for.
+    /// Log probabilities, with one position per new token, if requested.
     pub new_logprobs: Option<Logprobs>,
-    /// One position per prompt token but the first, if asked for. Comes in pieces when the prompt
-    /// is computed so.
+    /// Log probabilities, with one position per prompt token but the first, if requested. They are
+    /// split over several outputs if the prompt is computed in chunks.
     pub prompt_logprobs: Option<Logprobs>,
-    /// Set in the last output.
+    /// The reason for the end; set in the last output.
     pub finish_reason: Option<FinishReason>,
-    /// What exactly stopped it.
+    /// The stop token, or a more exact reason.
     pub stop_reason: Option<StopReason>,
-    /// When it was queued, scheduled and preempted.
+    /// The times at which the request was queued, scheduled and preempted.
     pub events: Vec<EngineCoreEvent>,
-    /// How another engine gets the keys and values that this one has been asked to leave; in the
-    /// last output.
+    /// Parameters with which another engine gets the keys and values of a prefill job; in the last
+    /// output.
     pub kv_transfer_params: Option<Value>,
-    /// How another engine gets the embeddings that this one has made; in the last output.
+    /// Parameters with which another engine gets the embeddings of an encode job; in the last
+    /// output.
     pub ec_transfer_params: Option<Value>,
-    /// How the prompt was computed; in the first output only.
+    /// Statistics of the prefill; only in the first output.
     pub prefill_stats: Option<PrefillStats>,
-    /// More than 0 when the result is not to be trusted.
+    /// The number of NaNs in the logits. The result is not reliable if it is more than 0.
     pub num_nans_in_logits: u64,
     /// Media items that were sent without data and are not in the receiver cache. Send them again
     /// with data.
     pub mm_cache_miss_hashes: Vec<String>,
-    /// Goes with [`FinishReason::Error`]. Since vLLM 0.33.
+    /// The error of an output with [`FinishReason::Error`]. Since vLLM 0.33.
     pub error: Option<RequestError>,
 }
 
-/// An [`EngineCoreOutput`] as it is received: nearly all bring tokens and nothing else, and have no
-/// room for the rest.
+/// An [`EngineCoreOutput`] as it is received. Nearly all have tokens only, so the other fields take
+/// memory only when they are set.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ReceivedOutput {
     pub(crate) request_id: String,
-    pub(crate) brought: Brought,
+    pub(crate) payload: Payload,
 }
 
-/// What a [`ReceivedOutput`] brought.
+/// The content of a [`ReceivedOutput`].
 #[derive(Clone, Debug)]
-pub(crate) enum Brought {
+pub(crate) enum Payload {
+    /// Tokens only.
     Tokens(Vec<TokenId>),
-    /// Something else, too, with the `request_id` left empty.
-    More(Box<EngineCoreOutput>),
+    /// An output that has more than tokens. Its `request_id` is empty.
+    Full(Box<EngineCoreOutput>),
 }
 
-impl Default for Brought {
+impl Default for Payload {
     fn default() -> Self {
         Self::Tokens(Vec::new())
     }
 }
 
-impl Brought {
-    /// Set in the last output.
+impl Payload {
+    /// Returns the finish reason, which is set in the last output.
     pub(crate) fn finish_reason(&self) -> Option<FinishReason> {
         match self {
             Self::Tokens(_) => None,
-            Self::More(output) => output.finish_reason,
+            Self::Full(output) => output.finish_reason,
         }
     }
 
-    /// All of it, as an output for this request.
+    /// Converts the payload into an output of this request.
     pub(crate) fn into_output(self, request_id: &str) -> Box<EngineCoreOutput> {
         let mut output = match self {
             Self::Tokens(new_token_ids) => {
                 Box::new(EngineCoreOutput { new_token_ids, ..EngineCoreOutput::default() })
             }
-            Self::More(output) => output,
+            Self::Full(output) => output,
         };
         request_id.clone_into(&mut output.request_id);
         output
     }
 }
 
-impl Held for Brought {
-    fn held_bytes(&self) -> usize {
+impl HeapBytes for Payload {
+    fn heap_bytes(&self) -> usize {
         match self {
             Self::Tokens(tokens) => size_of_val(&tokens[..]),
-            Self::More(output) => {
+            Self::Full(output) => {
                 let logprobs = output.new_logprobs.iter().chain(&output.prompt_logprobs);
-                let logprobs: usize = logprobs.map(Logprobs::held_bytes).sum();
+                let logprobs: usize = logprobs.map(Logprobs::heap_bytes).sum();
                 size_of::<EngineCoreOutput>() + size_of_val(&output.new_token_ids[..]) + logprobs
             }
         }
     }
 }
 
-/// Why an engine could not do a request (`RequestError` in `vllm/outputs.py`).
+/// The error of a request that an engine failed (`RequestError` in `vllm/outputs.py`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RequestError {
-    /// What kind of error it is, such as [`VALIDATION`](Self::VALIDATION) or `engine_paused`.
+    /// The kind of the error, such as [`VALIDATION`](Self::VALIDATION) or `engine_paused`.
     pub code: String,
-    /// The error in words.
+    /// The error as text.
     pub message: String,
-    /// Nothing was done for the request, and it may be sent again later or to another engine.
+    /// `true` if nothing was computed and the request may be sent again later, or to another
+    /// engine.
     pub retryable: bool,
 }
 
@@ -165,37 +169,37 @@ impl RequestError {
     pub const VALIDATION: &str = "validation_error";
 }
 
-/// Why a request ended (`FinishReason` in `vllm/v1/engine/__init__.py`).
+/// The reason for a request's end (`FinishReason` in `vllm/v1/engine/__init__.py`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// EOS or a stop token.
+    /// EOS or a stop token was generated.
     Stop,
-    /// `max_tokens` or the model's length.
+    /// `max_tokens` or the model's maximum length was reached.
     Length,
-    /// Aborted. As an aborted request brings no output, whoever sees this did not ask for it: the
-    /// engine shuts down, and another one can be asked.
+    /// The engine aborted the request because it shuts down; retry on another engine. A request
+    /// that the frontend aborted has no output.
     Abort,
-    /// The engine could not do it.
+    /// The engine failed the request.
     Error,
-    /// It went in circles.
+    /// The answer repeated itself.
     Repetition,
-    /// A reason of a newer version.
+    /// A reason that a newer version added.
     Other(u32),
 }
 
-/// What exactly stopped a request.
+/// The exact reason for a stop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StopReason {
-    /// This stop token; EOS is not named.
+    /// The stop token. EOS is not reported.
     Token(TokenId),
     /// A reason that the engine gives as text.
     Text(String),
 }
 
-/// A moment in a request's life (`EngineCoreEvent` in `vllm/v1/engine/__init__.py`).
+/// A state change of a request (`EngineCoreEvent` in `vllm/v1/engine/__init__.py`).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineCoreEvent {
-    /// 1 queued, 2 scheduled, 3 preempted.
+    /// The new state: 1 queued, 2 scheduled, 3 preempted.
     pub kind: u32,
     /// The engine's monotonic clock, in seconds.
     pub timestamp: f64,
@@ -204,15 +208,15 @@ pub struct EngineCoreEvent {
 wire_map!(EngineCoreEvent { kind = "type", timestamp = "timestamp" });
 
 impl EngineCoreEvent {
-    /// The request was put into the engine's queue.
+    /// The request was queued.
     pub const QUEUED: u32 = 1;
-    /// The request was taken out of the queue to be run.
+    /// The request was taken from the queue to run.
     pub const SCHEDULED: u32 = 2;
 }
 
 impl EngineCoreOutput {
-    /// How long the request waited in the engine's queue, if this output has both events, as first
-    /// outputs have.
+    /// Returns the request's time in the engine's queue, if this output has both events. First
+    /// outputs have them.
     pub fn time_in_queue(&self) -> Option<Duration> {
         let at =
             |kind| self.events.iter().find(|event| event.kind == kind).map(|event| event.timestamp);
@@ -221,12 +225,12 @@ impl EngineCoreOutput {
     }
 }
 
-/// Answer to a method call (`UtilityOutput` in `vllm/v1/engine/__init__.py`).
+/// The result of a method call (`UtilityOutput` in `vllm/v1/engine/__init__.py`).
 #[derive(Clone, Debug, PartialEq)]
 pub struct UtilityOutput {
-    /// The [`call_id`](super::request::Utility::call_id) of the call that this answers.
+    /// The call's [`call_id`](super::request::Utility::call_id).
     pub call_id: i64,
-    /// What the method returned, or why it failed.
+    /// The method's return value, or its error.
     pub result: Result<Value, FailureMessage>,
 }
 
@@ -237,18 +241,18 @@ pub fn encode(outputs: &EngineCoreOutputs) -> Vec<Bytes> {
     to.into_frames()
 }
 
-/// The message of a failing engine.
+/// Encodes the last message of a failing engine.
 pub fn encode_dead() -> Vec<Bytes> {
     vec![Bytes::from_static(ENGINE_CORE_DEAD)]
 }
 
-/// Reads a message from the output socket: the frontend's side.
+/// Decodes a message from the output socket: the frontend's side.
 pub fn decode(frames: &[Bytes]) -> Result<EngineMessage, WireError> {
     read(frames)
 }
 
-/// Reads a message as [`decode`] does, without room for what outputs mostly don't have.
-pub(crate) fn receive(frames: &[Bytes]) -> Result<EngineMessage<ReceivedOutput>, WireError> {
+/// Decodes a message as [`decode`] does, into the compact [`ReceivedOutput`].
+pub(crate) fn decode_compact(frames: &[Bytes]) -> Result<EngineMessage<ReceivedOutput>, WireError> {
     read(frames)
 }
 
@@ -262,12 +266,12 @@ fn read<Output: Wire>(frames: &[Bytes]) -> Result<EngineMessage<Output>, WireErr
     Ok(EngineMessage::Outputs(outputs))
 }
 
-/// What follows the tokens of an output that brings nothing else, as nearly all do: nil for each
-/// field, and no NaNs.
-const NOTHING_BESIDE_TOKENS: [u8; 17] = {
-    let mut nothing = [0xc0; 17];
-    nothing[11] = 0;
-    nothing
+/// The fields after the tokens of an output that has tokens only, one byte each: nil, and 0 for
+/// `num_nans_in_logits`.
+const EMPTY_REST: [u8; 17] = {
+    let mut rest = [0xc0; 17];
+    rest[11] = 0;
+    rest
 };
 
 impl<Output: Wire> Wire for EngineCoreOutputs<Output> {
@@ -319,7 +323,7 @@ impl Wire for EngineCoreOutput {
             mm_cache_miss_hashes,
             error,
         } = self;
-        // Engines before 0.33 have no such field.
+        // Engines before 0.33 have no field `error`.
         to.array(OUTPUT_FIELDS + usize::from(error.is_some()));
         request_id.write(to);
         new_token_ids.write(to);
@@ -341,38 +345,40 @@ impl Wire for EngineCoreOutput {
         to.nil(); // routed_experts
         num_nans_in_logits.write(to);
         write_list_or_nil(mm_cache_miss_hashes, to);
-        (0..3).for_each(|_| to.nil()); // new_sampling_mask, spec_decode_metrics, prompt_token_id_logprobs
+        to.nil(); // new_sampling_mask
+        to.nil(); // spec_decode_metrics
+        to.nil(); // prompt_token_id_logprobs
         if error.is_some() {
             error.write(to);
         }
     }
 
     fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
-        let ReceivedOutput { request_id, brought } = ReceivedOutput::read(from)?;
-        Ok(*brought.into_output(&request_id))
+        let ReceivedOutput { request_id, payload } = ReceivedOutput::read(from)?;
+        Ok(*payload.into_output(&request_id))
     }
 }
 
 impl Wire for ReceivedOutput {
     fn write(&self, to: &mut Writer) {
-        self.brought.clone().into_output(&self.request_id).write(to);
+        self.payload.clone().into_output(&self.request_id).write(to);
     }
 
     fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
         let mut fields = Fields::open(from, 2)?;
         let request_id = fields.next(from).named("request_id")?;
         let new_token_ids = fields.next(from).named("new_token_ids")?;
-        let brought = if fields.are_all(from, &NOTHING_BESIDE_TOKENS)? {
-            Brought::Tokens(new_token_ids)
+        let payload = if fields.skip_all_if(from, &EMPTY_REST)? {
+            Payload::Tokens(new_token_ids)
         } else {
-            Brought::More(Box::new(EngineCoreOutput::read_rest(new_token_ids, fields, from)?))
+            Payload::Full(Box::new(EngineCoreOutput::read_rest(new_token_ids, fields, from)?))
         };
-        Ok(Self { request_id, brought })
+        Ok(Self { request_id, payload })
     }
 }
 
 impl EngineCoreOutput {
-    /// Reads what follows the tokens.
+    /// Reads the fields after the tokens. Leaves the request id empty.
     fn read_rest(
         new_token_ids: Vec<TokenId>,
         mut fields: Fields,
@@ -415,7 +421,7 @@ impl EngineCoreOutput {
     }
 }
 
-/// Reading does not depend on which library's arrays they are.
+/// Log probabilities as numpy or torch arrays: both forms are accepted.
 struct AnyLogprobs(Logprobs);
 
 impl Wire for AnyLogprobs {
@@ -493,9 +499,9 @@ impl Wire for UtilityOutput {
         let failure = Option::<String>::read(from).named("failure_message")?;
         let mut result = Value::Nil;
         let mut read = 2;
-        if fields.more_than(read) {
+        if fields.has_more_than(read) {
             read += 1;
-            if !from.nil()? {
+            if !from.take_nil()? {
                 let typed = Fields::open(from, 2).named("result")?;
                 from.skip()?; // type information
                 result = from.value().named("result")?;
@@ -503,7 +509,11 @@ impl Wire for UtilityOutput {
             }
         }
         fields.close_after(read, from)?;
-        Ok(Self { call_id, result: failure.map_or(Ok(result), |words| Err(FailureMessage(words))) })
+        let result = match failure {
+            Some(message) => Err(FailureMessage(message)),
+            None => Ok(result),
+        };
+        Ok(Self { call_id, result })
     }
 }
 

@@ -1,4 +1,4 @@
-//! Reads msgpack from a received message, with its aux frames at hand.
+//! A reader of msgpack that has access to the message's aux frames.
 
 use bytes::Bytes;
 use rmp::Marker;
@@ -6,10 +6,12 @@ use rmpv::Value;
 
 use super::error::{Problem, WireError};
 
-/// No real message nests deeper; msgpack of hostile depth must not exhaust the stack.
+/// The maximum nesting of values. No real message nests deeper, and a hostile one must not exhaust
+/// the stack.
 const MAX_DEPTH: usize = 64;
 
-/// Elements to reserve room for before they are read: a length costs its sender nothing.
+/// The maximum number of list elements to reserve memory for before they are read: a hostile sender
+/// can claim any length.
 const MAX_RESERVED: usize = 1024;
 
 /// A position in the msgpack frame of a message.
@@ -19,13 +21,13 @@ pub(crate) struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Starts at the first frame, which holds the msgpack; the others are its aux frames.
+    /// Creates a reader of the first frame, which holds the msgpack. The others are aux frames.
     pub(crate) fn new(frames: &'a [Bytes]) -> Result<Self, WireError> {
         let rest = frames.first().ok_or_else(|| Problem::Missing.at("msgpack frame"))?;
         Ok(Self { frames, rest })
     }
 
-    /// The aux frame with this index, as vLLM counts them: the msgpack frame is 0.
+    /// Returns the aux frame with this index. As in vLLM, the msgpack frame has index 0.
     pub(crate) fn aux(&self, index: u64) -> Result<Bytes, WireError> {
         usize::try_from(index)
             .ok()
@@ -42,14 +44,14 @@ impl<'a> Reader<'a> {
         Ok(taken)
     }
 
-    /// Passes over these bytes. False, and nothing read, when others come next.
-    pub(crate) fn pass(&mut self, bytes: &[u8]) -> bool {
+    /// Skips these bytes. Returns `false`, and reads nothing, if other bytes come next.
+    pub(crate) fn skip_prefix(&mut self, bytes: &[u8]) -> bool {
         let rest = self.rest.strip_prefix(bytes);
         self.rest = rest.unwrap_or(self.rest);
         rest.is_some()
     }
 
-    /// A big-endian unsigned integer of `len` bytes, at most 8.
+    /// Reads a big-endian unsigned integer of `len` bytes, at most 8.
     fn big_endian(&mut self, len: usize) -> Result<u64, WireError> {
         Ok(self.take(len)?.iter().fold(0, |value, &byte| value << 8 | u64::from(byte)))
     }
@@ -62,7 +64,7 @@ impl<'a> Reader<'a> {
         self.rest.first().copied().ok_or_else(|| Problem::Truncated.at(""))
     }
 
-    /// The kind of the next value, which stays unread.
+    /// Returns the type of the next value without reading it.
     pub(crate) fn peek(&self) -> Result<Marker, WireError> {
         Ok(Marker::from_u8(self.peek_byte()?))
     }
@@ -71,7 +73,7 @@ impl<'a> Reader<'a> {
         Ok(Marker::from_u8(self.take(1)?[0]))
     }
 
-    /// The error for a next value of another type than `expected`.
+    /// Returns the error for a next value of another type than `expected`.
     pub(crate) fn mismatch(&self, expected: &'static str) -> WireError {
         match self.peek_byte() {
             Ok(marker) => Problem::Type { expected, marker }.at(""),
@@ -79,8 +81,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Passes over a nil. False, and nothing read, when the next value is another.
-    pub(crate) fn nil(&mut self) -> Result<bool, WireError> {
+    /// Skips a nil. Returns `false`, and reads nothing, if the next value is not nil.
+    pub(crate) fn take_nil(&mut self) -> Result<bool, WireError> {
         let nil = self.peek()? == Marker::Null;
         if nil {
             self.rest = &self.rest[1..];
@@ -98,7 +100,7 @@ impl<'a> Reader<'a> {
         Ok(value)
     }
 
-    /// Any integer.
+    /// Reads an integer of any width and sign.
     pub(crate) fn int(&mut self) -> Result<i128, WireError> {
         let (width, signed) = match self.peek()? {
             Marker::FixPos(value) => {
@@ -128,7 +130,7 @@ impl<'a> Reader<'a> {
         Ok(i128::from((bits << unused) as i64 >> unused))
     }
 
-    /// A float, or an integer where Python wrote one.
+    /// Reads a float, or an integer in its place: Python writes either.
     pub(crate) fn float(&mut self) -> Result<f64, WireError> {
         match self.peek()? {
             Marker::F64 => {
@@ -170,7 +172,7 @@ impl<'a> Reader<'a> {
         std::str::from_utf8(self.take(len)?).map_err(|_| Problem::Utf8.at(""))
     }
 
-    /// The number of elements of an array, whose elements come next.
+    /// Reads the header of an array and returns its number of elements.
     pub(crate) fn array(&mut self) -> Result<usize, WireError> {
         let marker = self.peek()?;
         let width = match marker {
@@ -186,7 +188,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The number of entries of a map, whose keys and values come next.
+    /// Reads the header of a map and returns its number of entries.
     pub(crate) fn map(&mut self) -> Result<usize, WireError> {
         let marker = self.peek()?;
         let width = match marker {
@@ -202,7 +204,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// An array of `read`s.
+    /// Reads an array, each element with `read`.
     pub(crate) fn list<T>(
         &mut self,
         mut read: impl FnMut(&mut Self) -> Result<T, WireError>,
@@ -215,7 +217,7 @@ impl<'a> Reader<'a> {
         Ok(list)
     }
 
-    /// An extension value: its type and its bytes, which share the frame's memory.
+    /// Reads an extension value. Returns its type and its bytes, which share the frame's memory.
     pub(crate) fn ext(&mut self) -> Result<(i8, Bytes), WireError> {
         let expected = "an extension value";
         let marker = self.peek()?;
@@ -257,8 +259,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Whether the next value is an array that starts with a string, as tensors do. Nothing is
-    /// read.
+    /// Returns `true` if the next value is an array that starts with a string, as tensors do. Reads
+    /// nothing.
     pub(crate) fn peek_is_tensor(&self) -> Result<bool, WireError> {
         let mut ahead = Reader { frames: self.frames, rest: self.rest };
         let starts_with_string = ahead.array()? > 0
@@ -269,9 +271,10 @@ impl<'a> Reader<'a> {
         Ok(starts_with_string)
     }
 
-    /// Passes over one value of any type and depth.
+    /// Skips one value of any type and depth.
     pub(crate) fn skip(&mut self) -> Result<(), WireError> {
-        // A counter in place of recursion. Each turn consumes a byte, so it ends with the message.
+        // A counter replaces recursion. Each round consumes a byte, so the loop ends with the
+        // message.
         let mut pending: u64 = 1;
         while pending > 0 {
             pending -= 1;
@@ -324,7 +327,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// One value of any type, kept as it is.
+    /// Reads one value of any type.
     pub(crate) fn value(&mut self) -> Result<Value, WireError> {
         rmpv::decode::read_value_with_max_depth(&mut self.rest, MAX_DEPTH).map_err(|error| {
             match error {

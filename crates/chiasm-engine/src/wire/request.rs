@@ -1,4 +1,4 @@
-//! Frontend → engine: `[type, msgpack, aux…]`, after the engine's identity.
+//! Messages from a frontend to an engine: `[type, msgpack, aux…]`, after the engine's identity.
 
 use std::sync::Arc;
 
@@ -15,11 +15,12 @@ use super::sampling::SamplingParams;
 use super::version::{REQUEST_FIELDS, REQUEST_REQUIRED_FIELDS};
 use super::writer::Writer;
 
-/// First frame of a request to add (`EngineCoreRequestType.ADD` in `vllm/v1/engine/__init__.py`).
+/// The first frame of an ADD message (`EngineCoreRequestType.ADD` in
+/// `vllm/v1/engine/__init__.py`).
 const ADD: &[u8] = b"\x00";
-/// First frame of requests to abort.
+/// The first frame of an ABORT message.
 const ABORT: &[u8] = b"\x01";
-/// First frame of a method call.
+/// The first frame of a UTILITY message, which calls a method.
 const UTILITY: &[u8] = b"\x03";
 
 /// A request for tokens (`EngineCoreRequest` in `vllm/v1/engine/__init__.py`).
@@ -27,75 +28,75 @@ const UTILITY: &[u8] = b"\x03";
 /// Pooling requests and prompt embeddings are not implemented: decoding refuses them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineCoreRequest {
-    /// Unique among the engine's running requests.
+    /// An id that is unique among the engine's running requests.
     pub request_id: String,
     /// The expanded prompt. All continuations of one prompt share it.
     pub prompt_token_ids: Arc<Vec<TokenId>>,
-    /// Its media items, by their position.
+    /// The prompt's media items, by position.
     pub mm_features: Vec<MmFeature>,
-    /// How to choose tokens.
+    /// The sampling parameters.
     pub sampling_params: SamplingParams,
-    /// Seconds since the epoch.
+    /// The arrival time in seconds since the epoch.
     pub arrival_time: f64,
-    /// The LoRA adapter that computes it. All continuations of one prompt share it.
+    /// The LoRA adapter. All continuations of one prompt share it.
     pub lora_request: Option<Arc<LoraRequest>>,
-    /// Separates the prefix cache of those who do not know it.
+    /// A secret that separates the prefix cache: only requests with the same salt share blocks.
     pub cache_salt: Option<String>,
-    /// Index into [`Addresses::outputs`](super::handshake::Addresses::outputs): the socket that the
-    /// outputs go to.
+    /// The index of the outputs' socket in
+    /// [`Addresses::outputs`](super::handshake::Addresses::outputs).
     pub client_index: u32,
-    /// Smaller is sooner; the engine must be started with `--scheduling-policy priority`.
+    /// The priority; smaller is sooner. Needs an engine with `--scheduling-policy priority`.
     pub priority: i64,
-    /// OpenTelemetry context.
+    /// The OpenTelemetry context.
     pub trace_headers: Vec<(String, String)>,
-    /// The id that the user knows.
+    /// The id that the client knows.
     pub external_req_id: Option<String>,
-    /// Whether a constraint holds from the first token on; nil has the engine look at the prompt's
-    /// end itself.
+    /// `true` if a constraint holds from the first token on. With `None` the engine decides by the
+    /// end of the prompt.
     pub reasoning_ended: Option<bool>,
     /// Variables of the chat template, for the engine's reasoning parser: `chat_template_kwargs` of
     /// `reasoning_parser_kwargs`.
     pub reasoning_variables: Vec<(String, bool)>,
 }
 
-/// Where the variables of the chat template are in `reasoning_parser_kwargs`.
+/// The key of the chat template's variables in `reasoning_parser_kwargs`.
 const TEMPLATE_VARIABLES: &str = "chat_template_kwargs";
 
-/// `reasoning_parser_kwargs`, as far as they turn thinking on or off.
+/// The boolean variables of `reasoning_parser_kwargs`, which turn thinking on or off.
 #[derive(Default)]
 struct ReasoningVariables(Vec<(String, bool)>);
 
 /// A call of a method of the engine (`_handle_client_request` in `vllm/v1/engine/core.py`).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Utility {
-    /// Index into [`Addresses::outputs`](super::handshake::Addresses::outputs): the socket that the
-    /// answer goes to.
+    /// The index of the result's socket in
+    /// [`Addresses::outputs`](super::handshake::Addresses::outputs).
     pub client_index: u32,
-    /// Comes back with the answer.
+    /// The id of the call, which the result repeats.
     pub call_id: i64,
-    /// `reset_mm_cache`, `reset_prefix_cache`, …
+    /// The method: `reset_mm_cache`, `reset_prefix_cache`, …
     pub method: String,
-    /// Its positional arguments.
+    /// The positional arguments.
     pub args: Vec<Value>,
 }
 
-/// What a frontend says to an engine.
+/// A message from a frontend to an engine.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ClientMessage {
     /// Start a request.
     Add(Box<EngineCoreRequest>),
-    /// Forget these requests. Unknown ids are ignored.
+    /// Abort these requests. Unknown ids are ignored.
     Abort(Vec<String>),
     /// Call a method.
     Utility(Utility),
 }
 
-/// An ADD message. Large tensors become aux frames that share their memory with `request`.
+/// Encodes an ADD message. Large tensors become aux frames that share their memory with `request`.
 pub fn encode(request: &EngineCoreRequest) -> Vec<Bytes> {
     message(ADD, |to| request.write(to))
 }
 
-/// An ABORT message.
+/// Encodes an ABORT message.
 pub fn encode_abort(request_ids: &[String]) -> Vec<Bytes> {
     message(ABORT, |to| {
         to.array(request_ids.len());
@@ -103,7 +104,7 @@ pub fn encode_abort(request_ids: &[String]) -> Vec<Bytes> {
     })
 }
 
-/// A UTILITY message.
+/// Encodes a UTILITY message.
 pub fn encode_utility(call: &Utility) -> Vec<Bytes> {
     message(UTILITY, |to| {
         to.array(4);
@@ -122,7 +123,7 @@ fn message(kind: &'static [u8], write: impl FnOnce(&mut Writer)) -> Vec<Bytes> {
     frames
 }
 
-/// Reads a message without its identity frame: the engine's side.
+/// Decodes a message without its identity frame: the engine's side.
 pub fn decode(frames: &[Bytes]) -> Result<ClientMessage, WireError> {
     let (kind, frames) = frames.split_first().ok_or(Problem::Missing.at("type"))?;
     let mut from = Reader::new(frames)?;
@@ -150,8 +151,8 @@ fn read_utility(from: &mut Reader<'_>) -> Result<Utility, WireError> {
 }
 
 impl EngineCoreRequest {
-    /// Fields to write: those without a default, and the others up to the last that has another
-    /// value.
+    /// Returns the number of fields to write: the required ones, and the optional ones up to the
+    /// last that does not have its default value.
     fn len(&self) -> usize {
         let optional = [
             (11, self.client_index != 0),
@@ -219,14 +220,14 @@ impl Wire for EngineCoreRequest {
         let mm_features = fields.next(from).named("mm_features")?;
         let sampling_params =
             fields.next::<Option<SamplingParams>>(from).named("sampling_params")?;
-        fields.must_be_nil(from, "pooling_params")?;
+        fields.expect_nil(from, "pooling_params")?;
         let arrival_time = fields.next(from).named("arrival_time")?;
         let lora_request =
             fields.next::<Option<LoraRequest>>(from).named("lora_request")?.map(Arc::new);
         let cache_salt = fields.next(from).named("cache_salt")?;
         fields.skip(from)?; // data_parallel_rank
-        fields.must_be_nil(from, "prompt_embeds")?;
-        fields.must_be_nil(from, "prompt_is_token_ids")?;
+        fields.expect_nil(from, "prompt_embeds")?;
+        fields.expect_nil(from, "prompt_is_token_ids")?;
         let client_index = fields.next(from).named("client_index")?;
         fields.skip(from)?; // current_wave
         let priority = fields.next(from).named("priority")?;
@@ -264,7 +265,7 @@ impl Wire for ReasoningVariables {
 
     fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
         let mut variables = Vec::new();
-        if from.nil()? {
+        if from.take_nil()? {
             return Ok(Self(variables));
         }
         for _ in 0..from.map()? {

@@ -1,4 +1,4 @@
-//! How tokens are to be chosen.
+//! Sampling parameters.
 
 use std::sync::Arc;
 
@@ -11,108 +11,108 @@ use super::error::{Problem, WireError};
 use super::reader::Reader;
 use super::writer::Writer;
 
-/// `SamplingParams` of `vllm/sampling_params.py`: what a request for text carries and the engine
-/// looks at.
+/// `SamplingParams` of `vllm/sampling_params.py`: the parameters of text requests that the engine
+/// reads.
 ///
 /// Stop *strings* are missing on purpose: the engine never sees text, and a `stop` next to
 /// `detokenize: false` makes it fail to decode the request, which kills its input thread. `n` is
 /// missing too: send `n` requests.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
-    /// −2 to 2; 0 is off.
+    /// The presence penalty, −2 to 2; 0 is off.
     pub presence_penalty: f64,
-    /// −2 to 2; 0 is off.
+    /// The frequency penalty, −2 to 2; 0 is off.
     pub frequency_penalty: f64,
-    /// More than 0; 1 is off.
+    /// The repetition penalty, more than 0; 1 is off.
     pub repetition_penalty: f64,
-    /// 0 is greedy.
+    /// The temperature; 0 is greedy.
     pub temperature: f64,
-    /// Sum of the probabilities of the most likely tokens that are kept, in (0, 1]; 1 is off.
+    /// The total probability of the most likely tokens that are kept, in (0, 1]; 1 is off.
     pub top_p: f64,
-    /// Number of most likely tokens that are kept; 0 or −1 is off.
+    /// The number of most likely tokens that are kept; 0 or −1 is off.
     pub top_k: i32,
-    /// Least probability of a token that is kept, as a part of the most likely one's, in [0, 1]; 0
-    /// is off.
+    /// The minimum probability of a token that is kept, relative to the most likely token's, in
+    /// [0, 1]; 0 is off.
     pub min_p: f64,
-    /// Makes sampling reproducible.
+    /// The seed, which makes sampling reproducible.
     pub seed: Option<i64>,
-    /// Tokens that end generation. Also put them into `all_stop_token_ids`.
+    /// Tokens that end generation. They must also be in `all_stop_token_ids`.
     pub stop_token_ids: Vec<TokenId>,
-    /// Has no effect by itself: the engine looks at `eos_token_id`, which must be `None` when this
-    /// is set.
+    /// Has no effect by itself: the engine reads `eos_token_id`, which must be `None` if this is
+    /// set.
     pub ignore_eos: bool,
-    /// Most tokens that are generated, at least 1. vLLM's default is 16.
+    /// The maximum number of generated tokens, at least 1. vLLM's default is 16.
     pub max_tokens: u32,
-    /// Tokens before which neither EOS nor a stop token is generated; they must be in
-    /// `all_stop_token_ids`.
+    /// The number of tokens before which neither EOS nor a stop token is generated. EOS and stop
+    /// tokens must be in `all_stop_token_ids`.
     pub min_tokens: u32,
-    /// Log probabilities of this many most likely tokens besides the chosen one; −1 for the whole
-    /// vocabulary.
+    /// The number of most likely tokens, besides the chosen one, whose log probabilities are
+    /// returned; −1 for the whole vocabulary.
     pub logprobs: Option<i32>,
-    /// The same for each prompt token.
+    /// As `logprobs`, for each prompt token.
     pub prompt_logprobs: Option<i32>,
     /// The token that ends generation, unless EOS is ignored. On the wire `_eos_token_id`.
     pub eos_token_id: Option<TokenId>,
-    /// EOS and stop tokens together. On the wire `_all_stop_token_ids`.
+    /// EOS and the stop tokens together. On the wire `_all_stop_token_ids`.
     pub all_stop_token_ids: Vec<TokenId>,
-    /// Added to the logits of single tokens.
+    /// Values that are added to the logits of single tokens.
     pub logit_bias: Vec<(TokenId, f64)>,
-    /// Only these can be generated, unless empty.
+    /// The only tokens that can be generated; empty for all.
     pub allowed_token_ids: Vec<TokenId>,
-    /// Do not reuse cached blocks for this request.
+    /// `true` if cached blocks are not reused for this request.
     pub skip_reading_prefix_cache: Option<bool>,
-    /// The last token of none of these sequences is generated behind the others. On the wire
-    /// `_bad_words_token_ids`.
+    /// Token sequences that are not generated: the last token of a sequence is never generated
+    /// after its other tokens. On the wire `_bad_words_token_ids`.
     pub bad_words: Vec<Vec<TokenId>>,
-    /// What the text has to be.
+    /// The constraint on the text.
     pub structured_outputs: Option<StructuredOutputs>,
-    /// Tokens of reasoning before the engine ends it. An engine without a reasoning parser does not
-    /// look at it.
+    /// The number of reasoning tokens after which the engine ends the reasoning. An engine without
+    /// a reasoning parser ignores it.
     pub thinking_token_budget: Option<u32>,
-    /// Repetition that ends generation.
+    /// The repetition that ends generation.
     pub repetition_detection: Option<RepetitionDetection>,
-    /// What the engine's connectors are told.
+    /// Parameters for the engine's connectors.
     pub extra_args: Option<ExtraArgs>,
 }
 
-/// What vLLM's connectors find in `extra_args` of a request (`Request.__init__` in
+/// The `extra_args` of a request that vLLM's connectors read (`Request.__init__` in
 /// `vllm/v1/request.py`).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ExtraArgs {
-    /// What a KV connector is asked for: to leave keys and values for another engine, or to get
-    /// them from there.
+    /// Parameters for the KV connector: to leave keys and values for another engine, or to get
+    /// them from one.
     pub kv_transfer_params: Option<Value>,
-    /// What an encoder-cache connector is told of embeddings that another engine has made.
+    /// Parameters for the encoder-cache connector: embeddings that another engine has made.
     pub ec_transfer_params: Option<Value>,
 }
 
-/// `RepetitionDetectionParams` of `vllm/sampling_params.py`. A request whose numbers are out of
-/// bounds is not decoded, which makes the engine deaf.
+/// `RepetitionDetectionParams` of `vllm/sampling_params.py`. Numbers out of bounds make the engine
+/// fail to decode the request, which kills its input thread.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RepetitionDetection {
-    /// Most tokens of the pattern that is repeated; 0 is off.
+    /// The maximum length of the repeated pattern, in tokens; 0 is off.
     pub max_pattern_size: u32,
-    /// Fewest tokens of it, at most `max_pattern_size`; 0 is as good as 1.
+    /// The minimum length of the pattern, at most `max_pattern_size`; 0 is the same as 1.
     pub min_pattern_size: u32,
-    /// How often it has to be there, at least 2.
+    /// The minimum number of occurrences, at least 2.
     pub min_count: u32,
 }
 
-/// `StructuredOutputsParams` of `vllm/sampling_params.py`: exactly one constraint, as a request
-/// with none or two is not decoded, which makes the engine deaf.
+/// `StructuredOutputsParams` of `vllm/sampling_params.py`, with exactly one constraint. None or two
+/// make the engine fail to decode the request, which kills its input thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StructuredOutputs {
     /// The constraint.
     pub constraint: Constraint,
-    /// Who compiles it: that of an engine's first such request does it for all that follow. On the
-    /// wire `_backend`.
+    /// The compiler of the constraint. The compiler of the first request with a constraint serves
+    /// all later ones too. On the wire `_backend`.
     pub backend: String,
 }
 
-/// The compiler that vLLM itself takes first.
+/// vLLM's default compiler.
 pub const XGRAMMAR: &str = "xgrammar";
 
-/// The optional parts of jobs that an EngineCore supports: its requests have a place for each.
+/// The optional parts of jobs that an EngineCore supports: its requests have a field for each.
 pub(crate) const SUPPORTS: Supports = Supports {
     bad_words: true,
     prompt_logprobs: true,
@@ -164,7 +164,7 @@ impl SamplingParams {
             top_p,
             top_k,
             min_p,
-            // As vLLM does for parallel sampling, so that continuations differ and are repeatable.
+            // As in vLLM's parallel sampling: continuations differ and are reproducible.
             seed: seed.map(|seed| seed.wrapping_add(choice as i64)),
             stop_token_ids: stop_token_ids.clone(),
             ignore_eos,
@@ -281,7 +281,8 @@ impl Wire for StructuredOutputs {
     }
 
     fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
-        let (mut constraints, mut backend) = (Vec::new(), String::new());
+        let mut constraints = Vec::new();
+        let mut backend = String::new();
         for _ in 0..from.map()? {
             let text = |from: &mut Reader<'_>| from.str().map(Arc::from);
             match from.str()? {
@@ -309,14 +310,14 @@ fn entry(to: &mut Writer, key: &str, value: &str) {
 mod tests {
     use super::*;
 
-    fn written(params: &SamplingParams) -> bytes::Bytes {
+    fn encoded(params: &SamplingParams) -> bytes::Bytes {
         let mut to = Writer::default();
         params.write(&mut to);
         to.into_frames().remove(0)
     }
 
     #[test]
-    fn one_constraint_travels_with_its_compiler_and_comes_back() {
+    fn constraint_with_compiler_round_trips() {
         for constraint in [
             Constraint::JsonSchema("{}".into()),
             Constraint::JsonObject,
@@ -329,13 +330,13 @@ mod tests {
             let bad_words = vec![vec![TokenId(3)], vec![TokenId(4), TokenId(5)]];
             let params =
                 SamplingParams { structured_outputs, bad_words, ..SamplingParams::default() };
-            let frame = written(&params);
+            let frame = encoded(&params);
             assert_eq!(SamplingParams::read(&mut Reader::new(&[frame]).unwrap()).unwrap(), params);
         }
     }
 
     #[test]
-    fn none_or_two_constraints_are_not_decoded() {
+    fn zero_or_two_constraints_are_refused() {
         for keys in [&[][..], &["regex", "grammar"]] {
             let pairs = keys.iter().map(|&key| (Value::from(key), Value::from("a"))).collect();
             let map = Value::Map(vec![(Value::from("structured_outputs"), Value::Map(pairs))]);

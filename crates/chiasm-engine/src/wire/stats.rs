@@ -1,17 +1,17 @@
-//! What an engine reports about itself and about single requests.
+//! Statistics of an engine and of single requests.
 
 use rmpv::Value;
 
 use super::codec::wire_map;
 
-/// How a prompt was computed (`PrefillStats` in `vllm/v1/metrics/stats.py`). In tokens.
+/// Statistics of a prefill, in tokens (`PrefillStats` in `vllm/v1/metrics/stats.py`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrefillStats {
-    /// Length of the prompt.
+    /// The length of the prompt.
     pub num_prompt_tokens: u64,
     /// Tokens that were computed.
     pub num_computed_tokens: u64,
-    /// Tokens that were not, because the cache held them: local and external together.
+    /// Tokens that were cached and not computed: local and external together.
     pub num_cached_tokens: u64,
     /// The part of `num_cached_tokens` that the engine's own prefix cache held.
     pub num_local_cached_tokens: u64,
@@ -33,19 +33,19 @@ wire_map!(PrefillStats {
 /// Prefix cache use since the last report (`PrefixCacheStats` in `vllm/v1/metrics/stats.py`).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PrefixCacheStats {
-    /// The cache was emptied by `reset_prefix_cache`.
+    /// `true` if `reset_prefix_cache` emptied the cache.
     pub reset: bool,
-    /// Requests that looked.
+    /// The number of requests that queried the cache.
     pub requests: u64,
-    /// Tokens that they looked for.
+    /// The number of tokens queried.
     pub queries: u64,
-    /// Tokens that they found.
+    /// The number of tokens found.
     pub hits: u64,
-    /// The same for requests that had been preempted.
+    /// `requests` for preempted requests.
     pub preempted_requests: u64,
-    /// The same for requests that had been preempted.
+    /// `queries` for preempted requests.
     pub preempted_queries: u64,
-    /// The same for requests that had been preempted.
+    /// `hits` for preempted requests.
     pub preempted_hits: u64,
     /// `hits` by cache tier.
     pub hits_by_source: Vec<(Value, u64)>,
@@ -62,25 +62,25 @@ wire_map!(PrefixCacheStats {
     hits_by_source = "hits_by_source",
 });
 
-/// State of an engine's scheduler (`SchedulerStats` in `vllm/v1/metrics/stats.py`).
+/// The state of an engine's scheduler (`SchedulerStats` in `vllm/v1/metrics/stats.py`).
 ///
-/// Fields for LoRA, speculative decoding, KV connectors and profiling are passed over, and written
-/// as empty: vLLM's Rust frontend takes no message without them.
+/// Fields for LoRA, speculative decoding, KV connectors and profiling are skipped on reading. They
+/// are written empty because vLLM's Rust frontend refuses messages without them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SchedulerStats {
-    /// Requests that are being computed.
+    /// The number of running requests.
     pub num_running_reqs: u64,
-    /// Requests that wait for their turn.
+    /// The number of queued requests.
     pub num_waiting_reqs: u64,
-    /// Requests that wait for something else.
+    /// The number of requests that wait for something other than the queue.
     pub num_skipped_waiting_reqs: u64,
-    /// Requests that wait for KV transfer, by stage.
+    /// The number of requests that wait for KV transfer, by stage.
     pub num_kv_fetch_reqs_by_stage: Vec<(String, u64)>,
-    /// Steps since the start; counted for data parallelism only.
+    /// The number of steps since the start; only counted with data parallelism.
     pub step_counter: u64,
-    /// Data parallelism only.
+    /// Only used by data parallelism.
     pub current_wave: u64,
-    /// Part of the KV cache that running requests use, 0 to 1.
+    /// The part of the KV cache that running requests use, 0 to 1.
     pub kv_cache_usage: f64,
     /// Prefix cache use since the last report.
     pub prefix_cache_stats: PrefixCacheStats,
@@ -95,7 +95,7 @@ wire_map!(SchedulerStats {
     current_wave = "current_wave",
     kv_cache_usage = "kv_cache_usage",
     prefix_cache_stats = "prefix_cache_stats",
-} passed over {
+} written empty {
     "iteration_details" = Nil,
     "connector_prefix_cache_stats" = Nil,
     "kv_cache_eviction_events" = List,

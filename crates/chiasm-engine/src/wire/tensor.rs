@@ -20,58 +20,57 @@ use super::writer::Writer;
 /// Row-major, little-endian. Cloning shares the bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WireTensor {
-    /// Element type: a torch name (`uint8`, `bfloat16`) or, from numpy, an array-interface string
-    /// (`<i4`).
+    /// The element type: a torch name (`uint8`, `bfloat16`) or, from numpy, an array-interface
+    /// string (`<i4`).
     pub dtype: Cow<'static, str>,
-    /// Elements per dimension; empty for a scalar.
+    /// The number of elements per dimension; empty for a scalar.
     pub shape: Vec<usize>,
     /// The elements.
     pub data: TensorData,
 }
 
-/// The bytes of a tensor, or the place where the engine finds them.
+/// The bytes of a tensor, or a reference to them.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TensorData {
-    /// Bytes that travel in the message: inline below 256, as an aux frame without a copy from
-    /// there on.
+    /// Bytes in the message: inline below 256 bytes, otherwise as an aux frame without a copy.
     Bytes(Bytes),
-    /// A slot of shared memory. A client that sends it to the slot's engine lends it, which makes
-    /// it [out of band](Self::OutOfBand); encoded as it is, it becomes bytes of the message.
+    /// A slot of shared memory. The client lends it to the slot's engine and sends it
+    /// [out of band](Self::OutOfBand). Encoding a slot copies its bytes into the message.
     Slot(Slot),
-    /// A map from which a plugin in the engine finds the bytes elsewhere (vLLM's
+    /// A map with which a plugin in the engine finds the bytes elsewhere (vLLM's
     /// `OOBTensorProvider`).
     OutOfBand(Value),
 }
 
 impl WireTensor {
-    /// A tensor of a type that Chiasm hands over. `None` when `data` is not `shape` elements of
-    /// `dtype`.
+    /// Creates a tensor from its bytes. Returns `None` if `data` does not have the size of `shape`
+    /// elements of `dtype`.
     pub fn new(dtype: Dtype, shape: Vec<usize>, data: Bytes) -> Option<Self> {
-        Self::of(dtype, shape, data.len(), TensorData::Bytes(data))
+        Self::checked(dtype, shape, data.len(), TensorData::Bytes(data))
     }
 
-    /// A tensor that was written into shared memory. `None` when the slot is not `shape` elements
-    /// of `dtype`.
+    /// Creates a tensor from a slot of shared memory. Returns `None` if the slot does not have the
+    /// size of `shape` elements of `dtype`.
     pub fn in_slot(dtype: Dtype, shape: Vec<usize>, slot: Slot) -> Option<Self> {
-        Self::of(dtype, shape, slot.len(), TensorData::Slot(slot))
+        Self::checked(dtype, shape, slot.len(), TensorData::Slot(slot))
     }
 
-    fn of(dtype: Dtype, shape: Vec<usize>, bytes: usize, data: TensorData) -> Option<Self> {
-        let fits = bytes_of(&shape, dtype.size()) == Some(bytes);
+    fn checked(dtype: Dtype, shape: Vec<usize>, bytes: usize, data: TensorData) -> Option<Self> {
+        let fits = size_in_bytes(&shape, dtype.size()) == Some(bytes);
         fits.then(|| Self { dtype: Cow::Borrowed(dtype.torch_name()), shape, data })
     }
 
-    /// Number of elements; `None` when it exceeds `usize`.
+    /// Returns the number of elements; `None` if it exceeds `usize`.
     pub fn elements(&self) -> Option<usize> {
-        bytes_of(&self.shape, 1)
+        size_in_bytes(&self.shape, 1)
     }
 
-    /// Number of bytes that the shape needs; `None` for an unknown dtype.
+    /// Returns the number of bytes that the shape needs; `None` for an unknown dtype.
     pub fn nbytes(&self) -> Option<usize> {
-        bytes_of(&self.shape, element_size(&self.dtype)?)
+        size_in_bytes(&self.shape, element_size(&self.dtype)?)
     }
 
-    /// The bytes, unless they are out of band.
+    /// Returns the bytes, unless they are out of band.
     pub fn bytes(&self) -> Option<&[u8]> {
         match &self.data {
             TensorData::Bytes(bytes) => Some(bytes),
@@ -80,7 +79,7 @@ impl WireTensor {
         }
     }
 
-    /// The elements as integers; `None` when they are out of band or not integers.
+    /// Returns the elements as integers; `None` if they are out of band or not integers.
     pub fn integers(&self) -> Option<Vec<i64>> {
         let bytes = self.bytes()?;
         Some(match &*self.dtype {
@@ -101,8 +100,8 @@ impl WireTensor {
         })
     }
 
-    /// The elements as 32-bit floats; `None` when they are out of band or neither 32- nor 64-bit
-    /// floats.
+    /// Returns the elements as 32-bit floats; `None` if they are out of band, or neither 32- nor
+    /// 64-bit floats.
     pub fn floats(&self) -> Option<Vec<f32>> {
         let bytes = self.bytes()?;
         Some(match &*self.dtype {
@@ -121,12 +120,12 @@ impl WireTensor {
     }
 }
 
-/// Bytes of `shape` elements; `None` past `usize`.
-fn bytes_of(shape: &[usize], element: usize) -> Option<usize> {
+/// Returns the size of `shape` elements of `element` bytes each; `None` if it exceeds `usize`.
+fn size_in_bytes(shape: &[usize], element: usize) -> Option<usize> {
     shape.iter().try_fold(element, |product, &dim| product.checked_mul(dim))
 }
 
-/// Bytes per element of a torch name or a numpy type string.
+/// Returns the size of an element in bytes, by its torch name or numpy type string.
 fn element_size(dtype: &str) -> Option<usize> {
     if let Some(dtype) = Dtype::from_torch_name(dtype) {
         return Some(dtype.size());

@@ -1,51 +1,51 @@
 //! Everything that depends on the version of vLLM.
 //!
-//! The wire is internal to vLLM and has only been appended to so far, so one codec reads and writes
-//! all versions in the window:
+//! The wire is internal to vLLM. So far vLLM has only appended to it, so one codec reads and writes
+//! all versions of the window:
 //!
 //! | since | |
 //! |---|---|
-//! | 0.32 | `weight_version` ends `EngineCoreOutputs`; `LoRARequest` lost a field, so only what is before that is sent |
+//! | 0.32 | `weight_version` ends `EngineCoreOutputs`; `LoRARequest` lost a field, so only the fields before it are sent |
 //! | 0.33 | `error` ends `EngineCoreOutput` |
 //!
-//! When a version changes something else, the difference is written down here and the codecs ask.
+//! Other differences between versions belong here, where the codecs look them up.
 
 use chiasm_types::VllmVersion;
 
-/// The minor releases of vLLM that are tested and supported, with all their patches: these and
-/// those between them.
+/// The oldest and the newest minor release of vLLM that are tested and supported. All releases
+/// between them, and all patches, are supported too.
 pub const WINDOW: [VllmVersion; 2] = [VllmVersion::minor(0, 31), VllmVersion::minor(0, 33)];
 
-/// Tensors below this many bytes travel inside the msgpack (`VLLM_MSGPACK_ZERO_COPY_THRESHOLD`'s
-/// default).
-pub const INLINE_LIMIT: usize = 256;
+/// The size in bytes from which tensors are sent as aux frames. Smaller ones are inside the msgpack
+/// (the default of `VLLM_MSGPACK_ZERO_COPY_THRESHOLD`).
+pub const INLINE_LIMIT_BYTES: usize = 256;
 
-/// Type of the msgpack extension that holds raw tensor bytes (`CUSTOM_TYPE_RAW_VIEW` in
+/// The type of the msgpack extension for raw tensor bytes (`CUSTOM_TYPE_RAW_VIEW` in
 /// `vllm/v1/serial_utils.py`).
 pub const RAW_VIEW: i8 = 3;
 
-/// Fields of an `EngineCoreRequest` that have no default, so an engine insists on them.
+/// The number of fields of an `EngineCoreRequest` without a default, which engines require.
 pub const REQUEST_REQUIRED_FIELDS: usize = 9;
 
-/// Fields of an `EngineCoreRequest` in all versions of the window.
+/// The number of fields of an `EngineCoreRequest` in all versions of the window.
 pub const REQUEST_FIELDS: usize = 22;
 
-/// Fields of an `EngineCoreOutput` before `error`.
+/// The number of fields of an `EngineCoreOutput` before `error`.
 pub const OUTPUT_FIELDS: usize = 18;
 
-/// Fields of `EngineCoreOutputs` in all versions of the window.
+/// The number of fields of `EngineCoreOutputs` in all versions of the window.
 pub const OUTPUTS_FIELDS: usize = 9;
 
-/// How an engine's version relates to the [`WINDOW`].
+/// The relation of an engine's version to the [`WINDOW`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Support {
-    /// It is in the window.
+    /// In the window.
     Supported,
     /// Newer: fields may have been appended.
     Newer,
-    /// Older: fields that are relied on may be missing.
+    /// Older: required fields may be missing.
     Older,
-    /// Not a release number: a development build, whose wire can be anything.
+    /// Not a release number: a development build, whose wire is not known.
     Unknown,
 }
 
@@ -60,7 +60,7 @@ pub fn support(vllm_version: &str) -> Support {
     }
 }
 
-/// The window, for people: `0.32 to 0.33`.
+/// Formats the window as text: `0.32 to 0.33`.
 pub fn window() -> String {
     let [oldest, newest] = WINDOW.map(|version| format!("{}.{}", version.major, version.minor));
     format!("{oldest} to {newest}")
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_compare_by_number_and_not_by_digit() {
+    fn versions_compare_by_number() {
         for version in ["0.31.0", "0.32.10", "0.33.1rc2", "0.33.0+cpu"] {
             assert_eq!(support(version), Support::Supported, "{version}");
         }

@@ -1,4 +1,4 @@
-//! Writes msgpack, setting large tensors aside as aux frames.
+//! A writer of msgpack that collects large tensors as aux frames.
 
 use bytes::Bytes;
 use chiasm_types::TokenId;
@@ -15,24 +15,24 @@ pub(crate) struct Writer {
     aux: Vec<Bytes>,
 }
 
-/// Bytes of a token in its longest form.
-const LONGEST: usize = 1 + size_of::<u32>();
+/// The size of a token's longest encoding: a marker and four bytes.
+const MAX_TOKEN_BYTES: usize = 1 + size_of::<u32>();
 
-/// How a number is written: a marker, if it has one, and then as many of its bytes as it needs,
-/// from the highest byte of eight down.
+/// The encoding of a number, in the high bytes of a big-endian `u64`: a marker, if any, then the
+/// bytes of the number.
 #[derive(Clone, Copy)]
 struct Form {
-    /// The marker, where it stands among the eight bytes.
+    /// The marker, at its position in the `u64`.
     marker: u64,
-    /// Bits by which the number is shifted to its place.
+    /// The number of bits by which the number is shifted to its position.
     shift: u8,
-    /// Bytes in all.
-    kept: u8,
+    /// The number of bytes in total.
+    len: u8,
 }
 
-/// The form of a number by how many bits it has.
+/// The shortest form of a number, by its number of significant bits.
 const FORMS: [Form; 33] = {
-    let mut forms = [Form { marker: 0, shift: 56, kept: 1 }; 33];
+    let mut forms = [Form { marker: 0, shift: 56, len: 1 }; 33];
     let mut bits = 8;
     while bits < forms.len() {
         let (marker, bytes) = match bits {
@@ -41,17 +41,17 @@ const FORMS: [Form; 33] = {
             _ => (Marker::U32, 4),
         };
         forms[bits] =
-            Form { marker: (marker.to_u8() as u64) << 56, shift: 56 - 8 * bytes, kept: 1 + bytes };
+            Form { marker: (marker.to_u8() as u64) << 56, shift: 56 - 8 * bytes, len: 1 + bytes };
         bits += 1;
     }
     forms
 };
 
-/// Writing to a `Vec` cannot fail; the codec's results exist for other sinks.
+/// Ignores the result of writing to a `Vec`, which can't fail.
 fn infallible<T, E>(_: Result<T, E>) {}
 
 impl Writer {
-    /// The msgpack frame and the aux frames after it.
+    /// Returns the msgpack frame, followed by the aux frames.
     pub(crate) fn into_frames(self) -> Vec<Bytes> {
         let mut frames = Vec::with_capacity(1 + self.aux.len());
         frames.push(Bytes::from(self.packed));
@@ -71,22 +71,23 @@ impl Writer {
         infallible(encode::write_uint(&mut self.packed, value));
     }
 
-    /// Each in its shortest form, as [`uint`](Self::uint) writes it, a chunk at a time into room
-    /// made before. Lengths of tokens can't be guessed, so nothing is decided by them: eight bytes
-    /// are written, and as many kept as it has.
+    /// Writes each token in its shortest form, as [`uint`](Self::uint) does, in chunks.
+    ///
+    /// The lengths of tokens are unpredictable, so the loop does not branch on them: it writes
+    /// eight bytes per token and advances by the token's length.
     pub(crate) fn tokens(&mut self, tokens: &[TokenId]) {
         const CHUNK: usize = 256;
-        self.packed.reserve(tokens.len() * LONGEST);
+        self.packed.reserve(tokens.len() * MAX_TOKEN_BYTES);
         for chunk in tokens.chunks(CHUNK) {
-            let mut packed = [0; CHUNK * LONGEST + size_of::<u64>()];
-            let mut len = 0;
+            let mut packed = [0; CHUNK * MAX_TOKEN_BYTES + size_of::<u64>()];
+            let mut end = 0;
             for &TokenId(id) in chunk {
-                let Form { marker, shift, kept } = FORMS[(u32::BITS - id.leading_zeros()) as usize];
+                let Form { marker, shift, len } = FORMS[(u32::BITS - id.leading_zeros()) as usize];
                 let bytes = marker | u64::from(id) << shift;
-                packed[len..len + size_of::<u64>()].copy_from_slice(&bytes.to_be_bytes());
-                len += usize::from(kept);
+                packed[end..end + size_of::<u64>()].copy_from_slice(&bytes.to_be_bytes());
+                end += usize::from(len);
             }
-            self.packed.extend_from_slice(&packed[..len]);
+            self.packed.extend_from_slice(&packed[..end]);
         }
     }
 
@@ -114,10 +115,10 @@ impl Writer {
         infallible(rmpv::encode::write_value(&mut self.packed, value));
     }
 
-    /// A tensor's bytes: inline when small, else the index of a new aux frame that shares `data`'s
-    /// memory.
+    /// Writes a tensor's bytes if they are few, or else the index of a new aux frame that shares
+    /// the memory of `data`.
     pub(crate) fn tensor_data(&mut self, data: &Bytes) {
-        if data.len() < version::INLINE_LIMIT {
+        if data.len() < version::INLINE_LIMIT_BYTES {
             infallible(encode::write_ext_meta(
                 &mut self.packed,
                 data.len() as u32,
@@ -138,18 +139,22 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_list_of_tokens_is_what_one_after_the_other_is(
-            ids in proptest::collection::vec((any::<u32>(), 0u32..32).prop_map(|(id, shift)| TokenId(id >> shift)), 0..600)
+        fn token_list_equals_single_tokens(
+            ids in proptest::collection::vec(
+                (any::<u32>(), 0u32..32).prop_map(|(id, shift)| TokenId(id >> shift)),
+                0..600,
+            )
         ) {
-            let (mut together, mut alone) = (Writer::default(), Writer::default());
-            together.tokens(&ids);
-            ids.iter().for_each(|id| alone.uint(id.0.into()));
-            prop_assert_eq!(together.packed, alone.packed);
+            let mut list = Writer::default();
+            let mut single = Writer::default();
+            list.tokens(&ids);
+            ids.iter().for_each(|id| single.uint(id.0.into()));
+            prop_assert_eq!(list.packed, single.packed);
         }
     }
 
     #[test]
-    fn tokens_at_the_ends_of_each_form_are_in_their_shortest() {
+    fn boundary_tokens_have_their_shortest_form() {
         let ids = [0, 0x7f, 0x80, 0xff, 0x100, 0xffff, 0x1_0000, u32::MAX];
         let lengths = ids.map(|id| {
             let mut to = Writer::default();

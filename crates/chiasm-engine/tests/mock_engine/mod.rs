@@ -1,4 +1,4 @@
-//! A scripted engine: the other end of the sockets, without any model.
+//! A scripted engine: the engine's side of the sockets, without a model.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use std::sync::Once;
@@ -13,17 +13,17 @@ use chiasm_engine::{EngineClient, EngineEndpoints, PendingEngine};
 use chiasm_types::TokenId;
 use zeromq::{DealerSocket, PushSocket, Socket, SocketOptions, SocketRecv, SocketSend, ZmqMessage};
 
-/// More than any step of a test takes on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// The timeout of a test's steps, longer than any step takes on a busy machine.
+pub(crate) const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What must become true becomes true, or the test fails.
-pub(crate) async fn soon<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, what).await.expect("it takes too long")
+/// Waits for a future, and fails the test after [`STEP_TIMEOUT`].
+pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(STEP_TIMEOUT, future).await.expect("it takes too long")
 }
 
-/// A panic in one of the client's tasks would go unnoticed, as nobody waits for them. Makes it end
-/// the test run.
-pub(crate) fn abort_on_panics_of_the_client() {
+/// Makes a panic in one of the client's tasks end the test run. No one awaits these tasks, so the
+/// panic would not fail the test.
+pub(crate) fn abort_on_client_panic() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let print = std::panic::take_hook();
@@ -69,7 +69,7 @@ fn dealer(rank: u16) -> DealerSocket {
     DealerSocket::with_options(options)
 }
 
-/// Says hello and returns where to connect to.
+/// Sends HELLO. Returns the handshake socket and the received INIT.
 pub(crate) async fn hello(endpoints: &EngineEndpoints, rank: u16) -> (DealerSocket, InitMessage) {
     let mut socket = dealer(rank);
     socket.connect(&endpoints.handshake).await.unwrap();
@@ -78,22 +78,23 @@ pub(crate) async fn hello(endpoints: &EngineEndpoints, rank: u16) -> (DealerSock
     (socket, InitMessage::decode(&init[0]).unwrap())
 }
 
-/// Says READY and reports, as an engine that was told where to while it was loading. The handshake
-/// socket, to be kept until its message is out.
+/// Sends READY and a report without HELLO, as an engine whose frontend ended while it loaded its
+/// model. Returns the handshake socket, which must be kept until its message is sent.
 pub(crate) async fn ready_without_hello(endpoints: &EngineEndpoints) -> DealerSocket {
-    let (mut handshake, mut input) = (dealer(0), dealer(0));
+    let mut handshake = dealer(0);
+    let mut input = dealer(0);
     handshake.connect(&endpoints.handshake).await.unwrap();
     handshake.send(Hello::ready().encode().into()).await.unwrap();
     input.connect(&endpoints.input).await.unwrap();
     input.send(report().encode().into()).await.unwrap();
-    // The same goes for this one.
+    // This socket must be kept too.
     tokio::spawn(async move {
-        let _ = tokio::time::timeout(PATIENCE, input.recv()).await;
+        let _ = tokio::time::timeout(STEP_TIMEOUT, input.recv()).await;
     });
     handshake
 }
 
-/// A client and its engine.
+/// Runs the handshake and returns the client and its engine.
 pub(crate) async fn connect(
     pending: PendingEngine,
     report: EngineReady,
@@ -107,7 +108,7 @@ pub(crate) async fn connect(
 }
 
 impl MockEngine {
-    /// Goes through the whole handshake.
+    /// Starts an engine and runs its side of the handshake.
     pub(crate) async fn start(
         endpoints: &EngineEndpoints,
         report: EngineReady,
@@ -129,17 +130,18 @@ impl MockEngine {
                 input.send(report.encode().into()).await.unwrap();
             }
         }
-        // A headless engine keeps this socket until its messages are out.
+        // A headless engine keeps this socket until its messages are sent.
         tokio::spawn(async move {
-            let _ = tokio::time::timeout(PATIENCE, handshake.recv()).await;
+            let _ = tokio::time::timeout(STEP_TIMEOUT, handshake.recv()).await;
         });
         Self { input, output }
     }
 
-    /// Comes back to where it was told to connect to, as an engine whose frontend was started
-    /// again: without a word.
-    pub(crate) async fn come_back(endpoints: &EngineEndpoints) -> Self {
-        let (mut input, mut output) = (dealer(0), PushSocket::new());
+    /// Reconnects to the frontend's addresses without a message, as an engine whose frontend was
+    /// restarted.
+    pub(crate) async fn reconnect(endpoints: &EngineEndpoints) -> Self {
+        let mut input = dealer(0);
+        let mut output = PushSocket::new();
         output.connect(&endpoints.output).await.unwrap();
         input.connect(&endpoints.input).await.unwrap();
         Self { input, output }
@@ -165,7 +167,7 @@ impl MockEngine {
         self.output.send(frames.try_into().unwrap()).await.unwrap();
     }
 
-    /// One output for one request.
+    /// Sends one output of one request.
     pub(crate) async fn answer(
         &mut self,
         request_id: &str,
@@ -183,7 +185,7 @@ impl MockEngine {
     }
 }
 
-/// A request for text that nothing is wrong with.
+/// Creates a valid request for text.
 pub(crate) fn text_request(request_id: &str) -> EngineCoreRequest {
     EngineCoreRequest {
         request_id: request_id.into(),

@@ -3,7 +3,8 @@ use std::time::Duration;
 
 use chiasm_backend::fake::{FakeBackend, FakeConnector, fake_capabilities};
 use chiasm_backend::{
-    Activity, Capabilities, ConnectError, Connected, Connector, Death, Life, Load, MediaObserver,
+    Activity, BackendLifecycle, Capabilities, ConnectError, Connected, Connector, DeathReason,
+    Load, MediaObserver,
 };
 use chiasm_router::{Knowledge, RouterConfig};
 use chiasm_types::BlockSize;
@@ -14,7 +15,7 @@ use super::*;
 
 const ONLY: WorkerId = WorkerId(0);
 
-/// A fleet of one worker with these backends, one after the other.
+/// Starts a fleet of one worker that connects to these backends in turn.
 fn fleet(backends: impl IntoIterator<Item = Result<FakeBackend, ConnectError>>) -> Arc<Fleet> {
     let connector = Box::new(FakeConnector::new(backends)) as Box<dyn Connector>;
     Fleet::start(vec![connector], RouterConfig::default(), Patience::default()).unwrap()
@@ -24,8 +25,8 @@ fn refused() -> Result<FakeBackend, ConnectError> {
     Err(ConnectError::new("no such program"))
 }
 
-/// Returns `true` if any series of the metrics is one of this worker.
-fn tells_of(fleet: &Fleet, worker: WorkerId) -> bool {
+/// Returns `true` if the metrics have a series of this worker.
+fn has_series(fleet: &Fleet, worker: WorkerId) -> bool {
     let mut registry = prometheus_client::registry::Registry::default();
     fleet.metrics.register(&mut registry);
     let mut text = String::new();
@@ -33,17 +34,18 @@ fn tells_of(fleet: &Fleet, worker: WorkerId) -> bool {
     text.contains(&format!("worker=\"{worker}\""))
 }
 
-async fn gone(fleet: &Fleet) {
+/// Waits until no worker is available.
+async fn all_gone(fleet: &Fleet) {
     fleet.ready.subscribe().wait_for(|&ready| ready == 0).await.unwrap();
 }
 
 #[test]
-fn a_fleet_of_nobody_is_refused() {
+fn fleet_without_workers_is_refused() {
     assert!(Fleet::start(Vec::new(), RouterConfig::default(), Patience::default()).is_err());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_worker_that_can_not_be_had_is_tried_again_after_longer_and_longer_pauses() {
+async fn failed_connection_is_retried_with_backoff() {
     let started = Instant::now();
     let fleet = fleet([refused(), refused(), refused(), Ok(FakeBackend::new())]);
     assert!(fleet.wait_ready(1).await);
@@ -52,37 +54,38 @@ async fn a_worker_that_can_not_be_had_is_tried_again_after_longer_and_longer_pau
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dead_backend_leaves_at_once_and_the_next_one_follows() {
-    let (first, second) = (FakeBackend::new(), FakeBackend::new());
+async fn dead_backend_is_replaced_after_initial_pause() {
+    let first = FakeBackend::new();
+    let second = FakeBackend::new();
     let fleet = fleet([Ok(first.clone()), Ok(second.clone())]);
     assert!(fleet.wait_ready(1).await);
     tokio::time::sleep(Duration::from_secs(3600)).await;
-    first.die(Death::new("out of memory"));
-    gone(&fleet).await;
+    first.die(DeathReason::new("out of memory"));
+    all_gone(&fleet).await;
     assert!(
         fleet.worker(ONLY).is_none()
             && fleet.router().workers().is_empty()
             && fleet.classes().is_empty()
     );
-    let left = Instant::now();
+    let lost_at = Instant::now();
     assert!(fleet.wait_ready(1).await);
     assert_eq!(
-        left.elapsed().as_millis() / 100 * 100,
+        lost_at.elapsed().as_millis() / 100 * 100,
         500,
         "an hour of health makes the pause the first one"
     );
     assert!(fleet.worker(ONLY).is_some());
 }
 
-/// Backends whose ends are noted.
-struct Noted {
+/// A connector whose backends record how they end.
+struct RecordingConnector {
     connector: FakeConnector,
     ends: Arc<std::sync::Mutex<Vec<&'static str>>>,
 }
 
-struct NotedLife(Arc<std::sync::Mutex<Vec<&'static str>>>);
+struct RecordingLifecycle(Arc<std::sync::Mutex<Vec<&'static str>>>);
 
-impl Connector for Noted {
+impl Connector for RecordingConnector {
     fn connect(
         &self,
         worker: WorkerId,
@@ -90,7 +93,7 @@ impl Connector for Noted {
     ) -> BoxFuture<'_, Result<Connected, ConnectError>> {
         async move {
             let Connected { backend, .. } = self.connector.connect(worker, observer).await?;
-            Ok(Connected { backend, life: Box::new(NotedLife(self.ends.clone())) })
+            Ok(Connected { backend, lifecycle: Box::new(RecordingLifecycle(self.ends.clone())) })
         }
         .boxed()
     }
@@ -99,13 +102,13 @@ impl Connector for Noted {
         self.connector.describe()
     }
 
-    fn longest_pause(&self) -> Duration {
-        self.connector.longest_pause()
+    fn max_retry_pause(&self) -> Duration {
+        self.connector.max_retry_pause()
     }
 }
 
-impl Life for NotedLife {
-    fn ended(&mut self) -> BoxFuture<'_, Death> {
+impl BackendLifecycle for RecordingLifecycle {
+    fn ended(&mut self) -> BoxFuture<'_, DeathReason> {
         std::future::pending().boxed()
     }
 
@@ -118,37 +121,39 @@ impl Life for NotedLife {
         async {}.boxed()
     }
 
-    fn leave(self: Box<Self>) -> BoxFuture<'static, ()> {
-        self.0.lock().unwrap().push("left");
+    fn detach(self: Box<Self>) -> BoxFuture<'static, ()> {
+        self.0.lock().unwrap().push("detached");
         async {}.boxed()
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_has_died_is_stopped_and_what_lives_at_the_end_is_left() {
-    let (first, ends) = (FakeBackend::new(), Arc::default());
+async fn dead_backend_is_stopped_live_one_detached() {
+    let first = FakeBackend::new();
+    let ends = Arc::default();
     let connector = FakeConnector::new([Ok(first.clone()), Ok(FakeBackend::new())]);
-    let connector: Box<dyn Connector> = Box::new(Noted { connector, ends: Arc::clone(&ends) });
+    let connector: Box<dyn Connector> =
+        Box::new(RecordingConnector { connector, ends: Arc::clone(&ends) });
     let fleet =
         Fleet::start(vec![connector], RouterConfig::default(), Patience::default()).unwrap();
     assert!(fleet.wait_ready(1).await);
-    first.die(Death::new("it does not answer"));
-    gone(&fleet).await;
+    first.die(DeathReason::new("it does not answer"));
+    all_gone(&fleet).await;
     assert!(fleet.wait_ready(1).await);
     assert_eq!(*ends.lock().unwrap(), ["stopped"]);
-    // Also if requests had to be cut off before.
-    fleet.cut("going down");
+    // Also if requests had to be aborted before.
+    fleet.abort_requests("going down");
     fleet.shutdown().await;
-    assert_eq!(*ends.lock().unwrap(), ["stopped", "left"]);
+    assert_eq!(*ends.lock().unwrap(), ["stopped", "detached"]);
 }
 
-/// Panics when it is first asked.
-struct Stumbling {
+/// A connector that panics at the first connection.
+struct PanickingConnector {
     connector: FakeConnector,
     has_panicked: AtomicBool,
 }
 
-impl Connector for Stumbling {
+impl Connector for PanickingConnector {
     fn connect(
         &self,
         worker: WorkerId,
@@ -162,15 +167,15 @@ impl Connector for Stumbling {
         self.connector.describe()
     }
 
-    fn longest_pause(&self) -> Duration {
-        self.connector.longest_pause()
+    fn max_retry_pause(&self) -> Duration {
+        self.connector.max_retry_pause()
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_keeper_that_panics_goes_on_after_a_pause() {
+async fn keeper_survives_panic() {
     let connector = FakeConnector::new([Ok(FakeBackend::new())]);
-    let connector = Stumbling { connector, has_panicked: AtomicBool::new(false) };
+    let connector = PanickingConnector { connector, has_panicked: AtomicBool::new(false) };
     let fleet =
         Fleet::start(vec![Box::new(connector)], RouterConfig::default(), Patience::default())
             .unwrap();
@@ -179,22 +184,22 @@ async fn a_keeper_that_panics_goes_on_after_a_pause() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_worker_that_was_let_go_leaves_nothing_in_the_metrics() {
+async fn removed_worker_has_no_metrics() {
     let fleet = fleet(vec![Ok(FakeBackend::new())]);
     assert!(fleet.wait_ready(1).await);
     let second = fleet.add(Box::new(FakeConnector::new([refused(), Ok(FakeBackend::new())])));
     let second = second.expect("the fleet runs");
     assert!(fleet.wait_ready(2).await);
-    assert!(tells_of(&fleet, second));
+    assert!(has_series(&fleet, second));
     fleet.remove(second);
-    while tells_of(&fleet, second) {
+    while has_series(&fleet, second) {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     assert_eq!(fleet.ready_workers(), 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_ends_whatever_is_being_waited_for() {
+async fn shutdown_ends_all_waits() {
     for backends in [vec![], vec![refused()], vec![Ok(FakeBackend::new())]] {
         let fleet = fleet(backends);
         tokio::task::yield_now().await;
@@ -205,31 +210,31 @@ async fn a_shutdown_ends_whatever_is_being_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_backend_says_of_its_load_reaches_the_router() {
+async fn reported_load_reaches_router() {
     let backend = FakeBackend::new();
     let fleet = fleet([Ok(backend.clone())]);
     assert!(fleet.wait_ready(1).await);
-    backend.say(Load { running: 3, waiting: 2, kv_usage: 0.5, ..Load::default() });
+    backend.report_load(Load { running: 3, waiting: 2, kv_usage: 0.5, ..Load::default() });
     let engine = fleet.router().workers()[0].engine.unwrap();
     assert_eq!((engine.running, engine.waiting, engine.kv_usage), (3, 2, 0.5));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_backend_without_kv_events_is_known_approximately() {
+async fn backend_without_kv_events_is_approximate() {
     let fleet = fleet([Ok(FakeBackend::new())]);
     assert!(fleet.wait_ready(1).await);
     assert_eq!(fleet.router().workers()[0].knowledge, Knowledge::Approximate);
 }
 
 fn class(processor: &str, block_size: u32) -> Capabilities {
-    let mut can = fake_capabilities();
-    (can.class.processor, can.class.block_size) =
-        (processor.as_bytes().into(), BlockSize::new(block_size).unwrap());
-    can
+    let mut capabilities = fake_capabilities();
+    capabilities.class.processor = processor.as_bytes().into();
+    capabilities.class.block_size = BlockSize::new(block_size).unwrap();
+    capabilities
 }
 
 #[test]
-fn classes_come_and_go_with_their_workers() {
+fn class_lives_as_long_as_its_workers() {
     let mut classes = classes::Classes::default();
     let same =
         [classes.join(WorkerId(0), &class("a", 16)), classes.join(WorkerId(1), &class("a", 16))];
@@ -243,12 +248,12 @@ fn classes_come_and_go_with_their_workers() {
     classes.leave(WorkerId(0));
     classes.leave(WorkerId(2));
     assert_eq!(ids(&classes), [same[1], blocks]);
-    // A number never means another class.
+    // Numbers of classes are never reused.
     assert!(classes.join(WorkerId(2), &class("b", 16)) > blocks);
 }
 
 #[test]
-fn a_classes_limits_are_those_of_its_most_capable_worker() {
+fn class_limits_are_maxima_over_workers() {
     let mut classes = classes::Classes::default();
     for (id, max_model_len) in [(0, 100), (1, 300), (2, 200)] {
         classes.join(WorkerId(id), &Capabilities { max_model_len, ..class("a", 16) });

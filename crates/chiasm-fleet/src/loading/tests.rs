@@ -3,20 +3,19 @@ use std::slice::from_ref;
 use std::time::Duration;
 
 use chiasm_backend::fake::{FakeBackend, FakeConnector, fake_capabilities};
-use chiasm_backend::{Capabilities, Connector, Death, adapter_engine_name};
+use chiasm_backend::{Capabilities, Connector, DeathReason, adapter_engine_name};
 use chiasm_router::RouterConfig;
 
 use super::*;
 use crate::Patience;
-use crate::adapters::Stamps;
+use crate::adapters::StampSource;
 
-/// A backend that takes so many adapters.
-fn taking(max_loras: usize) -> FakeBackend {
-    FakeBackend::with(Capabilities { max_loras, ..fake_capabilities() })
+/// Creates a backend for at most `max_loras` adapters.
+fn backend(max_loras: usize) -> FakeBackend {
+    FakeBackend::with_capabilities(Capabilities { max_loras, ..fake_capabilities() })
 }
 
-/// A fleet of workers with these backends, each worker's one after the other, before which these
-/// adapters were served.
+/// Starts a fleet that serves `adapters`. Each worker connects to its `backends` in turn.
 async fn fleet(workers: &[&[FakeBackend]], adapters: Arc<Adapters>) -> Arc<Fleet> {
     let connector = |backends: &&[FakeBackend]| {
         Box::new(FakeConnector::new(backends.iter().cloned().map(Ok))) as Box<dyn Connector>
@@ -43,46 +42,51 @@ fn folder() -> tempfile::TempDir {
     folder
 }
 
-/// Waits until a backend has so many adapters.
-async fn until_it_has(backend: &FakeBackend, count: usize) {
+/// Waits until a backend has `count` adapters.
+async fn wait_for_adapters(backend: &FakeBackend, count: usize) {
     while backend.adapters().len() != count {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
 
 #[tokio::test]
-async fn every_worker_that_takes_adapters_has_them_before_its_first_request() {
-    let (dir, adapters) = (folder(), Arc::new(Adapters::new(4)));
+async fn worker_loads_adapters_before_first_request() {
+    let dir = folder();
+    let adapters = Arc::new(Adapters::new(4));
     let source = source("a", dir.path());
-    adapters.serve(&source, &AdapterFiles::look(&source, false, Stamps::Place).unwrap()).unwrap();
-    let (first, next, without) = (taking(2), taking(2), taking(0));
+    let files = AdapterFiles::inspect(&source, false, StampSource::Metadata).unwrap();
+    adapters.serve(&source, &files).unwrap();
+    let first = backend(2);
+    let next = backend(2);
+    let without = backend(0);
     let fleet = fleet(&[&[first.clone(), next.clone()], &[without]], adapters.clone()).await;
     let adapter = adapters.get("a").unwrap();
     let name = adapter.engine().name.clone();
     assert_eq!(first.adapters(), from_ref(&name));
     assert_eq!(fleet.workers_without(&adapter).unwrap(), [WorkerId(1)]);
-    let error = fleet.worker(WorkerId(1)).unwrap().lacks_adapter(&adapter).unwrap();
+    let error = fleet.worker(WorkerId(1)).unwrap().adapter_error(&adapter).unwrap();
     assert!(matches!(error, AdapterError::NotEnabled));
 
-    first.die(Death::new("out of memory"));
-    until_it_has(&next, 1).await;
+    first.die(DeathReason::new("out of memory"));
+    wait_for_adapters(&next, 1).await;
     assert_eq!(next.adapters(), [name]);
     assert!(fleet.wait_ready(2).await);
     assert_eq!(fleet.workers_without(&adapter).unwrap(), [WorkerId(1)]);
 }
 
 #[tokio::test]
-async fn an_adapter_that_one_refuses_is_kept_by_none() {
+async fn refused_adapter_is_unloaded_everywhere() {
     let dir = folder();
-    let (willing, refusing) = (taking(1), taking(1));
+    let willing = backend(1);
+    let refusing = backend(1);
     refusing.refuse_adapters(true);
     let fleet = fleet(&[from_ref(&willing), from_ref(&refusing)], Arc::new(Adapters::new(1))).await;
     let refused = fleet.load_adapter(source("a", dir.path()), false).await.unwrap_err();
     assert_eq!(refused.to_string(), "it was told to");
     assert!(fleet.adapters().get("a").is_none());
-    until_it_has(&willing, 0).await;
+    wait_for_adapters(&willing, 0).await;
     refusing.refuse_adapters(false);
-    // The one place is free once all were told.
+    // The limit of one adapter is free again once it is unloaded everywhere.
     while fleet.load_adapter(source("a", dir.path()), false).await.is_err() {
         tokio::task::yield_now().await;
     }
@@ -90,16 +94,16 @@ async fn an_adapter_that_one_refuses_is_kept_by_none() {
 }
 
 #[tokio::test]
-async fn an_adapter_is_forgotten_when_the_last_request_with_it_has_ended() {
+async fn adapter_is_unloaded_after_its_last_request() {
     let dir = folder();
-    let backend = taking(1);
+    let backend = backend(1);
     let fleet = fleet(&[from_ref(&backend)], Arc::new(Adapters::new(2))).await;
     fleet.load_adapter(source("a", dir.path()), false).await.unwrap();
     let in_flight = fleet.adapters().get("a").unwrap();
     fleet.unload_adapter("a").await.unwrap();
     assert!(matches!(fleet.unload_adapter("a").await, Err(LoadError::NotLoaded(_))));
     assert_eq!(backend.adapters().len(), 1);
-    // The same again: what ends now must not take it away.
+    // Loaded again with the same content: the end of the old request must not unload it.
     fleet.load_adapter(source("a", dir.path()), false).await.unwrap();
     drop(in_flight);
     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -107,25 +111,31 @@ async fn an_adapter_is_forgotten_when_the_last_request_with_it_has_ended() {
     assert!(fleet.workers_without(&again).unwrap().is_empty() && backend.adapters().len() == 1);
     fleet.unload_adapter("a").await.unwrap();
     drop(again);
-    until_it_has(&backend, 0).await;
+    wait_for_adapters(&backend, 0).await;
 }
 
 #[tokio::test]
-async fn where_nobody_takes_adapters_they_are_refused() {
+async fn adapter_is_refused_without_supporting_worker() {
     let dir = folder();
-    let fleet = fleet(&[&[taking(0)]], Arc::new(Adapters::new(1))).await;
+    let fleet = fleet(&[&[backend(0)]], Arc::new(Adapters::new(1))).await;
     let refused = fleet.load_adapter(source("a", dir.path()), false).await;
     assert!(matches!(refused, Err(LoadError::Engine(AdapterError::NotEnabled))));
 }
 
-/// An engine of an agent that has these adapters, by their names and contents.
-fn of_agent(own: &[(&str, u8, Option<&str>)]) -> FakeBackend {
-    let own = own.iter().map(|&(name, content, refused)| {
-        let (stamp, refused) = ([content; 8], refused.map(str::to_owned));
-        let own = OwnAdapter { name: name.to_owned(), root: format!("/{content}"), stamp, refused };
-        (adapter_engine_name(name, stamp), own)
+/// Creates an agent's engine with preloaded adapters: name, content and error of each.
+fn preloaded(adapters: &[(&str, u8, Option<&str>)]) -> FakeBackend {
+    let adapters = adapters.iter().map(|&(name, content, refused)| {
+        let stamp = [content; 8];
+        let adapter = PreloadedAdapter {
+            name: name.to_owned(),
+            root: format!("/{content}"),
+            stamp,
+            refused: refused.map(str::to_owned),
+        };
+        (adapter_engine_name(name, stamp), adapter)
     });
-    FakeBackend::with(Capabilities { adapters: own.collect(), ..fake_capabilities() })
+    let adapters = adapters.collect();
+    FakeBackend::with_capabilities(Capabilities { adapters, ..fake_capabilities() })
 }
 
 fn names(fleet: &Fleet) -> Vec<String> {
@@ -133,32 +143,31 @@ fn names(fleet: &Fleet) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn adapters_of_agents_are_served_where_they_are() {
-    let (both, one) = (
-        of_agent(&[("a", 1, None), ("m", 1, None)]),
-        of_agent(&[("b", 2, Some("its rank is too large"))]),
-    );
-    let (own, adapters) = (taking(1), Arc::new(Adapters::new(2).beside("m")));
-    let fleet = fleet(&[from_ref(&both), from_ref(&one), from_ref(&own)], adapters).await;
-    // Nothing can ask for one with the model's name.
+async fn preloaded_adapters_are_served_by_their_agents() {
+    let both = preloaded(&[("a", 1, None), ("m", 1, None)]);
+    let one = preloaded(&[("b", 2, Some("its rank is too large"))]);
+    let local = backend(1);
+    let adapters = Arc::new(Adapters::new(2).with_model("m"));
+    let fleet = fleet(&[from_ref(&both), from_ref(&one), from_ref(&local)], adapters).await;
+    // The adapter with the model's name is not served.
     assert_eq!(names(&fleet), ["a@0101010101010101", "b@0202020202020202"]);
     let a = fleet.adapters().get("a").unwrap();
     assert_eq!(
         (a.root.as_str(), fleet.workers_without(&a).unwrap()),
         ("/1", vec![WorkerId(1), WorkerId(2)])
     );
-    let lacks = fleet.worker(WorkerId(2)).unwrap().lacks_adapter(&a);
-    assert!(matches!(lacks, Some(AdapterError::NotOwn)) && own.adapters().is_empty());
+    let error = fleet.worker(WorkerId(2)).unwrap().adapter_error(&a);
+    assert!(matches!(error, Some(AdapterError::NotPreloaded)) && local.adapters().is_empty());
     let why = fleet.workers_without(&fleet.adapters().get("b").unwrap()).unwrap_err().unwrap();
     assert_eq!(why.to_string(), "its rank is too large");
-    // They are the agents' to load and unload.
+    // Only the agents may load and unload them.
     let dir = folder();
     assert!(matches!(
         fleet.load_adapter(source("a", dir.path()), true).await,
-        Err(LoadError::OfAgents(_))
+        Err(LoadError::OwnedByAgents(_))
     ));
-    assert!(matches!(fleet.unload_adapter("a").await, Err(LoadError::OfAgents(_))));
-    // There are as many as there may be.
+    assert!(matches!(fleet.unload_adapter("a").await, Err(LoadError::OwnedByAgents(_))));
+    // The limit is reached.
     assert!(matches!(
         fleet.load_adapter(source("c", dir.path()), false).await,
         Err(LoadError::Full(2))
@@ -166,28 +175,28 @@ async fn adapters_of_agents_are_served_where_they_are() {
 }
 
 #[tokio::test]
-async fn a_name_stands_for_one_content_for_as_long_as_an_agent_has_that() {
-    let (first, next) = (of_agent(&[("a", 1, None)]), of_agent(&[("b", 3, None)]));
+async fn name_keeps_content_while_agent_has_it() {
+    let first = preloaded(&[("a", 1, None)]);
+    let next = preloaded(&[("b", 3, None)]);
     let fleet = fleet(&[&[first.clone(), next]], Arc::new(Adapters::new(4))).await;
     let connector = |backend: &FakeBackend| {
         Box::new(FakeConnector::new([Ok(backend.clone())])) as Box<dyn Connector>
     };
-    for own in [of_agent(&[("a", 2, None)]), of_agent(&[("a", 1, None)])] {
-        fleet.add(connector(&own)).unwrap();
+    for backend in [preloaded(&[("a", 2, None)]), preloaded(&[("a", 1, None)])] {
+        fleet.add(connector(&backend)).unwrap();
     }
     assert!(fleet.wait_ready(3).await);
     assert_eq!(names(&fleet), ["a@0101010101010101"]);
     let a = fleet.adapters().get("a").unwrap();
     assert_eq!(fleet.workers_without(&a).unwrap(), [WorkerId(1)]);
-    let why = fleet.worker(WorkerId(1)).unwrap().lacks_adapter(&a).unwrap();
+    let why = fleet.worker(WorkerId(1)).unwrap().adapter_error(&a).unwrap();
     assert_eq!(why.to_string(), "its agent has another one of this name");
-    // The agent of the first is started again with another adapter; the third has the content
-    // still.
-    first.die(Death::new("it was started again"));
+    // The first agent restarts with another adapter, and the third agent still has the content.
+    first.die(DeathReason::new("it was started again"));
     while names(&fleet) != ["a@0101010101010101", "b@0303030303030303"] {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    // The third goes for good: the name is free for what the second has.
+    // The third agent is removed, so the name goes to the content of the second.
     fleet.remove(WorkerId(2));
     while names(&fleet) != ["a@0202020202020202", "b@0303030303030303"] {
         tokio::time::sleep(Duration::from_millis(1)).await;

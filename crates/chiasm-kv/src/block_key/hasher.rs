@@ -1,11 +1,12 @@
-//! Hash maps by block key.
+//! The hasher of maps keyed by [`BlockKey`](crate::BlockKey)s.
 
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Hashes for maps whose keys are [`BlockKey`](crate::BlockKey)s, alone or beside small numbers
-/// such as worker ids: `HashMap<BlockKey, T, BuildBlockKeyHasher>`. Block keys are uniform and
-/// unknown to whoever sends prompts, so their bits are taken as they are. Not for keys without a
-/// block key.
+/// The hash builder for maps such as `HashMap<BlockKey, T, BuildBlockKeyHasher>`.
+///
+/// A map's key may also pair the block key with a small number, such as a worker id. Block keys are
+/// uniform and unknown to clients, so their bits are used without further hashing. Do not use this
+/// hasher for keys that contain no block key.
 pub type BuildBlockKeyHasher = BuildHasherDefault<BlockKeyHasher>;
 
 /// The hasher of [`BuildBlockKeyHasher`].
@@ -45,7 +46,7 @@ mod tests {
     use crate::{BlockKey, PromptBlocks, block_keys};
 
     #[test]
-    fn keys_spread_over_all_bits_alone_and_beside_a_worker() {
+    fn hashes_of_keys_use_all_bits() {
         let tokens: Vec<TokenId> = (0..4096).map(TokenId).collect();
         let prompt = PromptBlocks { tokens: &tokens, ..Default::default() };
         let keys: Vec<BlockKey> = block_keys(&prompt, BlockSize::new(1).unwrap());

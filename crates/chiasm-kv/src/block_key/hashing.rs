@@ -1,4 +1,4 @@
-//! Block hashes as other engines make them, of prompts that they have not seen yet.
+//! The block hashes that engines compute, predicted for prompts that they have not seen yet.
 
 use chiasm_types::{BlockSize, TokenId};
 use sha2::{Digest, Sha256};
@@ -7,31 +7,33 @@ use twox_hash::XxHash3_64;
 use super::{BlockKey, EngineHashKeys, KeyScheme, MediaSpan, PromptBlocks};
 use crate::event::ExternalHash;
 
-/// How engines whose events have no tokens that we could read make the hashes of their blocks.
+/// The hash function of engines whose events contain no readable tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EngineHashing {
-    /// SGLang 0.5.23's (`cpp_utils/hash_binding.cpp`, `managers/schedule_batch.py`): the first 8
-    /// bytes of a chain of SHA-256 over the block's token ids, where a media item's tokens are four
-    /// numbers made of its identity, in turns.
+    /// SGLang 0.5.23 (`cpp_utils/hash_binding.cpp`, `managers/schedule_batch.py`): the first
+    /// 8 bytes of a SHA-256 chain over each block's token ids. A media item's tokens are replaced
+    /// by four numbers derived from its identity, in turn.
     Sglang,
-    /// SGLang 0.5.22's: the same chain, where a media item's tokens are one number, made of 30 bits
-    /// of its identity.
+    /// SGLang 0.5.22: the same chain, but a media item's tokens are replaced by one number, derived
+    /// from 30 bits of its identity.
     SglangNarrow,
-    /// Dynamo 1.6's, of whichever engine is behind it: a chain of XXH3 over the hash of each
-    /// block's token ids. What they make of media items depends on the engine: from the first item
-    /// on the hashes are ours alone, good for what a worker was sent.
+    /// Dynamo 1.6, for every engine that it serves: an XXH3 chain over the hash of each block's
+    /// token ids. The hashes of media items depend on the engine. From the first item on, the
+    /// hashes computed here match no event; they only identify blocks that were sent to a worker.
     Dynamo,
 }
 
 impl EngineHashing {
-    /// What the keys of a worker's blocks are made of whose engine hashes so.
+    /// Returns the key scheme of workers whose engine uses this hash function.
     pub fn scheme(self) -> KeyScheme {
         KeyScheme::EngineHashes(self.engine_hash_keys())
     }
 
-    /// The keys of a prompt's full blocks, first block first. A LoRA adapter is not part of them.
-    /// An item with other tokens among its own has a span for each run of its own.
+    /// Returns the keys of a prompt's full blocks, in prompt order.
+    ///
+    /// The LoRA adapter is not part of these keys. If text tokens interrupt an item's placeholder,
+    /// `prompt` must have one [`MediaSpan`] for each run of the placeholder.
     pub fn keys(self, prompt: &PromptBlocks<'_>, block_size: BlockSize) -> Vec<BlockKey> {
         let keys = self.engine_hash_keys();
         let hashes = match self {
@@ -48,14 +50,14 @@ impl EngineHashing {
             Self::SglangNarrow => "sglang-narrow",
             Self::Dynamo => "dynamo",
         };
-        EngineHashKeys::of(name)
+        EngineHashKeys::from_short_name(name)
     }
 }
 
-/// Where SGLang's numbers in place of media begin: above every vocabulary.
+/// The lowest number that SGLang substitutes for media tokens, above every vocabulary.
 const FIRST_PAD: u64 = 1_000_000;
 
-/// What stands in place of an item's tokens for SGLang: the k-th of them is number k mod 4.
+/// Returns SGLang's substitutes for an item's tokens. The k-th token becomes substitute k mod 4.
 fn wide_pads(identity: u64) -> [u64; 4] {
     let digest = Sha256::new()
         .chain_update("sglang-mm-wide-pad-v1")
@@ -69,19 +71,20 @@ fn wide_pads(identity: u64) -> [u64; 4] {
     pads
 }
 
-/// What stands there for SGLang 0.5.22.
+/// Returns SGLang 0.5.22's substitute for an item's tokens, four times.
 fn narrow_pads(identity: u64) -> [u64; 4] {
     [FIRST_PAD + identity % (1 << 30); 4]
 }
 
+/// Returns the hashes that SGLang computes for a prompt's full blocks.
 fn sglang(prompt: &PromptBlocks<'_>, block_size: BlockSize, pads: fn(u64) -> [u64; 4]) -> Vec<u64> {
     let mut ids: Vec<u64> = prompt.tokens.iter().map(|token| u64::from(token.0)).collect();
     for span in prompt.media {
-        // It takes identities of any length, and the low 64 bits of them.
+        // SGLang accepts identities of any length and uses their low 64 bits.
         let [.., a, b, c, d, e, f, g, h] = *span.hash.as_bytes();
         let pads = pads(u64::from_be_bytes([a, b, c, d, e, f, g, h]));
-        let places = ids.iter_mut().skip(span.offset).take(span.length);
-        places.zip(pads.into_iter().cycle()).for_each(|(id, pad)| *id = pad);
+        let placeholder = ids.iter_mut().skip(span.offset).take(span.length);
+        placeholder.zip(pads.into_iter().cycle()).for_each(|(id, pad)| *id = pad);
     }
     let salt = prompt.salt.filter(|salt| !salt.is_empty());
     let mut prior = salt.map(|salt| {
@@ -92,7 +95,7 @@ fn sglang(prompt: &PromptBlocks<'_>, block_size: BlockSize, pads: fn(u64) -> [u6
         if let Some(prior) = prior {
             hasher.update(prior);
         }
-        // Where one does not fit into 32 bits none is written so, which a first byte tells.
+        // If one id does not fit into 32 bits, all are written with 64 bits after the byte 0xff.
         let narrow: Option<Vec<u8>> = block.iter().map(|id| u32::try_from(*id).ok()).try_fold(
             Vec::with_capacity(4 * block.len()),
             |mut bytes, id| {
@@ -114,8 +117,10 @@ fn sglang(prompt: &PromptBlocks<'_>, block_size: BlockSize, pads: fn(u64) -> [u6
     ids.chunks_exact(block_size.get()).map(hash).collect()
 }
 
+/// Returns the hashes that Dynamo computes for a prompt's full blocks; none for a prompt with a
+/// LoRA adapter or a salt.
 fn dynamo(prompt: &PromptBlocks<'_>, block_size: BlockSize) -> Vec<u64> {
-    /// Each hash has this seed where neither an adapter nor a salt changes it.
+    /// The seed of prompts without a LoRA adapter and without a salt.
     const SEED: u64 = 1337;
     let is_plain = prompt.lora.is_none() && prompt.salt.is_none_or(str::is_empty);
     let tokens = if is_plain { prompt.tokens } else { &[] };
@@ -152,9 +157,9 @@ mod tests {
 
     use super::*;
 
-    /// Made by the formulas in Python's hashlib and struct.
+    /// The expected hashes were computed with Python's hashlib and struct.
     #[test]
-    fn sglangs_hashes_are_a_chain_over_tokens_and_what_stands_for_items() {
+    fn sglang_hashes_equal_python_reference() {
         let tokens: Vec<TokenId> = (1..=10).map(TokenId).collect();
         let hash = MmHash::new(std::array::from_fn(|at| at as u8));
         let media = [MediaSpan { hash, offset: 2, length: 5 }];
@@ -176,35 +181,36 @@ mod tests {
             EngineHashing::Sglang.keys(&text, size)
         );
         let keys = EngineHashing::Sglang.keys(&text, size);
-        let KeyScheme::EngineHashes(of_engine) = EngineHashing::Sglang.scheme() else { panic!() };
+        let KeyScheme::EngineHashes(scheme) = EngineHashing::Sglang.scheme() else { panic!() };
         assert_eq!(
             keys,
             sglang(&text, size)
                 .into_iter()
-                .map(|hash| of_engine.key(&ExternalHash::U64(hash)))
+                .map(|hash| scheme.key(&ExternalHash::U64(hash)))
                 .collect::<Vec<_>>()
         );
     }
 
-    /// Told by a mocker of Dynamo 1.6.1 for prompts of the tokens 100 to 169, in blocks of 16.
+    /// The expected hashes were published by a mocker of Dynamo 1.6.1 for a prompt of the tokens
+    /// 100 to 169, in blocks of 16.
     #[test]
-    fn dynamos_hashes_are_those_of_its_mocker_up_to_the_first_item() {
+    fn dynamo_hashes_equal_mocker_up_to_first_item() {
         let tokens: Vec<TokenId> = (100..170).map(TokenId).collect();
         let text = PromptBlocks { tokens: &tokens, ..PromptBlocks::default() };
         let size = BlockSize::new(16).unwrap();
-        let told =
+        let published =
             [10823191264391160519, 4102179227871607950, 18410735291254320318, 4506128744525108053];
-        assert_eq!(dynamo(&text, size), told);
+        assert_eq!(dynamo(&text, size), published);
         let media = [MediaSpan { hash: MmHash::new([1; 32]), offset: 40, length: 5 }];
         let with_item = |media: &[MediaSpan]| dynamo(&PromptBlocks { media, ..text }, size);
-        assert_eq!(with_item(&media)[..2], told[..2]);
+        assert_eq!(with_item(&media)[..2], published[..2]);
         let others = [media[0].hash, MmHash::new([2; 32])]
             .map(|hash| with_item(&[MediaSpan { hash, offset: 41, length: 5 }]));
         assert!(
             others[0][2..]
                 .iter()
                 .zip(&others[1][2..])
-                .zip(&told[2..])
+                .zip(&published[2..])
                 .all(|((one, other), text)| one != other && one != text)
         );
         assert_ne!(others[0][2], with_item(&media)[2], "an item at another place");

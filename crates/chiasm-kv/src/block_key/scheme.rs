@@ -1,4 +1,4 @@
-//! What keys are made of: what a block holds, or what its engine calls it.
+//! The two schemes of block keys: derived from a block's content, or from its engine's hash.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,57 +7,60 @@ use super::secret::KeySecret;
 use super::{BlockKey, words};
 use crate::event::ExternalHash;
 
-/// What the keys of a worker's blocks are made of. Keys of different schemes are never equal, so
-/// workers of several schemes can be in one index: a lookup by the keys of one finds the workers of
-/// that one.
+/// The data from which the keys of a worker's blocks are derived.
+///
+/// Keys of different schemes are never equal, so one index can hold workers of several schemes. A
+/// lookup by keys of one scheme finds the workers of that scheme.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum KeyScheme {
-    /// What events say that blocks hold: tokens, media, LoRA, salt. For prompts
-    /// [`block_keys`](crate::block_keys) makes them.
+    /// The content that events report: tokens, media, LoRA adapter and salt. The keys of a prompt
+    /// come from [`block_keys`](crate::block_keys).
     #[default]
     Content,
-    /// What the engine calls its blocks, as its events say nothing else of them. For prompts
-    /// [`EngineHashing::keys`](crate::EngineHashing::keys) makes them, from hashes that are made as
-    /// the engine does.
+    /// The engine's own hashes, for engines whose events report nothing else. The keys of a prompt
+    /// come from [`EngineHashing::keys`](crate::EngineHashing::keys), which computes the same
+    /// hashes as the engine.
     EngineHashes(EngineHashKeys),
 }
 
-/// Keys of blocks that are told of by their engine's hashes alone.
+/// A mapping from an engine's block hashes to block keys.
 ///
-/// The hashes have to be chained: one tells its block and all before it. Two blocks that have one
-/// hash are one to the engine, and so they are here.
+/// The hashes must be chained: each identifies its block and all blocks before it. Blocks with the
+/// same hash are the same block, as they are to the engine.
 #[derive(Clone)]
 pub struct EngineHashKeys {
     name: Arc<str>,
     masks: [u64; 2],
 }
 
-/// Bytes that a name may have.
-const MOST: usize = 255;
+/// The maximum length of a name, in bytes: a snapshot writes the length as one byte.
+const MAX_NAME_BYTES: usize = 255;
 
 impl EngineHashKeys {
-    /// Keys of engines that hash alike: `name` says which, in up to 255 bytes. Under another name
-    /// the same hashes have other keys. `None` for a name that is too long.
+    /// Creates the mapping for all engines that share a hash function, identified by `name`.
+    ///
+    /// Under another name the same hashes have other keys. Returns `None` if the name is longer
+    /// than 255 bytes.
     pub fn new(name: &str) -> Option<Self> {
-        (name.len() <= MOST).then(|| Self::of(name))
+        (name.len() <= MAX_NAME_BYTES).then(|| Self::from_short_name(name))
     }
 
-    /// The same for a name that is short.
-    pub(super) fn of(name: &str) -> Self {
+    /// Creates the mapping like [`EngineHashKeys::new`], for a name of at most 255 bytes.
+    pub(super) fn from_short_name(name: &str) -> Self {
         let mut bytes = [0; 32];
-        KeySecret::of_process()
+        KeySecret::for_process()
             .derive("chiasm 2026 block keys of engines' hashes", name.as_bytes())
             .fill(&mut bytes);
         let [high, low, ..] = words(&bytes);
         Self { name: name.into(), masks: [high, low] }
     }
 
-    /// The name that these keys were made with.
+    /// Returns the name of the hash function.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The key of the block that such an engine calls by a hash.
+    /// Returns the key of the block with this engine hash.
     pub fn key(&self, hash: &ExternalHash) -> BlockKey {
         let [high, low] = match hash {
             ExternalHash::U64(hash) => [*hash; 2],
@@ -69,9 +72,9 @@ impl EngineHashKeys {
                 [high, low]
             }
         };
-        let (high, low) = (mixed(high ^ self.masks[0]), mixed(low ^ self.masks[1]));
-        // 127 bits, of which those from the highest down and from the lowest up are what tables and
-        // trees go by.
+        let high = mixed(high ^ self.masks[0]);
+        let low = mixed(low ^ self.masks[1]);
+        // Tables use the highest of the 127 bits, trees the lowest.
         BlockKey((u128::from(high) << 63) | u128::from(low >> 1))
     }
 }
@@ -90,8 +93,8 @@ impl fmt::Debug for EngineHashKeys {
     }
 }
 
-/// Spreads what nothing says to be uniform over all bits, one to one (splitmix64's last steps:
-/// Steele, Lea and Flood 2014).
+/// Spreads a number that may not be uniform over all bits. The function is a bijection: the last
+/// steps of splitmix64 (Steele, Lea and Flood 2014).
 pub(crate) fn mixed(number: u64) -> u64 {
     let number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let number = (number ^ number >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -105,9 +108,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_follow_from_name_and_hash_and_spread_over_all_bits() {
-        let (one, other) =
-            (EngineHashKeys::new("one").unwrap(), EngineHashKeys::new("other").unwrap());
+    fn keys_depend_on_name_plus_hash_in_all_bits() {
+        let one = EngineHashKeys::new("one").unwrap();
+        let other = EngineHashKeys::new("other").unwrap();
         assert_eq!(one, EngineHashKeys::new("one").unwrap());
         let hashes = || {
             let bytes =
@@ -128,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_short() {
+    fn name_over_255_bytes_is_refused() {
         assert!(EngineHashKeys::new(&"x".repeat(255)).is_some());
         assert!(EngineHashKeys::new(&"x".repeat(256)).is_none());
     }

@@ -1,52 +1,53 @@
-//! What block keys are made with that nobody else knows.
+//! The secret from which all coefficients of block keys are derived.
 
 use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::hash::BuildHasher;
 use std::sync::OnceLock;
 
-/// What whoever sends prompts must not know: with it, two prompts can be found that have the same
+/// A secret that clients must not know: with it one can construct two prompts with the same
 /// [`BlockKey`](crate::BlockKey)s.
 ///
-/// Each process draws one when it makes its first key. Processes that exchange keys, as those do
-/// that read each other's [`PrefixIndex::snapshot`](crate::PrefixIndex::snapshot)s, need the same
-/// one.
+/// Each process draws a secret when it computes its first key. Processes that exchange keys need
+/// the same secret; for example, if one reads the
+/// [`PrefixIndex::snapshot`](crate::PrefixIndex::snapshot)s of another.
 #[derive(Clone, PartialEq, Eq)]
 pub struct KeySecret([u8; 32]);
 
-/// The process has made keys with another secret already.
+/// The error of installing a secret in a process that already uses another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this process has made block keys with another secret already")]
 pub struct KeySecretInUse;
 
-static OF_PROCESS: OnceLock<KeySecret> = OnceLock::new();
+static PROCESS_SECRET: OnceLock<KeySecret> = OnceLock::new();
 
 impl KeySecret {
-    /// The secret of these bytes, which must be random.
+    /// Creates a secret from bytes, which must be random.
     pub const fn new(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// The secret of this process. It is drawn now if there is none.
-    pub fn of_process() -> &'static Self {
-        OF_PROCESS.get_or_init(Self::random)
+    /// Returns the secret of this process. Draws one if there is none yet.
+    pub fn for_process() -> &'static Self {
+        PROCESS_SECRET.get_or_init(Self::random)
     }
 
     /// Makes this the secret of the process.
     ///
     /// # Errors
-    /// When the process has another one already: because it was given one, or has made keys.
+    /// [`KeySecretInUse`] if the process already has another secret, either set earlier or drawn
+    /// for its first key.
     pub fn use_in_process(self) -> Result<(), KeySecretInUse> {
-        let used = OF_PROCESS.get_or_init(|| self.clone());
+        let used = PROCESS_SECRET.get_or_init(|| self.clone());
         if *used == self { Ok(()) } else { Err(KeySecretInUse) }
     }
 
-    /// The secret's bytes, for a process that is to have the same one.
+    /// Returns the secret's bytes, to be passed to a process that needs the same secret.
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }
 
-    /// Tells secrets apart without giving them away.
+    /// Returns a fingerprint that distinguishes secrets without revealing them.
     pub fn fingerprint(&self) -> [u8; 16] {
         let mut fingerprint = [0; 16];
         self.derive("chiasm 2026 fingerprint of the secret of block keys", b"")
@@ -54,14 +55,14 @@ impl KeySecret {
         fingerprint
     }
 
-    /// Bytes without end that follow from the secret and a name, for one purpose.
+    /// Derives an endless stream of bytes from the secret, for one purpose and name.
     pub(super) fn derive(&self, purpose: &str, name: &[u8]) -> blake3::OutputReader {
         blake3::Hasher::new_derive_key(purpose).update(&self.0).update(name).finalize_xof()
     }
 
-    /// A secret of the operating system's random numbers.
+    /// Draws a secret from the operating system's random numbers.
     pub fn random() -> Self {
-        // The standard library's hash maps are keyed with 128 random bits of the operating system.
+        // The standard library keys its hash maps with 128 random bits of the operating system.
         let random = RandomState::new();
         let words = [random.hash_one(0_u8), random.hash_one(1_u8)];
         let bytes: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
@@ -80,11 +81,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_has_one_secret() {
-        let used = KeySecret::of_process().clone();
+    fn second_secret_in_process_is_refused() {
+        let used = KeySecret::for_process().clone();
         assert_eq!(used.clone().use_in_process(), Ok(()));
         assert_eq!(KeySecret::new([7; 32]).use_in_process(), Err(KeySecretInUse));
-        assert_eq!(*KeySecret::of_process(), used);
+        assert_eq!(*KeySecret::for_process(), used);
         assert_ne!(used.fingerprint(), KeySecret::new([7; 32]).fingerprint());
         assert_eq!(format!("{used:?}"), "KeySecret(…)");
     }

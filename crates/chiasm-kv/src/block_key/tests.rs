@@ -19,14 +19,14 @@ fn keys_of(tokens: &[TokenId], media: &[MediaSpan]) -> Vec<BlockKey> {
 }
 
 #[test]
-fn only_full_blocks_have_a_key() {
+fn only_full_blocks_have_keys() {
     for (length, blocks) in [(0, 0), (3, 0), (4, 1), (7, 1), (8, 2)] {
         assert_eq!(keys_of(&tokens(0..length), &[]).len(), blocks, "{length} tokens");
     }
 }
 
 #[test]
-fn a_key_depends_on_everything_before_it() {
+fn key_depends_on_all_preceding_blocks() {
     let keys = keys_of(&tokens([1, 1, 1, 1, 1, 1, 1, 1]), &[]);
     assert_ne!(keys[0], keys[1]);
     let other = keys_of(&tokens([2, 1, 1, 1, 1, 1, 1, 1]), &[]);
@@ -35,7 +35,7 @@ fn a_key_depends_on_everything_before_it() {
 }
 
 #[test]
-fn two_images_of_the_same_layout_share_no_key_from_the_block_they_touch() {
+fn images_of_same_layout_share_no_key_they_touch() {
     let prompt = tokens([9; 16]);
     let one = keys_of(&prompt, &[item(1, 6, 5)]);
     let other = keys_of(&prompt, &[item(2, 6, 5)]);
@@ -46,7 +46,7 @@ fn two_images_of_the_same_layout_share_no_key_from_the_block_they_touch() {
 }
 
 #[test]
-fn images_that_differ_in_their_last_bit_share_no_key() {
+fn images_differing_in_last_bit_share_no_key() {
     let prompt = tokens([9; 4]);
     let mut digest = [0; 32];
     let one = MediaSpan { hash: MmHash::new(digest), offset: 0, length: 4 };
@@ -56,7 +56,7 @@ fn images_that_differ_in_their_last_bit_share_no_key() {
 }
 
 #[test]
-fn the_same_image_at_another_offset_shares_no_key() {
+fn same_image_at_another_offset_shares_no_key() {
     let prompt = tokens([9; 8]);
     let keys: HashSet<_> =
         (0..4).map(|offset| keys_of(&prompt, &[item(1, offset, 4)])[1]).collect();
@@ -64,7 +64,7 @@ fn the_same_image_at_another_offset_shares_no_key() {
 }
 
 #[test]
-fn the_blocks_inside_an_image_differ_by_offset_not_only_by_chain() {
+fn blocks_inside_image_differ_by_offset() {
     let mut hasher = BlockHasher::default();
     let block = tokens([9; 4]);
     let image = MmHash::new([1; 32]);
@@ -83,9 +83,9 @@ fn the_blocks_inside_an_image_differ_by_offset_not_only_by_chain() {
 }
 
 #[test]
-fn items_touch_the_blocks_that_vllm_says() {
-    // Item at 3..5 touches blocks 0 and 1 with offsets 3 and -1, item at 8..12 only block 2 with
-    // offset 0.
+fn items_touch_same_blocks_as_in_vllm() {
+    // The item at 3..5 touches blocks 0 and 1 with offsets 3 and -1. The item at 8..12 touches only
+    // block 2, with offset 0.
     let prompt = tokens([9; 16]);
     let keys = keys_of(&prompt, &[item(2, 8, 4), item(1, 3, 2)]);
     let mut hasher = BlockHasher::default();
@@ -110,8 +110,9 @@ fn items_touch_the_blocks_that_vllm_says() {
 }
 
 #[test]
-fn of_two_items_on_one_range_the_second_is_seen_in_the_last_block() {
-    let (video, audio) = (item(1, 3, 8), item(2, 3, 8));
+fn second_item_of_same_range_is_only_in_last_block() {
+    let video = item(1, 3, 8);
+    let audio = item(2, 3, 8);
     let keys = keys_of(&tokens([9; 20]), &[video, audio, item(3, 13, 9)]);
     let touching: [&[(MmHash, i64)]; 5] = [
         &[(video.hash, 3)],
@@ -136,7 +137,7 @@ fn of_two_items_on_one_range_the_second_is_seen_in_the_last_block() {
 }
 
 #[test]
-fn lora_and_salt_separate_and_are_not_confused() {
+fn lora_or_salt_changes_all_keys() {
     let prompt = tokens(0..8);
     let with =
         |lora, salt| block_keys(&PromptBlocks { tokens: &prompt, media: &[], lora, salt }, BLOCK);
@@ -155,21 +156,19 @@ fn lora_and_salt_separate_and_are_not_confused() {
 }
 
 #[test]
-fn block_sizes_share_no_key() {
+fn different_block_sizes_share_no_key() {
     let prompt = tokens(0..64);
-    let of = |size| {
-        block_keys(
-            &PromptBlocks { tokens: &prompt, ..Default::default() },
-            BlockSize::new(size).unwrap(),
-        )
+    let keys_of_size = |size| -> HashSet<BlockKey> {
+        let prompt = PromptBlocks { tokens: &prompt, ..Default::default() };
+        block_keys(&prompt, BlockSize::new(size).unwrap()).into_iter().collect()
     };
-    let (four, eight): (HashSet<_>, HashSet<_>) =
-        (of(4).into_iter().collect(), of(8).into_iter().collect());
+    let four = keys_of_size(4);
+    let eight = keys_of_size(8);
     assert!(four.is_disjoint(&eight));
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Owned {
+struct OwnedContent {
     parent: Option<u128>,
     tokens: Vec<u32>,
     media: Vec<(u8, i64)>,
@@ -185,12 +184,12 @@ prop_compose! {
         media in proptest::collection::vec((0..2u8, -1..2i64), 0..3),
         lora in proptest::option::of("[ab]{0,2}"),
         salt in proptest::option::of("[ab]{1,2}"),
-    ) -> Owned {
-        Owned { parent, tokens, media, lora, salt }
+    ) -> OwnedContent {
+        OwnedContent { parent, tokens, media, lora, salt }
     }
 }
 
-fn key(content: &Owned) -> BlockKey {
+fn key(content: &OwnedContent) -> BlockKey {
     let media: Vec<_> =
         content.media.iter().map(|(name, offset)| (MmHash::new([*name; 32]), *offset)).collect();
     BlockHasher::default().key(&BlockContent {
@@ -204,13 +203,16 @@ fn key(content: &Owned) -> BlockKey {
 
 proptest! {
     #[test]
-    fn keys_are_equal_exactly_when_the_contents_are(one in content(), other in content()) {
+    fn keys_are_equal_iff_contents_are(one in content(), other in content()) {
         prop_assert_eq!(key(&one) == key(&other), one == other);
     }
 
     #[test]
-    fn blocks_in_a_row_have_the_keys_that_they_have_one_by_one(
-        ids in proptest::collection::vec(prop_oneof![60 => 0..150_000u32, 1 => any::<u32>()], 0..1200),
+    fn series_of_blocks_equals_single_blocks(
+        ids in proptest::collection::vec(
+            prop_oneof![60 => 0..150_000u32, 1 => any::<u32>()],
+            0..1200,
+        ),
         spans in proptest::collection::vec((0..3u8, 0..90usize, 0..300usize), 0..5),
         size in prop_oneof![Just(16u32), Just(32), 1..=70u32],
         lora in proptest::option::of("[ab]{0,2}"),
@@ -226,26 +228,34 @@ proptest! {
                 span
             })
             .collect();
-        let (prompt, size) = (tokens(ids), BlockSize::new(size).unwrap());
+        let prompt = tokens(ids);
+        let size = BlockSize::new(size).unwrap();
         let mut hasher = BlockHasher { kernel: None, ..Default::default() };
         let mut parent = None;
         let expected: Vec<_> = prompt
             .chunks_exact(size.get())
             .enumerate()
             .map(|(block, tokens)| {
-                let (start, end) = (block * size.get(), (block + 1) * size.get());
+                let start = block * size.get();
+                let end = start + size.get();
                 let touching: Vec<_> = media
                     .iter()
                     .filter(|span| span.offset < end && span.offset + span.length > start)
                     .map(|span| (span.hash, span.offset as i64 - start as i64))
                     .collect();
                 let salt = salt.as_deref().filter(|_| block == 0);
-                let content = BlockContent { parent, tokens, media: &touching, lora: lora.as_deref(), salt };
+                let lora = lora.as_deref();
+                let content = BlockContent { parent, tokens, media: &touching, lora, salt };
                 parent = Some(hasher.key(&content));
                 hasher.key(&content)
             })
             .collect();
-        let whole = PromptBlocks { tokens: &prompt, media: &media, lora: lora.as_deref(), salt: salt.as_deref() };
+        let whole = PromptBlocks {
+            tokens: &prompt,
+            media: &media,
+            lora: lora.as_deref(),
+            salt: salt.as_deref(),
+        };
         prop_assert_eq!(&block_keys(&whole, size), &expected);
 
         let kernel = Kernel::fastest().filter(|_| by_kernel);
@@ -253,19 +263,20 @@ proptest! {
         let mut keys = vec![BlockKey(3)];
         text.text_keys(BlockKey(3), &prompt, size.get(), &mut keys);
         for (block, tokens) in prompt.chunks_exact(size.get()).enumerate() {
-            let content = BlockContent { parent: Some(keys[block]), tokens, media: &[], lora: None, salt: None };
+            let parent = Some(keys[block]);
+            let content = BlockContent { parent, tokens, media: &[], lora: None, salt: None };
             prop_assert_eq!(keys[block + 1], hasher.key(&content));
         }
         prop_assert_eq!(keys.len(), 1 + prompt.len() / size.get());
     }
 
     #[test]
-    fn a_longer_prompt_starts_with_the_keys_of_the_shorter(
+    fn longer_prompt_starts_with_keys_of_shorter(
         ids in proptest::collection::vec(0..5u32, 0..40),
         cut in 0..40usize,
         spans in proptest::collection::vec((0..3u8, 0..4usize, 1..9usize), 0..4),
     ) {
-        // Lay the items one after the other, with the given gaps.
+        // Place the items one after the other, with the given gaps.
         let mut end = 0;
         let media: Vec<_> = spans
             .into_iter()

@@ -1,4 +1,4 @@
-//! msgpack → events.
+//! Decoding of msgpack into events: accepts every valid form and allocates.
 
 use chiasm_types::TokenId;
 use rmp::Marker;
@@ -8,25 +8,25 @@ use rmpv::ValueRef;
 use super::{BlockRemoved, BlockStored, ExternalHash, ExtraKey, KvEvent, KvEventBatch};
 use crate::KvError;
 
-/// Values for which room is made before they have come.
-const MOST_AHEAD: usize = 1 << 10;
+/// The maximum number of values for which memory is reserved before they have been read.
+const MAX_RESERVED_VALUES: usize = 1 << 10;
 
-/// The rest of a payload. The functions below each take one value off its front.
+/// The unread part of a payload. Each function below reads one value from its front.
 pub(super) type Input<'i, 'p> = &'i mut &'p [u8];
 pub(super) type Decoded<T> = Result<T, KvError>;
 
-/// Reads the payload frame of one message.
+/// Decodes the payload frame of one message.
 ///
 /// # Errors
-/// [`KvError::Malformed`] when the bytes are not a batch or a known field has another type. Unknown
-/// events, fields and appended positions are no error.
+/// [`KvError::Malformed`] if the bytes are not a batch or a known field has another type. Unknown
+/// events, fields and appended positions are not an error.
 pub fn decode(payload: &[u8]) -> Decoded<KvEventBatch> {
     let (timestamp, events, data_parallel_rank) =
         batch(payload, |input| list(input, "events", event))?;
     Ok(KvEventBatch { timestamp, events, data_parallel_rank })
 }
 
-/// The positions of a batch, whatever becomes of its events.
+/// Reads the positions of a batch: timestamp, events, rank. `events` reads the list of events.
 pub(super) fn batch<E>(
     payload: &[u8],
     events: impl FnOnce(Input<'_, '_>) -> Decoded<E>,
@@ -48,6 +48,7 @@ pub(super) fn batch<E>(
     Ok((timestamp, events, data_parallel_rank))
 }
 
+/// Reads one event.
 pub(super) fn event(input: Input<'_, '_>) -> Decoded<KvEvent> {
     match tag(input)? {
         "BlockStored" => Ok(KvEvent::BlockStored(block_stored(input)?)),
@@ -64,8 +65,8 @@ pub(super) fn event(input: Input<'_, '_>) -> Decoded<KvEvent> {
     }
 }
 
-/// The `type` of the event at the front of `input`, which stays where it is. msgspec writes it
-/// first, but nothing promises that.
+/// Returns the `type` of the event at the front of `input` without consuming the event. msgspec
+/// writes the type first, but does not guarantee it.
 fn tag(mut input: &[u8]) -> Decoded<&str> {
     for _ in 0..map_len(&mut input, "event")? {
         if text(&mut input, "event")? == "type" {
@@ -123,7 +124,7 @@ fn block_stored(input: Input<'_, '_>) -> Decoded<BlockStored> {
             }
         }
     }
-    seen.all_of(["block_hashes", "token_ids", "block_size"])?;
+    seen.check(["block_hashes", "token_ids", "block_size"])?;
     Ok(stored)
 }
 
@@ -147,11 +148,11 @@ fn block_removed(input: Input<'_, '_>) -> Decoded<BlockRemoved> {
             }
         }
     }
-    seen.all_of(["block_hashes"])?;
+    seen.check(["block_hashes"])?;
     Ok(removed)
 }
 
-/// Marks the fields without a default that an event had.
+/// The set of fields without a default that an event has had so far.
 struct Required<const N: usize>([bool; N]);
 
 impl<const N: usize> Default for Required<N> {
@@ -165,7 +166,8 @@ impl<const N: usize> Required<N> {
         self.0[field] = true;
     }
 
-    fn all_of(&self, names: [&'static str; N]) -> Decoded<()> {
+    /// Returns an error that names the first missing field.
+    fn check(&self, names: [&'static str; N]) -> Decoded<()> {
         match self.0.iter().position(|seen| !seen) {
             Some(missing) => Err(malformed(names[missing])),
             None => Ok(()),
@@ -173,6 +175,7 @@ impl<const N: usize> Required<N> {
     }
 }
 
+/// Reads a hash: an integer or a binary string.
 pub(super) fn external_hash(input: Input<'_, '_>) -> Decoded<ExternalHash> {
     match peek(input) {
         Some(Marker::Bin8 | Marker::Bin16 | Marker::Bin32) => {
@@ -186,7 +189,7 @@ pub(super) fn external_hash(input: Input<'_, '_>) -> Decoded<ExternalHash> {
     }
 }
 
-/// The 64 bits of an integer: vLLM's have no sign, SGLang's have one.
+/// Reads an integer as 64 bits. vLLM's hashes are unsigned, SGLang's are signed.
 pub(super) fn integer_hash(input: Input<'_, '_>) -> Decoded<u64> {
     let hash: i128 = integer(input, "block_hashes")?;
     u64::try_from(hash)
@@ -194,8 +197,8 @@ pub(super) fn integer_hash(input: Input<'_, '_>) -> Decoded<u64> {
         .map_err(|_| malformed("block_hashes"))
 }
 
-/// The tokens of an event; none where one of them is no token but a number of more than 32 bits, as
-/// SGLang has in the place of media items.
+/// Reads the tokens of an event. Returns an empty list if a number exceeds 32 bits: SGLang
+/// substitutes such numbers for the tokens of media items.
 pub(super) fn token_ids(input: Input<'_, '_>) -> Decoded<Vec<TokenId>> {
     let numbers: Vec<Option<TokenId>> = list(input, "token_ids", |input| {
         integer(input, "token_ids").map(|number: u64| u32::try_from(number).ok().map(TokenId))
@@ -212,7 +215,7 @@ fn extra_keys(input: Input<'_, '_>) -> Decoded<Vec<ExtraKey>> {
         Some(Marker::FixArray(_) | Marker::Array16 | Marker::Array32) => {
             list(input, "extra_keys", extra_key)
         }
-        // Something newer than a list of keys: keep it as a mark that nobody can read.
+        // A later version's form: kept as an unreadable mark.
         _ => skip(input, "extra_keys").map(|raw| vec![ExtraKey::Other(raw.to_vec())]),
     }
 }
@@ -262,7 +265,7 @@ pub(super) fn text<'p>(input: Input<'_, 'p>, what: &'static str) -> Decoded<&'p 
 }
 
 pub(super) fn integer<T: TryFrom<i128>>(input: Input<'_, '_>, what: &'static str) -> Decoded<T> {
-    // Hashes exceed i64 and offsets are negative: i128 holds both.
+    // Hashes may exceed i64 and offsets may be negative; i128 holds both.
     let wide: i128 = match peek(input) {
         Some(Marker::FixPos(small)) => {
             *input = &input[1..];
@@ -304,16 +307,16 @@ fn list<'p, T>(
     mut read: impl FnMut(Input<'_, 'p>) -> Decoded<T>,
 ) -> Decoded<Vec<T>> {
     let length = array_len(input, what)? as usize;
-    // A length may be a lie that must not reserve memory: a value takes a byte at least, and an
-    // event some hundred times as much here.
-    let mut list = Vec::with_capacity(length.min(input.len()).min(MOST_AHEAD));
+    // The announced length is untrusted and must not reserve memory by itself. A value takes at
+    // least one byte of input, and an event some hundred times as much memory here.
+    let mut list = Vec::with_capacity(length.min(input.len()).min(MAX_RESERVED_VALUES));
     for _ in 0..length {
         list.push(read(input)?);
     }
     Ok(list)
 }
 
-/// Passes over one value of any type and gives its bytes.
+/// Skips one value of any type and returns its bytes.
 pub(super) fn skip<'p>(input: Input<'_, 'p>, what: &'static str) -> Decoded<&'p [u8]> {
     let mut rest = *input;
     rmpv::decode::read_value_ref(&mut rest).map_err(|_| malformed(what))?;

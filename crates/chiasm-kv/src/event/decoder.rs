@@ -1,9 +1,9 @@
-//! msgpack → events, into memory that is used again.
+//! Decoding of msgpack into events, with reused memory.
 //!
-//! What engines publish is read as msgspec writes it: the tag first, the fields in declared order,
-//! those with a default left out or not, later ones after them. An event in any other form is read
-//! again from its start by [`super::decode`], which knows all forms: so both tell the same of all
-//! bytes, and only one of them tells what is wrong.
+//! The fast path reads events as msgspec writes them: the tag first, the fields in declared order
+//! with optional ones present or not, then fields of later versions. An event in any other form is
+//! read again from its start by [`super::decode`], which accepts all forms. So both decoders agree
+//! on all bytes, and only one of them reports errors.
 
 mod form;
 mod room;
@@ -15,22 +15,28 @@ use super::decode::{Decoded, Input, array_len, batch, event};
 use super::{ExternalHash, KvEvent, KvEventBatch};
 use crate::KvError;
 use form::Fields;
-use room::room;
-use spare::{Spare, reused};
+use room::reserve;
+use spare::{Spare, take_or_default};
 
-/// What may be kept from one payload to the next, in bytes. Batches of a busy engine need a few
-/// tens of thousands.
-const MOST_KEPT: usize = 4 << 20;
+/// The maximum number of bytes kept from one payload to the next. Batches of a busy engine need a
+/// few tens of thousands.
+const MAX_KEPT_BYTES: usize = 4 << 20;
 
-/// Bytes of an event for each byte of its msgpack, at most: an [`ExternalHash`] for a small number.
-const LARGEST: usize = size_of::<ExternalHash>();
+/// The maximum number of bytes of an event per byte of its msgpack, reached by an [`ExternalHash`]
+/// of a small number.
+const MAX_EXPANSION: usize = size_of::<ExternalHash>();
 
-/// Reads payloads one after the other. Allocates nothing once it has seen as large ones.
+/// A decoder that reuses the memory of earlier payloads. Decoding allocates nothing once payloads
+/// of the same size have been decoded.
 ///
 /// ```
 /// use chiasm_kv::event::{Decoder, KvEvent, KvEventBatch};
 ///
-/// let batch = KvEventBatch { timestamp: 1.5, events: vec![KvEvent::AllBlocksCleared], data_parallel_rank: Some(0) };
+/// let batch = KvEventBatch {
+///     timestamp: 1.5,
+///     events: vec![KvEvent::AllBlocksCleared],
+///     data_parallel_rank: Some(0),
+/// };
 /// let mut decoder = Decoder::default();
 /// assert_eq!(decoder.decode(&batch.encode()).unwrap(), &batch);
 /// ```
@@ -44,17 +50,17 @@ thread_local! {
     static DECODER: RefCell<Decoder> = RefCell::default();
 }
 
-/// Shows what a payload says, read with memory that belongs to the thread. `take` must not read
-/// another.
+/// Decodes a payload with this thread's decoder and passes the batch to `use_batch`, which must not
+/// call this function again.
 pub(crate) fn with_decoded<T>(
     payload: &[u8],
-    take: impl FnOnce(&KvEventBatch) -> T,
+    use_batch: impl FnOnce(&KvEventBatch) -> T,
 ) -> Result<T, KvError> {
     DECODER.with_borrow_mut(|decoder| {
-        let taken = decoder.decode(payload).map(take);
-        // The thread may see no other payload for long.
-        decoder.forget_large();
-        taken
+        let result = decoder.decode(payload).map(use_batch);
+        // The thread may not decode another payload for a long time.
+        decoder.free_if_large();
+        result
     })
 }
 
@@ -66,12 +72,12 @@ impl Default for Decoder {
 }
 
 impl Decoder {
-    /// Reads what [`decode`](super::decode()) reads; the batch is there until the next one is read.
+    /// Decodes the payload frame of one message, like [`decode`](super::decode()).
     ///
     /// # Errors
-    /// As [`decode`](super::decode()).
+    /// The errors of [`decode`](super::decode()).
     pub fn decode(&mut self, payload: &[u8]) -> Result<&KvEventBatch, KvError> {
-        self.forget_large();
+        self.free_if_large();
         let mut events = 0;
         let (timestamp, (), data_parallel_rank) = batch(payload, |input| {
             for at in 0..array_len(input, "events")? as usize {
@@ -80,47 +86,48 @@ impl Decoder {
             }
             Ok(())
         })?;
-        self.batch.events.drain(events..).for_each(|event| self.spare.keep(event));
-        (self.batch.timestamp, self.batch.data_parallel_rank) = (timestamp, data_parallel_rank);
+        self.batch.events.drain(events..).for_each(|event| self.spare.recycle(event));
+        self.batch.timestamp = timestamp;
+        self.batch.data_parallel_rank = data_parallel_rank;
         Ok(&self.batch)
     }
 
-    /// Gives up the memory that a large payload has left.
-    fn forget_large(&mut self) {
-        if self.spare.kept > MOST_KEPT {
+    /// Frees all memory after a large payload.
+    fn free_if_large(&mut self) {
+        if self.spare.kept_bytes > MAX_KEPT_BYTES {
             *self = Self::default();
         }
     }
 
-    /// Puts the next event in its place.
+    /// Reads the next event into index `at`.
     fn event(&mut self, at: usize, input: Input<'_, '_>) -> Decoded<()> {
         let mut rest = *input;
         if self.expected_event(at, &mut rest).is_none() {
             rest = *input;
             let event = event(&mut rest)?;
-            self.spare.kept += LARGEST * (input.len() - rest.len());
+            self.spare.kept_bytes += MAX_EXPANSION * (input.len() - rest.len());
             self.put(at, event);
         }
         *input = rest;
         Ok(())
     }
 
-    /// Reads an event as msgspec writes it, `None` for any other; the input and the place are in
-    /// any state then.
+    /// Reads an event in the form that msgspec writes. May return `None` for other forms, and then
+    /// leaves the input and the event at `at` in an unspecified state.
     fn expected_event(&mut self, at: usize, input: Input<'_, '_>) -> Option<()> {
-        let mut fields = Fields::of(input)?;
-        if fields.next(input, b"\xa4type\xabBlockStored") {
+        let mut fields = Fields::read(input)?;
+        if fields.take_name(input, b"\xa4type\xabBlockStored") {
             if !matches!(self.batch.events.get(at), Some(KvEvent::BlockStored(_))) {
-                let stored = reused(&mut self.spare.stored, &mut self.spare.kept);
+                let stored = take_or_default(&mut self.spare.stored, &mut self.spare.kept_bytes);
                 self.put(at, KvEvent::BlockStored(stored));
             }
             let Some(KvEvent::BlockStored(stored)) = self.batch.events.get_mut(at) else {
                 return None;
             };
             self.spare.block_stored(input, fields, stored)
-        } else if fields.next(input, b"\xa4type\xacBlockRemoved") {
+        } else if fields.take_name(input, b"\xa4type\xacBlockRemoved") {
             if !matches!(self.batch.events.get(at), Some(KvEvent::BlockRemoved(_))) {
-                let removed = reused(&mut self.spare.removed, &mut self.spare.kept);
+                let removed = take_or_default(&mut self.spare.removed, &mut self.spare.kept_bytes);
                 self.put(at, KvEvent::BlockRemoved(removed));
             }
             let Some(KvEvent::BlockRemoved(removed)) = self.batch.events.get_mut(at) else {
@@ -132,12 +139,12 @@ impl Decoder {
         }
     }
 
-    /// Events follow each other: `at` is at most their number.
+    /// Sets the event at index `at`, which is at most the number of events.
     fn put(&mut self, at: usize, event: KvEvent) {
         match self.batch.events.get_mut(at) {
-            Some(place) => self.spare.keep(std::mem::replace(place, event)),
+            Some(slot) => self.spare.recycle(std::mem::replace(slot, event)),
             None => {
-                room(&mut self.batch.events, 1, &mut self.spare.kept);
+                reserve(&mut self.batch.events, 1, &mut self.spare.kept_bytes);
                 self.batch.events.push(event);
             }
         }

@@ -1,5 +1,7 @@
-//! Events → msgpack, byte for byte as msgspec writes vLLM's structs: the tag first, the fields in
-//! declared order, those with a default left out when they have it.
+//! Encoding of events as msgpack, byte for byte as msgspec writes vLLM's structs.
+//!
+//! The tag comes first, then the fields in declared order. Fields that have their default are left
+//! out.
 
 use std::convert::Infallible;
 
@@ -10,7 +12,7 @@ use super::{BlockRemoved, BlockStored, ExternalHash, ExtraKey, KvEvent, KvEventB
 type Written = Result<(), ValueWriteError<Infallible>>;
 
 impl KvEventBatch {
-    /// The payload frame of one message.
+    /// Encodes the batch as the payload frame of one message.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = ByteBuf::new();
         #[expect(clippy::expect_used, reason = "the writer's error type is Infallible")]
@@ -48,7 +50,7 @@ fn tagged(out: &mut ByteBuf, tag: &str, fields: usize) -> Written {
 }
 
 fn block_stored(out: &mut ByteBuf, stored: &BlockStored) -> Written {
-    let defaulted = [
+    let optional_fields = [
         stored.extra_keys.is_some(),
         stored.group_idx.is_some(),
         stored.kv_cache_spec_kind.is_some(),
@@ -58,7 +60,7 @@ fn block_stored(out: &mut ByteBuf, stored: &BlockStored) -> Written {
         stored.session_id.is_some(),
         stored.lookahead_token_ids.is_some(),
     ];
-    tagged(out, "BlockStored", 7 + defaulted.into_iter().filter(|given| *given).count())?;
+    tagged(out, "BlockStored", 7 + optional_fields.into_iter().filter(|is_set| *is_set).count())?;
     list(out, "block_hashes", &stored.block_hashes, external_hash)?;
     encode::write_str(out, "parent_block_hash")?;
     or_nil(out, stored.parent_block_hash.as_ref(), external_hash)?;
@@ -74,12 +76,12 @@ fn block_stored(out: &mut ByteBuf, stored: &BlockStored) -> Written {
     if let Some(blocks) = &stored.extra_keys {
         list(out, "extra_keys", blocks, |out, block| or_nil(out, block.as_deref(), extra_keys))?;
     }
-    given(out, "group_idx", stored.group_idx, unsigned)?;
-    given(out, "kv_cache_spec_kind", stored.kv_cache_spec_kind.as_deref(), encode::write_str)?;
-    given(out, "kv_cache_spec_sliding_window", stored.kv_cache_spec_sliding_window, unsigned)?;
-    given(out, "locality", stored.locality.as_deref(), encode::write_str)?;
-    given(out, "ownership", stored.ownership.as_deref(), encode::write_str)?;
-    given(out, "session_id", stored.session_id.as_deref(), encode::write_str)?;
+    if_some(out, "group_idx", stored.group_idx, unsigned)?;
+    if_some(out, "kv_cache_spec_kind", stored.kv_cache_spec_kind.as_deref(), encode::write_str)?;
+    if_some(out, "kv_cache_spec_sliding_window", stored.kv_cache_spec_sliding_window, unsigned)?;
+    if_some(out, "locality", stored.locality.as_deref(), encode::write_str)?;
+    if_some(out, "ownership", stored.ownership.as_deref(), encode::write_str)?;
+    if_some(out, "session_id", stored.session_id.as_deref(), encode::write_str)?;
     if let Some(blocks) = &stored.lookahead_token_ids {
         list(out, "lookahead_token_ids", blocks, |out, ahead| {
             elements(out, ahead, |out, token| unsigned(out, token.0))
@@ -89,15 +91,15 @@ fn block_stored(out: &mut ByteBuf, stored: &BlockStored) -> Written {
 }
 
 fn block_removed(out: &mut ByteBuf, removed: &BlockRemoved) -> Written {
-    let defaulted =
+    let optional_fields =
         [removed.group_idx.is_some(), removed.locality.is_some(), removed.ownership.is_some()];
-    tagged(out, "BlockRemoved", 2 + defaulted.into_iter().filter(|given| *given).count())?;
+    tagged(out, "BlockRemoved", 2 + optional_fields.into_iter().filter(|is_set| *is_set).count())?;
     list(out, "block_hashes", &removed.block_hashes, external_hash)?;
     encode::write_str(out, "medium")?;
     or_nil(out, removed.medium.as_deref(), encode::write_str)?;
-    given(out, "group_idx", removed.group_idx, unsigned)?;
-    given(out, "locality", removed.locality.as_deref(), encode::write_str)?;
-    given(out, "ownership", removed.ownership.as_deref(), encode::write_str)
+    if_some(out, "group_idx", removed.group_idx, unsigned)?;
+    if_some(out, "locality", removed.locality.as_deref(), encode::write_str)?;
+    if_some(out, "ownership", removed.ownership.as_deref(), encode::write_str)
 }
 
 fn external_hash(out: &mut ByteBuf, hash: &ExternalHash) -> Written {
@@ -142,7 +144,7 @@ fn elements<T>(
     values.iter().try_for_each(|value| write(out, value))
 }
 
-fn given<T>(
+fn if_some<T>(
     out: &mut ByteBuf,
     name: &str,
     value: Option<T>,

@@ -24,7 +24,7 @@ pub(super) fn to_bytes(value: &Value) -> Vec<u8> {
     bytes
 }
 
-/// The batch as a tree that a test can change.
+/// Returns the batch as a tree of values that a test can change.
 pub(super) fn tree(batch: &KvEventBatch) -> Value {
     rmpv::decode::read_value(&mut &batch.encode()[..]).unwrap()
 }
@@ -37,17 +37,15 @@ fn first_event(tree: &mut Value) -> &mut Vec<(Value, Value)> {
 }
 
 #[test]
-fn positions_events_and_fields_of_later_versions_are_skipped() {
+fn unknown_parts_of_later_versions_are_skipped() {
     let known = batch(vec![KvEvent::BlockStored(stored())]);
     let mut later = tree(&known);
-    let unheard_of =
-        Value::Map(vec![("nested".into(), Value::Array(vec![Value::Nil, 1.5.into()]))]);
-    first_event(&mut later).insert(1, ("new_field".into(), unheard_of.clone()));
+    let unknown = Value::Map(vec![("nested".into(), Value::Array(vec![Value::Nil, 1.5.into()]))]);
+    first_event(&mut later).insert(1, ("new_field".into(), unknown.clone()));
     let Value::Array(positions) = &mut later else { panic!() };
-    positions.push(unheard_of.clone());
+    positions.push(unknown.clone());
     let Value::Array(events) = &mut positions[1] else { panic!() };
-    events
-        .push(Value::Map(vec![("what".into(), unheard_of), ("type".into(), "BlockDreamt".into())]));
+    events.push(Value::Map(vec![("what".into(), unknown), ("type".into(), "BlockDreamt".into())]));
 
     let decoded = decode(&to_bytes(&later)).unwrap();
     assert_eq!(decoded.events[..1], known.events[..]);
@@ -56,15 +54,15 @@ fn positions_events_and_fields_of_later_versions_are_skipped() {
 }
 
 #[test]
-fn the_tag_may_come_last() {
+fn tag_in_last_position_is_found() {
     let known = batch(vec![KvEvent::BlockStored(stored())]);
-    let mut turned = tree(&known);
-    first_event(&mut turned).reverse();
-    assert_eq!(decode(&to_bytes(&turned)).unwrap(), known);
+    let mut reversed = tree(&known);
+    first_event(&mut reversed).reverse();
+    assert_eq!(decode(&to_bytes(&reversed)).unwrap(), known);
 }
 
 #[test]
-fn what_is_left_out_has_its_default() {
+fn missing_optional_fields_have_defaults() {
     let mut shortest = tree(&batch(vec![KvEvent::BlockStored(stored())]));
     first_event(&mut shortest).retain(|(name, _)| {
         ["type", "block_hashes", "token_ids", "block_size"].contains(&name.as_str().unwrap())
@@ -79,7 +77,7 @@ fn what_is_left_out_has_its_default() {
 }
 
 #[test]
-fn a_missing_or_mistyped_field_is_named() {
+fn missing_or_mistyped_field_is_named_in_error() {
     for (field, wrong) in [
         ("block_hashes", None),
         ("token_ids", None),
@@ -107,7 +105,7 @@ fn a_missing_or_mistyped_field_is_named() {
 }
 
 #[test]
-fn marks_that_are_neither_pair_nor_text_are_kept_as_they_are() {
+fn extra_keys_of_other_types_are_kept_as_bytes() {
     let digest = to_bytes(&Value::Binary(vec![1, 2, 3]));
     let triple = to_bytes(&Value::Array(vec!["mm".into(), "id".into(), 3.into()]));
     let keys = vec![Some(vec![
@@ -122,7 +120,7 @@ fn marks_that_are_neither_pair_nor_text_are_kept_as_they_are() {
 }
 
 #[test]
-fn a_huge_announced_length_is_an_error_not_an_allocation() {
+fn huge_announced_length_is_refused() {
     // [1.5, [ … u32::MAX elements …
     let mut bytes = vec![0x93];
     rmp::encode::write_f64(&mut bytes, 1.5).unwrap();
@@ -162,9 +160,20 @@ prop_compose! {
         let mut texts = texts.into_iter();
         let mut text = || texts.next().unwrap();
         BlockStored {
-            block_hashes, parent_block_hash, token_ids, block_size, lora_id, group_idx, extra_keys,
-            kv_cache_spec_sliding_window, lookahead_token_ids,
-            medium: text(), lora_name: text(), kv_cache_spec_kind: text(), locality: text(), ownership: text(),
+            block_hashes,
+            parent_block_hash,
+            token_ids,
+            block_size,
+            lora_id,
+            group_idx,
+            extra_keys,
+            kv_cache_spec_sliding_window,
+            lookahead_token_ids,
+            medium: text(),
+            lora_name: text(),
+            kv_cache_spec_kind: text(),
+            locality: text(),
+            ownership: text(),
             session_id: text(),
         }
     }
@@ -190,7 +199,7 @@ pub(super) fn any_event() -> impl Strategy<Value = KvEvent> {
 
 proptest! {
     #[test]
-    fn what_is_encoded_decodes_to_the_same(
+    fn encoded_batch_decodes_to_itself(
         timestamp in -1e12..1e12f64,
         events in vec(any_event(), 0..5),
         data_parallel_rank in option::of(any::<u32>()),

@@ -1,4 +1,4 @@
-//! The blocks of one KV-cache group of one worker in one tier, by the engine's hashes for them.
+//! A cache: the blocks of one KV-cache group of one worker in one tier, by the engine's hashes.
 
 mod entry;
 mod presumed;
@@ -8,52 +8,53 @@ mod shedding;
 use std::collections::HashMap;
 
 use super::holders::HolderId;
-use super::radix_tree::{Position, RadixTree, Segment};
+use super::radix_tree::{HeldBlock, Position, RadixTree, Segment};
 use super::table::Table;
 use super::trees::Trees;
 use super::use_counter::UseCounter;
 use crate::block_key::{BlockKey, BuildBlockKeyHasher, mixed};
 use crate::event::ExternalHash;
 use entry::Entry;
-pub(super) use shedding::Old;
+pub(super) use shedding::ShedCandidate;
 
-/// The prompts that any worker holds blocks of, and the count of their uses. All workers share
-/// them.
+/// The trees of all prompts and the clock of their uses, which all workers share.
 pub(super) struct Prompts {
     pub(super) trees: Trees,
     pub(super) uses: UseCounter,
 }
 
-/// The blocks that one worker holds of one KV-cache group in one tier, by its engine's hashes: what
-/// engines say is by hash, and where a block is in the trees is told once, when it is stored.
-/// Behind its worker's lock, which is taken before any tree's. [`PrefixIndex`](super::PrefixIndex)
-/// has the rules.
+/// The blocks that one worker holds of one KV-cache group in one tier, by the engine's hashes.
 ///
-/// Invariant: between events, a tree has this holder at a block exactly when a keyed entry's
-/// position is that block.
+/// Events identify blocks by hash. The position of a block in the trees is recorded when the block
+/// is stored. A cache is behind its worker's lock, which is taken before any tree's.
+/// [`PrefixIndex`](super::PrefixIndex) describes the rules.
+///
+/// Invariant: between events, a tree has this holder at a block exactly when the position of a
+/// keyed entry is that block.
 pub(super) struct Cache {
     holder: HolderId,
-    /// Each hash that the engine holds copies of, with where its block is.
+    /// The hashes of which the engine holds copies, with the positions of their blocks.
     entries: Table<Entry>,
-    /// Copies beyond one, of those hashes that have several.
+    /// The number of copies beyond the first, for hashes with several copies.
     copies: HashMap<EngineHash, u32>,
-    /// How many hashes beyond one have this key, for those keys that have several: the engine tells
-    /// blocks apart that we don't, such as those of two LoRA adapters with the same name.
+    /// The number of hashes beyond the first, for keys with several hashes. The engine
+    /// distinguishes some blocks that we don't, such as those of two LoRA adapters with the same
+    /// name.
     aliases: HashMap<BlockKey, u32, BuildBlockKeyHasher>,
     counts: CacheCounts,
-    /// Copies whose block is not sure yet.
+    /// Copies that may be of another block than the first copy.
     to_recheck: Vec<Recheck>,
-    /// Blocks that share their hash with others, to be released.
+    /// The blocks to release because their hash is shared with another block.
     collided: Vec<Position>,
 }
 
-/// A copy of a hash that an event tells of as this block, while the cache has the hash for what may
-/// be another one. The tree is needed to tell, so it waits for [`Cache::recheck`].
+/// A copy whose hash the cache already has, maybe for another block. [`Cache::recheck`] decides it
+/// with the tree.
 struct Recheck {
     hash: EngineHash,
     key: BlockKey,
     position: Position,
-    new: bool,
+    is_new: bool,
 }
 
 /// A cache's share of [`WorkerIndexStats`](super::WorkerIndexStats).
@@ -64,8 +65,8 @@ pub(super) struct CacheCounts {
     pub(super) shed: u64,
 }
 
-/// An engine's hash of a block, in 64 bits: those that the engine sent, or of its longer ones as
-/// many of their BLAKE3; mixed, as nothing says that their bits are uniform.
+/// An engine's hash of a block in 64 bits: the hash itself, or 64 bits of the BLAKE3 of a longer
+/// one. Mixed, because engines don't guarantee uniform bits.
 pub(super) type EngineHash = u64;
 
 impl Cache {
@@ -81,8 +82,8 @@ impl Cache {
         }
     }
 
-    /// Becomes an empty cache under another id, and returns what it was.
-    pub(super) fn renew(&mut self, holder: HolderId) -> Self {
+    /// Replaces the cache by an empty one with another holder, and returns the old cache.
+    pub(super) fn replace(&mut self, holder: HolderId) -> Self {
         let mut new = Self::new(holder);
         new.counts.shed = self.counts.shed;
         std::mem::replace(self, new)
@@ -92,7 +93,7 @@ impl Cache {
         self.holder
     }
 
-    /// Where the keyed blocks are, in order.
+    /// Returns the positions of the keyed blocks, sorted.
     pub(super) fn positions(&self) -> Vec<Position> {
         let mut positions: Vec<Position> =
             self.entries.iter().filter_map(Entry::position).collect();
@@ -100,23 +101,24 @@ impl Cache {
         positions
     }
 
-    /// Every hash, with where its block is if that is known.
+    /// Returns every hash, with the position of its block if the block is keyed.
     pub(super) fn blocks(&self) -> impl Iterator<Item = (EngineHash, Option<Position>)> {
         self.entries.iter().map(|entry| (entry.hash, entry.position()))
     }
 
-    /// Copies beyond one, of those hashes that have several.
-    pub(super) fn several(&self) -> &HashMap<EngineHash, u32> {
+    /// Returns the number of copies beyond the first, for hashes with several copies.
+    pub(super) fn extra_copies(&self) -> &HashMap<EngineHash, u32> {
         &self.copies
     }
 
+    /// Returns `true` if the cache has this hash.
     pub(super) fn has(&self, hash: EngineHash) -> bool {
         self.entry(hash).is_some()
     }
 
-    /// One copy of a hash that the cache does not have, of a block that the tree says is held here;
-    /// `is_first` unless another hash has it too.
-    pub(super) fn put(
+    /// Inserts a hash that the cache does not have, for a block that its holder already has in the
+    /// tree. `is_first` is `false` if another hash has the same block.
+    pub(super) fn insert(
         &mut self,
         hash: EngineHash,
         key: BlockKey,
@@ -127,9 +129,9 @@ impl Cache {
         self.count(key, is_first);
     }
 
-    /// Says how many copies beyond one a hash has. False if the cache does not have it, or knows
-    /// already.
-    pub(super) fn put_copies(&mut self, hash: EngineHash, copies: u32) -> bool {
+    /// Sets the number of copies beyond the first. Returns `false` if the cache does not have the
+    /// hash or its copies are already set.
+    pub(super) fn set_extra_copies(&mut self, hash: EngineHash, copies: u32) -> bool {
         let Some(entry) = self.entries.get_mut(hash, |_| true).filter(|entry| !entry.has_several())
         else {
             return false;
@@ -143,14 +145,15 @@ impl Cache {
         self.entries.get(hash, |_| true)
     }
 
-    /// Where a block is that is keyed.
+    /// Returns the position of a hash's block, if it is keyed.
     pub(super) fn position_of(&self, hash: EngineHash) -> Option<Position> {
         self.entry(hash).and_then(Entry::position)
     }
 
-    /// One copy more of each of these blocks, which the tree says are held here now. Pushes those
-    /// that the cache did not hold. Needs no tree, so that nobody waits for it; but see
-    /// [`Cache::has_to_recheck`].
+    /// Counts one more copy of each block in `segments`, which the holder now has in the tree.
+    /// Pushes the blocks that are new to the cache to `added`.
+    ///
+    /// Needs no lock of a tree, but [`Cache::needs_recheck`] may require one afterwards.
     pub(super) fn count_copies(
         &mut self,
         hashes: &[EngineHash],
@@ -163,20 +166,20 @@ impl Cache {
             for ((hash, key), at) in blocks.by_ref().take(segment.len as usize).zip(0..) {
                 let position =
                     Position { node: segment.position.node, at: segment.position.at + at };
-                let new = !(segment.before.0..segment.before.1).contains(&at);
-                self.count_copy(hash, key, position, new, added);
+                let is_new = !(segment.before.0..segment.before.1).contains(&at);
+                self.count_copy(hash, HeldBlock { position, key, is_new }, added);
             }
         }
-        // Where the tree has no room.
+        // The tree had no room for the remaining blocks.
         blocks.for_each(|(hash, _)| self.store_unknown(hash));
     }
 
-    /// Whether [`Cache::recheck`] has to follow.
-    pub(super) fn has_to_recheck(&self) -> bool {
+    /// Returns `true` if [`Cache::recheck`] must follow.
+    pub(super) fn needs_recheck(&self) -> bool {
         !self.to_recheck.is_empty()
     }
 
-    /// One copy more of a block that is somewhere in the tree already.
+    /// Stores one more copy of a block that is already in a tree.
     pub(super) fn store_at(
         &mut self,
         hash: EngineHash,
@@ -186,15 +189,16 @@ impl Cache {
     ) {
         let mut tree = prompts.trees.write(Trees::tree_with(position.node));
         match tree.hold_at(position, self.holder, &prompts.uses) {
-            Some((position, key, new)) => {
-                self.count_copy(hash, key, position, new, added);
+            Some(block) => {
+                self.count_copy(hash, block, added);
                 self.recheck(&mut tree, added);
             }
             None => self.store_unknown(hash),
         }
     }
 
-    /// One copy more of a block whose key is unknown, unless others tell.
+    /// Stores one more copy of a hash without a key. If an earlier copy has a key, the new one
+    /// counts for the same block.
     pub(super) fn store_unknown(&mut self, hash: EngineHash) {
         let (entry, is_new) = self.entries.entry(hash, |_| true, || Entry::new(hash, None));
         if is_new {
@@ -205,8 +209,8 @@ impl Cache {
         }
     }
 
-    /// What the copies are that are here, if that was not known.
-    pub(super) fn tell(
+    /// Gives a hash without a key the block at `position`.
+    pub(super) fn resolve(
         &mut self,
         hash: EngineHash,
         position: Position,
@@ -215,98 +219,98 @@ impl Cache {
         added: &mut Vec<(EngineHash, BlockKey)>,
     ) {
         if self.entry(hash).is_some_and(|entry| entry.position().is_none())
-            && let Some((position, key, new)) = tree.hold_at(position, self.holder, uses)
+            && let Some(block) = tree.hold_at(position, self.holder, uses)
         {
-            self.identify(hash, key, position, new, added);
+            self.identify(hash, block, added);
         }
     }
 
-    /// Brings near what events about these hashes need, all at a time: to wait for one after the
-    /// other takes longer. First the slots, then, for those of `ends`, what the slots lead to.
-    pub(super) fn warm(&self, hashes: &[EngineHash], ends: &[EngineHash], prompts: &Prompts) {
-        self.entries.warm(hashes.iter().copied());
+    /// Loads the memory that events with these hashes need into the cache, with overlapping loads.
+    /// First the slots of `hashes`, then the tree nodes of `ends`.
+    pub(super) fn prefetch(&self, hashes: &[EngineHash], ends: &[EngineHash], prompts: &Prompts) {
+        self.entries.prefetch(hashes.iter().copied());
         let positions = ends.iter().filter_map(|hash| self.position_of(*hash));
         let mut tree = None;
-        let mut all = 0;
+        let mut touched = 0;
         for position in positions {
             let number = Trees::tree_with(position.node);
             let (_, tree) = match tree.take().filter(|(known, _)| *known == number) {
                 Some(known) => tree.insert(known),
                 None => tree.insert((number, prompts.trees.read(number))),
             };
-            all ^= tree.touch(position);
+            touched ^= tree.touch(position);
         }
-        std::hint::black_box(all);
+        std::hint::black_box(touched);
     }
 
     pub(super) fn counts(&self) -> CacheCounts {
         self.counts
     }
 
-    /// Number of hashes that the worker holds.
+    /// Returns the number of hashes.
     pub(super) fn len(&self) -> usize {
         self.entries.len()
     }
 
+    /// Returns the number of bytes on the heap.
     pub(super) fn bytes(&self) -> usize {
-        // A map's slot is as large as what is in it, and one byte.
+        // A slot of a map takes its content and one byte.
         self.entries.bytes()
             + self.aliases.capacity() * (size_of::<(BlockKey, u32)>() + 1)
             + self.copies.capacity() * (size_of::<(EngineHash, u32)>() + 1)
     }
 
-    /// One copy of a block that the tree says is held here now, and whether it was not before.
+    /// Counts one copy of a block that the holder now has in the tree.
     fn count_copy(
         &mut self,
         hash: EngineHash,
-        key: BlockKey,
-        position: Position,
-        new: bool,
+        block: HeldBlock,
         added: &mut Vec<(EngineHash, BlockKey)>,
     ) {
+        let HeldBlock { position, key, is_new } = block;
         let (entry, is_first) =
             self.entries.entry(hash, |_| true, || Entry::new(hash, Some(position)));
         if is_first {
-            added.extend(new.then_some((hash, key)));
-            return self.count(key, new);
+            added.extend(is_new.then_some((hash, key)));
+            return self.count(key, is_new);
         }
         entry.set_several(true);
         let is_known = entry.position() == Some(position);
         *self.copies.entry(hash).or_default() += 1;
         if !is_known {
-            self.to_recheck.push(Recheck { hash, key, position, new });
+            self.to_recheck.push(Recheck { hash, key, position, is_new });
         }
     }
 
-    /// Looks at copies of hashes that were here for a block with another position, or none.
+    /// Decides for each copy whose hash had another position, or none, which block it belongs to.
     pub(super) fn recheck(
         &mut self,
         tree: &mut RadixTree,
         added: &mut Vec<(EngineHash, BlockKey)>,
     ) {
-        for Recheck { hash, key, position, new } in std::mem::take(&mut self.to_recheck) {
+        for Recheck { hash, key, position, is_new } in std::mem::take(&mut self.to_recheck) {
             let Some(entry) = self.entries.get_mut(hash, |_| true) else { continue };
             match entry.position() {
-                None => self.identify(hash, key, position, new, added),
+                None => self.identify(hash, HeldBlock { position, key, is_new }, added),
                 Some(other)
                     if Trees::same_tree(other.node, position.node)
                         && tree.find(other) == tree.find(position) => {}
                 Some(other) => {
-                    // One hash of two blocks: neither counts.
+                    // The hash stands for two blocks, so neither counts.
                     entry.set_position(None);
                     self.counts.unkeyed += 1;
-                    if new {
+                    if is_new {
                         tree.release(position, 1, self.holder);
                     }
-                    // It may be in another tree.
+                    // The other block may be in another tree.
                     self.collided.push(other);
                 }
             }
         }
     }
 
-    /// Releases the blocks that were found to share their hash. No tree may be locked: they may be
-    /// in any.
+    /// Releases the blocks that share their hash with another block. The caller must not have
+    /// locked any tree, because the blocks may be in all of them.
     pub(super) fn release_collided(&mut self, prompts: &Prompts) {
         if !self.collided.is_empty() {
             let collided = std::mem::take(&mut self.collided);
@@ -314,34 +318,33 @@ impl Cache {
         }
     }
 
-    /// The key of an entry becomes known.
+    /// Sets the block of an entry without a key.
     fn identify(
         &mut self,
         hash: EngineHash,
-        key: BlockKey,
-        position: Position,
-        new: bool,
+        block: HeldBlock,
         added: &mut Vec<(EngineHash, BlockKey)>,
     ) {
+        let HeldBlock { position, key, is_new } = block;
         if let Some(entry) = self.entries.get_mut(hash, |_| true) {
             entry.set_position(Some(position));
             self.counts.unkeyed -= 1;
-            added.extend(new.then_some((hash, key)));
-            self.count(key, new);
+            added.extend(is_new.then_some((hash, key)));
+            self.count(key, is_new);
         }
     }
 
-    /// One more hash of a block, its first one if it is `new` here.
-    fn count(&mut self, key: BlockKey, new: bool) {
-        if new {
+    /// Counts one more hash of a block: as a new block or as an alias.
+    fn count(&mut self, key: BlockKey, is_new: bool) {
+        if is_new {
             self.counts.blocks += 1;
         } else {
             *self.aliases.entry(key).or_default() += 1;
         }
     }
 
-    /// Forgets all copies of a hash.
-    fn forget(&mut self, hash: EngineHash, prompts: &Prompts) {
+    /// Removes all copies of a hash.
+    fn remove_all_copies(&mut self, hash: EngineHash, prompts: &Prompts) {
         let Some(entry) = self.entries.remove(hash, |_| true) else { return };
         if entry.has_several() {
             self.copies.remove(&hash);
@@ -353,7 +356,7 @@ impl Cache {
     }
 }
 
-/// The hash of a block as tables have it.
+/// Returns the hash of a block in the form that tables use.
 pub(super) fn engine_hash(hash: &ExternalHash) -> EngineHash {
     mixed(match hash {
         ExternalHash::U64(hash) => *hash,
@@ -367,7 +370,7 @@ pub(super) fn engine_hash(hash: &ExternalHash) -> EngineHash {
     })
 }
 
-/// The hash that was mixed.
+/// Returns the engine's hash before mixing.
 #[cfg(test)]
 pub(super) fn unmixed(hash: EngineHash) -> u64 {
     let hash = (hash ^ hash >> 31 ^ hash >> 62).wrapping_mul(0x3196_42b2_d24d_8ec3);

@@ -1,5 +1,5 @@
-//! Several KV-cache groups and tiers against a model that goes through the whole history for each
-//! answer.
+//! Several KV-cache groups and tiers, against a model that replays the whole history for each
+//! lookup.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -8,7 +8,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-use super::leaving_tests::Chores;
+use super::release_tests::Chores;
 use super::*;
 use crate::event::{BlockRemoved, BlockStored, ExternalHash};
 use crate::{PromptBlocks, block_keys};
@@ -17,7 +17,7 @@ const BLOCK: BlockSize = BlockSize::new(2).unwrap();
 const WORKER: WorkerId = WorkerId(3);
 const GPU: &str = "GPU";
 
-/// A block with all tokens before it.
+/// The tokens of a block and of all blocks before it.
 type Past = Vec<TokenId>;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -26,12 +26,13 @@ enum Kind {
     Unknown,
     Chunked,
     Mamba,
-    /// A window of so many tokens.
+    /// A sliding window of the given number of tokens.
     Window(u32),
 }
 
 impl Kind {
-    fn on_the_wire(self) -> (Option<String>, Option<u32>) {
+    /// Returns the kind and the window as events contain them.
+    fn to_wire(self) -> (Option<String>, Option<u32>) {
         match self {
             Self::Full => (Some("full_attention".into()), None),
             Self::Unknown => (None, None),
@@ -41,12 +42,12 @@ impl Kind {
         }
     }
 
-    /// Blocks that must be there, of the first `length`.
-    fn needs(self, length: usize) -> std::ops::Range<usize> {
+    /// Returns the blocks that the group must hold of the first `length` blocks.
+    fn needed(self, length: usize) -> std::ops::Range<usize> {
         let last = match self {
             Self::Full | Self::Unknown | Self::Chunked => length,
             Self::Mamba => 1,
-            // Blocks that have one of the tokens before the next one that it attends to.
+            // The blocks of all tokens to which the next token attends.
             Self::Window(window) => {
                 (1..window as usize).map(|back| back.div_ceil(BLOCK.get())).max().unwrap_or(1)
             }
@@ -54,7 +55,8 @@ impl Kind {
         length.saturating_sub(last)..length
     }
 
-    fn all(self) -> bool {
+    /// Returns `true` if the group needs all leading blocks.
+    fn needs_all(self) -> bool {
         matches!(self, Self::Full | Self::Unknown | Self::Chunked)
     }
 }
@@ -67,7 +69,7 @@ enum Step {
         prompt: usize,
         from: usize,
         to: usize,
-        /// Says which of these blocks the group keeps; all when there is none.
+        /// The blocks that the group keeps; all if there is no mask.
         mask: Option<Vec<bool>>,
     },
     Remove {
@@ -84,7 +86,7 @@ enum Step {
     Cleared,
     Reset,
     Replace,
-    /// Another index goes on, from a snapshot of this one.
+    /// Continues in another index, from a snapshot of this one.
     HandOver,
 }
 
@@ -117,9 +119,9 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What happened, in the engine's words.
+/// A past step in terms of the engine's hashes.
 #[derive(Clone)]
-enum Happened {
+enum Record {
     Stored {
         medium: &'static str,
         group: u32,
@@ -136,21 +138,30 @@ enum Happened {
     Replaced,
 }
 
-/// Goes through all that happened.
+/// A copy of a block.
+struct BlockCopy {
+    medium: &'static str,
+    group: u32,
+    name: u64,
+    /// The block's content, if events have revealed it.
+    past: Option<Past>,
+}
+
+/// A reference model that replays the history.
 #[derive(Default)]
 struct Model {
     groups: BTreeMap<u32, Kind>,
-    /// Groups that any tier has named.
+    /// The groups that events of any tier have named.
     seen: BTreeSet<u32>,
-    copies: Vec<(&'static str, u32, u64, Option<Past>)>,
+    copies: Vec<BlockCopy>,
 }
 
 impl Model {
-    fn of(history: &[Happened], kinds: &[Kind]) -> Self {
+    fn replay(history: &[Record], kinds: &[Kind]) -> Self {
         let mut model = Self::default();
-        for happened in history {
-            match happened {
-                Happened::Stored { medium, group, parent, blocks, by_name } => {
+        for record in history {
+            match record {
+                Record::Stored { medium, group, parent, blocks, by_name } => {
                     model.seen.insert(*group);
                     if *medium == GPU {
                         model.groups.insert(*group, kinds[*group as usize]);
@@ -163,64 +174,65 @@ impl Model {
                     for (name, tokens) in blocks {
                         if let Some(past) = &mut past {
                             past.extend(tokens);
-                            let same =
-                                model.copies.iter_mut().filter(|(_, _, other, _)| other == name);
-                            same.for_each(|(_, _, _, known)| *known = Some(past.clone()));
+                            let same = model.copies.iter_mut().filter(|copy| copy.name == *name);
+                            same.for_each(|copy| copy.past = Some(past.clone()));
                         }
-                        let known = past.clone().or_else(|| model.past(*name));
-                        model.copies.push((medium, *group, *name, known));
+                        let past = past.clone().or_else(|| model.past(*name));
+                        model.copies.push(BlockCopy { medium, group: *group, name: *name, past });
                     }
                 }
-                Happened::Removed { medium, group, hashes } => {
+                Record::Removed { medium, group, hashes } => {
                     for hash in hashes {
-                        let copy =
-                            |(m, g, name, _): &_| (*m, *g, *name) == (*medium, *group, *hash);
-                        if let Some(at) = model.copies.iter().position(copy) {
+                        let is_removed = |copy: &BlockCopy| {
+                            (copy.medium, copy.group, copy.name) == (*medium, *group, *hash)
+                        };
+                        if let Some(at) = model.copies.iter().position(is_removed) {
                             model.copies.remove(at);
                         }
                     }
                 }
-                Happened::Emptied => model.copies.clear(),
-                Happened::Replaced => model = Self::default(),
+                Record::Emptied => model.copies.clear(),
+                Record::Replaced => model = Self::default(),
             }
         }
         model
     }
 
     fn past(&self, name: u64) -> Option<Past> {
-        let mut copies = self.copies.iter().filter(|(_, _, other, _)| *other == name);
-        copies.find_map(|(_, _, _, known)| known.clone())
+        let mut copies = self.copies.iter().filter(|copy| copy.name == name);
+        copies.find_map(|copy| copy.past.clone())
     }
 
-    fn holds(&self, tokens: &[TokenId], block: usize, of: impl Fn(&str, u32) -> bool) -> bool {
+    /// Returns `true` if a cache with a medium and group that `matches` holds a block of a prompt.
+    fn holds(&self, tokens: &[TokenId], block: usize, matches: impl Fn(&str, u32) -> bool) -> bool {
         let past = &tokens[..(block + 1) * BLOCK.get()];
-        let mut copies = self.copies.iter().filter(|(medium, group, _, _)| of(medium, *group));
-        copies.any(|(_, _, _, known)| known.as_deref() == Some(past))
+        let mut copies = self.copies.iter().filter(|copy| matches(copy.medium, copy.group));
+        copies.any(|copy| copy.past.as_deref() == Some(past))
     }
 
     fn overlap(&self, tokens: &[TokenId]) -> usize {
-        let suits = |length: &usize| {
+        let satisfies_all = |length: &usize| {
             self.groups.iter().all(|(group, kind)| {
-                let mut needs = kind.needs(*length);
-                needs.all(|block| self.holds(tokens, block, |m, g| (m, g) == (GPU, *group)))
+                let mut needed = kind.needed(*length);
+                needed.all(|block| self.holds(tokens, block, |m, g| (m, g) == (GPU, *group)))
             })
         };
         let longest = if self.groups.is_empty() { 0 } else { tokens.len() / BLOCK.get() };
-        (0..=longest).rev().find(suits).unwrap_or(0)
+        (0..=longest).rev().find(satisfies_all).unwrap_or(0)
     }
 
     fn with_lower_tiers(&self, tokens: &[TokenId]) -> usize {
         let overlap = self.overlap(tokens);
-        if self.seen.len() > 1 || !self.groups.values().all(|kind| kind.all()) {
+        if self.seen.len() > 1 || !self.groups.values().all(|kind| kind.needs_all()) {
             return overlap;
         }
         let lower = |block: &usize| self.holds(tokens, *block, |medium, _| medium != GPU);
         overlap + (overlap..tokens.len() / BLOCK.get()).take_while(lower).count()
     }
 
-    /// Blocks of a prompt that all groups hold that need them.
+    /// Returns the blocks of a prompt that are held by all groups that need all leading blocks.
     fn leading<'a>(&self, tokens: &'a [TokenId]) -> BTreeSet<&'a [TokenId]> {
-        let groups = || self.groups.iter().filter(|(_, kind)| kind.all());
+        let groups = || self.groups.iter().filter(|(_, kind)| kind.needs_all());
         let held = |block: &usize| {
             groups().count() > 0
                 && groups()
@@ -237,14 +249,14 @@ fn external(name: u64) -> ExternalHash {
     ExternalHash::U64(name)
 }
 
-fn event(happened: &Happened, kinds: &[Kind], all_tokens: &[TokenId]) -> KvEvent {
-    match happened {
-        Happened::Stored { medium, group, parent, blocks, by_name } => {
-            let (kind, window) = kinds[*group as usize].on_the_wire();
+fn event(record: &Record, kinds: &[Kind], all_tokens: &[TokenId]) -> KvEvent {
+    match record {
+        Record::Stored { medium, group, parent, blocks, by_name } => {
+            let (kind, window) = kinds[*group as usize].to_wire();
             KvEvent::BlockStored(BlockStored {
                 block_hashes: blocks.iter().map(|(name, _)| external(*name)).collect(),
                 parent_block_hash: parent.map(external),
-                // Of blocks that the group skips too.
+                // Includes the tokens of blocks that the group skips.
                 token_ids: if *by_name {
                     all_tokens.to_vec()
                 } else {
@@ -258,13 +270,13 @@ fn event(happened: &Happened, kinds: &[Kind], all_tokens: &[TokenId]) -> KvEvent
                 ..Default::default()
             })
         }
-        Happened::Removed { medium, group, hashes } => KvEvent::BlockRemoved(BlockRemoved {
+        Record::Removed { medium, group, hashes } => KvEvent::BlockRemoved(BlockRemoved {
             block_hashes: hashes.iter().copied().map(external).collect(),
             medium: Some((*medium).into()),
             group_idx: Some(*group),
             ..Default::default()
         }),
-        Happened::Emptied | Happened::Replaced => KvEvent::AllBlocksCleared,
+        Record::Emptied | Record::Replaced => KvEvent::AllBlocksCleared,
     }
 }
 
@@ -283,20 +295,21 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 4000, ..ProptestConfig::default() })]
 
     #[test]
-    fn answers_are_those_of_the_history(
+    fn lookups_equal_replayed_history(
         kinds in kinds(),
         prompts in vec(vec((0..2u32).prop_map(TokenId), 2..16), 4),
         steps in vec(step(), 0..40),
-        late in any::<bool>(),
+        delay_chores in any::<bool>(),
     ) {
         let chores = Chores::default();
-        // Beside one whose holders must not be mistaken for these.
-        let beside = || {
-            let index = if late { chores.of(PrefixIndex::new()) } else { PrefixIndex::new() };
+        // The other worker has holders that must not be confused with those of WORKER.
+        let index_with_other_worker = || {
+            let index =
+                if delay_chores { chores.attach(PrefixIndex::new()) } else { PrefixIndex::new() };
             index.add_worker(WorkerId(9), BLOCK);
             index
         };
-        let mut index = beside();
+        let mut index = index_with_other_worker();
         index.add_worker(WORKER, BLOCK);
         let chains: Vec<_> = prompts
             .iter()
@@ -307,12 +320,13 @@ proptest! {
             let next = names.len() as u64;
             *names.entry(past.to_vec()).or_insert(next)
         };
-        let (mut history, mut overlaps) = (Vec::new(), Overlaps::default());
+        let mut history = Vec::new();
+        let mut overlaps = Overlaps::default();
         for step in steps {
             let group = |group: Index| group.index(kinds.len()) as u32;
             let mut all_tokens = Vec::new();
-            let happened = match step {
-                Step::Store { medium, group: of, prompt, from, to, mask } => {
+            let record = match step {
+                Step::Store { medium, group: choice, prompt, from, to, mask } => {
                     let tokens = &prompts[prompt];
                     let to = to.min(tokens.len() / 2);
                     let from = from.min(to);
@@ -320,65 +334,79 @@ proptest! {
                     all_tokens.extend(&tokens[2 * from..2 * to]);
                     let blocks: Vec<_> = (from..to)
                         .filter(|block| mask[*block])
-                        .map(|block| (name(&tokens[..2 * block + 2]), [tokens[2 * block], tokens[2 * block + 1]]))
+                        .map(|block| {
+                            let own = [tokens[2 * block], tokens[2 * block + 1]];
+                            (name(&tokens[..2 * block + 2]), own)
+                        })
                         .collect();
-                    Happened::Stored {
+                    Record::Stored {
                         medium,
-                        group: group(of),
+                        group: group(choice),
                         parent: (from > 0).then(|| name(&tokens[..2 * from])),
                         by_name: medium != GPU || blocks.len() < to - from,
                         blocks,
                     }
                 }
-                Step::Remove { medium, group: of, hashes } => Happened::Removed { medium, group: group(of), hashes },
-                Step::Truncate { medium, group: of, prompt, to } => {
-                    let tokens = &prompts[prompt];
-                    let hashes = (to..tokens.len() / 2).rev().map(|block| name(&tokens[..2 * block + 2])).collect();
-                    Happened::Removed { medium, group: group(of), hashes }
+                Step::Remove { medium, group: choice, hashes } => {
+                    Record::Removed { medium, group: group(choice), hashes }
                 }
-                Step::Cleared | Step::Reset => Happened::Emptied,
-                Step::Replace => Happened::Replaced,
+                Step::Truncate { medium, group: choice, prompt, to } => {
+                    let tokens = &prompts[prompt];
+                    let hashes = (to..tokens.len() / 2)
+                        .rev()
+                        .map(|block| name(&tokens[..2 * block + 2]))
+                        .collect();
+                    Record::Removed { medium, group: group(choice), hashes }
+                }
+                Step::Cleared | Step::Reset => Record::Emptied,
+                Step::Replace => Record::Replaced,
                 Step::HandOver => {
-                    let next = beside();
+                    let next = index_with_other_worker();
                     next.restore(WORKER, &index.snapshot(WORKER).unwrap().bytes).unwrap();
                     index = next;
                     continue;
                 }
             };
-            let before = Model::of(&history, &kinds);
-            history.push(happened.clone());
-            let model = Model::of(&history, &kinds);
+            let model_before = Model::replay(&history, &kinds);
+            history.push(record.clone());
+            let model = Model::replay(&history, &kinds);
             let mut added = Vec::new();
-            match (&happened, history.len() % 2) {
-                (Happened::Replaced, _) => index.add_worker(WORKER, BLOCK),
-                (Happened::Emptied, 0) => index.clear(WORKER),
+            match (&record, history.len() % 2) {
+                (Record::Replaced, _) => index.add_worker(WORKER, BLOCK),
+                (Record::Emptied, 0) => index.clear(WORKER),
                 _ => {
-                    let events = vec![event(&happened, &kinds, &all_tokens)];
-                    added = index.apply(WORKER, &KvEventBatch { timestamp: 0.0, events, data_parallel_rank: None });
+                    let events = vec![event(&record, &kinds, &all_tokens)];
+                    let batch = KvEventBatch { timestamp: 0.0, events, data_parallel_rank: None };
+                    added = index.apply(WORKER, &batch);
                 }
             }
             if chores.waiting() > 2 {
-                chores.do_one();
+                chores.run_one();
             }
-            let told: BTreeSet<_> = added.into_iter().collect();
+            let added: BTreeSet<_> = added.into_iter().collect();
             for (tokens, keys) in prompts.iter().zip(&chains) {
                 let expected = (model.overlap(tokens), model.with_lower_tiers(tokens));
                 index.lookup(keys, &mut overlaps);
-                let of = |list: &[(WorkerId, usize)]| list.iter().find(|(id, _)| *id == WORKER).map_or(0, |(_, n)| *n);
-                prop_assert_eq!((of(overlaps.found()), of(overlaps.with_lower_tiers())), expected);
+                let overlap = |list: &[(WorkerId, usize)]| {
+                    list.iter().find(|(id, _)| *id == WORKER).map_or(0, |(_, overlap)| *overlap)
+                };
+                let found = (overlap(overlaps.found()), overlap(overlaps.with_lower_tiers()));
+                prop_assert_eq!(found, expected);
                 prop_assert_eq!(index.overlaps(keys), [(WORKER, expected.0), (WorkerId(9), 0)]);
-                let (now, then) = (model.leading(tokens), before.leading(tokens));
+                let now = model.leading(tokens);
+                let before = model_before.leading(tokens);
                 for (block, key) in keys.iter().enumerate() {
                     let past = &tokens[..2 * block + 2];
-                    if model.groups.values().any(|kind| kind.all()) {
-                        prop_assert!(now.contains(past) || !told.contains(key));
-                        prop_assert!(!now.contains(past) || then.contains(past) || told.contains(key));
+                    if model.groups.values().any(|kind| kind.needs_all()) {
+                        let is_new = now.contains(past) && !before.contains(past);
+                        prop_assert!(now.contains(past) || !added.contains(key));
+                        prop_assert!(!is_new || added.contains(key));
                     }
                 }
             }
         }
         index.clear(WORKER);
-        chores.do_all();
+        chores.run_all();
         let totals = index.totals();
         prop_assert_eq!((totals.blocks, totals.entries, totals.nodes), (0, 0, 0));
         index.remove_worker(WORKER);

@@ -1,11 +1,12 @@
-//! The workers that hold blocks of a node, each a piece of it.
+//! The holders of a node's blocks.
 
-/// Stands for one cache of a worker in all trees, as the number of a bit: small numbers that are
-/// used again, unlike [`WorkerId`](chiasm_types::WorkerId)s. Who hands them out is
-/// [`Workers`](super::workers::Workers).
+/// The id of one cache of a worker in all trees, which is also its index in bit sets.
+///
+/// Holder ids are small and reused, unlike [`WorkerId`](chiasm_types::WorkerId)s.
+/// [`Workers`](super::workers::Workers) allocates them.
 pub(super) type HolderId = u32;
 
-/// The blocks `from..to` of a node, which one worker holds.
+/// The blocks `from..to` of a node that one holder has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) holder: HolderId,
@@ -13,45 +14,47 @@ pub(super) struct Piece {
     pub(super) to: u32,
 }
 
-/// The workers that hold blocks of a node of a known length, and which blocks. Most nodes have one
-/// holder, which takes no memory of its own; some, such as a system prompt, have nearly all
-/// workers.
+/// The holders of a node's blocks, each with its piece of the node.
+///
+/// Most nodes have one holder, which takes no memory on the heap. Some, such as a system prompt,
+/// have nearly all workers. The methods take the length of the node, which is not stored here.
 pub(super) enum Holders {
-    /// The only holder. There is none if its piece is empty.
+    /// The only holder, or no holder if the piece is empty.
     One(Piece),
     Several(Box<Several>),
 }
 
-/// Two holders or more.
+/// At least two holders.
 pub(super) struct Several {
-    /// Holders of the whole node, as bits; empty while they are few, and all are in `list`.
+    /// The holders of the whole node, as bits. Empty while they are few: then they are in `list`.
     pub(super) whole: Vec<u64>,
-    /// The other holders, ascending by their ids.
+    /// The other holders, in the order of their ids.
     pub(super) list: Vec<Piece>,
 }
 
-const NOBODY: Holders = Holders::One(Piece { holder: 0, from: 0, to: 0 });
+const EMPTY: Holders = Holders::One(Piece { holder: 0, from: 0, to: 0 });
 
-/// Holders of whole nodes from which on they become bits: a list of so many is no larger than the
-/// bits of 1,500 workers.
-const FEW: usize = 16;
+/// The maximum number of whole-node holders in the list; more become bits. A list of this length is
+/// no larger than the bits of 1,500 workers.
+const MAX_LISTED_WHOLE: usize = 16;
 
 impl Default for Holders {
     fn default() -> Self {
-        NOBODY
+        EMPTY
     }
 }
 
 impl Holders {
-    /// One worker that holds the whole node.
-    pub(super) fn one(holder: HolderId, len: u32) -> Self {
+    /// Creates a single holder of the whole node.
+    pub(super) fn single(holder: HolderId, len: u32) -> Self {
         Self::One(Piece { holder, from: 0, to: len })
     }
 
+    /// Returns the piece `from..to` of a holder, or `None` if it holds nothing.
     pub(super) fn get(&self, holder: HolderId, len: u32) -> Option<(u32, u32)> {
         match self {
-            Self::One(held) => {
-                (held.holder == holder && held.to > held.from).then_some((held.from, held.to))
+            Self::One(piece) => {
+                (piece.holder == holder && piece.to > piece.from).then_some((piece.from, piece.to))
             }
             Self::Several(several) if has(&several.whole, holder) => Some((0, len)),
             Self::Several(several) => {
@@ -60,19 +63,19 @@ impl Holders {
         }
     }
 
-    /// Makes `from..to` what a worker holds of the node; nothing if `to` is not beyond `from`.
+    /// Sets the piece of a holder to `from..to`, or removes the holder if that range is empty.
     pub(super) fn set(&mut self, holder: HolderId, from: u32, to: u32, len: u32) {
-        let held = Piece { holder, from, to };
+        let piece = Piece { holder, from, to };
         match self {
-            Self::One(one) if one.holder == holder || one.to <= one.from => *one = held,
+            Self::One(one) if one.holder == holder || one.to <= one.from => *one = piece,
             Self::One(_) if to <= from => {}
             Self::One(one) => {
-                let list = if one.holder < holder { vec![*one, held] } else { vec![held, *one] };
+                let list = if one.holder < holder { vec![*one, piece] } else { vec![piece, *one] };
                 *self = Self::Several(Box::new(Several { whole: Vec::new(), list }));
             }
             Self::Several(several) => {
-                several.set(held, len);
-                if let Some(one) = several.only() {
+                several.set(piece, len);
+                if let Some(one) = several.single() {
                     *self = Self::One(one);
                 }
             }
@@ -81,49 +84,53 @@ impl Holders {
 
     #[cfg(test)]
     fn is_empty(&self) -> bool {
-        matches!(self, Self::One(held) if held.to <= held.from)
+        matches!(self, Self::One(piece) if piece.to <= piece.from)
     }
 
-    /// Looks at what is further away.
+    /// Reads the memory behind the pointers, so that it is loaded into the cache. The result only
+    /// keeps the reads from being optimized away.
     pub(super) fn touch(&self) -> u64 {
         let Self::Several(several) = self else { return 0 };
-        let holder = several.list.first().map_or(0, |held| held.holder);
+        let holder = several.list.first().map_or(0, |piece| piece.holder);
         several.whole.first().copied().unwrap_or_default() ^ u64::from(holder)
     }
 
-    /// Whether this worker is the only one, and holds the last block.
+    /// Returns `true` if this is the only holder and it holds the last block.
     pub(super) fn ends_with_only(&self, holder: HolderId, len: u32) -> bool {
-        matches!(self, Self::One(held) if held.holder == holder && held.to == len && held.from < len)
+        matches!(
+            self,
+            Self::One(piece) if piece.holder == holder && piece.to == len && piece.from < len
+        )
     }
 
-    /// One more than the last block that somebody holds.
+    /// Returns the index after the last held block.
     pub(super) fn end(&self, len: u32) -> u32 {
         match self {
-            Self::One(held) if held.to <= held.from => 0,
-            Self::One(held) => held.to,
+            Self::One(piece) if piece.to <= piece.from => 0,
+            Self::One(piece) => piece.to,
             Self::Several(several) if !several.whole.is_empty() => len,
-            Self::Several(several) => several.list.iter().map(|held| held.to).max().unwrap_or(0),
+            Self::Several(several) => several.list.iter().map(|piece| piece.to).max().unwrap_or(0),
         }
     }
 
-    /// How many of the blocks somebody holds.
+    /// Returns the number of blocks that have a holder.
     pub(super) fn covered(&self, len: u32) -> u32 {
         match self {
-            Self::One(held) => held.to.saturating_sub(held.from),
+            Self::One(piece) => piece.to.saturating_sub(piece.from),
             Self::Several(several) if !several.whole.is_empty() => len,
             Self::Several(several) => {
                 let prefix = several
                     .list
                     .iter()
-                    .filter(|held| held.from == 0)
-                    .map(|held| held.to)
+                    .filter(|piece| piece.from == 0)
+                    .map(|piece| piece.to)
                     .max()
                     .unwrap_or(0);
-                if several.list.iter().all(|held| held.to <= prefix) {
+                if several.list.iter().all(|piece| piece.to <= prefix) {
                     return prefix;
                 }
                 let mut pieces: Vec<_> =
-                    several.list.iter().map(|held| (held.from, held.to)).collect();
+                    several.list.iter().map(|piece| (piece.from, piece.to)).collect();
                 pieces.sort_unstable();
                 let add = |(sum, end): (u32, u32), (from, to): (u32, u32)| {
                     (sum + to.saturating_sub(from.max(end)), end.max(to))
@@ -133,27 +140,28 @@ impl Holders {
         }
     }
 
-    /// Pairs of a worker and a block.
+    /// Returns the number of pairs of a holder and a block.
     pub(super) fn entries(&self, len: u32) -> usize {
         match self {
-            Self::One(held) => held.to.saturating_sub(held.from) as usize,
+            Self::One(piece) => piece.to.saturating_sub(piece.from) as usize,
             Self::Several(several) => {
                 let whole: u32 = several.whole.iter().map(|word| word.count_ones()).sum();
                 let pieces: usize =
-                    several.list.iter().map(|held| (held.to - held.from) as usize).sum();
+                    several.list.iter().map(|piece| (piece.to - piece.from) as usize).sum();
                 whole as usize * len as usize + pieces
             }
         }
     }
 
-    /// Keeps what is held of the first `at` blocks and returns what is held of the rest.
+    /// Splits the node before block `at`: keeps the pieces of the first part and returns those of
+    /// the second.
     pub(super) fn split(&mut self, at: u32, len: u32) -> Self {
-        let cut = |held: Piece| {
-            let first = Piece { to: held.to.min(at), ..held };
-            let rest = Piece { from: held.from.max(at) - at, to: held.to.max(at) - at, ..held };
+        let cut = |piece: Piece| {
+            let first = Piece { to: piece.to.min(at), ..piece };
+            let rest = Piece { from: piece.from.max(at) - at, to: piece.to.max(at) - at, ..piece };
             (first, rest)
         };
-        let mut rest = NOBODY;
+        let mut rest = EMPTY;
         match self {
             Self::One(one) => {
                 let (first, second) = cut(*one);
@@ -161,20 +169,20 @@ impl Holders {
                 *one = first;
             }
             Self::Several(several) => {
-                let (list, mut firsts) = (std::mem::take(&mut several.list), Vec::new());
+                let mut firsts = Vec::new();
                 let mut seconds = Vec::new();
-                for held in list {
-                    let (first, second) = cut(held);
+                for piece in std::mem::take(&mut several.list) {
+                    let (first, second) = cut(piece);
                     firsts.extend((first.to > first.from).then_some(first));
                     seconds.extend((second.to > second.from).then_some(second));
                 }
                 several.list = firsts;
                 let other = Several { whole: several.whole.clone(), list: seconds };
-                rest = match other.only() {
+                rest = match other.single() {
                     Some(one) => Self::One(one),
                     None => Self::Several(Box::new(other)),
                 };
-                if let Some(one) = several.only() {
+                if let Some(one) = several.single() {
                     *self = Self::One(one);
                 }
             }
@@ -182,7 +190,7 @@ impl Holders {
         rest
     }
 
-    /// Bytes on the heap.
+    /// Returns the number of bytes on the heap.
     pub(super) fn bytes(&self) -> usize {
         match self {
             Self::One(_) => 0,
@@ -197,11 +205,11 @@ impl Holders {
 
 impl Several {
     fn find(&self, holder: HolderId) -> Result<usize, usize> {
-        self.list.binary_search_by_key(&holder, |held| held.holder)
+        self.list.binary_search_by_key(&holder, |piece| piece.holder)
     }
 
-    fn set(&mut self, held: Piece, len: u32) {
-        let Piece { holder, from, to } = held;
+    fn set(&mut self, piece: Piece, len: u32) {
+        let Piece { holder, from, to } = piece;
         let whole = from == 0 && to == len;
         if has(&self.whole, holder) {
             if whole {
@@ -212,47 +220,45 @@ impl Several {
         let to_bits = whole && !self.whole.is_empty();
         match self.find(holder) {
             Ok(at) if to <= from || to_bits => drop(self.list.remove(at)),
-            Ok(at) => self.list[at] = held,
+            Ok(at) => self.list[at] = piece,
             Err(at) if to > from && !to_bits => {
-                self.list.reserve_exact(if self.list.len() == self.list.capacity() {
-                    1 + self.list.len() / 4
-                } else {
-                    1
-                });
-                self.list.insert(at, held);
+                let is_full = self.list.len() == self.list.capacity();
+                self.list.reserve_exact(if is_full { 1 + self.list.len() / 4 } else { 1 });
+                self.list.insert(at, piece);
             }
             Err(_) => {}
         }
         if to_bits {
             set(&mut self.whole, holder);
-        } else if whole && self.list.len() > FEW {
-            let is_whole = |held: &Piece| held.from == 0 && held.to == len;
-            if self.list.iter().filter(|held| is_whole(held)).count() > FEW {
+        } else if whole && self.list.len() > MAX_LISTED_WHOLE {
+            let is_whole = |piece: &Piece| piece.from == 0 && piece.to == len;
+            if self.list.iter().filter(|piece| is_whole(piece)).count() > MAX_LISTED_WHOLE {
                 let bits = &mut self.whole;
                 self.list
                     .iter()
-                    .filter(|held| is_whole(held))
-                    .for_each(|held| set(bits, held.holder));
-                self.list.retain(|held| !is_whole(held));
+                    .filter(|piece| is_whole(piece))
+                    .for_each(|piece| set(bits, piece.holder));
+                self.list.retain(|piece| !is_whole(piece));
                 self.list.shrink_to_fit();
             }
         } else if !self.whole.is_empty() {
-            // Half of what made it bits, lest it go back and forth.
+            // Half the limit gives hysteresis.
             let count: u32 = self.whole.iter().map(|word| word.count_ones()).sum();
-            if count as usize <= FEW / 2 {
+            if count as usize <= MAX_LISTED_WHOLE / 2 {
                 self.list.extend(holder_ids(&self.whole).map(|holder| Piece {
                     holder,
                     from: 0,
                     to: len,
                 }));
-                self.list.sort_unstable_by_key(|held| held.holder);
+                self.list.sort_unstable_by_key(|piece| piece.holder);
                 self.whole = Vec::new();
             }
         }
     }
 
-    /// The one that is left; one that holds nothing if there is none.
-    fn only(&self) -> Option<Piece> {
+    /// Returns the piece of the only holder, or an empty piece if there is no holder. Returns
+    /// `None` if there are more holders.
+    fn single(&self) -> Option<Piece> {
         match &self.list[..] {
             _ if !self.whole.is_empty() => None,
             [] => Some(Piece { holder: 0, from: 0, to: 0 }),
@@ -262,10 +268,12 @@ impl Several {
     }
 }
 
+/// Returns `true` if the bit of a holder is set.
 fn has(words: &[u64], holder: HolderId) -> bool {
     words.get(word(holder)).is_some_and(|word| word & bit(holder) != 0)
 }
 
+/// Sets the bit of a holder.
 fn set(words: &mut Vec<u64>, holder: HolderId) {
     if words.len() <= word(holder) {
         words.resize(word(holder) + 1, 0);
@@ -273,15 +281,17 @@ fn set(words: &mut Vec<u64>, holder: HolderId) {
     words[word(holder)] |= bit(holder);
 }
 
+/// Returns the index of the word that contains a holder's bit.
 pub(super) fn word(holder: HolderId) -> usize {
     holder as usize / 64
 }
 
+/// Returns a holder's bit in its word.
 pub(super) fn bit(holder: HolderId) -> u64 {
     1 << (holder % 64)
 }
 
-/// The holders whose bits are set, ascending.
+/// Returns the holders whose bits are set, in ascending order.
 pub(super) fn holder_ids(words: &[u64]) -> impl Iterator<Item = HolderId> {
     words.iter().zip(0..).flat_map(|(word, index): (&u64, u32)| {
         let mut rest = *word;
@@ -322,15 +332,24 @@ mod tests {
 
     proptest! {
         #[test]
-        fn does_what_a_map_does(
-            steps in proptest::collection::vec((0..70_u32, 0..10_u32, 0..10_u32, any::<bool>()), 0..300),
+        fn holders_equal_map_model(
+            steps in proptest::collection::vec(
+                (0..70_u32, 0..10_u32, 0..10_u32, any::<bool>()),
+                0..300,
+            ),
             at in 1..9_u32,
         ) {
-            let (mut holders, mut model, len) = (Holders::default(), BTreeMap::new(), 9);
+            let mut holders = Holders::default();
+            let mut model = BTreeMap::new();
+            let len = 9;
             for (holder, from, to, whole) in steps {
                 let (from, to) = if whole { (0, len) } else { (from, to.min(len)) };
                 holders.set(holder, from, to, len);
-                if to > from { model.insert(holder, (from, to)); } else { model.remove(&holder); }
+                if to > from {
+                    model.insert(holder, (from, to));
+                } else {
+                    model.remove(&holder);
+                }
                 check(&holders, &model, len)?;
             }
             let rest = holders.split(at, len);

@@ -1,27 +1,27 @@
-//! Workers whose overlap is more than the leading blocks of one group: several groups, windows,
-//! lower tiers.
+//! The overlap of workers with several KV-cache groups, attention windows or lower tiers.
 
 use super::cache::Cache;
 use super::holders::HolderId;
 use super::radix_tree::{NodeId, Position, RadixTree};
 use super::source::{Need, Source, Tier};
 
-/// The holders that one worker's caches are.
+/// The holders of one worker's caches, by their role in its overlap.
 #[derive(Clone)]
 pub(super) struct Hybrid {
-    /// The one that stands for the worker in the list of workers.
+    /// The holder that represents the worker in the list of workers.
     holder: HolderId,
-    /// Holders of groups that must hold all leading blocks.
+    /// The holders of groups that must hold all leading blocks.
     leading: Vec<HolderId>,
-    /// Holders of groups that must hold the last blocks, and how many of them.
+    /// The holders of groups that must hold the last blocks, each with the number of these blocks.
     windows: Vec<(HolderId, usize)>,
-    /// Holders of tiers that blocks are loaded from.
+    /// The holders of tiers from which blocks can be loaded.
     lower: Vec<HolderId>,
 }
 
 impl Hybrid {
-    /// `None` if the first cache says it all.
-    pub(super) fn of(caches: &[(Source, Cache)]) -> Option<Self> {
+    /// Returns the roles of a worker's caches, or `None` if the leading blocks of the first cache
+    /// are the overlap.
+    pub(super) fn from_caches(caches: &[(Source, Cache)]) -> Option<Self> {
         let ((first, cache), rest) = caches.split_first()?;
         if rest.is_empty() && first.is_chain() {
             return None;
@@ -33,14 +33,14 @@ impl Hybrid {
             lower: Vec::new(),
         };
         for (source, cache) in caches {
-            match (source.tier, source.role) {
+            match (source.tier, source.need) {
                 (Tier::Device, Need::Leading) => hybrid.leading.push(cache.holder()),
                 (Tier::Device, Need::Last(blocks)) => hybrid.windows.push((cache.holder(), blocks)),
                 (Tier::Cpu | Tier::Storage, _) => hybrid.lower.push(cache.holder()),
             }
         }
-        // What several groups or a window need of lower tiers we don't claim to know.
-        if first.role != Need::Leading || rest.iter().any(|(source, _)| source.group != first.group)
+        // It is unknown which blocks of lower tiers several groups or a window need.
+        if first.need != Need::Leading || rest.iter().any(|(source, _)| source.group != first.group)
         {
             hybrid.lower.clear();
         }
@@ -55,8 +55,8 @@ impl Hybrid {
         !self.lower.is_empty()
     }
 
-    /// How many leading blocks the engine can go on after: the most that suit every group, as its
-    /// coordinator finds them.
+    /// Returns the number of leading blocks after which the engine can continue: the largest number
+    /// that satisfies every group, as the engine's coordinator computes it.
     pub(super) fn overlap(&self, depths: &[u32], path: &Path<'_>) -> usize {
         let mut overlap = self
             .leading
@@ -81,7 +81,7 @@ impl Hybrid {
         }
     }
 
-    /// Adds the blocks after the overlap that lower tiers hold, without a break.
+    /// Returns the overlap plus the blocks after it that lower tiers hold without a gap.
     pub(super) fn with_lower_tiers(&self, overlap: usize, path: &Path<'_>) -> usize {
         let after = (overlap..path.len)
             .take_while(|at| self.lower.iter().any(|holder| path.holds(*at, *holder)));
@@ -89,16 +89,17 @@ impl Hybrid {
     }
 }
 
-/// The blocks of a prompt that are in the tree.
+/// The path of a prompt through the tree.
 pub(super) struct Path<'a> {
     pub(super) tree: &'a RadixTree,
-    /// The nodes of the prompt, with the number of blocks before each.
+    /// The nodes of the prompt, each with the number of blocks before it.
     pub(super) nodes: &'a [(NodeId, usize)],
-    /// Blocks that somebody may hold.
+    /// The number of blocks of the prompt that are in the tree.
     pub(super) len: usize,
 }
 
 impl Path<'_> {
+    /// Returns `true` if a holder holds the block of the prompt at `index`.
     fn holds(&self, index: usize, holder: HolderId) -> bool {
         let node = self.nodes.partition_point(|(_, before)| *before <= index);
         node.checked_sub(1).is_some_and(|node| {

@@ -1,4 +1,4 @@
-//! What lookups have to know of all workers at a time.
+//! The list of workers that lookups use.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,28 +10,28 @@ use super::holders::{HolderId, bit, word};
 use super::hybrid::Hybrid;
 use super::source::Source;
 
-/// Which worker each holder stands for, and how its overlap is found. It is never changed once
-/// somebody may read it: see [`Workers::list`](super::workers::Workers::list).
+/// The worker that each holder stands for, and how to compute its overlap. A published list is
+/// immutable; see [`Workers::list`](super::workers::Workers::list).
 #[derive(Clone, Default)]
-pub(super) struct List {
-    /// Tells it from all other lists of this process; 0 for one of nobody.
+pub(super) struct WorkerList {
+    /// A number unique among the lists of this process; 0 for the empty default.
     revision: u64,
-    /// The workers by their ids, and the first holder of each.
+    /// The workers in the order of their ids, each with its first holder.
     in_order: Vec<(WorkerId, HolderId)>,
-    /// The worker that each holder stands for; none for further caches of a worker.
+    /// The worker of each holder; `None` for further caches of a worker.
     ids: Vec<Option<WorkerId>>,
-    /// Workers of which more is to be asked than how many leading blocks one cache has.
+    /// The workers whose overlap depends on more than the leading blocks of one cache.
     hybrid: BTreeMap<WorkerId, Hybrid>,
-    /// Bits of holders that don't stand for groups that need all leading blocks.
-    aside: Vec<u64>,
+    /// The holders that are no chains, as bits: searches of leading blocks exclude them.
+    excluded: Vec<u64>,
 }
 
-impl List {
+impl WorkerList {
     pub(super) fn revision(&self) -> u64 {
         self.revision
     }
 
-    /// One more than the highest id of a holder.
+    /// Returns the highest holder id plus one.
     pub(super) fn holders(&self) -> usize {
         self.ids.len()
     }
@@ -40,7 +40,7 @@ impl List {
         &self.in_order
     }
 
-    /// The worker that each holder stands for; none for further caches of a worker.
+    /// Returns the worker of each holder; `None` for further caches of a worker.
     pub(super) fn ids(&self) -> &[Option<WorkerId>] {
         &self.ids
     }
@@ -49,19 +49,19 @@ impl List {
         self.hybrid.values()
     }
 
-    pub(super) fn aside(&self) -> &[u64] {
-        &self.aside
+    pub(super) fn excluded(&self) -> &[u64] {
+        &self.excluded
     }
 
-    /// Makes it another list than all before; its revision.
-    pub(super) fn revise(&mut self) -> u64 {
+    /// Gives the list a new revision and returns it.
+    pub(super) fn renew_revision(&mut self) -> u64 {
         static REVISIONS: AtomicU64 = AtomicU64::new(1);
         self.revision = REVISIONS.fetch_add(1, Ordering::Relaxed);
         self.revision
     }
 
-    /// Makes room for a holder of this id, or of a new one. Blocks may be held before the worker is
-    /// listed.
+    /// Adds a holder with a free id, or with a new one. The holder may hold blocks before its
+    /// worker is listed.
     pub(super) fn add_holder(&mut self, free: Option<HolderId>) -> HolderId {
         free.unwrap_or_else(|| {
             self.ids.push(None);
@@ -77,24 +77,24 @@ impl List {
 
     pub(super) fn set_caches(&mut self, worker: WorkerId, caches: &[(Source, Cache)]) {
         for (source, cache) in caches {
-            self.set_aside(cache.holder(), !source.is_chain());
+            self.set_excluded(cache.holder(), !source.is_chain());
         }
-        match Hybrid::of(caches) {
+        match Hybrid::from_caches(caches) {
             Some(hybrid) => drop(self.hybrid.insert(worker, hybrid)),
-            None => self.forget_caches(worker),
+            None => self.remove_caches(worker),
         }
     }
 
-    pub(super) fn forget_caches(&mut self, worker: WorkerId) {
+    pub(super) fn remove_caches(&mut self, worker: WorkerId) {
         self.hybrid.remove(&worker);
     }
 
-    pub(super) fn set_aside(&mut self, holder: HolderId, aside: bool) {
-        if aside && self.aside.len() <= word(holder) {
-            self.aside.resize(word(holder) + 1, 0);
+    pub(super) fn set_excluded(&mut self, holder: HolderId, is_excluded: bool) {
+        if is_excluded && self.excluded.len() <= word(holder) {
+            self.excluded.resize(word(holder) + 1, 0);
         }
-        if let Some(word) = self.aside.get_mut(word(holder)) {
-            *word = *word & !bit(holder) | if aside { bit(holder) } else { 0 };
+        if let Some(word) = self.excluded.get_mut(word(holder)) {
+            *word = *word & !bit(holder) | if is_excluded { bit(holder) } else { 0 };
         }
     }
 }

@@ -1,66 +1,74 @@
-//! The overlap of every worker with a prompt.
+//! The search for the overlap of every worker with a prompt.
 //!
-//! Along the nodes of the prompt: the workers that hold a node whole go on, the others end in it.
-//! So the work grows with the number of nodes and of workers that hold the first, not with the
-//! depth. All nodes are found before the first one's holders are gone through, so that the memory
-//! works on those of all nodes meanwhile.
+//! The search walks along the nodes of the prompt. Workers that hold a whole node continue to the
+//! next one; the overlap of the others ends in the node. So the work grows with the number of nodes
+//! and of workers that hold the first node, not with the depth.
+//!
+//! All nodes are found before the holders of the first node are examined. This lets the memory load
+//! the holders of all nodes in parallel.
 
 use super::holders::{HolderId, Holders, bit, holder_ids, word};
 use super::radix_tree::{NodeId, RadixTree};
 use super::use_counter::UseCounter;
 use crate::BlockKey;
 
+/// The inputs of a search.
 pub(super) struct Lookup<'a> {
     pub(super) tree: &'a RadixTree,
     pub(super) uses: &'a UseCounter,
     pub(super) keys: &'a [BlockKey],
-    /// Places that are not asked about, as bits: none of those beyond.
-    pub(super) aside: &'a [u64],
+    /// The holders to exclude, as bits. Holders beyond the last word are included.
+    pub(super) excluded: &'a [u64],
 }
 
-/// Buffers, used again.
+/// The result of a search, and its reusable buffers.
 #[derive(Default)]
-pub(super) struct Found {
-    /// Workers that hold the first block, and how many, in no order; each once.
-    pub(super) ended: Vec<Ended>,
-    /// The nodes of the prompt, with the number of blocks before each.
+pub(super) struct SearchBuffers {
+    /// The holders of the first block by their overlap, in no order. Each holder is in one group.
+    pub(super) groups: Vec<OverlapGroup>,
+    /// The nodes of the prompt, each with the number of blocks before it.
     pub(super) path: Vec<(NodeId, usize)>,
     active: Vec<u64>,
     next: Vec<u64>,
 }
 
-/// A set of up to 64 workers that hold equally many of the leading blocks.
-pub(super) struct Ended {
+/// A set of up to 64 holders with the same overlap.
+pub(super) struct OverlapGroup {
+    /// The index of the group's 64-bit word in the bit set of all holders.
     word: u32,
-    /// How many.
+    /// The overlap.
     depth: u32,
-    /// The workers, as bits of that word.
+    /// The holders, as bits of the word.
     bits: u64,
 }
 
-impl Ended {
-    fn one(holder: HolderId, depth: u32) -> Self {
+impl OverlapGroup {
+    fn single(holder: HolderId, depth: u32) -> Self {
         Self { word: word(holder) as u32, depth, bits: bit(holder) }
     }
 
-    fn all(words: &[u64], depth: u32) -> impl Iterator<Item = Self> {
-        let some = words.iter().zip(0..).filter(|(bits, _)| **bits != 0);
-        some.map(move |(bits, word)| Self { word, depth, bits: *bits })
+    /// Returns the groups for all holders of a bit set.
+    fn from_words(words: &[u64], depth: u32) -> impl Iterator<Item = Self> {
+        let nonempty = words.iter().zip(0..).filter(|(bits, _)| **bits != 0);
+        nonempty.map(move |(bits, word)| Self { word, depth, bits: *bits })
     }
 
-    pub(super) fn workers(&self) -> usize {
+    /// Returns the number of holders.
+    pub(super) fn count(&self) -> usize {
         self.bits.count_ones() as usize
     }
 
-    pub(super) fn each(&self) -> impl Iterator<Item = (HolderId, u32)> {
+    /// Returns each holder with its overlap.
+    pub(super) fn members(&self) -> impl Iterator<Item = (HolderId, u32)> {
         let first = self.word * 64;
         holder_ids(std::slice::from_ref(&self.bits)).map(move |holder| (first + holder, self.depth))
     }
 
-    /// Writes it down for each holder, 64 to a word.
-    pub(super) fn write(&self, depths: &mut [[u32; 64]]) {
+    /// Writes the overlap of each holder to `depths`, which has 64 holders per element.
+    pub(super) fn write_depths(&self, depths: &mut [[u32; 64]]) {
         let Some(depths) = depths.get_mut(self.word as usize) else { return };
-        // Most of them at once, and those few again that have other depths.
+        // If most holders of the word are in the group, it is faster to write all 64 and to restore
+        // the few others.
         if self.bits.count_ones() > 40 {
             let before = *depths;
             *depths = [self.depth; 64];
@@ -73,72 +81,79 @@ impl Ended {
 }
 
 impl Lookup<'_> {
-    /// Finds the overlap of every worker. Goes to the end of what anybody has of the prompt if
-    /// `all`, else as far as those go that are asked about.
-    pub(super) fn find(&self, found: &mut Found, all: bool) {
-        let Found { ended, path, active, next } = found;
-        // Another core has often made the keys, and most prompts part where the one before did:
-        // what is needed of them comes near together.
-        let parts =
+    /// Finds the overlap of every holder.
+    ///
+    /// With `whole_path`, visits all nodes of the prompt that are in the tree. Otherwise stops when
+    /// no included holder continues.
+    pub(super) fn find(&self, buffers: &mut SearchBuffers, whole_path: bool) {
+        let SearchBuffers { groups, path, active, next } = buffers;
+        // The keys are often in another core's cache, and most prompts diverge where the previous
+        // one did. Touching the keys at these blocks loads all of them in parallel.
+        let likely_keys =
             path.iter().filter_map(|(_, before)| self.keys.get(*before)).chain(self.keys.last());
-        let mut near = parts.fold(0, |near, key| near ^ key.get() as u64);
-        ended.clear();
+        let mut touched = likely_keys.fold(0, |touched, key| touched ^ key.get() as u64);
+        groups.clear();
         path.clear();
         active.clear();
-        let (mut end, mut last) = (0, None);
-        while let Some((id, agree)) = self.tree.follow(last, &self.keys[end..]) {
+        let mut end = 0;
+        let mut last = None;
+        while let Some((id, matching)) = self.tree.follow(last, &self.keys[end..]) {
             let node = self.tree.node(id);
-            // Comes near while the next nodes are looked for.
-            near ^= node.holders.touch();
+            // Loaded while the next nodes are searched.
+            touched ^= node.holders.touch();
             path.push((id, end));
-            end += agree as usize;
+            end += matching as usize;
             last = Some(id);
-            if agree < node.len() {
+            if matching < node.len() {
                 break;
             }
         }
-        std::hint::black_box(near);
+        std::hint::black_box(touched);
         let ends = path.iter().skip(1).map(|(_, before)| *before).chain([end]);
         let mut depth = 0;
         for ((id, before), end) in path.iter().zip(ends) {
             let node = self.tree.node(*id);
-            self.uses.note(&node.used);
-            self.go_on(&node.holders, (end - before) as u32, *before, active, next, ended);
+            self.uses.record(&node.used);
+            self.visit(&node.holders, (end - before) as u32, *before, active, next, groups);
             std::mem::swap(active, next);
             depth = end;
-            if !(all || active.iter().any(|word| *word != 0)) {
+            if !(whole_path || active.iter().any(|word| *word != 0)) {
                 break;
             }
         }
-        ended.extend(Ended::all(active, depth as u32));
+        groups.extend(OverlapGroup::from_words(active, depth as u32));
     }
 
-    /// Puts those of the active into `next` that hold the first `agree` blocks of a node, and tells
-    /// where the others end.
-    fn go_on(
+    /// Visits a node after `depth` blocks, whose first `matching` blocks belong to the prompt.
+    ///
+    /// Writes the `active` holders that hold all matching blocks to `next`, and the overlap of the
+    /// other active holders to `groups`.
+    fn visit(
         &self,
         holders: &Holders,
-        agree: u32,
+        matching: u32,
         depth: usize,
         active: &mut [u64],
         next: &mut Vec<u64>,
-        ended: &mut Vec<Ended>,
+        groups: &mut Vec<OverlapGroup>,
     ) {
         next.clear();
         let first = depth == 0;
         let is_active = |holder: HolderId, active: &[u64]| {
             if first {
-                self.aside.get(word(holder)).is_none_or(|word| word & bit(holder) == 0)
+                self.excluded.get(word(holder)).is_none_or(|word| word & bit(holder) == 0)
             } else {
                 active.get(word(holder)).is_some_and(|word| word & bit(holder) != 0)
             }
         };
         let list = match holders {
-            Holders::One(held) => std::slice::from_ref(held),
+            Holders::One(piece) => std::slice::from_ref(piece),
             Holders::Several(several) => {
                 if first {
-                    let aside = self.aside.iter().copied().chain(std::iter::repeat(0));
-                    next.extend(several.whole.iter().zip(aside).map(|(word, aside)| word & !aside));
+                    let excluded = self.excluded.iter().copied().chain(std::iter::repeat(0));
+                    next.extend(
+                        several.whole.iter().zip(excluded).map(|(word, excluded)| word & !excluded),
+                    );
                 } else {
                     next.extend(
                         several.whole.iter().zip(active.iter()).map(|(word, active)| word & active),
@@ -148,24 +163,24 @@ impl Lookup<'_> {
                 &several.list
             }
         };
-        for held in list {
-            if held.from > 0 || held.to == 0 || !is_active(held.holder, active) {
+        for piece in list {
+            if piece.from > 0 || piece.to == 0 || !is_active(piece.holder, active) {
                 continue;
             }
-            if held.to >= agree {
-                if next.len() <= word(held.holder) {
-                    next.resize(word(held.holder) + 1, 0);
+            if piece.to >= matching {
+                if next.len() <= word(piece.holder) {
+                    next.resize(word(piece.holder) + 1, 0);
                 }
-                next[word(held.holder)] |= bit(held.holder);
+                next[word(piece.holder)] |= bit(piece.holder);
             } else {
-                ended.push(Ended::one(held.holder, depth as u32 + held.to));
+                groups.push(OverlapGroup::single(piece.holder, depth as u32 + piece.to));
             }
             if !first {
-                active[word(held.holder)] &= !bit(held.holder);
+                active[word(piece.holder)] &= !bit(piece.holder);
             }
         }
         if !first {
-            ended.extend(Ended::all(active, depth as u32));
+            groups.extend(OverlapGroup::from_words(active, depth as u32));
         }
     }
 }

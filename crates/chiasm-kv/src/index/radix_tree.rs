@@ -1,12 +1,11 @@
-//! Prompts as a radix tree over block keys: nodes of blocks that follow each other, and who holds
-//! which of them.
+//! A radix tree of prompts over block keys: nodes of consecutive blocks, with their holders.
 //!
-//! A key tells everything before its block, so a node is found by the key of its first block, and
-//! two chains of keys agree up to the last block in which they agree. Prompts part at the ends of
-//! nodes only: where a new one parts within a node, the node is split. Each holder of a node holds
-//! one piece of it: where that would be two, the node is split too.
+//! A key determines all blocks before its own. So a node is found by the key of its first block,
+//! and two chains of keys are equal up to the last block in which they are equal. Prompts diverge
+//! only at the ends of nodes: if a new prompt diverges within a node, the node is split. Each
+//! holder has one contiguous piece of a node: if it would have two, the node is split too.
 //!
-//! A [`Position`] stays good when nodes are split: what lies beyond a node's end goes on in its
+//! A [`Position`] remains valid when nodes are split: blocks beyond the end of a node are in its
 //! tail.
 
 mod node;
@@ -17,90 +16,107 @@ use super::holders::{HolderId, Holders};
 use super::table::Table;
 use super::use_counter::UseCounter;
 use crate::BlockKey;
-use node::First;
 pub(super) use node::Node;
+use node::NodeRef;
 
-/// Tells a node from all others in 31 bits: the number of its tree in the highest four, then its
-/// number there.
+/// The id of a node in 31 bits: the number of its tree in the highest four, then its number in the
+/// tree.
 pub(super) type NodeId = u32;
 
-/// Stands for no node.
-pub(super) const NONE: NodeId = (1 << 31) - 1;
+/// The id that stands for no node.
+pub(super) const NO_NODE: NodeId = (1 << 31) - 1;
 
-/// Bits of a node's number.
+/// The number of bits of a node's number in its tree.
 pub(super) const NODE_BITS: u32 = 27;
 
-/// Number of blocks that a node may have: so many as a byte has numbers. Longer prompts are several
-/// nodes. In tests short prompts are that too.
-const MOST_BLOCKS: usize = if cfg!(test) { 16 } else { 256 };
+/// The maximum number of blocks per node, so that an index fits into a byte. Longer prompts have
+/// several nodes. The limit is lower in tests, so that short prompts also have several.
+const MAX_NODE_BLOCKS: usize = if cfg!(test) { 16 } else { 256 };
 
-/// Where a block is: the node that it was in when somebody wrote this down, and its number there
-/// from 0 on. It stays good when the node is split; [`RadixTree::find`] follows.
+/// The position of a block: the node that contained it when the position was taken, and its index
+/// in that node. It remains valid when the node is split; [`RadixTree::find`] follows splits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Position {
     pub(super) node: NodeId,
     pub(super) at: u32,
 }
 
-/// Prompts that may begin with the same block, behind one lock of [`Trees`](super::trees::Trees).
+/// A tree of prompts that may begin with the same block, behind one lock of
+/// [`Trees`](super::trees::Trees).
 ///
-/// Invariant: a node stays while somebody holds a block of it or something comes after it, so
-/// whatever is there is reached from a first block; nodes that nobody needs are pruned when their
-/// last holder lets go.
+/// Invariant: a node exists while one of its blocks has a holder or another node follows it. So
+/// every node is reachable from a first block. Unneeded nodes are pruned when their last holder
+/// releases them.
 pub(super) struct RadixTree {
-    /// The tree's number, where [`NodeId`]s have it.
+    /// The tree's number, shifted to its place in a [`NodeId`].
     tag: u32,
     nodes: Vec<Node>,
-    /// Numbers of nodes that are no more.
+    /// The numbers of pruned nodes, for reuse.
     free: Vec<u32>,
-    /// Nodes that are no tails, by their first blocks.
-    first: Table<First>,
-    /// Bytes on the heap that nodes have beyond their slots.
+    /// The nodes that are no tails, by their first keys.
+    heads: Table<NodeRef>,
+    /// The number of bytes on the heap that nodes own beyond their slots.
     heap: usize,
-    /// Number of blocks that somebody holds.
+    /// The number of blocks that have a holder.
     blocks: usize,
 }
 
-/// Consecutive blocks of a prompt in one node, that a worker holds now.
+/// Consecutive blocks of a prompt in one node, which a holder has acquired.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Segment {
     pub(super) position: Position,
     pub(super) len: u32,
-    /// The piece of them that the worker held before, counted from the first: `from..to`.
+    /// The piece of them that the holder had before, `from..to` relative to the first block.
     pub(super) before: (u32, u32),
+}
+
+/// A block that a holder has acquired.
+pub(super) struct HeldBlock {
+    pub(super) position: Position,
+    pub(super) key: BlockKey,
+    /// The holder did not have the block before.
+    pub(super) is_new: bool,
 }
 
 impl RadixTree {
     pub(super) fn new(number: u32) -> Self {
-        let (nodes, free, first) = (Vec::new(), Vec::new(), Table::new());
-        Self { tag: number << NODE_BITS, nodes, free, first, heap: 0, blocks: 0 }
+        Self {
+            tag: number << NODE_BITS,
+            nodes: Vec::new(),
+            free: Vec::new(),
+            heads: Table::new(),
+            heap: 0,
+            blocks: 0,
+        }
     }
 
+    /// Returns the number of blocks that have a holder.
     pub(super) fn blocks(&self) -> usize {
         self.blocks
     }
 
-    /// Number of nodes.
+    /// Returns the number of nodes.
     pub(super) fn nodes(&self) -> usize {
         self.nodes.len() - self.free.len()
     }
 
-    /// The nodes in `most` slots from the slot `from` on; `None` beyond the last one.
+    /// Returns the nodes in at most `max_slots` slots, starting at slot `from`. Returns `None`
+    /// after the last slot.
     pub(super) fn some_nodes(
         &self,
         from: usize,
-        most: usize,
+        max_slots: usize,
     ) -> Option<impl Iterator<Item = &Node>> {
         let nodes = self.nodes.get(from..).filter(|nodes| !nodes.is_empty())?;
-        Some(nodes[..nodes.len().min(most)].iter().filter(|node| node.len() > 0))
+        Some(nodes[..nodes.len().min(max_slots)].iter().filter(|node| node.len() > 0))
     }
 
-    /// Bytes on the heap.
+    /// Returns the number of bytes on the heap.
     pub(super) fn bytes(&self) -> usize {
         self.heap
             + self.nodes.capacity() * size_of::<Node>()
             + self.free.capacity() * 4
-            + self.first.bytes()
+            + self.heads.bytes()
     }
 
     pub(super) fn node(&self, node: NodeId) -> &Node {
@@ -111,7 +127,7 @@ impl RadixTree {
         &mut self.nodes[(node - self.tag) as usize]
     }
 
-    /// Follows splits to where a block is now; `None` if it is no more.
+    /// Follows splits to the current position of a block. Returns `None` if it no longer exists.
     pub(super) fn find(&self, mut position: Position) -> Option<Position> {
         loop {
             let node = self.nodes.get((position.node - self.tag) as usize)?;
@@ -122,45 +138,46 @@ impl RadixTree {
         }
     }
 
-    /// Looks at what is needed of a node to change it.
+    /// Reads the memory that a change of this block needs, so that it is loaded into the cache.
     pub(super) fn touch(&self, position: Position) -> u64 {
         let node = self.nodes.get((position.node - self.tag) as usize);
         node.and_then(|node| node.keys().last()).map_or(0, |key| key.get() as u64)
     }
 
-    /// The key of a block; `None` if it is no more.
+    /// Returns the key of a block, or `None` if it no longer exists.
     pub(super) fn key(&self, position: Position) -> Option<BlockKey> {
         self.find(position).map(|position| self.node(position.node).keys()[position.at as usize])
     }
 
-    /// The block that a node comes after; `None` at the start of a prompt.
+    /// Returns the block that precedes a node, or `None` at the start of a prompt.
     pub(super) fn parent(&self, node: NodeId) -> Option<Position> {
         self.node(node).parent().and_then(|parent| self.find(parent))
     }
 
-    /// The node that goes on with a block after the last of another, or at the start.
+    /// Returns the node that begins with the block `key`, after the last block of `after` or at the
+    /// start of a prompt.
     pub(super) fn next(&self, after: Option<NodeId>, key: BlockKey) -> Option<NodeId> {
         let tail = after.and_then(|node| self.node(node).tail_with(key));
         tail.filter(|tail| self.node(*tail).keys()[0] == key).or_else(|| {
-            let is = |first: &First| self.node(first.node).keys()[0] == key;
-            self.first.get(First::hash_of(key), is).map(|first| first.node)
+            let matches = |head: &NodeRef| self.node(head.node).keys()[0] == key;
+            self.heads.get(NodeRef::hash_of(key), matches).map(|head| head.node)
         })
     }
 
-    /// The node that [`RadixTree::next`] finds, with how many of the keys it has. Looks at its last
-    /// key first: the others are seldom needed.
+    /// Returns the node that [`RadixTree::next`] finds, and how many of the keys it matches.
+    /// Compares the node's last key first, because the others are seldom needed.
     pub(super) fn follow(&self, after: Option<NodeId>, keys: &[BlockKey]) -> Option<(NodeId, u32)> {
-        let agrees = |node: NodeId| {
-            let agree = self.node(node).agrees(0, keys);
-            (agree > 0).then_some((node, agree))
+        let matching = |node: NodeId| {
+            let matching = self.node(node).matching_keys(0, keys);
+            (matching > 0).then_some((node, matching))
         };
         let key = *keys.first()?;
         let tail = after.and_then(|node| self.node(node).tail_with(key));
-        tail.and_then(agrees)
-            .or_else(|| self.first.find_map(First::hash_of(key), |first| agrees(first.node)))
+        tail.and_then(matching)
+            .or_else(|| self.heads.find_map(NodeRef::hash_of(key), |head| matching(head.node)))
     }
 
-    /// Whether a worker holds a block.
+    /// Returns `true` if a holder has a block.
     pub(super) fn holds(&self, position: Position, holder: HolderId) -> bool {
         self.find(position).is_some_and(|position| {
             let node = self.node(position.node);
@@ -170,8 +187,10 @@ impl RadixTree {
         })
     }
 
-    /// A worker holds these blocks now, which follow a block or start a prompt. Tells where they
-    /// are; fewer than asked for when there is no room for more nodes.
+    /// Gives a holder the blocks `keys`, which follow the block `parent` or start a prompt.
+    ///
+    /// Appends the acquired blocks to `segments`. They are fewer than `keys` if the tree has no
+    /// room for more nodes.
     pub(super) fn hold(
         &mut self,
         parent: Option<Position>,
@@ -181,39 +200,40 @@ impl RadixTree {
         segments: &mut Vec<Segment>,
     ) {
         let mut keys = keys;
-        // The next block is that at this position of this node, or comes after it.
-        let mut here = match parent.map(|parent| self.find(parent)) {
+        // The position of the next block, if that is in the current node. Otherwise the end of the
+        // node that was searched last.
+        let mut cursor = match parent.map(|parent| self.find(parent)) {
             None => None,
             Some(Some(position)) => Some(Position { at: position.at + 1, ..position }),
             Some(None) => return,
         };
         while let Some(key) = keys.first() {
-            let len = here.map_or(0, |here| self.node(here.node).len());
-            if let Some(position) = here.filter(|here| here.at < len) {
-                let agree = self.node(position.node).agrees(position.at, keys);
-                if agree > 0 {
-                    let Some(segment) = self.hold_piece(position, agree, holder, uses) else {
+            let len = cursor.map_or(0, |cursor| self.node(cursor.node).len());
+            if let Some(position) = cursor.filter(|cursor| cursor.at < len) {
+                let matching = self.node(position.node).matching_keys(position.at, keys);
+                if matching > 0 {
+                    let Some(segment) = self.hold_piece(position, matching, holder, uses) else {
                         return;
                     };
                     keys = &keys[segment.len as usize..];
-                    here = Some(Position {
+                    cursor = Some(Position {
                         node: segment.position.node,
                         at: segment.position.at + segment.len,
                     });
                     segments.push(segment);
                     continue;
                 }
-                // It parts within the node.
+                // The prompt diverges within the node.
                 if self.split(position).is_none() {
                     return;
                 }
-            } else if let Some(next) = self.next(here.map(|here| here.node), *key) {
-                here = Some(Position { node: next, at: 0 });
+            } else if let Some(next) = self.next(cursor.map(|cursor| cursor.node), *key) {
+                cursor = Some(Position { node: next, at: 0 });
                 continue;
             }
-            let Some(segment) = self.add(here, keys, holder, uses) else { return };
+            let Some(segment) = self.add(cursor, keys, holder, uses) else { return };
             keys = &keys[segment.len as usize..];
-            here = Some(Position {
+            cursor = Some(Position {
                 node: segment.position.node,
                 at: segment.position.at + segment.len,
             });
@@ -221,20 +241,22 @@ impl RadixTree {
         }
     }
 
-    /// A worker holds this block now. Where it is, its key, and whether it did not before.
+    /// Gives a holder one block. Returns `None` if the block no longer exists or the tree has no
+    /// room.
     pub(super) fn hold_at(
         &mut self,
         position: Position,
         holder: HolderId,
         uses: &UseCounter,
-    ) -> Option<(Position, BlockKey, bool)> {
+    ) -> Option<HeldBlock> {
         let position = self.find(position)?;
         let key = self.node(position.node).keys()[position.at as usize];
         let segment = self.hold_piece(position, 1, holder, uses)?;
-        Some((segment.position, key, segment.before.0 >= segment.before.1))
+        let is_new = segment.before.0 >= segment.before.1;
+        Some(HeldBlock { position: segment.position, key, is_new })
     }
 
-    /// Blocks of a node, one at least.
+    /// Gives a holder `len` blocks of one node, at least one.
     fn hold_piece(
         &mut self,
         position: Position,
@@ -243,10 +265,11 @@ impl RadixTree {
         uses: &UseCounter,
     ) -> Option<Segment> {
         let node = self.node(position.node);
-        uses.note(&node.used);
-        let (from, to) = (position.at, position.at + len);
+        uses.record(&node.used);
+        let from = position.at;
+        let to = from + len;
         match node.holders.get(holder, node.len()) {
-            // Two pieces: what comes later goes to the tail.
+            // The holder would have two pieces: a split moves the later one to the tail.
             Some((_, old_to)) if old_to < from => {
                 self.split(position)?;
                 let position = Position { node: self.node(position.node).tail()?, at: 0 };
@@ -270,7 +293,8 @@ impl RadixTree {
         }
     }
 
-    /// New blocks after a node's last, or at the start: as many as fit into one node.
+    /// Adds new blocks after the end of a node or at the start of a prompt: as many as fit into one
+    /// node. Extends the node if only `holder` has its end and nothing follows it.
     fn add(
         &mut self,
         after: Option<Position>,
@@ -281,7 +305,7 @@ impl RadixTree {
         if let Some(position) = after {
             let node = self.node_mut(position.node);
             let len = node.len();
-            let keys = &keys[..keys.len().min(MOST_BLOCKS - len as usize)];
+            let keys = &keys[..keys.len().min(MAX_NODE_BLOCKS - len as usize)];
             if !keys.is_empty()
                 && node.tail().is_none()
                 && node.children == 0
@@ -289,23 +313,27 @@ impl RadixTree {
             {
                 let before = node.bytes();
                 node.extend(keys);
-                let (from, to) =
-                    (node.holders.get(holder, len).map_or(0, |(from, _)| from), node.len());
+                let from = node.holders.get(holder, len).map_or(0, |(from, _)| from);
+                let to = node.len();
                 node.holders = Holders::default();
                 node.holders.set(holder, from, to, to);
-                uses.note(&node.used);
+                uses.record(&node.used);
                 self.heap += self.node(position.node).bytes() - before;
                 self.blocks += keys.len();
                 return Some(Segment { position, len: keys.len() as u32, before: (0, 0) });
             }
         }
-        let keys = &keys[..keys.len().min(MOST_BLOCKS)];
+        let keys = &keys[..keys.len().min(MAX_NODE_BLOCKS)];
         let parent = after.map(|position| Position { at: position.at - 1, ..position });
-        let node = Node::new(keys.to_vec(), Holders::one(holder, keys.len() as u32), parent);
-        uses.note(&node.used);
+        let node = Node::new(keys.to_vec(), Holders::single(holder, keys.len() as u32), parent);
+        uses.record(&node.used);
         let id = self.new_node(node)?;
         let first = keys[0];
-        self.first.entry(First::hash_of(first), |first| first.node == id, || First::new(first, id));
+        self.heads.entry(
+            NodeRef::hash_of(first),
+            |head| head.node == id,
+            || NodeRef::new(first, id),
+        );
         if let Some(position) = after {
             self.node_mut(position.node).children += 1;
         }
@@ -317,26 +345,27 @@ impl RadixTree {
         })
     }
 
-    /// A worker holds so many blocks from this one on no more. All are told by the same node,
-    /// whatever it has become.
+    /// Takes `blocks` consecutive blocks away from a holder. Positions are relative to the original
+    /// node, even if it was split since.
     pub(super) fn release(&mut self, position: Position, blocks: u32, holder: HolderId) {
         let mut left = blocks;
-        // From the last one on, so that tails go before what they follow.
+        // From the last block backwards, so that tails are pruned before the nodes they follow.
         while let Some(last) = left.checked_sub(1) {
             let Some(last) = self.find(Position { at: position.at + last, ..position }) else {
                 left -= 1;
                 continue;
             };
-            let here = left.min(last.at + 1);
-            self.release_piece(Position { at: last.at + 1 - here, ..last }, here, holder);
-            left -= here;
+            let len = left.min(last.at + 1);
+            self.release_piece(Position { at: last.at + 1 - len, ..last }, len, holder);
+            left -= len;
         }
     }
 
-    /// Releases blocks of one node.
+    /// Takes blocks of one node away from a holder.
     fn release_piece(&mut self, position: Position, len: u32, holder: HolderId) {
         let node = self.node(position.node);
-        let (first, end) = (position.at, position.at + len);
+        let first = position.at;
+        let end = first + len;
         let Some((from, to)) =
             node.holders.get(holder, node.len()).filter(|(from, to)| *from < end && first < *to)
         else {
@@ -345,7 +374,7 @@ impl RadixTree {
         if first <= from && end < to {
             self.set(position.node, holder, end, to);
         } else {
-            // Without room for a tail, what comes after the blocks is forgotten with them.
+            // If there is no room for a tail, the blocks after the released ones are released too.
             if end < to {
                 self.split(Position { at: end, ..position });
             }
@@ -354,8 +383,8 @@ impl RadixTree {
         self.prune(position.node);
     }
 
-    /// A worker holds nothing any more of the node that a block is in.
-    pub(super) fn leave(&mut self, position: Position, holder: HolderId) {
+    /// Takes the whole node that contains a block away from a holder.
+    pub(super) fn release_node(&mut self, position: Position, holder: HolderId) {
         let Some(Position { node, .. }) = self.find(position) else { return };
         if self.node(node).holders.get(holder, self.node(node).len()).is_some() {
             self.set(node, holder, 0, 0);
@@ -363,9 +392,9 @@ impl RadixTree {
         }
     }
 
-    /// Whether there is no room for more nodes.
+    /// Returns `true` if there is no room for more nodes.
     fn is_full(&self) -> bool {
-        // Two less: a split and an addition.
+        // Two in reserve, for a split followed by an addition.
         self.free.is_empty() && self.nodes.len() >= (1 << NODE_BITS) - 2
     }
 
@@ -390,24 +419,28 @@ impl RadixTree {
         Some(self.tag | number)
     }
 
-    /// What a worker holds of a node.
+    /// Sets the piece `from..to` of a node that a holder has.
     fn set(&mut self, node: NodeId, holder: HolderId, from: u32, to: u32) {
         let node = &mut self.nodes[(node - self.tag) as usize];
         let len = node.len();
-        let (bytes, covered) = (node.bytes(), node.holders.covered(len));
+        let bytes = node.bytes();
+        let covered = node.holders.covered(len);
         node.holders.set(holder, from, to, len);
         self.heap = self.heap + node.bytes() - bytes;
         self.blocks = self.blocks + node.holders.covered(len) as usize - covered as usize;
     }
 
-    /// What comes from here on, within a node, becomes its tail; `None` if there is no room.
+    /// Splits a node: its blocks from `position` on become its tail. Returns `None` if there is no
+    /// room.
     fn split(&mut self, position: Position) -> Option<()> {
         if self.is_full() {
             return None;
         }
         let node = self.node_mut(position.node);
-        let (bytes, len) = (node.bytes(), node.len());
-        let (keys, holders) = (node.split_off(position.at), node.holders.split(position.at, len));
+        let bytes = node.bytes();
+        let len = node.len();
+        let keys = node.split_off(position.at);
+        let holders = node.holders.split(position.at, len);
         let mut rest =
             Node::new(keys, holders, Some(Position { node: position.node, at: position.at - 1 }));
         rest.set_tail(node.take_tail());
@@ -417,11 +450,12 @@ impl RadixTree {
         self.heap = self.heap + after - bytes;
         let first = rest.keys()[0];
         let tail = self.new_node(rest)?;
-        self.node_mut(position.node).set_tail(Some(First::new(first, tail)));
+        self.node_mut(position.node).set_tail(Some(NodeRef::new(first, tail)));
         Some(())
     }
 
-    /// Gives back what nobody holds and nothing comes after.
+    /// Removes the blocks at the end of a node that have no holder and no successor, then its empty
+    /// predecessors.
     fn prune(&mut self, node: NodeId) {
         let mut next = Some(node);
         while let Some(id) = next.take() {
@@ -429,7 +463,8 @@ impl RadixTree {
             if node.tail().is_some() || node.children > 0 || node.len() == 0 {
                 return;
             }
-            let (len, bytes) = (node.len(), node.bytes());
+            let len = node.len();
+            let bytes = node.bytes();
             let end = node.holders.end(len);
             if end == len {
                 return;
@@ -440,28 +475,31 @@ impl RadixTree {
                 self.heap = self.heap + after - bytes;
                 return;
             }
-            let (first, parent) = (node.keys()[0], node.parent());
+            let first = node.keys()[0];
+            let parent = node.parent();
             *node = Node::default();
             self.heap -= bytes;
             self.free.push(id - self.tag);
-            let parent = parent.and_then(|parent| self.find_end(parent));
+            let parent = parent.and_then(|parent| self.find_node(parent));
             if parent.is_some_and(|parent| self.node(parent).tail() == Some(id)) {
                 parent.into_iter().for_each(|parent| self.node_mut(parent).set_tail(None));
             } else {
-                self.first.remove(First::hash_of(first), |first| first.node == id);
+                self.heads.remove(NodeRef::hash_of(first), |head| head.node == id);
                 if let Some(parent) = parent {
                     self.node_mut(parent).children -= 1;
                 }
             }
             next = parent;
         }
-        // Nothing left at all: no slots either.
+        // Once the tree is empty, its slots are freed too.
         if self.free.len() == self.nodes.len() {
-            (self.nodes, self.free) = (Vec::new(), Vec::new());
+            self.nodes = Vec::new();
+            self.free = Vec::new();
         }
     }
 
-    fn find_end(&self, position: Position) -> Option<NodeId> {
+    /// Returns the node that currently contains a block.
+    fn find_node(&self, position: Position) -> Option<NodeId> {
         self.find(position).map(|position| position.node)
     }
 }

@@ -1,5 +1,6 @@
-//! Snapshots: what is no snapshot, others' events meanwhile, keys of both schemes side by side.
-//! That they say what was known is in the tests by chance, which hand over from one index to
+//! Snapshots: malformed bytes, concurrent events, and workers with different key schemes.
+//!
+//! The content of snapshots is covered by the property tests, which hand over from one index to
 //! another.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,10 +15,10 @@ use crate::{EngineHashKeys, PromptBlocks, block_keys};
 const BLOCK: BlockSize = BlockSize::new(1).unwrap();
 const WORKER: WorkerId = WorkerId(3);
 const OTHER: WorkerId = WorkerId(4);
-/// Several nodes.
+/// The number of blocks of a prompt, which takes several nodes.
 const LENGTH: u32 = 40;
 
-/// Prompts that part after so many blocks.
+/// Returns a prompt that shares its first `shared` blocks with the other prompts.
 fn prompt(number: u32, shared: u32) -> Vec<TokenId> {
     (0..LENGTH).map(|at| TokenId(if at < shared { at } else { 1000 * (1 + number) + at })).collect()
 }
@@ -48,8 +49,8 @@ fn apply(index: &PrefixIndex, worker: WorkerId, events: Vec<KvEvent>) {
     index.apply(worker, &KvEventBatch { timestamp: 0.0, events, data_parallel_rank: None });
 }
 
-/// A worker with blocks of all kinds: shared ones, a hole, copies, one of an unknown parent, a
-/// lower tier.
+/// Returns an index with a worker that has blocks of all kinds: shared ones, a hole, copies, a
+/// block with an unknown parent, and a lower tier.
 fn filled() -> PrefixIndex {
     let index = PrefixIndex::new();
     index.add_worker(WORKER, BLOCK);
@@ -67,16 +68,16 @@ fn filled() -> PrefixIndex {
         block_size: 1,
         ..Default::default()
     };
-    let below = BlockStored {
+    let lower_tier = BlockStored {
         block_hashes: names(&prompts[1])[..9].to_vec(),
         medium: Some("CPU".into()),
         ..Default::default()
     };
-    let again = KvEvent::BlockStored(orphan.clone());
+    let orphan_copy = KvEvent::BlockStored(orphan.clone());
     apply(
         &index,
         WORKER,
-        vec![hole, KvEvent::BlockStored(orphan), again, KvEvent::BlockStored(below)],
+        vec![hole, KvEvent::BlockStored(orphan), orphan_copy, KvEvent::BlockStored(lower_tier)],
     );
     index.presume(WORKER, &keys(&prompt(9, 10)));
     index
@@ -85,29 +86,29 @@ fn filled() -> PrefixIndex {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
-    /// Whatever bytes say is read or refused, and what was refused leaves nothing behind.
+    /// Changed bytes are either read or refused, and a refused snapshot changes nothing.
     #[test]
-    fn what_is_no_snapshot_leaves_all_as_it_was(
+    fn refused_snapshot_changes_nothing(
         changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
         end in proptest::option::of(any::<prop::sample::Index>()),
     ) {
         let mut bytes = filled().snapshot(WORKER).unwrap().bytes;
-        // All but the secret's fingerprint.
+        // Magic and fingerprint stay, so that the rest is read.
         for (at, byte) in changes {
             let at = 32 + at.index(bytes.len() - 32);
             bytes[at] = byte;
         }
         bytes.truncate(end.map_or(bytes.len(), |end| end.index(bytes.len())));
         let index = filled();
-        let (tokens, before) = (prompt(1, 20), (index.totals(), index.stats(WORKER)));
-        match index.restore(WORKER, &bytes) {
-            Ok(_) => {}
-            Err(_) => {
-                let totals = index.totals();
-                prop_assert_eq!((totals.blocks, totals.entries), (before.0.blocks, before.0.entries));
-                prop_assert_eq!(index.stats(WORKER), before.1);
-                prop_assert_eq!(index.overlap(WORKER, &keys(&tokens)), LENGTH as usize);
-            }
+        let tokens = prompt(1, 20);
+        let totals_before = index.totals();
+        let stats_before = index.stats(WORKER);
+        if index.restore(WORKER, &bytes).is_err() {
+            let totals = index.totals();
+            prop_assert_eq!(totals.blocks, totals_before.blocks);
+            prop_assert_eq!(totals.entries, totals_before.entries);
+            prop_assert_eq!(index.stats(WORKER), stats_before);
+            prop_assert_eq!(index.overlap(WORKER, &keys(&tokens)), LENGTH as usize);
         }
         index.remove_worker(WORKER);
         let totals = index.totals();
@@ -116,7 +117,7 @@ proptest! {
 }
 
 #[test]
-fn other_forms_and_other_secrets_are_told() {
+fn unreadable_snapshot_is_refused_with_reason() {
     let index = filled();
     let bytes = index.snapshot(WORKER).unwrap().bytes;
     assert_eq!(index.restore(OTHER, b""), Err(SnapshotError::OtherForm));
@@ -136,31 +137,32 @@ fn other_forms_and_other_secrets_are_told() {
     assert_eq!(index.totals().entries, 2 * entries);
 }
 
-/// Nodes are split, grow and go while a snapshot is written and read, and the worker is seen as it
-/// is all the time.
+/// Nodes are split, grow and are pruned while a snapshot is written and read. Lookups always see
+/// the worker's blocks.
 #[test]
-fn others_go_on_meanwhile() {
-    let (whole, parted) = (prompt(0, 0), prompt(1, 13));
+fn snapshot_is_consistent_under_concurrent_events() {
+    let whole = prompt(0, 0);
+    let branch = prompt(1, 13);
     let index = PrefixIndex::new();
     [WORKER, OTHER].into_iter().for_each(|worker| index.add_worker(worker, BLOCK));
     apply(
         &index,
         WORKER,
-        vec![stored(&whole), removed(&whole, 33), stored(&parted), removed(&parted, 20)],
+        vec![stored(&whole), removed(&whole, 33), stored(&branch), removed(&branch, 20)],
     );
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for round in 0..3000 {
-                // It parts elsewhere each time.
+                // The prompt diverges at another block in each round.
                 let tokens: Vec<_> = whole
                     .iter()
                     .take(1 + round % 39)
                     .copied()
                     .chain(prompt(7, 0).into_iter().take(9))
                     .collect();
-                apply(&index, OTHER, vec![stored(&tokens), stored(&parted)]);
-                apply(&index, OTHER, vec![removed(&tokens, 0), removed(&parted, 0)]);
+                apply(&index, OTHER, vec![stored(&tokens), stored(&branch)]);
+                apply(&index, OTHER, vec![removed(&tokens, 0), removed(&branch, 0)]);
             }
             done.store(true, Ordering::Relaxed);
         });
@@ -170,9 +172,11 @@ fn others_go_on_meanwhile() {
                 assert_eq!(index.restore(WORKER, &snapshot), Ok(1));
             }
         });
-        let (whole, parted) = (keys(&whole), keys(&parted));
+        let whole_keys = keys(&whole);
+        let branch_keys = keys(&branch);
         while !done.load(Ordering::Relaxed) {
-            assert_eq!((index.overlap(WORKER, &whole), index.overlap(WORKER, &parted)), (33, 20));
+            assert_eq!(index.overlap(WORKER, &whole_keys), 33);
+            assert_eq!(index.overlap(WORKER, &branch_keys), 20);
         }
     });
     index.remove_worker(OTHER);
@@ -181,9 +185,9 @@ fn others_go_on_meanwhile() {
     assert_eq!((totals.blocks, totals.entries, totals.nodes), (0, 0, 0));
 }
 
-/// One engine tells what blocks hold, two others what they call them, in two ways.
+/// One engine publishes the content of its blocks, two others publish hashes of two kinds.
 #[test]
-fn workers_of_several_schemes_are_found_by_the_keys_of_theirs() {
+fn workers_are_found_by_keys_of_their_scheme() {
     let index = PrefixIndex::new();
     let tokens = prompt(0, 0);
     let [one, two] = ["one", "two"].map(|name| EngineHashKeys::new(name).unwrap());
@@ -198,7 +202,7 @@ fn workers_of_several_schemes_are_found_by_the_keys_of_theirs() {
     apply(&index, WORKER, vec![stored(&tokens)]);
     apply(&index, OTHER, vec![hashed(30)]);
     apply(&index, third, vec![hashed(20)]);
-    // After a block that is not known, nobody knows where a prompt begins.
+    // The parent is unknown, so the block can't be placed in a prompt.
     let lost = BlockStored {
         block_hashes: vec![ExternalHash::U64(77)],
         parent_block_hash: Some(ExternalHash::U64(78)),

@@ -1,17 +1,18 @@
-//! Which cache of a worker an event is about.
+//! The cache of a worker that an event is about.
 
 use chiasm_types::BlockSize;
 
 use crate::event::BlockStored;
 
-/// A KV-cache group in a tier: one cache of a worker.
+/// A KV-cache group in a tier, to which one cache of a worker belongs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Source {
     pub(super) tier: Tier,
     pub(super) group: u32,
-    pub(super) role: Need,
+    pub(super) need: Need,
 }
 
+/// A tier of memory that holds blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Tier {
     #[default]
@@ -20,43 +21,45 @@ pub(super) enum Tier {
     Storage,
 }
 
-/// The blocks of a group that a prompt needs, for the engine to go on after its first n blocks.
+/// The blocks that a group must hold so that the engine can continue after the first n blocks of a
+/// prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Need {
-    /// The group needs all n. So it is taken to be for kinds that we don't know: none can need
-    /// more.
+    /// All n blocks. Assumed for unknown kinds, because no kind can need more.
     #[default]
     Leading,
-    /// The group needs the last so many of them, at least 1; all if there are fewer.
+    /// The given number of last blocks, at least 1; all n if n is smaller.
     Last(usize),
 }
 
 impl Source {
-    /// Whether an engine that holds a block holds all blocks before it, but for disorder.
+    /// Returns `true` if an engine that holds a block also holds all blocks before it, unless its
+    /// events are out of order.
     pub(super) fn is_chain(self) -> bool {
-        self.tier == Tier::Device && self.role == Need::Leading
+        self.tier == Tier::Device && self.need == Need::Leading
     }
 
-    /// `None` for media and localities that don't count.
-    pub(super) fn of(event: &BlockStored, block_size: BlockSize) -> Option<Self> {
-        let role = match (event.kv_cache_spec_kind.as_deref(), event.kv_cache_spec_sliding_window) {
+    /// Returns the cache that a stored event is about, or `None` if its medium or locality does not
+    /// count.
+    pub(super) fn from_stored(event: &BlockStored, block_size: BlockSize) -> Option<Self> {
+        let need = match (event.kv_cache_spec_kind.as_deref(), event.kv_cache_spec_sliding_window) {
             // A token attends to itself and to the window − 1 tokens before it (vLLM's
             // `SlidingWindowManager`).
             (Some("sliding_window" | "sliding_window_mla"), Some(window)) => {
                 Need::Last((window as usize).saturating_sub(1).div_ceil(block_size.get()).max(1))
             }
-            // The state after the last block (`MambaManager`).
+            // Only the state after the last block counts (`MambaManager`).
             (Some("mamba"), _) => Need::Last(1),
             _ => Need::Leading,
         };
         let source =
-            Self::named(event.medium.as_deref(), event.group_idx, event.locality.as_deref())?;
-        Some(Self { role, ..source })
+            Self::from_names(event.medium.as_deref(), event.group_idx, event.locality.as_deref())?;
+        Some(Self { need, ..source })
     }
 
-    /// The cache that an event names, as one whose role is not known: removals don't tell it.
-    /// `None` for media and localities that don't count.
-    pub(super) fn named(
+    /// Returns the cache with the names in an event, or `None` if its medium or locality does not
+    /// count. The need is a default, because removals don't contain it.
+    pub(super) fn from_names(
         medium: Option<&str>,
         group: Option<u32>,
         locality: Option<&str>,
@@ -64,11 +67,11 @@ impl Source {
         let tier = match medium {
             _ if locality == Some("REMOTE") => return None,
             None | Some("GPU") => Tier::Device,
-            // Some connectors write small letters.
+            // Some connectors write lower case.
             Some("CPU" | "cpu") => Tier::Cpu,
             Some("STORAGE" | "storage") => Tier::Storage,
             Some(_) => return None,
         };
-        Some(Self { tier, group: group.unwrap_or(0), role: Need::Leading })
+        Some(Self { tier, group: group.unwrap_or(0), need: Need::Leading })
     }
 }

@@ -17,11 +17,11 @@ fn tokens(count: u32) -> Vec<TokenId> {
     (0..count).map(TokenId).collect()
 }
 
-fn hashes(hashes: std::ops::Range<u64>) -> Vec<ExternalHash> {
-    hashes.map(ExternalHash::U64).collect()
+fn hashes(range: std::ops::Range<u64>) -> Vec<ExternalHash> {
+    range.map(ExternalHash::U64).collect()
 }
 
-/// The first `blocks` blocks of the prompt 0, 1, 2, …, with hashes 0, 1, ….
+/// Returns the event of the first `blocks` blocks of the prompt 0, 1, 2, …, with hashes 0, 1, ….
 fn stored(blocks: u32) -> BlockStored {
     BlockStored {
         block_hashes: hashes(0..blocks.into()),
@@ -31,8 +31,8 @@ fn stored(blocks: u32) -> BlockStored {
     }
 }
 
-fn removed(which: std::ops::Range<u64>) -> KvEvent {
-    KvEvent::BlockRemoved(BlockRemoved { block_hashes: hashes(which), ..Default::default() })
+fn removed(range: std::ops::Range<u64>) -> KvEvent {
+    KvEvent::BlockRemoved(BlockRemoved { block_hashes: hashes(range), ..Default::default() })
 }
 
 fn apply(index: &PrefixIndex, event: KvEvent) -> Vec<BlockKey> {
@@ -63,7 +63,7 @@ fn media(identifier: &str, offset: i64) -> ExtraKey {
 }
 
 #[test]
-fn new_blocks_are_told_once() {
+fn new_blocks_are_returned_once() {
     let index = index();
     let plain = keys(None, None, &[]);
     assert_eq!(store(&index, stored(2)), plain[..2]);
@@ -77,7 +77,7 @@ fn new_blocks_are_told_once() {
 }
 
 #[test]
-fn blocks_elsewhere_don_t_count_whether_stored_or_removed() {
+fn events_of_other_locations_are_ignored() {
     let elsewhere: [fn(&mut BlockStored); 4] = [
         |stored| stored.medium = Some("TAPE".into()),
         |stored| {
@@ -95,7 +95,7 @@ fn blocks_elsewhere_don_t_count_whether_stored_or_removed() {
         let index = index();
         let mut other = stored(4);
         change(&mut other);
-        let gone = BlockRemoved {
+        let removed = BlockRemoved {
             block_hashes: hashes(0..4),
             medium: other.medium.clone(),
             group_idx: other.group_idx,
@@ -110,23 +110,23 @@ fn blocks_elsewhere_don_t_count_whether_stored_or_removed() {
             "case {case}"
         );
         store(&index, stored(4));
-        // Fragments of blocks have no mark in removals; their hashes are others in practice.
-        if gone != (BlockRemoved { block_hashes: hashes(0..4), ..Default::default() }) {
-            apply(&index, KvEvent::BlockRemoved(gone));
+        // Removals don't mark fragments of blocks; in practice fragments have other hashes.
+        if removed != (BlockRemoved { block_hashes: hashes(0..4), ..Default::default() }) {
+            apply(&index, KvEvent::BlockRemoved(removed));
             assert_eq!(overlap(&index, &plain), 4, "case {case}");
         }
     }
 }
 
 #[test]
-fn the_gpu_s_first_group_counts_named_or_not() {
+fn explicit_gpu_group_zero_counts() {
     let index = index();
     store(&index, BlockStored { medium: Some("GPU".into()), group_idx: Some(0), ..stored(4) });
     assert_eq!(overlap(&index, &keys(None, None, &[])), 4);
 }
 
 #[test]
-fn blocks_without_their_parent_match_nothing_until_it_is_known() {
+fn blocks_match_once_parent_is_known() {
     let index = index();
     let plain = keys(None, None, &[]);
     let tail = BlockStored {
@@ -140,7 +140,7 @@ fn blocks_without_their_parent_match_nothing_until_it_is_known() {
     assert_eq!((stats.blocks, stats.unkeyed_blocks, stats.unknown_parents), (0, 3, 3));
     assert_eq!(store(&index, stored(1)), plain[..1]);
     assert_eq!(overlap(&index, &plain), 1);
-    // The second copy tells what the first was, and both count.
+    // The second copy reveals the keys, and both copies count.
     assert_eq!(store(&index, tail), plain[1..]);
     apply(&index, removed(1..4));
     assert_eq!(overlap(&index, &plain), 4);
@@ -150,14 +150,14 @@ fn blocks_without_their_parent_match_nothing_until_it_is_known() {
 }
 
 #[test]
-fn lora_name_and_salt_are_told_apart_by_their_place() {
+fn lora_name_is_distinguished_from_salt_by_order() {
     let cases: [(Option<&str>, Option<&str>, Vec<ExtraKey>); 6] = [
         (None, None, vec![]),
         (None, Some("s"), vec![text("s")]),
         (Some("a"), None, vec![text("a")]),
         (Some("a"), Some("s"), vec![text("a"), text("s")]),
         (Some("a"), Some("a"), vec![text("a"), text("a")]),
-        // An engine that leaves the name out of the marks.
+        // An engine that leaves the name out of the extra keys.
         (Some("a"), Some("s"), vec![text("s")]),
     ];
     for (lora, salt, first) in cases {
@@ -167,12 +167,12 @@ fn lora_name_and_salt_are_told_apart_by_their_place() {
         } else {
             vec![]
         };
-        let marks = |marks: &Vec<ExtraKey>| (!marks.is_empty()).then(|| marks.clone());
+        let optional = |keys: &Vec<ExtraKey>| (!keys.is_empty()).then(|| keys.clone());
         store(
             &index,
             BlockStored {
                 lora_name: lora.map(str::to_owned),
-                extra_keys: Some(vec![marks(&first), marks(&later)]),
+                extra_keys: Some(vec![optional(&first), optional(&later)]),
                 ..stored(2)
             },
         );
@@ -194,7 +194,7 @@ fn lora_name_and_salt_are_told_apart_by_their_place() {
 }
 
 #[test]
-fn all_marks_of_one_block_together() {
+fn block_with_all_kinds_of_extra_keys_matches() {
     let index = index();
     let ours = "ab".repeat(32);
     store(
@@ -216,7 +216,7 @@ fn all_marks_of_one_block_together() {
 }
 
 #[test]
-fn marks_that_can_t_be_read_match_nothing_and_neither_do_the_children() {
+fn unreadable_extra_keys_end_the_overlap() {
     let unreadable: [Vec<ExtraKey>; 5] = [
         // A digest of prompt embeddings.
         vec![ExtraKey::Other(vec![0xc4, 1, 7])],
@@ -228,18 +228,16 @@ fn marks_that_can_t_be_read_match_nothing_and_neither_do_the_children() {
         vec![text("s"), ExtraKey::Other(vec![0xc0])],
     ];
     let plain = keys(None, None, &[]);
-    for marks in unreadable {
+    for extra_keys in unreadable {
         let index = index();
-        store(
-            &index,
-            BlockStored { extra_keys: Some(vec![None, Some(marks.clone()), None]), ..stored(3) },
-        );
-        assert_eq!(overlap(&index, &plain), 1, "{marks:?}");
+        let blocks = vec![None, Some(extra_keys.clone()), None];
+        store(&index, BlockStored { extra_keys: Some(blocks), ..stored(3) });
+        assert_eq!(overlap(&index, &plain), 1, "{extra_keys:?}");
         let stats = index.stats(WORKER).unwrap();
         assert_eq!(
             (stats.unkeyed_blocks, stats.unreadable_extra_keys, stats.unknown_parents),
             (2, 1, 1),
-            "{marks:?}"
+            "{extra_keys:?}"
         );
         apply(&index, removed(0..3));
         assert_eq!(index.stats(WORKER).unwrap().unkeyed_blocks, 0);
@@ -247,14 +245,14 @@ fn marks_that_can_t_be_read_match_nothing_and_neither_do_the_children() {
 }
 
 #[test]
-fn a_salt_in_a_later_block_can_t_be_read() {
+fn salt_in_later_block_is_unreadable() {
     let index = index();
     store(&index, BlockStored { extra_keys: Some(vec![None, Some(vec![text("s")])]), ..stored(2) });
     assert_eq!(overlap(&index, &keys(None, None, &[])), 1);
 }
 
 #[test]
-fn events_whose_numbers_don_t_fit_together_match_nothing() {
+fn events_with_inconsistent_lengths_match_nothing() {
     let plain = keys(None, None, &[]);
     for broken in [
         BlockStored { token_ids: tokens(7), ..stored(4) },
@@ -270,7 +268,7 @@ fn events_whose_numbers_don_t_fit_together_match_nothing() {
 }
 
 #[test]
-fn one_hash_for_two_contents_matches_neither_until_it_was_removed_as_often() {
+fn hash_of_two_contents_matches_nothing() {
     let index = index();
     store(&index, stored(1));
     let other = BlockStored { token_ids: vec![TokenId(7), TokenId(7)], ..stored(1) };
@@ -285,8 +283,8 @@ fn one_hash_for_two_contents_matches_neither_until_it_was_removed_as_often() {
 }
 
 #[test]
-fn two_hashes_for_one_key_are_held_until_both_are_gone() {
-    // As for two adapters of one name, which the engine tells apart by path.
+fn key_with_two_hashes_is_held_until_both_are_removed() {
+    // This happens for two adapters with one name, which the engine distinguishes by path.
     let index = index();
     let plain = keys(None, None, &[]);
     store(&index, stored(1));
@@ -301,7 +299,7 @@ fn two_hashes_for_one_key_are_held_until_both_are_gone() {
 }
 
 #[test]
-fn unknown_events_removals_and_workers_are_counted_or_ignored() {
+fn unknown_events_or_workers_change_nothing() {
     let index = index();
     apply(&index, KvEvent::Unknown("BlockDreamt".into()));
     apply(&index, removed(5..7));
@@ -317,7 +315,7 @@ fn unknown_events_removals_and_workers_are_counted_or_ignored() {
 }
 
 #[test]
-fn workers_are_listed_in_order_and_forgotten_when_removed() {
+fn overlaps_are_in_order_of_worker_ids() {
     let index = PrefixIndex::new();
     [3, 1, 2].iter().for_each(|id| index.add_worker(WorkerId(*id), BLOCK));
     let batch = KvEventBatch {
@@ -335,7 +333,7 @@ fn workers_are_listed_in_order_and_forgotten_when_removed() {
 }
 
 #[test]
-fn presumed_blocks_count_once_and_until_they_are_forgotten() {
+fn presumed_blocks_count_until_forgotten() {
     let index = index();
     let plain = keys(None, None, &[]);
     index.presume(WORKER, &plain[..3]);
@@ -355,14 +353,15 @@ fn presumed_blocks_count_once_and_until_they_are_forgotten() {
 }
 
 #[test]
-fn presumed_blocks_that_share_a_name_with_an_event_s_claim_nothing_that_neither_says() {
+fn presumed_blocks_with_hash_of_other_block_are_ignored() {
     let plain = keys(None, None, &[]);
-    let named = |block: usize| ExternalHash::U64(cache::unmixed(plain[block].as_engine_hash()));
-    // The name of the third block is the engine's for another one, keyed or not.
+    let presumed_hash =
+        |block: usize| ExternalHash::U64(cache::unmixed(plain[block].as_engine_hash()));
+    // The engine uses the presumed hash of the third block for another block, keyed or not.
     for parent in [None, Some(ExternalHash::U64(77))] {
         let index = index();
         let other = BlockStored {
-            block_hashes: vec![named(2)],
+            block_hashes: vec![presumed_hash(2)],
             parent_block_hash: parent,
             token_ids: tokens(2),
             ..stored(0)
@@ -373,19 +372,14 @@ fn presumed_blocks_that_share_a_name_with_an_event_s_claim_nothing_that_neither_
         index.forget(WORKER, &[plain[3], plain[2]]);
         assert_eq!(overlap(&index, &plain), 2);
         index.forget(WORKER, &[plain[1], plain[0]]);
-        apply(
-            &index,
-            KvEvent::BlockRemoved(BlockRemoved {
-                block_hashes: vec![named(2)],
-                ..Default::default()
-            }),
-        );
+        let removed = BlockRemoved { block_hashes: vec![presumed_hash(2)], ..Default::default() };
+        apply(&index, KvEvent::BlockRemoved(removed));
         assert_eq!(index.totals().entries, 0);
     }
 }
 
 #[test]
-fn presumed_blocks_are_shed_below_a_cap() {
+fn presumed_blocks_are_shed_to_keep_cap() {
     const CAP: usize = 200_000;
     let index = PrefixIndex::with_max_bytes(CAP);
     index.add_worker(WORKER, BLOCK);
@@ -402,27 +396,27 @@ fn presumed_blocks_are_shed_below_a_cap() {
 }
 
 #[test]
-fn a_worker_holds_no_more_blocks_than_it_may() {
-    // `worker` has this bound in tests alone.
-    const MOST: u64 = 1 << 15;
+fn blocks_over_worker_limit_are_ignored() {
+    // The limit of `worker` in tests.
+    const MAX_BLOCKS: u64 = 1 << 15;
     let index = index();
-    let blocks = |of: std::ops::Range<u64>| {
-        let token_ids = tokens(2 * (of.end - of.start) as u32);
+    let store_blocks = |range: std::ops::Range<u64>| {
+        let token_ids = tokens(2 * (range.end - range.start) as u32);
         store(
             &index,
             BlockStored {
                 token_ids,
-                block_hashes: hashes(of),
+                block_hashes: hashes(range),
                 block_size: 2,
                 ..Default::default()
             },
         );
     };
-    blocks(0..MOST - 1);
-    blocks(MOST..MOST + 2);
+    store_blocks(0..MAX_BLOCKS - 1);
+    store_blocks(MAX_BLOCKS..MAX_BLOCKS + 2);
     let stats = index.stats(WORKER).unwrap();
-    assert_eq!((stats.blocks as u64, stats.ignored_events), (MOST - 1, 1));
+    assert_eq!((stats.blocks as u64, stats.ignored_events), (MAX_BLOCKS - 1, 1));
     apply(&index, removed(0..1));
-    blocks(MOST..MOST + 2);
+    store_blocks(MAX_BLOCKS..MAX_BLOCKS + 2);
     assert_eq!(index.stats(WORKER).unwrap().ignored_events, 1, "there is room again");
 }

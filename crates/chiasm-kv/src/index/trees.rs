@@ -1,4 +1,4 @@
-//! The trees, each behind a lock.
+//! The radix trees, each with its own lock.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;
@@ -6,31 +6,32 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard, ShardedLockWriteGuard};
 
-use super::radix_tree::{NODE_BITS, NONE, Node, NodeId, RadixTree};
+use super::radix_tree::{NO_NODE, NODE_BITS, Node, NodeId, RadixTree};
 use crate::BlockKey;
 
-/// Number of trees, among which prompts are divided by their first block. A tree's lock is held for
-/// one event or one lookup.
-const TREES: u32 = (NONE >> NODE_BITS) + 1;
+/// The number of trees. Prompts are divided among them by their first block. A tree's lock is held
+/// for one event or one lookup.
+const TREE_COUNT: u32 = (NO_NODE >> NODE_BITS) + 1;
 
-/// Nodes that are looked at with a tree locked: some 20 microseconds.
-const NODES: usize = 1 << 10;
+/// The number of nodes visited with a tree locked: some 20 microseconds.
+const NODES_PER_LOCK: usize = 1 << 10;
 
-/// All prompts, divided among trees so that who changes one does not keep others waiting.
+/// All prompts, divided among trees so that writers to different trees don't wait for each other.
 pub(super) struct Trees {
     trees: Box<[Line]>,
 }
 
-/// A tree on cache lines of its own, lest locks of neighbours disturb each other.
+/// A tree on its own cache lines, to avoid false sharing between neighbouring locks.
 #[repr(align(128))]
 struct Line {
     tree: ShardedLock<RadixTree>,
-    /// The tree's count, for those who don't want to wait for its lock.
+    /// A copy of the tree's byte count, readable without its lock.
     bytes: AtomicUsize,
+    /// A copy of the tree's block count, readable without its lock.
     blocks: AtomicUsize,
 }
 
-/// A tree that is being changed. Writes its counts down beside the lock when it is dropped.
+/// A tree locked for writing. On drop, copies the tree's counts to the fields beside the lock.
 pub(super) struct Writer<'a> {
     tree: ShardedLockWriteGuard<'a, RadixTree>,
     line: &'a Line,
@@ -43,15 +44,16 @@ impl Trees {
             bytes: AtomicUsize::new(size_of::<Line>()),
             blocks: AtomicUsize::new(0),
         };
-        Self { trees: (0..TREES).map(line).collect() }
+        Self { trees: (0..TREE_COUNT).map(line).collect() }
     }
 
-    /// The tree that holds all prompts beginning with this block. Prompts with other first blocks
-    /// may share it.
+    /// Returns the number of the tree that holds all prompts beginning with this block. Prompts
+    /// with other first blocks may share it.
     pub(super) fn tree_of(first: BlockKey) -> u32 {
-        first.get() as u32 % TREES
+        first.get() as u32 % TREE_COUNT
     }
 
+    /// Returns the number of the tree that contains a node.
     pub(super) fn tree_with(node: NodeId) -> u32 {
         node >> NODE_BITS
     }
@@ -60,8 +62,8 @@ impl Trees {
         Self::tree_with(one) == Self::tree_with(other)
     }
 
-    // A panic inside a tree's methods would be a fault of ours; what others can read is still in
-    // order.
+    // Poisoning is ignored: a panic in a tree's methods would be a bug, and what others can read of
+    // the tree is still consistent.
 
     pub(super) fn read(&self, tree: u32) -> ShardedLockReadGuard<'_, RadixTree> {
         self.trees[tree as usize].tree.read().unwrap_or_else(PoisonError::into_inner)
@@ -73,21 +75,22 @@ impl Trees {
     }
 
     pub(super) fn each(&self) -> impl Iterator<Item = ShardedLockReadGuard<'_, RadixTree>> {
-        (0..TREES).map(|tree| self.read(tree))
+        (0..TREE_COUNT).map(|tree| self.read(tree))
     }
 
-    /// Every node, with each tree locked for some at a time; others may change it in between.
+    /// Visits every node. Locks a tree for [`NODES_PER_LOCK`] nodes at a time; it may change in
+    /// between.
     pub(super) fn each_node(&self, mut visit: impl FnMut(&Node)) {
-        for tree in 0..TREES {
+        for tree in 0..TREE_COUNT {
             let mut from = 0;
-            while let Some(nodes) = self.read(tree).some_nodes(from, NODES) {
+            while let Some(nodes) = self.read(tree).some_nodes(from, NODES_PER_LOCK) {
                 nodes.for_each(&mut visit);
-                from += NODES;
+                from += NODES_PER_LOCK;
             }
         }
     }
 
-    /// Number of blocks that somebody holds, with those that chores have still to give back.
+    /// Returns the number of held blocks, including those that chores have not released yet.
     pub(super) fn blocks(&self) -> usize {
         self.trees.iter().map(|line| line.blocks.load(Ordering::Relaxed)).sum()
     }

@@ -1,10 +1,10 @@
-//! One worker: what its events say, for each KV-cache group in each tier.
+//! A worker: the application of its events to its caches, one for each KV-cache group and tier.
 
 use chiasm_types::{BlockSize, WorkerId};
 
 use super::WorkerIndexStats;
 use super::cache::{Cache, EngineHash, Prompts, engine_hash};
-use super::marks::Marks;
+use super::extra_keys::ExtraKeyReader;
 use super::radix_tree::{Position, Segment};
 use super::source::{Source, Tier};
 use super::trees::{Trees, Writer};
@@ -12,56 +12,64 @@ use super::workers::Workers;
 use crate::block_key::{BlockContent, BlockHasher, BlockKey, KeyScheme};
 use crate::event::{BlockRemoved, BlockStored, ExternalHash, KvEvent};
 
-/// Number of caches that a worker may have, more than any model has of groups, times the tiers:
-/// what engines send must not take all ids of holders.
-const MOST_CACHES: usize = 64;
+/// The maximum number of caches per worker. It exceeds groups times tiers of every model, and keeps
+/// an engine from using up all holder ids.
+const MAX_CACHES: usize = 64;
 
-/// Blocks that a worker may hold in all its tiers: ten times what a large machine has room for.
-/// What it says of more is ignored, as it may say anything.
-const MOST_BLOCKS: usize = if cfg!(test) { 1 << 15 } else { 1 << 24 };
+/// The maximum number of blocks per worker in all its tiers: ten times the capacity of a large
+/// machine. Events about more blocks are ignored, because an engine may send anything.
+const MAX_BLOCKS: usize = if cfg!(test) { 1 << 15 } else { 1 << 24 };
 
-/// Blocks of an event whose keys are made with the tree locked: what an engine says of each step of
-/// an answer.
-const FEW: usize = 2;
+/// The maximum number of blocks of an event whose keys are computed with the tree locked. While
+/// an engine answers, a step completes at most this many blocks.
+const MAX_BLOCKS_HASHED_LOCKED: usize = 2;
 
-/// Blocks from which on it takes less time to make their keys side by side.
-const ROW: usize = 6;
+/// The number of blocks from which it is faster to compute their keys as a series.
+const MIN_SERIES_BLOCKS: usize = 6;
 
-/// What one engine holds, as its events say. A worker that was removed from the index may live on
-/// for as long as it takes in a batch.
+/// The blocks of one engine according to its events. A worker that was removed from the index may
+/// live on until a batch has been applied.
 pub(super) struct Worker {
     id: WorkerId,
     block_size: BlockSize,
     scheme: KeyScheme,
-    /// Its KV-cache groups in their tiers. The first is the group on the device that events named
-    /// first, or that of presumptions; it is there until the worker is gone.
+    /// The caches of KV-cache groups in tiers. The first one is the device group that events named
+    /// first, or that of presumed blocks. It exists until the worker is retired.
     caches: Vec<(Source, Cache)>,
-    /// Whether events have said which group the first cache is.
-    named: bool,
-    /// Removed from the index: what still comes is ignored.
-    gone: bool,
-    /// Counts of the worker as a whole; caches have their own.
+    /// Events have named the group of the first cache.
+    first_is_named: bool,
+    /// The worker was removed from the index. Further changes are ignored.
+    is_retired: bool,
+    /// The counts of the whole worker; caches have their own.
     stats: WorkerIndexStats,
 }
 
-/// Buffers of a batch, used again by the next one of any worker.
+/// The buffers for a batch, reused by the next batch of any worker.
 #[derive(Default)]
 pub(super) struct Scratch {
     hasher: BlockHasher,
-    marks: Marks,
+    extra_keys: ExtraKeyReader,
     hashes: Vec<EngineHash>,
     ends: Vec<EngineHash>,
     keys: Vec<BlockKey>,
     segments: Vec<Segment>,
-    /// Blocks newly held in groups that need all leading blocks, if there is such a group; else in
-    /// any.
+    /// The blocks new to groups that need all leading blocks, or to any group if there is no such
+    /// group.
     added: Vec<(EngineHash, BlockKey)>,
-    /// Blocks newly held in other groups, which are not told to callers.
-    untold: Vec<(EngineHash, BlockKey)>,
+    /// The blocks new to other groups, which are not reported to callers.
+    unreported: Vec<(EngineHash, BlockKey)>,
+}
+
+/// The block that a stored event continues.
+struct ParentBlock<'a> {
+    position: Position,
+    key: BlockKey,
+    /// The tree of the block, if it was kept locked.
+    tree: Option<Writer<'a>>,
 }
 
 impl Scratch {
-    /// Gives the memory back after an event of uncommon size.
+    /// Frees the memory after an event of uncommon size.
     pub(super) fn trim(&mut self) {
         if self.hashes.capacity() > 1 << 14 {
             *self = Self::default();
@@ -81,8 +89,8 @@ impl Worker {
             block_size,
             scheme,
             caches: vec![(Source::default(), cache)],
-            named: false,
-            gone: false,
+            first_is_named: false,
+            is_retired: false,
             stats: WorkerIndexStats::default(),
         }
     }
@@ -91,8 +99,8 @@ impl Worker {
         self.id
     }
 
-    pub(super) fn gone(&self) -> bool {
-        self.gone
+    pub(super) fn is_retired(&self) -> bool {
+        self.is_retired
     }
 
     pub(super) fn block_size(&self) -> BlockSize {
@@ -103,28 +111,29 @@ impl Worker {
         &self.scheme
     }
 
-    pub(super) fn named(&self) -> bool {
-        self.named
+    pub(super) fn first_is_named(&self) -> bool {
+        self.first_is_named
     }
 
     pub(super) fn caches(&self) -> &[(Source, Cache)] {
         &self.caches
     }
 
-    /// Becomes what another index knew at this revision, but for its caches.
-    pub(super) fn go_on_from(&mut self, revision: u64, named: bool) {
-        (self.stats.revision, self.named) = (revision, named);
+    /// Continues from a snapshot's revision. The caller restores the caches.
+    pub(super) fn continue_from(&mut self, revision: u64, first_is_named: bool) {
+        self.stats.revision = revision;
+        self.first_is_named = first_is_named;
     }
 
-    /// The empty cache of this number, which is the next, for what it is to be about. `None` when
-    /// the worker has as many as it may have.
+    /// Returns the empty cache with the next `number` and sets its source. Returns `None` if the
+    /// worker already has the maximum number of caches.
     pub(super) fn new_cache(
         &mut self,
         number: usize,
         source: Source,
         workers: &Workers,
     ) -> Option<&mut Cache> {
-        if number == self.caches.len() && number < MOST_CACHES {
+        if number == self.caches.len() && number < MAX_CACHES {
             self.caches.push((source, Cache::new(workers.new_holder())));
         }
         let (known, cache) = self.caches.get_mut(number)?;
@@ -132,28 +141,30 @@ impl Worker {
         Some(cache)
     }
 
-    /// The first one is always there.
+    /// Returns the first cache, which always exists.
     fn first(&mut self) -> &mut Cache {
         &mut self.caches[0].1
     }
 
-    /// Brings near what a batch needs; see [`Cache::warm`].
-    pub(super) fn warm(&self, events: &[KvEvent], prompts: &Prompts, scratch: &mut Scratch) {
+    /// Loads the memory that a batch needs into the cache; see [`Cache::prefetch`].
+    pub(super) fn prefetch(&self, events: &[KvEvent], prompts: &Prompts, scratch: &mut Scratch) {
         let [(_, cache)] = &self.caches[..] else { return };
         let Scratch { hashes, ends, .. } = scratch;
         hashes.clear();
         ends.clear();
-        // Long hashes are left out, as shortening them twice would take longer.
+        // Long hashes are left out, because shortening them twice would take longer.
         let short =
             |hash: &ExternalHash| matches!(hash, ExternalHash::U64(_)).then(|| engine_hash(hash));
-        let mut all = 0;
+        let mut touched = 0;
         for event in events {
             match event {
                 KvEvent::BlockStored(stored) => {
                     ends.extend(stored.parent_block_hash.as_ref().and_then(short));
                     hashes.extend(stored.block_hashes.iter().filter_map(short));
-                    // Each line of theirs.
-                    all = stored.token_ids.iter().step_by(16).fold(all, |all, token| all ^ token.0);
+                    // One token per cache line.
+                    for token in stored.token_ids.iter().step_by(16) {
+                        touched ^= token.0;
+                    }
                 }
                 KvEvent::BlockRemoved(removed) => {
                     ends.extend(removed.block_hashes.first().and_then(short));
@@ -162,13 +173,14 @@ impl Worker {
                 KvEvent::AllBlocksCleared | KvEvent::Unknown(_) => {}
             }
         }
-        std::hint::black_box(all);
+        std::hint::black_box(touched);
         hashes.extend(&ends[..]);
         if hashes.len() > 1 {
-            cache.warm(hashes, ends, prompts);
+            cache.prefetch(hashes, ends, prompts);
         }
     }
 
+    /// Applies a stored event. Appends the keys that are new to the worker to `added`.
     pub(super) fn store(
         &mut self,
         event: &BlockStored,
@@ -177,13 +189,14 @@ impl Worker {
         scratch: &mut Scratch,
         added: &mut Vec<BlockKey>,
     ) {
-        let has_room = self.entries().saturating_add(event.block_hashes.len()) <= MOST_BLOCKS;
-        let source = Source::of(event, self.block_size).filter(|_| has_room).filter(|source| {
-            // Events of lower tiers may come without tokens and without a size; those that have
-            // tokens lack the marks of images. So only the hashes of theirs are used.
+        let has_room = self.entries().saturating_add(event.block_hashes.len()) <= MAX_BLOCKS;
+        let source = Source::from_stored(event, self.block_size);
+        let source = source.filter(|_| has_room).filter(|source| {
+            // Events of lower tiers may lack tokens and a block size, and their tokens lack the
+            // marks of images. So only their hashes are used.
             source.tier != Tier::Device || event.block_size as usize == self.block_size.get()
         });
-        let Some(at) = source.and_then(|source| self.cache_of(source, workers)) else {
+        let Some(at) = source.and_then(|source| self.find_or_add_cache(source, workers)) else {
             self.stats.ignored_events += 1;
             return;
         };
@@ -195,8 +208,8 @@ impl Worker {
         scratch.hashes.extend(event.block_hashes.iter().map(engine_hash));
         scratch.keys.clear();
         let parent = event.parent_block_hash.as_ref().map(engine_hash);
-        // Of the blocks without keys, how many have none because of what they are, not for want of
-        // a parent.
+        // The number of blocks that have no key because of their content, not because of their
+        // parent.
         let mut unreadable = if fits { 0 } else { blocks };
         if self.caches[at].0.tier == Tier::Device
             && fits
@@ -207,18 +220,18 @@ impl Worker {
         self.store_by_hash(at, unreadable, prompts, scratch);
         self.caches.iter_mut().for_each(|(_, cache)| cache.release_collided(prompts));
         let several = self.caches.len() > 1;
-        let held = |hash| {
-            let mut leading = self.caches.iter().filter(|(source, _)| source.is_chain());
-            leading.all(|(_, cache)| cache.position_of(hash).is_some())
+        let is_in_all_chains = |hash| {
+            let mut chains = self.caches.iter().filter(|(source, _)| source.is_chain());
+            chains.all(|(_, cache)| cache.position_of(hash).is_some())
         };
         if several {
-            scratch.added.retain(|(hash, _)| held(*hash));
+            scratch.added.retain(|(hash, _)| is_in_all_chains(*hash));
         }
         added.extend(scratch.added.drain(..).map(|(_, key)| key));
-        scratch.untold.clear();
+        scratch.unreported.clear();
     }
 
-    /// Stores the blocks of an event that have keys; says whether their parent is known.
+    /// Stores the blocks of an event that have keys. Returns `false` if their parent is unknown.
     fn store_tokens(
         &mut self,
         at: usize,
@@ -227,67 +240,70 @@ impl Worker {
         prompts: &Prompts,
         scratch: &mut Scratch,
     ) -> bool {
-        // To take the lock twice takes longer than to hash these with it.
-        let few = event.block_hashes.len() <= FEW;
-        let (mut tree, mut after, mut before) = (None, None, None);
+        // For so few blocks, a second lock takes longer than hashing them with the tree locked.
+        let keep_locked = event.block_hashes.len() <= MAX_BLOCKS_HASHED_LOCKED;
+        let mut parent_block = None;
         if let Some(parent) = parent {
-            let Some((position, key, locked)) = self.parent(parent, few, prompts) else {
+            let Some(found) = self.find_parent(parent, keep_locked, prompts) else {
                 return false;
             };
-            (tree, after, before) = (locked, Some(position), Some(key));
+            parent_block = Some(found);
         }
-        self.make_keys(event, before, scratch);
-        let Scratch { hashes, keys, segments, added, untold, .. } = scratch;
+        self.compute_keys(event, parent_block.as_ref().map(|parent| parent.key), scratch);
+        let Scratch { hashes, keys, segments, added, unreported, .. } = scratch;
         let Some(first) = keys.first() else { return true };
+        let after = parent_block.as_ref().map(|parent| parent.position);
         let number = after.map_or(Trees::tree_of(*first), |parent| Trees::tree_with(parent.node));
-        let mut tree = tree.take().unwrap_or_else(|| prompts.trees.write(number));
-        let chains = self.caches.iter().any(|(source, _)| source.is_chain());
+        let locked = parent_block.and_then(|parent| parent.tree);
+        let mut tree = locked.unwrap_or_else(|| prompts.trees.write(number));
+        let has_chains = self.caches.iter().any(|(source, _)| source.is_chain());
         let several = self.caches.len() > 1;
         let (source, cache) = &mut self.caches[at];
-        let news = if source.is_chain() || !chains { &mut *added } else { &mut *untold };
+        let new = if source.is_chain() || !has_chains { &mut *added } else { &mut *unreported };
         segments.clear();
         tree.hold(after, keys, cache.holder(), &prompts.uses, segments);
         if !several {
             drop(tree);
-            cache.count_copies(hashes, keys, segments, news);
-            if cache.has_to_recheck() {
-                cache.recheck(&mut prompts.trees.write(number), news);
+            cache.count_copies(hashes, keys, segments, new);
+            if cache.needs_recheck() {
+                cache.recheck(&mut prompts.trees.write(number), new);
             }
             return true;
         }
-        cache.count_copies(hashes, keys, segments, news);
-        cache.recheck(&mut tree, news);
-        // What one cache says of a hash holds for all: the groups of a model and the tiers share
-        // the hashes.
+        cache.count_copies(hashes, keys, segments, new);
+        cache.recheck(&mut tree, new);
+        // The groups of a model and its tiers share the hashes, so a key found by one cache holds
+        // for all.
         for hash in hashes[..keys.len()].iter().copied() {
             let Some(position) = self.caches[at].1.position_of(hash) else { continue };
             for (_, (source, cache)) in
                 self.caches.iter_mut().enumerate().filter(|(other, _)| *other != at)
             {
-                let news = if source.is_chain() { &mut *added } else { &mut *untold };
-                cache.tell(hash, position, &mut tree, &prompts.uses, news);
+                let new = if source.is_chain() { &mut *added } else { &mut *unreported };
+                cache.resolve(hash, position, &mut tree, &prompts.uses, new);
             }
         }
         true
     }
 
-    /// Makes the keys of as many blocks as can be keyed, after a block with the key `before` or
-    /// from the start.
-    fn make_keys(&self, event: &BlockStored, before: Option<BlockKey>, scratch: &mut Scratch) {
-        let Scratch { hasher, marks, keys, .. } = scratch;
+    /// Computes the keys of the leading blocks that can be keyed, after the block `parent` or from
+    /// the start of a prompt.
+    fn compute_keys(&self, event: &BlockStored, parent: Option<BlockKey>, scratch: &mut Scratch) {
+        let Scratch { hasher, extra_keys: reader, keys, .. } = scratch;
         keys.clear();
         if let KeyScheme::EngineHashes(scheme) = &self.scheme {
             return keys.extend(event.block_hashes.iter().map(|hash| scheme.key(hash)));
         }
         let lora = event.lora_name.as_deref();
-        let marked = event.extra_keys.as_ref().is_some_and(|keys| keys.iter().any(Option::is_some));
+        let has_extra_keys =
+            event.extra_keys.as_ref().is_some_and(|keys| keys.iter().any(Option::is_some));
         let size = self.block_size.get();
-        let mut last = before;
+        let mut last = parent;
         for (block, tokens) in event.token_ids.chunks_exact(size).enumerate() {
             if let Some(parent) = last
-                && !marked
+                && !has_extra_keys
                 && lora.is_none()
-                && event.token_ids.len() >= (block + ROW) * size
+                && event.token_ids.len() >= (block + MIN_SERIES_BLOCKS) * size
             {
                 hasher.text_keys(parent, &event.token_ids[block * size..], size, keys);
                 break;
@@ -297,32 +313,33 @@ impl Worker {
                 .as_ref()
                 .and_then(|keys| keys[block].as_deref())
                 .unwrap_or_default();
-            let Some(salt) = marks.read(extra_keys, lora, last.is_none()) else { break };
-            let key =
-                hasher.key(&BlockContent { parent: last, tokens, media: &marks.media, lora, salt });
+            let Some(salt) = reader.read(extra_keys, lora, last.is_none()) else { break };
+            let media = &reader.media;
+            let key = hasher.key(&BlockContent { parent: last, tokens, media, lora, salt });
             keys.push(key);
             last = Some(key);
         }
     }
 
-    /// Finds the block that an event goes on after: where it is, its key, and if `locked` its tree.
-    fn parent<'a>(
+    /// Finds the block that an event continues. Keeps its tree locked if `keep_locked`.
+    fn find_parent<'a>(
         &self,
         hash: EngineHash,
-        locked: bool,
+        keep_locked: bool,
         prompts: &'a Prompts,
-    ) -> Option<(Position, BlockKey, Option<Writer<'a>>)> {
+    ) -> Option<ParentBlock<'a>> {
         let position = self.position_of(hash)?;
         let number = Trees::tree_with(position.node);
-        if locked {
+        if keep_locked {
             let tree = prompts.trees.write(number);
-            return Some((position, tree.key(position)?, Some(tree)));
+            return Some(ParentBlock { position, key: tree.key(position)?, tree: Some(tree) });
         }
-        Some((position, prompts.trees.read(number).key(position)?, None))
+        let key = prompts.trees.read(number).key(position)?;
+        Some(ParentBlock { position, key, tree: None })
     }
 
-    /// Stores the blocks of an event that have no keys: another cache may know them. So it is with
-    /// an attention group that skips blocks, and with lower tiers.
+    /// Stores the blocks of an event that have no keys. Another cache may know their keys, for
+    /// example if an attention group skips blocks, or for lower tiers.
     fn store_by_hash(
         &mut self,
         at: usize,
@@ -330,72 +347,73 @@ impl Worker {
         prompts: &Prompts,
         scratch: &mut Scratch,
     ) {
-        let Scratch { hashes, keys, added, untold, .. } = scratch;
+        let Scratch { hashes, keys, added, unreported, .. } = scratch;
         let from = keys.len();
         for (block, hash) in hashes.iter().copied().enumerate().skip(from) {
             let position = self.position_of(hash);
-            let chains = self.caches.iter().any(|(source, _)| source.is_chain());
+            let has_chains = self.caches.iter().any(|(source, _)| source.is_chain());
             let (source, cache) = &mut self.caches[at];
-            let news = if source.is_chain() || !chains { &mut *added } else { &mut *untold };
+            let new = if source.is_chain() || !has_chains { &mut *added } else { &mut *unreported };
             match position {
-                Some(position) => cache.store_at(hash, position, prompts, news),
+                Some(position) => cache.store_at(hash, position, prompts, new),
                 None => {
-                    let unreadable = block - from < unreadable;
-                    self.stats.unreadable_extra_keys += u64::from(unreadable);
-                    self.stats.unknown_parents += u64::from(!unreadable);
+                    let is_unreadable = block - from < unreadable;
+                    self.stats.unreadable_extra_keys += u64::from(is_unreadable);
+                    self.stats.unknown_parents += u64::from(!is_unreadable);
                     cache.store_unknown(hash);
                 }
             }
         }
     }
 
+    /// Applies a removed event.
     pub(super) fn remove(
         &mut self,
         event: &BlockRemoved,
         prompts: &Prompts,
         scratch: &mut Scratch,
     ) {
-        let cache =
-            Source::named(event.medium.as_deref(), event.group_idx, event.locality.as_deref()).map(
-                |removed| {
-                    self.caches.iter_mut().find(|(source, _)| {
-                        source.tier == removed.tier && source.group == removed.group
-                    })
-                },
-            );
-        match cache {
-            None => self.stats.ignored_events += 1,
-            Some(None) => self.stats.unknown_removals += event.block_hashes.len() as u64,
-            Some(Some((_, cache))) => {
-                scratch.hashes.clear();
-                scratch.hashes.extend(event.block_hashes.iter().map(engine_hash));
-                self.stats.unknown_removals += cache.remove(&scratch.hashes, prompts);
-            }
-        }
+        let removed =
+            Source::from_names(event.medium.as_deref(), event.group_idx, event.locality.as_deref());
+        let Some(removed) = removed else {
+            self.stats.ignored_events += 1;
+            return;
+        };
+        let is_removed =
+            |source: &Source| source.tier == removed.tier && source.group == removed.group;
+        let Some((_, cache)) = self.caches.iter_mut().find(|(source, _)| is_removed(source)) else {
+            self.stats.unknown_removals += event.block_hashes.len() as u64;
+            return;
+        };
+        scratch.hashes.clear();
+        scratch.hashes.extend(event.block_hashes.iter().map(engine_hash));
+        self.stats.unknown_removals += cache.remove(&scratch.hashes, prompts);
     }
 
+    /// Records presumed blocks; see [`PrefixIndex::presume`](super::PrefixIndex::presume).
     pub(super) fn presume(&mut self, chain: &[BlockKey], prompts: &Prompts) {
         self.first().presume(chain, prompts);
         self.first().release_collided(prompts);
     }
 
+    /// Removes presumed blocks; see [`PrefixIndex::forget`](super::PrefixIndex::forget).
     pub(super) fn forget_presumed(&mut self, keys: &[BlockKey], prompts: &Prompts) {
         self.stats.unknown_removals += self.first().forget_presumed(keys, prompts);
     }
 
-    /// Makes the worker hold nothing any more, in no tier. The groups are those of the engine
-    /// still. Returns the caches that it had, if they held anything.
+    /// Removes all blocks in all tiers, but keeps the groups. Returns the old caches if they held
+    /// anything.
     pub(super) fn clear(&mut self, workers: &Workers) -> Vec<Cache> {
         if self.entries() > 0 {
             return workers.renew_caches(self.id, &mut self.caches);
         }
-        self.caches.iter_mut().for_each(|(_, cache)| drop(cache.renew(cache.holder())));
+        self.caches.iter_mut().for_each(|(_, cache)| drop(cache.replace(cache.holder())));
         Vec::new()
     }
 
-    /// Makes the worker ignore what still comes. Returns the caches that it had.
-    pub(super) fn end(&mut self) -> Vec<Cache> {
-        self.gone = true;
+    /// Makes the worker ignore all further changes. Returns its caches.
+    pub(super) fn retire(&mut self) -> Vec<Cache> {
+        self.is_retired = true;
         self.caches.drain(..).map(|(_, cache)| cache).collect()
     }
 
@@ -418,6 +436,7 @@ impl Worker {
         self.stats.ignored_events += u64::from(ignored);
     }
 
+    /// Returns the number of hashes in all caches.
     pub(super) fn entries(&self) -> usize {
         self.caches.iter().map(|(_, cache)| cache.len()).sum()
     }
@@ -426,23 +445,24 @@ impl Worker {
         self.caches.iter().map(|(_, cache)| cache.bytes()).sum()
     }
 
-    /// The cache of this number; `None` beyond the last one.
+    /// Returns the cache with this number, or `None` after the last one.
     pub(super) fn cache(&mut self, number: usize) -> Option<&mut Cache> {
         self.caches.get_mut(number).map(|(_, cache)| cache)
     }
 
-    /// Where the block of a hash is, if some cache has a keyed entry for it.
+    /// Returns the position of a hash's block, if a cache has a keyed entry for it.
     fn position_of(&self, hash: EngineHash) -> Option<Position> {
         self.caches.iter().find_map(|(_, cache)| cache.position_of(hash))
     }
 
-    /// The cache that a stored event is about, made if need be.
-    fn cache_of(&mut self, source: Source, workers: &Workers) -> Option<usize> {
+    /// Returns the number of the cache that a stored event is about. Adds the cache if necessary.
+    /// Returns `None` if the worker already has the maximum number of caches.
+    fn find_or_add_cache(&mut self, source: Source, workers: &Workers) -> Option<usize> {
         let known =
             |(known, _): &(Source, Cache)| known.tier == source.tier && known.group == source.group;
-        if source.tier == Tier::Device && !self.named {
-            self.named = true;
-            // What was presumed before is what the worker is believed to hold all of.
+        if source.tier == Tier::Device && !self.first_is_named {
+            self.first_is_named = true;
+            // If blocks were presumed before, the first cache keeps them and stays a chain.
             if source != self.caches[0].0 && self.caches[0].1.len() == 0 {
                 self.caches[0].0 = source;
                 workers.list_caches(self.id, &self.caches);
@@ -451,7 +471,7 @@ impl Worker {
         if let Some(at) = self.caches.iter().position(known) {
             return Some(at);
         }
-        if self.caches.len() == MOST_CACHES {
+        if self.caches.len() == MAX_CACHES {
             return None;
         }
         self.caches.push((source, Cache::new(workers.new_holder())));

@@ -1,4 +1,4 @@
-//! The workers, what stands for their caches in the trees, and the lock around each.
+//! All workers with their locks, and the holder ids of their caches.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -9,34 +9,39 @@ use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard};
 
 use super::cache::Cache;
 use super::holders::HolderId;
-use super::list::List;
+use super::list::WorkerList;
 use super::source::Source;
 use super::worker::Worker;
 use crate::KeyScheme;
 
-/// All workers by their ids. A worker's lock is taken before any tree's, and either before that of
-/// the members, never after it.
+/// All workers by their ids.
+///
+/// Lock order: a worker before a tree, and both before the members.
 #[derive(Default)]
 pub(super) struct Workers {
-    /// Many read it, and seldom it changes.
+    /// Read often and changed seldom.
     members: ShardedLock<Members>,
-    /// That of the list that the members have now.
+    /// The revision of the members' current list.
     revision: AtomicU64,
+    /// The number of bytes on the heap of all workers' caches.
     bytes: AtomicUsize,
 }
 
+/// The listed workers and the allocation of holder ids.
 #[derive(Default)]
 struct Members {
-    /// Each worker is shared with who works on it while the members change.
+    /// The workers with their first holders. Calls on a worker share it, so the members may change
+    /// during a call.
     by_id: BTreeMap<WorkerId, (HolderId, Arc<Mutex<Worker>>)>,
-    /// Ids of removed holders that no tree has any more.
+    /// The ids of released holders, which no tree contains any more.
     free: Vec<HolderId>,
-    /// What lookups know of them. They keep it, so each change makes another one.
-    list: Arc<List>,
+    /// The list that lookups use. Lookups keep their own reference, so a change makes a new list.
+    list: Arc<WorkerList>,
 }
 
 impl Members {
-    fn list(&mut self) -> &mut List {
+    /// Returns the list for a change.
+    fn list(&mut self) -> &mut WorkerList {
         Arc::make_mut(&mut self.list)
     }
 
@@ -45,13 +50,13 @@ impl Members {
         self.list().add_holder(free)
     }
 
-    fn take(&mut self, worker: WorkerId) -> Option<Arc<Mutex<Worker>>> {
-        self.list().forget_caches(worker);
+    fn remove(&mut self, worker: WorkerId) -> Option<Arc<Mutex<Worker>>> {
+        self.list().remove_caches(worker);
         self.by_id.remove(&worker).map(|(_, worker)| worker)
     }
 
-    /// Whether these are the caches of the worker that has this id now, not of one before it that
-    /// still takes in a batch.
+    /// Returns `true` if these caches belong to the worker that currently has this id. They may
+    /// belong to a replaced worker to which a batch is still being applied.
     fn is_listed(&self, worker: WorkerId, caches: &[(Source, Cache)]) -> bool {
         let known = self.by_id.get(&worker).map(|(holder, _)| *holder);
         known.is_some() && known == caches.first().map(|(_, cache)| cache.holder())
@@ -64,8 +69,8 @@ impl Members {
 }
 
 impl Workers {
-    /// A worker that holds nothing and is in no list.
-    pub(super) fn make(
+    /// Creates a worker that holds nothing and is not listed.
+    pub(super) fn new_worker(
         &self,
         worker: WorkerId,
         block_size: BlockSize,
@@ -74,13 +79,14 @@ impl Workers {
         Arc::new(Mutex::new(Worker::new(worker, Cache::new(self.new_holder()), block_size, scheme)))
     }
 
-    /// Lists a worker that was made. Returns the one that had its id, which is in no list any more.
+    /// Lists a new worker. Returns the worker that it replaces, which is no longer listed.
     pub(super) fn list_worker(&self, new: &Arc<Mutex<Worker>>) -> Option<Arc<Mutex<Worker>>> {
         let list = |worker: &mut Worker| {
-            let (id, caches) = (worker.id(), worker.caches());
+            let id = worker.id();
+            let caches = worker.caches();
             let holder = caches.first()?.1.holder();
             self.change_members(|members| {
-                let replaced = members.take(id);
+                let replaced = members.remove(id);
                 members.by_id.insert(id, (holder, new.clone()));
                 members.update_order();
                 members.list().set_caches(id, caches);
@@ -90,22 +96,22 @@ impl Workers {
         self.with(new, list).flatten()
     }
 
-    /// Returns the worker, which is in no list any more.
+    /// Unlists a worker and returns it.
     pub(super) fn remove(&self, worker: WorkerId) -> Option<Arc<Mutex<Worker>>> {
         self.change_members(|members| {
-            let removed = members.take(worker);
+            let removed = members.remove(worker);
             members.update_order();
             removed
         })
     }
 
-    /// The caches of a worker that is in no list any more; see [`Worker::end`].
-    pub(super) fn end(&self, worker: &Mutex<Worker>) -> Vec<Cache> {
-        self.with(worker, Worker::end).unwrap_or_default()
+    /// Retires an unlisted worker and returns its caches; see [`Worker::retire`].
+    pub(super) fn retire(&self, worker: &Mutex<Worker>) -> Vec<Cache> {
+        self.with(worker, Worker::retire).unwrap_or_default()
     }
 
-    /// Gives a worker empty caches with new holders, which lookups take for it from now on. Returns
-    /// those that it had.
+    /// Gives a worker empty caches with new holders, which lookups use from now on. Returns the old
+    /// caches.
     pub(super) fn renew_caches(
         &self,
         worker: WorkerId,
@@ -114,7 +120,7 @@ impl Workers {
         self.change_members(|members| {
             let is_listed = members.is_listed(worker, caches);
             let old =
-                caches.iter_mut().map(|(_, cache)| cache.renew(members.new_holder())).collect();
+                caches.iter_mut().map(|(_, cache)| cache.replace(members.new_holder())).collect();
             if is_listed {
                 members
                     .by_id
@@ -127,20 +133,20 @@ impl Workers {
         })
     }
 
-    /// The id of one more cache of a worker.
+    /// Allocates the holder id of another cache.
     pub(super) fn new_holder(&self) -> HolderId {
         self.change_members(Members::new_holder)
     }
 
-    /// Gives back the id of a holder that no tree has any more.
-    pub(super) fn free(&self, holder: HolderId) {
+    /// Frees the id of a holder that no tree contains any more.
+    pub(super) fn free_holder(&self, holder: HolderId) {
         self.change_members(|members| {
-            members.list().set_aside(holder, false);
+            members.list().set_excluded(holder, false);
             members.free.push(holder);
         });
     }
 
-    /// Makes lookups take these for the caches of a worker from now on.
+    /// Publishes the caches of a worker to lookups.
     pub(super) fn list_caches(&self, worker: WorkerId, caches: &[(Source, Cache)]) {
         self.change_members(|members| {
             if members.is_listed(worker, caches) {
@@ -149,17 +155,17 @@ impl Workers {
         });
     }
 
-    /// Changes a worker. `None` when it is unknown.
+    /// Changes the worker with this id. Returns `None` if it is unknown.
     pub(super) fn change<T>(
         &self,
         worker: WorkerId,
         change: impl FnOnce(&mut Worker) -> T,
     ) -> Option<T> {
-        let found = self.members().by_id.get(&worker).map(|(_, blocks)| blocks.clone())?;
+        let found = self.members().by_id.get(&worker).map(|(_, worker)| worker.clone())?;
         self.with(&found, change)
     }
 
-    /// All workers in the order of their ids, from the `first`th on and around.
+    /// Returns all workers in the order of their ids, rotated so that number `first` comes first.
     pub(super) fn all(&self, first: usize) -> Vec<Arc<Mutex<Worker>>> {
         let mut all: Vec<_> =
             self.members().by_id.values().map(|(_, worker)| worker.clone()).collect();
@@ -170,25 +176,26 @@ impl Workers {
         all
     }
 
-    /// The list of now: the one that is `known` if that is it still, which takes no lock.
+    /// Returns the current list. Takes no lock if `known` is still current, and updates `known`
+    /// otherwise.
     ///
-    /// For who has a tree locked: what the list says stays true of that tree until it is given
-    /// back. Blocks of a new holder come into trees after the list has got it, and those of an old
-    /// one leave them after the list has lost it.
-    pub(super) fn list<'a>(&self, known: &'a mut Arc<List>) -> &'a List {
+    /// If the caller has locked a tree, the list stays valid for that tree until it is unlocked.
+    /// Blocks of a new holder enter trees after the list contains the holder, and blocks of an old
+    /// holder leave trees after the list no longer contains it.
+    pub(super) fn list<'a>(&self, known: &'a mut Arc<WorkerList>) -> &'a WorkerList {
         if known.revision() != self.revision.load(Ordering::Acquire) {
             known.clone_from(&self.members().list);
         }
         known
     }
 
-    /// Bytes on the heap of the caches of listed workers.
+    /// Returns the number of bytes on the heap of the workers' caches.
     pub(super) fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Changes a worker, listed or not, and counts what its memory grows by. `None` when it has
-    /// ended.
+    /// Locks and changes a worker, listed or not, and counts the growth of its memory. Returns
+    /// `None` if it is retired.
     pub(super) fn with<T>(
         &self,
         worker: &Mutex<Worker>,
@@ -196,21 +203,21 @@ impl Workers {
     ) -> Option<T> {
         let mut worker: MutexGuard<'_, Worker> =
             worker.lock().unwrap_or_else(PoisonError::into_inner);
-        if worker.gone() {
+        if worker.is_retired() {
             return None;
         }
         let before = worker.bytes();
         let result = change(&mut worker);
         let grown = worker.bytes().wrapping_sub(before);
-        // Not for nothing: all threads that apply events write here.
+        // Avoids a write to memory that all threads share.
         if grown != 0 {
-            // Wraps around for a decrease, as the sum does.
+            // A decrease wraps around, and so does the sum.
             self.bytes.fetch_add(grown, Ordering::Relaxed);
         }
         Some(result)
     }
 
-    // Nothing that is done with the members locked panics, but by a fault of ours.
+    // Poisoning is ignored: a panic with the members locked would be a bug.
 
     fn members(&self) -> ShardedLockReadGuard<'_, Members> {
         self.members.read().unwrap_or_else(PoisonError::into_inner)
@@ -219,7 +226,7 @@ impl Workers {
     fn change_members<T>(&self, change: impl FnOnce(&mut Members) -> T) -> T {
         let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
         let result = change(&mut members);
-        self.revision.store(members.list().revise(), Ordering::Release);
+        self.revision.store(members.list().renew_revision(), Ordering::Release);
         result
     }
 }

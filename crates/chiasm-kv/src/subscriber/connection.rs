@@ -1,6 +1,7 @@
-//! Where an engine that says where it publishes can be reached.
+//! The conversion of the address that an engine binds to into one that clients can connect to.
 
-/// Engines bind to `tcp://*:port`, which can't be connected to: it is this machine.
+/// Returns an address to connect to. A wildcard such as `tcp://*:port`, which engines bind to,
+/// becomes this machine.
 pub(super) fn connectable(endpoint: &str) -> String {
     ["*", "0.0.0.0", "[::]"]
         .iter()
@@ -13,7 +14,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_wildcard_hosts_become_this_machine() {
+    fn wildcard_host_becomes_loopback() {
         for (given, connected) in [
             ("tcp://*:5557", "tcp://127.0.0.1:5557"),
             ("tcp://0.0.0.0:5557", "tcp://127.0.0.1:5557"),

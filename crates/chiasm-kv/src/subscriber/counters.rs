@@ -1,35 +1,36 @@
-//! What a subscriber counts.
+//! The counters of subscribers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Counts since the [`SubscriberCounters`] were made.
+/// The counts since the creation of the [`SubscriberCounters`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SubscriberStats {
-    /// Connections made to the engine's PUB socket.
+    /// The number of connections made to the engine's PUB socket.
     pub connections: u64,
-    /// Batches handed over, and read, as they were published.
+    /// The number of batches that were accepted by the receiver as they were published.
     pub live_batches: u64,
-    /// Batches handed over, and read, from a replay.
+    /// The number of batches that were accepted by the receiver from a replay.
     pub replayed_batches: u64,
-    /// Times a number was skipped.
+    /// The number of times that sequence numbers were skipped.
     pub gaps: u64,
-    /// Replays asked for, audits included.
+    /// The number of requested replays, including audits.
     pub replays: u64,
-    /// Replays that did not come to their end.
+    /// The number of replays that did not complete.
     pub failed_replays: u64,
-    /// Resets of the receiver.
+    /// The number of resets of the receiver.
     pub resets: u64,
-    /// Messages that were published and never taken in: no replay had them, or they could not be
-    /// read.
+    /// The number of published messages that never reached the receiver: no replay had them, or
+    /// they could not be read.
     pub lost: u64,
-    /// Messages that could not be read.
+    /// The number of messages that could not be read.
     pub malformed: u64,
-    /// Panics of the receiver or of the subscriber itself, after each of which it starts over.
+    /// The number of panics of the receiver or the subscriber. After each one the subscriber starts
+    /// over.
     pub panics: u64,
 }
 
-/// What [`Subscriber`](super::Subscriber)s have counted. Clones are the same counters.
+/// The counters of [`Subscriber`](super::Subscriber)s. Clones share the counters.
 #[derive(Clone, Debug, Default)]
 pub struct SubscriberCounters(Arc<Atomics>);
 
@@ -48,16 +49,17 @@ pub(super) struct Atomics {
 }
 
 impl SubscriberCounters {
-    /// Adds one to the counter that `which` picks.
+    /// Adds one to the counter that `which` selects.
     pub(super) fn count(&self, which: impl FnOnce(&Atomics) -> &AtomicU64) {
         self.add(1, which);
     }
 
+    /// Adds `more` to the counter that `which` selects.
     pub(super) fn add(&self, more: u64, which: impl FnOnce(&Atomics) -> &AtomicU64) {
         which(&self.0).fetch_add(more, Relaxed);
     }
 
-    /// What has happened so far.
+    /// Returns the current counts.
     pub fn read(&self) -> SubscriberStats {
         let Atomics {
             connections,

@@ -1,5 +1,4 @@
-//! The subscriber's loop: connect, catch up, follow; and what each message means for the position
-//! in the stream.
+//! The subscriber's loop: connecting, catching up by replay, and following published messages.
 
 use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,39 +12,42 @@ use tracing::{debug, error, info, warn};
 
 use super::connection::connectable;
 use super::counters::SubscriberCounters;
-use super::replay::{self, Answer, ReplayFailure};
+use super::replay::{self, ReplayFailure, Reply};
 use super::{KvEventReceiver, StreamPosition, SubscriberConfig};
 
-/// Between two panics of the receiver: each costs what the engine keeps for replay.
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// The maximum pause after a panic of the receiver. Each panic costs a replay of all messages that
+/// the engine keeps.
+const MAX_PANIC_PAUSE: Duration = Duration::from_secs(60);
 
+/// The state of a subscriber's task.
 pub(super) struct Follower<R> {
     config: SubscriberConfig,
     receiver: R,
     counters: SubscriberCounters,
-    /// The last message handed over since the last reset.
+    /// The last message passed to the receiver since the last reset.
     position: Option<Position>,
-    /// The last number that this connection published, replays left out.
+    /// The last sequence number published on this connection, without replays.
     published: Option<u64>,
-    /// Whether the receiver knows anything that a reset would drop.
-    told: bool,
+    /// The receiver has state that a reset would drop.
+    receiver_has_state: bool,
     caught_up: bool,
 }
 
+/// A received message.
 struct Position {
     seq: u64,
-    /// Tells this engine's message of that number from another's.
+    /// Distinguishes this message from one with the same number of another engine process.
     proof: Proof,
 }
 
 enum Proof {
     Payload(Bytes),
-    /// The digest of a message that an earlier process has received.
+    /// The digest of a message that was received by an earlier process of ours.
     Digest(blake3::Hash),
 }
 
 impl Proof {
-    fn is_of(&self, payload: &Bytes) -> bool {
+    fn matches(&self, payload: &Bytes) -> bool {
         match self {
             Self::Payload(seen) => seen == payload,
             Self::Digest(digest) => blake3::hash(payload) == *digest,
@@ -53,31 +55,33 @@ impl Proof {
     }
 }
 
-/// Whether a replay must prove that the engine is the one that was followed before.
+/// The identity of the connected engine. Decides if a replay must prove that the engine is the one
+/// that was followed before.
 #[derive(Clone, Copy, PartialEq)]
 enum Engine {
-    /// The connection never broke.
+    /// The same process: the connection was never lost.
     Same,
-    /// It was made anew.
+    /// Possibly another process: the connection is new.
     MaybeAnother,
 }
 
+/// The origin of a batch.
 #[derive(Clone, Copy)]
 enum Source {
     Live,
     Replay,
 }
 
-/// Why a replay did not come to its end.
-enum Interrupted {
-    /// The replay shows that another process publishes now.
+/// The reason why a replay did not complete.
+enum ReplayError {
+    /// The replay has another history, so another process publishes now.
     AnotherEngine,
-    Replay(ReplayFailure),
+    Failed(ReplayFailure),
 }
 
-impl From<ReplayFailure> for Interrupted {
+impl From<ReplayFailure> for ReplayError {
     fn from(failure: ReplayFailure) -> Self {
-        Self::Replay(failure)
+        Self::Failed(failure)
     }
 }
 
@@ -94,11 +98,19 @@ impl<R: KvEventReceiver> Follower<R> {
             seq,
             proof: Proof::Digest(digest.into()),
         });
-        let told = position.is_some();
-        Self { config, receiver, counters, position, published: None, told, caught_up: false }
+        let receiver_has_state = position.is_some();
+        Self {
+            config,
+            receiver,
+            counters,
+            position,
+            published: None,
+            receiver_has_state,
+            caught_up: false,
+        }
     }
 
-    /// Returns the position up to which the receiver has everything.
+    /// Returns the position up to which the receiver has all batches.
     pub(super) fn stream_position(&self) -> Option<StreamPosition> {
         let Position { seq, proof } = self.position.as_ref()?;
         let digest = match proof {
@@ -108,7 +120,7 @@ impl<R: KvEventReceiver> Follower<R> {
         Some(StreamPosition { seq: *seq, digest: digest.into() })
     }
 
-    /// Runs until it is dropped. A drop leaves the receiver between two messages.
+    /// Runs until it is dropped. A drop always happens between two batches.
     pub(super) async fn follow_forever(&mut self) -> Infallible {
         let mut engine = if self.position.is_some() { Engine::MaybeAnother } else { Engine::Same };
         let mut pause = self.config.retry_delay;
@@ -118,38 +130,39 @@ impl<R: KvEventReceiver> Follower<R> {
                 self.follow(connection, engine).await;
             };
             if AssertUnwindSafe(one_connection).catch_unwind().await.is_err() {
-                self.start_over_after_a_panic();
+                self.reset_after_panic();
                 sleep(pause).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                pause = (pause * 2).min(MAX_PANIC_PAUSE);
             }
-            self.fell_behind();
+            self.mark_behind();
             engine = Engine::MaybeAnother;
         }
     }
 
-    /// The receiver may have taken half of a batch.
-    fn start_over_after_a_panic(&mut self) {
+    /// Resets the receiver after a panic, because it may have applied half of a batch.
+    fn reset_after_panic(&mut self) {
         self.counters.count(|counters| &counters.panics);
-        error!(endpoint = self.config.endpoint, "taking kv events panicked, starting over");
-        self.told = true;
+        error!(endpoint = self.config.endpoint, "applying kv events panicked, starting over");
+        self.receiver_has_state = true;
         if catch_unwind(AssertUnwindSafe(|| self.reset())).is_err() {
-            error!(endpoint = self.config.endpoint, "forgetting what kv events said panicked");
+            error!(endpoint = self.config.endpoint, "resetting the kv event receiver panicked");
         }
     }
 
-    /// Hands over what one connection publishes until it breaks.
+    /// Catches up, then passes on the messages of one connection until it is lost.
     async fn follow(&mut self, mut connection: Connection, engine: Engine) {
         self.published = None;
         self.catch_up(engine).await;
-        self.has_caught_up();
+        self.mark_caught_up();
+        let can_audit = self.config.replay_endpoint.is_some();
         loop {
             let message = tokio::select! {
                 biased;
                 message = connection.next() => Some(message),
-                () = sleep(self.config.audit_interval), if self.config.replay_endpoint.is_some() => None,
+                () = sleep(self.config.audit_interval), if can_audit => None,
             };
             match message {
-                Some(Ok(frames)) => self.take(&frames).await,
+                Some(Ok(frames)) => self.on_message(&frames).await,
                 Some(Err(error)) => {
                     info!(endpoint = self.config.endpoint, %error, "kv event connection lost");
                     return;
@@ -159,8 +172,8 @@ impl<R: KvEventReceiver> Follower<R> {
         }
     }
 
-    /// Takes one published message: `[topic, seq, payload]`.
-    async fn take(&mut self, frames: &[Bytes]) {
+    /// Handles a published message: `[topic, seq, payload]`.
+    async fn on_message(&mut self, frames: &[Bytes]) {
         let seq = frames
             .get(1)
             .and_then(|seq| <[u8; 8]>::try_from(&seq[..]).ok())
@@ -170,7 +183,7 @@ impl<R: KvEventReceiver> Follower<R> {
             warn!(
                 endpoint = self.config.endpoint,
                 frames = frames.len(),
-                "kv event message has other frames"
+                "kv event message has unexpected frames"
             );
             return;
         };
@@ -191,49 +204,51 @@ impl<R: KvEventReceiver> Follower<R> {
                 seq,
                 "kv event numbers skipped"
             );
-            self.fell_behind();
+            self.mark_behind();
             self.catch_up(Engine::Same).await;
         }
-        // If not, a replay was faster.
+        // Otherwise a replay already brought this message.
         if self.position.as_ref().is_none_or(|position| seq > position.seq) {
-            self.hand_over(seq, payload.clone(), Source::Live);
+            self.deliver(seq, payload.clone(), Source::Live);
         }
-        self.has_caught_up();
+        self.mark_caught_up();
     }
 
-    /// Something is missing.
-    fn fell_behind(&mut self) {
+    /// Reports to the receiver that messages are missing.
+    fn mark_behind(&mut self) {
         if std::mem::take(&mut self.caught_up) {
             self.receiver.set_caught_up(false);
         }
     }
 
-    fn has_caught_up(&mut self) {
+    /// Reports to the receiver that it is up to date.
+    fn mark_caught_up(&mut self) {
         if !std::mem::replace(&mut self.caught_up, true) {
             self.receiver.set_caught_up(true);
         }
     }
 
-    /// Hands over what the engine kept and we don't have. Whatever is lost for good after this
-    /// shows as a gap.
+    /// Replays the messages that the receiver does not have. If some are lost for good, the next
+    /// published message shows a gap.
     async fn catch_up(&mut self, mut engine: Engine) {
         let mut failures = 0;
         while let Some(endpoint) = self.config.replay_endpoint.clone() {
             let before = self.expected();
             match self.replay(&endpoint, engine).await {
                 Ok(()) => return,
-                Err(Interrupted::AnotherEngine) => {
+                Err(ReplayError::AnotherEngine) => {
                     info!(
                         endpoint,
-                        "kv event replay shows another past: the engine was restarted, or has no more of what was known"
+                        "kv event replay shows another history: \
+                         the engine was restarted, or no longer has the last known message"
                     );
                     self.reset();
                     engine = Engine::Same;
                 }
-                Err(Interrupted::Replay(failure)) => {
+                Err(ReplayError::Failed(failure)) => {
                     self.counters.count(|counters| &counters.failed_replays);
                     if self.expected() > before {
-                        debug!(endpoint, %failure, "kv event replay goes on where it stopped");
+                        debug!(endpoint, %failure, "kv event replay continues where it stopped");
                         failures = 0;
                         engine = Engine::Same;
                         continue;
@@ -248,38 +263,40 @@ impl<R: KvEventReceiver> Follower<R> {
             }
         }
         if engine == Engine::MaybeAnother {
-            // Nobody can tell.
+            // It is unknown whether this is the same engine.
             self.reset();
         }
     }
 
-    async fn replay(&mut self, endpoint: &str, engine: Engine) -> Result<(), Interrupted> {
+    /// Requests one replay and passes its messages on.
+    async fn replay(&mut self, endpoint: &str, engine: Engine) -> Result<(), ReplayError> {
         self.counters.count(|counters| &counters.replays);
-        // From the last known message on, to compare it. An engine that no longer has it proves
-        // nothing.
+        // Starts at the last known message, to compare it. An engine that no longer has that
+        // message can't prove its identity.
         let known = self.position.as_ref().map(|position| position.seq);
         let mut proven = engine == Engine::Same || known.is_none();
-        let (connect_timeout, patience) = (self.config.connect_timeout, self.config.replay_timeout);
+        let connect_timeout = self.config.connect_timeout;
+        let timeout = self.config.replay_timeout;
         let mut replay =
-            replay::request(endpoint, known.unwrap_or(0), connect_timeout, patience).await?;
-        // An engine that has a message has all that came after it.
+            replay::request(endpoint, known.unwrap_or(0), connect_timeout, timeout).await?;
+        // An engine that still has a message also has all later ones.
         let mut complete_from = None;
         loop {
             let (seq, payload) = match replay.next().await? {
-                Answer::Message { seq, payload } => (seq, payload),
-                Answer::Unreadable => {
+                Reply::Message { seq, payload } => (seq, payload),
+                Reply::Unreadable => {
                     self.counters.count(|counters| &counters.malformed);
                     continue;
                 }
-                Answer::End if proven => return Ok(()),
-                Answer::End => return Err(Interrupted::AnotherEngine),
+                Reply::End if proven => return Ok(()),
+                Reply::End => return Err(ReplayError::AnotherEngine),
             };
             if known == Some(seq) {
                 proven =
-                    self.position.as_ref().is_some_and(|position| position.proof.is_of(&payload));
+                    self.position.as_ref().is_some_and(|position| position.proof.matches(&payload));
             }
             if !proven {
-                return Err(Interrupted::AnotherEngine);
+                return Err(ReplayError::AnotherEngine);
             }
             let expected = self.expected();
             if seq > expected && complete_from.is_some_and(|first| first < seq) {
@@ -287,13 +304,14 @@ impl<R: KvEventReceiver> Follower<R> {
             }
             complete_from = complete_from.or(Some(seq));
             if seq >= expected {
-                self.hand_over(seq, payload, Source::Replay);
+                self.deliver(seq, payload, Source::Replay);
             }
         }
     }
 
-    /// Hands over a message that comes after the position.
-    fn hand_over(&mut self, seq: u64, payload: Bytes, source: Source) {
+    /// Passes a message after the current position to the receiver. Resets the receiver first if
+    /// messages before it are lost.
+    fn deliver(&mut self, seq: u64, payload: Bytes, source: Source) {
         if self.position.is_some() && seq > self.expected() {
             warn!(
                 endpoint = self.config.endpoint,
@@ -306,7 +324,7 @@ impl<R: KvEventReceiver> Follower<R> {
         }
         match self.receiver.batch(seq, &payload) {
             Ok(()) => {
-                self.told = true;
+                self.receiver_has_state = true;
                 self.counters.count(|counters| match source {
                     Source::Live => &counters.live_batches,
                     Source::Replay => &counters.replayed_batches,
@@ -322,23 +340,24 @@ impl<R: KvEventReceiver> Follower<R> {
         self.position = Some(Position { seq, proof: Proof::Payload(payload) });
     }
 
-    /// The number of the next message. Engines count from 0.
+    /// Returns the number of the next message. Engines count from 0.
     fn expected(&self) -> u64 {
         self.position.as_ref().map_or(0, |position| position.seq.saturating_add(1))
     }
 
+    /// Resets the receiver if it has state, and the position.
     fn reset(&mut self) {
         self.position = None;
-        if self.told {
-            self.told = false;
+        if self.receiver_has_state {
+            self.receiver_has_state = false;
             self.counters.count(|counters| &counters.resets);
             self.receiver.reset();
         }
     }
 }
 
-/// A connection that has subscribed, however long that takes. It is used until it is lost: between
-/// two of them is the moment to catch up.
+/// Connects and subscribes, retrying until it succeeds. A connection is used until it is lost;
+/// after each new connection the subscriber catches up.
 async fn connect(config: &SubscriberConfig, counters: &SubscriberCounters) -> Connection {
     loop {
         match Connection::subscribe(
@@ -353,7 +372,7 @@ async fn connect(config: &SubscriberConfig, counters: &SubscriberCounters) -> Co
                 return connection;
             }
             Err(error) => {
-                debug!(endpoint = config.endpoint, %error, "kv event endpoint is not there yet")
+                debug!(endpoint = config.endpoint, %error, "kv event endpoint is not reachable yet")
             }
         }
         sleep(config.retry_delay).await;

@@ -8,9 +8,9 @@ use tokio::time::timeout;
 
 use super::*;
 use crate::event::{self, KvEventBatch};
-use fake_engine::{Answers, FakeEngine, Kept, PATIENCE, batch};
+use fake_engine::{FakeEngine, ReplayBehavior, ReplayBuffer, TEST_TIMEOUT, batch};
 
-/// What a receiver is told.
+/// A call of a receiver.
 #[derive(Debug, PartialEq)]
 enum Feed {
     Batch { seq: u64, batch: KvEventBatch },
@@ -19,10 +19,10 @@ enum Feed {
     Behind,
 }
 
-/// Passes on what it is told.
-struct Told(mpsc::UnboundedSender<Feed>);
+/// A receiver that sends its calls to the test.
+struct FeedSender(mpsc::UnboundedSender<Feed>);
 
-impl KvEventReceiver for Told {
+impl KvEventReceiver for FeedSender {
     fn batch(&mut self, seq: u64, payload: &[u8]) -> Result<(), KvError> {
         let batch = event::decode(payload)?;
         let _ = self.0.send(Feed::Batch { seq, batch });
@@ -38,7 +38,7 @@ impl KvEventReceiver for Told {
     }
 }
 
-/// A subscriber and what it hands over.
+/// A subscriber, with the calls of its receiver.
 struct Followed {
     subscriber: Subscriber,
     counters: SubscriberCounters,
@@ -48,9 +48,9 @@ struct Followed {
 fn config(engine: &FakeEngine) -> SubscriberConfig {
     SubscriberConfig {
         retry_delay: Duration::from_millis(5),
-        // Long enough never to pass by chance; tests that wait for one of them shorten it.
-        replay_timeout: PATIENCE,
-        audit_interval: PATIENCE,
+        // Long enough never to expire by chance. Tests that wait for one of them shorten it.
+        replay_timeout: TEST_TIMEOUT,
+        audit_interval: TEST_TIMEOUT,
         ..SubscriberConfig::new(&engine.endpoint, Some(engine.replay_endpoint.clone()))
     }
 }
@@ -58,14 +58,14 @@ fn config(engine: &FakeEngine) -> SubscriberConfig {
 fn follow(config: SubscriberConfig) -> Followed {
     let (sender, feed) = mpsc::unbounded_channel();
     let counters = SubscriberCounters::default();
-    let subscriber = Subscriber::counting(config, Told(sender), counters.clone());
+    let subscriber = Subscriber::start(config, FeedSender(sender), counters.clone());
     Followed { subscriber, counters, feed }
 }
 
 impl Followed {
     async fn expect(&mut self, expected: impl IntoIterator<Item = Feed>) {
         for expected in expected {
-            let next = timeout(PATIENCE, self.feed.recv()).await;
+            let next = timeout(TEST_TIMEOUT, self.feed.recv()).await;
             let next = next.unwrap_or_else(|_| {
                 panic!("waited in vain for {expected:?}: {:?}", self.counters.read())
             });
@@ -74,22 +74,22 @@ impl Followed {
     }
 }
 
-/// Message `seq` with the batch `mark`.
+/// Returns the call for message `seq` with the batch `mark`.
 fn message(seq: u64, mark: u64) -> Feed {
     Feed::Batch { seq, batch: batch(mark) }
 }
 
-/// Messages whose mark is ten times their number.
+/// Returns the calls for messages whose mark is ten times their number.
 fn messages(seqs: std::ops::Range<u64>) -> impl Iterator<Item = Feed> {
     seqs.map(|seq| message(seq, seq * 10))
 }
 
-/// What is told while something is missing.
+/// Returns the calls while messages are missing, with `feeds` in between.
 fn behind(feeds: impl IntoIterator<Item = Feed>) -> impl Iterator<Item = Feed> {
     [Feed::Behind].into_iter().chain(feeds).chain([Feed::CaughtUp])
 }
 
-/// An engine that has published `count` messages, followed live from its first one on.
+/// Returns an engine that has published `count` messages, followed live from its first one on.
 async fn followed_engine(
     count: u64,
     change: impl FnOnce(&mut SubscriberConfig),
@@ -112,7 +112,7 @@ fn no_replay(config: &mut SubscriberConfig) {
 }
 
 #[tokio::test]
-async fn what_was_published_before_the_start_is_replayed() {
+async fn earlier_messages_are_replayed_at_start() {
     let mut engine = FakeEngine::start().await;
     (0..3).for_each(|seq| engine.lose(seq * 10));
     let mut followed = follow(config(&engine));
@@ -131,19 +131,22 @@ async fn what_was_published_before_the_start_is_replayed() {
 }
 
 #[tokio::test]
-async fn the_engine_may_start_later() {
+async fn engine_started_later_is_followed() {
     let engine = FakeEngine::start().await;
     let mut config = config(&engine);
     config.connect_timeout = Duration::from_millis(20);
-    let (endpoint, replay_endpoint) = (engine.endpoint.clone(), engine.replay_endpoint.clone());
+    let endpoint = engine.endpoint.clone();
+    let replay_endpoint = engine.replay_endpoint.clone();
     engine.stop().await;
     let mut followed = follow(config);
-    let _engine = FakeEngine::start_at(&endpoint, &replay_endpoint, Kept::of([0, 10]), 2).await;
+    let _engine =
+        FakeEngine::start_at(&endpoint, &replay_endpoint, ReplayBuffer::with_marks([0, 10]), 2)
+            .await;
     followed.expect(messages(0..2).chain([Feed::CaughtUp])).await;
 }
 
 #[tokio::test]
-async fn without_replay_following_starts_with_the_first_message_that_comes() {
+async fn first_message_without_replay_causes_no_reset() {
     let mut engine = FakeEngine::start().await;
     (0..3).for_each(|seq| engine.lose(seq * 10));
     let mut config = config(&engine);
@@ -156,7 +159,7 @@ async fn without_replay_following_starts_with_the_first_message_that_comes() {
 }
 
 #[tokio::test]
-async fn a_gap_is_filled_and_nothing_comes_twice() {
+async fn gap_is_filled_without_repeats() {
     let (mut engine, mut followed) = followed_engine(2, |_| ()).await;
     engine.lose(20);
     engine.lose(30);
@@ -169,7 +172,7 @@ async fn a_gap_is_filled_and_nothing_comes_twice() {
 }
 
 #[tokio::test]
-async fn a_gap_without_replay_resets_and_goes_on() {
+async fn gap_without_replay_resets_receiver() {
     let (mut engine, mut followed) = followed_engine(2, no_replay).await;
     engine.lose(20);
     engine.publish(30).await;
@@ -181,23 +184,23 @@ async fn a_gap_without_replay_resets_and_goes_on() {
 }
 
 #[tokio::test]
-async fn a_gap_that_the_engine_no_longer_has_resets_and_takes_what_it_has() {
+async fn gap_older_than_replay_buffer_resets_receiver() {
     let (mut engine, mut followed) = followed_engine(2, |_| ()).await;
     (2..5).for_each(|seq| engine.lose(seq * 10));
-    engine.kept().forget_before(3);
+    engine.replay_buffer().drop_before(3);
     engine.publish(50).await;
     followed.expect(behind([Feed::Reset].into_iter().chain(messages(3..6)))).await;
     assert_eq!(followed.counters.read().lost, 1);
 }
 
 #[tokio::test]
-async fn a_gap_is_given_up_when_the_replay_stays_silent() {
+async fn gap_is_given_up_if_replay_stays_silent() {
     let (mut engine, mut followed) = followed_engine(2, |config| {
         config.replay_timeout = Duration::from_millis(20);
         config.replay_attempts = 2;
     })
     .await;
-    engine.kept().answer(Answers::None);
+    engine.replay_buffer().set_behavior(ReplayBehavior::None);
     engine.lose(20);
     engine.publish(30).await;
     followed.expect(behind([Feed::Reset, message(3, 30)])).await;
@@ -205,11 +208,11 @@ async fn a_gap_is_given_up_when_the_replay_stays_silent() {
 }
 
 #[tokio::test]
-async fn a_replay_that_stops_half_way_is_taken_up_where_it_stopped() {
+async fn interrupted_replay_continues_where_it_stopped() {
     let (mut engine, mut followed) =
         followed_engine(2, |config| config.replay_timeout = Duration::from_millis(200)).await;
     (2..6).for_each(|seq| engine.lose(seq * 10));
-    engine.kept().answer(Answers::Only(3));
+    engine.replay_buffer().set_behavior(ReplayBehavior::Only(3));
     engine.publish(60).await;
     followed.expect(behind(messages(2..7))).await;
     let stats = followed.counters.read();
@@ -218,10 +221,10 @@ async fn a_replay_that_stops_half_way_is_taken_up_where_it_stopped() {
 }
 
 #[tokio::test]
-async fn what_was_dropped_on_the_way_is_asked_for_again() {
+async fn reply_dropped_during_gap_replay_is_requested_again() {
     let (mut engine, mut followed) = followed_engine(2, |_| ()).await;
     (2..6).for_each(|seq| engine.lose(seq * 10));
-    engine.kept().answer(Answers::Dropping(4));
+    engine.replay_buffer().set_behavior(ReplayBehavior::Dropping(4));
     engine.publish(60).await;
     followed.expect(behind(messages(2..7))).await;
     let stats = followed.counters.read();
@@ -229,31 +232,27 @@ async fn what_was_dropped_on_the_way_is_asked_for_again() {
 }
 
 #[tokio::test]
-async fn what_was_dropped_at_the_start_is_asked_for_again() {
+async fn reply_dropped_during_first_replay_is_requested_again() {
     let mut engine = FakeEngine::start().await;
     (0..4).for_each(|seq| engine.lose(seq * 10));
-    engine.kept().answer(Answers::Dropping(2));
+    engine.replay_buffer().set_behavior(ReplayBehavior::Dropping(2));
     let mut followed = follow(config(&engine));
     followed.expect(messages(0..4).chain([Feed::CaughtUp])).await;
 }
 
 #[tokio::test]
-async fn what_is_dropped_every_time_is_given_up() {
+async fn reply_dropped_every_time_is_given_up() {
     let (mut engine, mut followed) = followed_engine(2, |config| config.replay_attempts = 2).await;
     (2..6).for_each(|seq| engine.lose(seq * 10));
-    engine.kept().answer(Answers::AlwaysDropping(4));
+    engine.replay_buffer().set_behavior(ReplayBehavior::AlwaysDropping(4));
     engine.publish(60).await;
     followed.expect(behind(messages(2..4).chain([Feed::Reset, message(6, 60)]))).await;
     assert_eq!(followed.counters.read().lost, 2);
-    assert_eq!(
-        followed.counters.read().failed_replays,
-        3,
-        "one that brought something and two that did not"
-    );
+    assert_eq!(followed.counters.read().failed_replays, 3, "one replay with progress, two without");
 }
 
 #[tokio::test]
-async fn a_lost_last_message_is_found_by_the_audit() {
+async fn lost_last_message_is_found_by_audit() {
     let (mut engine, mut followed) =
         followed_engine(1, |config| config.audit_interval = Duration::from_millis(20)).await;
     engine.lose(10);
@@ -262,10 +261,11 @@ async fn a_lost_last_message_is_found_by_the_audit() {
 }
 
 #[tokio::test]
-async fn a_broken_connection_to_the_same_engine_loses_nothing() {
+async fn reconnect_to_same_engine_loses_nothing() {
     let (engine, mut followed) = followed_engine(3, |_| ()).await;
-    let (kept, next) = (engine.kept(), engine.next());
-    let mut engine = engine.restart(kept, next).await;
+    let buffer = engine.replay_buffer();
+    let next = engine.next();
+    let mut engine = engine.restart(buffer, next).await;
     engine.lose(30);
     engine.subscribed().await;
     followed.expect(behind(messages(3..4))).await;
@@ -276,21 +276,21 @@ async fn a_broken_connection_to_the_same_engine_loses_nothing() {
 }
 
 #[tokio::test]
-async fn a_restarted_engine_is_noticed_by_its_past_whatever_its_numbers() {
+async fn restarted_engine_is_detected_by_its_history() {
     for published in [0, 2, 3, 4, 7] {
         let (engine, mut followed) = followed_engine(3, |_| ()).await;
-        let _engine =
-            engine.restart(Kept::of((0..published).map(|seq| 1000 + seq)), published).await;
-        let past = (0..published).map(|seq| message(seq, 1000 + seq));
-        followed.expect(behind([Feed::Reset].into_iter().chain(past))).await;
+        let buffer = ReplayBuffer::with_marks((0..published).map(|seq| 1000 + seq));
+        let _engine = engine.restart(buffer, published).await;
+        let history = (0..published).map(|seq| message(seq, 1000 + seq));
+        followed.expect(behind([Feed::Reset].into_iter().chain(history))).await;
         assert_eq!(followed.counters.read().resets, 1);
     }
 }
 
 #[tokio::test]
-async fn without_replay_every_new_connection_may_be_another_engine() {
+async fn reconnect_without_replay_resets_receiver() {
     let (engine, mut followed) = followed_engine(3, no_replay).await;
-    let mut engine = engine.restart(Kept::default(), 0).await;
+    let mut engine = engine.restart(ReplayBuffer::default(), 0).await;
     followed.expect(behind([Feed::Reset])).await;
     engine.subscribed().await;
     engine.publish(1000).await;
@@ -298,17 +298,16 @@ async fn without_replay_every_new_connection_may_be_another_engine() {
 }
 
 #[tokio::test]
-async fn numbers_that_go_back_mean_a_restart() {
+async fn lower_sequence_number_resets_receiver() {
     let (mut engine, mut followed) = followed_engine(3, |_| ()).await;
     let payload = Bytes::from(batch(1000).encode());
-    let past = Kept::of([1000]);
-    engine.kept().become_like(&past);
+    engine.replay_buffer().replace_with(&ReplayBuffer::with_marks([1000]));
     engine.send(vec![Bytes::new(), Bytes::copy_from_slice(&0u64.to_be_bytes()), payload]).await;
     followed.expect([Feed::Reset, message(0, 1000)]).await;
 }
 
 #[tokio::test]
-async fn a_payload_that_can_t_be_read_resets_and_is_counted_but_not_fatal() {
+async fn unreadable_payload_resets_receiver() {
     let (mut engine, mut followed) = followed_engine(2, |_| ()).await;
     engine.publish_payload(Bytes::from_static(b"no msgpack")).await;
     engine.publish(30).await;
@@ -317,36 +316,36 @@ async fn a_payload_that_can_t_be_read_resets_and_is_counted_but_not_fatal() {
     assert_eq!((stats.malformed, stats.lost), (1, 1));
 }
 
-/// Panics over the batch with this mark, once, after it has told of it.
-struct Stumbling {
-    told: Told,
-    over: Option<u64>,
+/// A receiver that panics once, after it has sent the batch with the given mark.
+struct PanickingReceiver {
+    sender: FeedSender,
+    mark: Option<u64>,
 }
 
-impl KvEventReceiver for Stumbling {
+impl KvEventReceiver for PanickingReceiver {
     fn batch(&mut self, seq: u64, payload: &[u8]) -> Result<(), KvError> {
-        self.told.batch(seq, payload)?;
-        let stumbles = self.over.is_some_and(|mark| batch(mark).encode() == payload);
-        assert!(!stumbles || self.over.take().is_none(), "on purpose");
+        self.sender.batch(seq, payload)?;
+        let panics = self.mark.is_some_and(|mark| batch(mark).encode() == payload);
+        assert!(!panics || self.mark.take().is_none(), "on purpose");
         Ok(())
     }
 
     fn reset(&mut self) {
-        self.told.reset();
+        self.sender.reset();
     }
 
     fn set_caught_up(&mut self, caught_up: bool) {
-        self.told.set_caught_up(caught_up);
+        self.sender.set_caught_up(caught_up);
     }
 }
 
 #[tokio::test]
-async fn a_receiver_that_panics_is_reset_and_told_all_again() {
+async fn panicking_receiver_gets_all_batches_again() {
     let mut engine = FakeEngine::start().await;
     let (sender, feed) = mpsc::unbounded_channel();
     let counters = SubscriberCounters::default();
-    let receiver = Stumbling { told: Told(sender), over: Some(10) };
-    let subscriber = Subscriber::counting(config(&engine), receiver, counters.clone());
+    let receiver = PanickingReceiver { sender: FeedSender(sender), mark: Some(10) };
+    let subscriber = Subscriber::start(config(&engine), receiver, counters.clone());
     let mut followed = Followed { subscriber, counters, feed };
     engine.subscribed().await;
     followed.expect([Feed::CaughtUp]).await;
@@ -359,7 +358,7 @@ async fn a_receiver_that_panics_is_reset_and_told_all_again() {
 }
 
 #[tokio::test]
-async fn messages_with_other_frames_are_counted_and_change_nothing() {
+async fn messages_with_unexpected_frames_are_skipped() {
     let (mut engine, mut followed) = followed_engine(2, |_| ()).await;
     let short = Bytes::from_static(b"seven b");
     engine.send(vec![Bytes::new()]).await;
@@ -371,7 +370,7 @@ async fn messages_with_other_frames_are_counted_and_change_nothing() {
 }
 
 #[tokio::test]
-async fn only_the_topic_asked_for_is_followed() {
+async fn other_topics_are_ignored() {
     let (mut engine, mut followed) = followed_engine(0, |config| {
         config.topic = "kv@w0".into();
         no_replay(config);
@@ -385,25 +384,26 @@ async fn only_the_topic_asked_for_is_followed() {
 }
 
 #[tokio::test]
-async fn the_feed_ends_when_the_subscriber_is_dropped() {
+async fn dropped_subscriber_drops_receiver() {
     let (_engine, followed) = followed_engine(1, |_| ()).await;
     let Followed { subscriber, mut feed, .. } = followed;
     drop(subscriber);
-    assert_eq!(timeout(PATIENCE, feed.recv()).await.expect("the feed ends"), None);
+    assert_eq!(timeout(TEST_TIMEOUT, feed.recv()).await.expect("the feed ends"), None);
 }
 
-/// Follows an engine from the position at which another subscriber has stopped.
+/// Follows an engine from the position at which another subscriber stopped.
 fn resume(config: SubscriberConfig, from: StreamPosition) -> Followed {
     let (sender, feed) = mpsc::unbounded_channel();
     let counters = SubscriberCounters::default();
-    let subscriber = Subscriber::resuming(config, Told(sender), counters.clone(), Some(from));
+    let subscriber = Subscriber::resume(config, FeedSender(sender), counters.clone(), Some(from));
     Followed { subscriber, counters, feed }
 }
 
-/// An engine that has published three messages since its subscriber stopped behind the first two.
-async fn left_engine() -> (FakeEngine, StreamPosition) {
+/// Returns an engine that has published three messages since its subscriber stopped after the first
+/// two.
+async fn engine_after_stop() -> (FakeEngine, StreamPosition) {
     let (mut engine, followed) = followed_engine(2, |_| ()).await;
-    let position = followed.subscriber.stop().await.expect("it has taken something");
+    let position = followed.subscriber.stop().await.expect("a position");
     assert_eq!(position.seq, 1);
     for mark in [20, 30, 40] {
         engine.publish(mark).await;
@@ -412,55 +412,55 @@ async fn left_engine() -> (FakeEngine, StreamPosition) {
 }
 
 #[tokio::test]
-async fn resumed_subscriber_takes_only_what_is_new() {
-    let (mut engine, position) = left_engine().await;
+async fn resumed_subscriber_delivers_only_new_batches() {
+    let (mut engine, position) = engine_after_stop().await;
     let mut followed = resume(config(&engine), position);
     followed.expect(messages(2..5).chain([Feed::CaughtUp])).await;
     engine.subscribed().await;
     engine.publish(50).await;
     followed.expect(messages(5..6)).await;
     assert_eq!(followed.counters.read().resets, 0);
-    let position = followed.subscriber.stop().await.expect("a place");
+    let position = followed.subscriber.stop().await.expect("a position");
     assert_eq!(position.seq, 5);
 }
 
 #[tokio::test]
-async fn resuming_without_news_keeps_the_place() {
+async fn resume_without_new_batches_keeps_position() {
     let (engine, followed) = followed_engine(2, |_| ()).await;
-    let position = followed.subscriber.stop().await.expect("a place");
+    let position = followed.subscriber.stop().await.expect("a position");
     let mut followed = resume(config(&engine), position);
     followed.expect([Feed::CaughtUp]).await;
     assert_eq!(followed.subscriber.stop().await, Some(position));
 }
 
 #[tokio::test]
-async fn resuming_at_a_restarted_engine_starts_over() {
-    let (engine, position) = left_engine().await;
-    let engine = engine.restart(Kept::of([7, 8, 9]), 3).await;
+async fn resume_at_restarted_engine_resets_receiver() {
+    let (engine, position) = engine_after_stop().await;
+    let engine = engine.restart(ReplayBuffer::with_marks([7, 8, 9]), 3).await;
     let mut followed = resume(config(&engine), position);
     let all = [(0, 7), (1, 8), (2, 9)].map(|(seq, mark)| message(seq, mark));
     followed.expect([Feed::Reset].into_iter().chain(all).chain([Feed::CaughtUp])).await;
 }
 
 #[tokio::test]
-async fn resuming_at_a_restarted_engine_that_says_less_starts_over() {
-    let (engine, position) = left_engine().await;
-    let engine = engine.restart(Kept::of([7]), 1).await;
+async fn resume_at_engine_with_fewer_batches_resets_receiver() {
+    let (engine, position) = engine_after_stop().await;
+    let engine = engine.restart(ReplayBuffer::with_marks([7]), 1).await;
     let mut followed = resume(config(&engine), position);
     followed.expect([Feed::Reset, message(0, 7), Feed::CaughtUp]).await;
 }
 
 #[tokio::test]
-async fn resuming_too_late_starts_over() {
-    let (engine, position) = left_engine().await;
-    engine.kept().forget_before(3);
+async fn resume_after_replay_buffer_limit_resets_receiver() {
+    let (engine, position) = engine_after_stop().await;
+    engine.replay_buffer().drop_before(3);
     let mut followed = resume(config(&engine), position);
     followed.expect([Feed::Reset].into_iter().chain(messages(3..5)).chain([Feed::CaughtUp])).await;
 }
 
 #[tokio::test]
-async fn resuming_without_a_replay_socket_starts_over() {
-    let (engine, position) = left_engine().await;
+async fn resume_without_replay_socket_resets_receiver() {
+    let (engine, position) = engine_after_stop().await;
     let mut config = config(&engine);
     no_replay(&mut config);
     let mut followed = resume(config, position);
@@ -468,7 +468,7 @@ async fn resuming_without_a_replay_socket_starts_over() {
 }
 
 #[tokio::test]
-async fn subscriber_that_has_taken_nothing_has_no_place() {
+async fn subscriber_without_batches_has_no_position() {
     let (_engine, followed) = followed_engine(0, |_| ()).await;
     assert_eq!(followed.subscriber.stop().await, None);
 }

@@ -7,41 +7,40 @@ use reqwest::Client;
 use reqwest::header::{ACCEPT, ACCEPT_ENCODING, HeaderMap, HeaderValue};
 use rustls::{ClientConfig, RootCertStore};
 
-use super::LONGEST;
+use super::MAX_TIMEOUT;
 use crate::media::ACCEPTED_TYPES;
 use crate::policy::GuardedResolver;
 use crate::{MediaConfig, MediaError};
 
-/// The time for which an idle connection is kept for the next request.
+/// The time for which an idle connection is kept for reuse.
 pub(super) const KEEP_ALIVE: Duration = Duration::from_secs(30);
 
-/// Connections that are kept to one origin, at most.
+/// The maximum number of idle connections per origin.
 const MAX_IDLE_PER_ORIGIN: usize = 8;
 
-/// Header lines of an answer over HTTP/1.1. Their bytes are limited by hyper, to 400 KiB.
+/// The maximum number of header lines of an HTTP/1.1 answer. hyper limits their size to 400 KiB.
 const MAX_HEADERS: usize = 100;
 
-/// Bytes of an answer's headers over HTTP/2.
+/// The maximum size of the headers of an HTTP/2 answer in bytes.
 const MAX_HEADER_BYTES: u32 = 64 << 10;
 
-/// Bytes of a body that an origin may send over HTTP/2 before they are read: as much as arrives in
-/// 50 ms at 20 MB/s.
-const STREAM_WINDOW: u32 = 1 << 20;
+/// The HTTP/2 flow-control window of a stream: as many bytes as arrive in 50 ms at 20 MB/s.
+const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 
-/// The same for all bodies of one connection.
-const CONNECTION_WINDOW: u32 = 4 << 20;
+/// The HTTP/2 flow-control window of a connection.
+const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
 
-/// One client that keeps connections and one that does not.
+/// Two HTTP clients: one keeps idle connections, the other closes them.
 pub(super) struct Clients {
     keeping: Client,
     closing: Client,
 }
 
 impl Clients {
-    /// Makes clients that trust these certificate authorities.
+    /// Creates clients that trust the given certificate authorities.
     ///
-    /// Neither follows redirects, looks at proxy variables, or sends cookies or a referrer. Every
-    /// request has the same headers, save those that ask if a known answer has changed.
+    /// Neither client follows redirects, reads proxy variables, or sends cookies or a referrer. All
+    /// requests have the same headers, except for conditional ones.
     pub(super) fn new(
         config: &MediaConfig,
         resolver: GuardedResolver,
@@ -67,25 +66,26 @@ impl Clients {
                     (ACCEPT, HeaderValue::from_static(ACCEPTED_TYPES)),
                     (ACCEPT_ENCODING, HeaderValue::from_static("identity")),
                 ]))
-                .connect_timeout(config.connect_timeout.min(LONGEST))
+                .connect_timeout(config.connect_timeout.min(MAX_TIMEOUT))
                 .pool_max_idle_per_host(idle_per_origin)
                 .pool_idle_timeout(KEEP_ALIVE)
                 .http1_max_headers(MAX_HEADERS)
                 .http2_max_header_list_size(MAX_HEADER_BYTES)
-                .http2_initial_stream_window_size(STREAM_WINDOW)
-                .http2_initial_connection_window_size(CONNECTION_WINDOW)
+                .http2_initial_stream_window_size(STREAM_WINDOW_BYTES)
+                .http2_initial_connection_window_size(CONNECTION_WINDOW_BYTES)
                 .build()
                 .map_err(|_| MediaError::Internal)
         };
         Ok(Self { keeping: build(MAX_IDLE_PER_ORIGIN)?, closing: build(0)? })
     }
 
+    /// Returns the client that keeps its connections, or the one that closes them.
     pub(super) fn client(&self, keep_alive: bool) -> &Client {
         if keep_alive { &self.keeping } else { &self.closing }
     }
 }
 
-/// The certificate authorities that Mozilla trusts.
+/// Returns the certificate authorities that Mozilla trusts.
 pub(super) fn web_roots() -> RootCertStore {
     RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() }
 }

@@ -1,4 +1,4 @@
-//! Fetches from a small HTTP server in the process.
+//! Tests of fetches from a small HTTP server in the process.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -15,11 +15,9 @@ use crate::Fault;
 mod addresses;
 mod encrypted;
 mod hostile;
-
 mod reuse;
 
-/// An origin on 127.0.0.1 that answers every connection with what `answer` makes of the request's
-/// head.
+/// An origin on 127.0.0.1.
 struct Origin {
     port: u16,
     connections: Arc<AtomicUsize>,
@@ -33,7 +31,7 @@ impl Drop for Origin {
 }
 
 impl Origin {
-    /// Reads a request's head and leaves the rest to `answer`.
+    /// Starts an origin that reads one request head per connection and passes it to `answer`.
     async fn start<F, A>(answer: F) -> Self
     where
         F: Fn(String, TcpStream) -> A + Clone + Send + Sync + 'static,
@@ -50,7 +48,7 @@ impl Origin {
         .await
     }
 
-    /// Leaves connections to `serve`.
+    /// Starts an origin that passes each connection to `serve`.
     async fn accepting<F, S>(serve: F) -> Self
     where
         F: Fn(TcpStream) -> S + Send + Sync + 'static,
@@ -70,7 +68,7 @@ impl Origin {
         Self { port, connections, task }
     }
 
-    /// An origin that always answers the same.
+    /// Starts an origin that answers every request with `response`.
     async fn fixed(response: impl Into<Vec<u8>>) -> Self {
         let response: Arc<[u8]> = response.into().into();
         Self::start(move |_, mut stream| {
@@ -87,7 +85,7 @@ impl Origin {
     }
 }
 
-/// The head of the next request; `None` when the other side hangs up.
+/// Reads the head of the next request. Returns `None` if the client disconnects.
 async fn read_head(stream: &mut TcpStream) -> Option<String> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -96,8 +94,8 @@ async fn read_head(stream: &mut TcpStream) -> Option<String> {
     Some(String::from_utf8(head).unwrap())
 }
 
-/// Most bytes of a body.
-const LIMIT: u64 = 1000;
+/// The maximum size of a body in bytes.
+const MAX_BODY_BYTES: u64 = 1000;
 
 fn config() -> MediaConfig {
     MediaConfig { max_redirects: 3, allow_private_addresses: true, ..MediaConfig::default() }
@@ -111,20 +109,22 @@ fn open_fetcher() -> Fetcher {
     fetcher(&config())
 }
 
-/// What a fetch that knows nothing yet gives.
+/// Fetches a URL without a cached answer.
 async fn get(fetcher: &Fetcher, url: Url) -> Result<Bytes, MediaError> {
-    match fetcher.get(url, None, LIMIT).await? {
-        Answer::New(fetched) => Ok(fetched.bytes),
-        Answer::NotModified(_) => panic!("nobody asked whether it was modified"),
+    match fetcher.get(url, None, MAX_BODY_BYTES).await? {
+        FetchOutcome::Fetched(fetched) => Ok(fetched.bytes),
+        FetchOutcome::NotModified(_) => panic!("a 304 for an unconditional request"),
     }
 }
 
-/// 127.0.0.1 stands for the public internet, everything else for what is behind the firewall.
+/// Returns a fetcher for which 127.0.0.1 is the public internet and every other address is
+/// internal.
 fn guarded_fetcher(lookup: Lookup) -> Fetcher {
     let rule = Arc::new(|address| address == IpAddr::V4(Ipv4Addr::LOCALHOST));
     Fetcher::with(&config(), ByteBudget::new(1 << 20), rule, lookup, web_roots()).unwrap()
 }
 
+/// Returns a look-up for a fixed table of names.
 fn names(entries: &'static [(&'static str, &'static [&'static str])]) -> Lookup {
     Arc::new(move |host| {
         Box::pin(async move {
@@ -151,18 +151,18 @@ fn redirect(to: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_body_is_fetched_with_a_plain_request() {
-    let (heads, mut seen) = mpsc::unbounded_channel();
+async fn fetch_sends_a_plain_request() {
+    let (sender, mut heads) = mpsc::unbounded_channel();
     let origin = Origin::start(move |head, mut stream| {
-        let heads = heads.clone();
+        let sender = sender.clone();
         async move {
-            heads.send(head).unwrap();
+            sender.send(head).unwrap();
             stream.write_all(ok("pixels").as_bytes()).await.unwrap();
         }
     })
     .await;
     assert_eq!(get(&open_fetcher(), origin.url("/a?b=c#d")).await.unwrap(), "pixels");
-    let head = seen.recv().await.unwrap().to_ascii_lowercase();
+    let head = heads.recv().await.unwrap().to_ascii_lowercase();
     assert!(head.starts_with("get /a?b=c http/1.1\r\n"), "{head}");
     assert!(head.contains("user-agent: chiasm/"), "{head}");
     assert!(head.contains("accept-encoding: identity\r\n"), "{head}");
@@ -197,7 +197,7 @@ async fn statuses_become_faults() {
 }
 
 #[tokio::test]
-async fn a_body_of_just_the_limit_is_fine() {
+async fn body_of_exactly_the_limit_is_fetched() {
     for body in ["y".repeat(999), "y".repeat(1000)] {
         let origin = Origin::fixed(ok(&body)).await;
         assert_eq!(get(&open_fetcher(), origin.url("/")).await.unwrap(), body);
@@ -218,7 +218,7 @@ async fn redirects_are_followed_up_to_the_limit() {
 }
 
 #[tokio::test]
-async fn nobody_there_is_the_origins_fault() {
+async fn refused_connection_is_the_origins_fault() {
     let port = {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         listener.local_addr().unwrap().port()
@@ -231,7 +231,7 @@ async fn nobody_there_is_the_origins_fault() {
 }
 
 #[tokio::test]
-async fn a_tls_connection_that_fails_is_the_origins_fault() {
+async fn failed_tls_handshake_is_the_origins_fault() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let origin = tokio::spawn(async move {

@@ -1,8 +1,8 @@
-//! Threads on which origins are heard.
+//! Dedicated threads for fetches.
 //!
-//! What an origin sends may cost far more than to read it: the size of a chunk may have any number
-//! of zeros before it, and as long as more is there the HTTP client reads on. On the threads that
-//! serve everybody nobody would be served meanwhile.
+//! An origin can make the HTTP client burn CPU time without yielding: the size of a chunk may have
+//! any number of leading zeros, and the client reads on as long as data is available. On the
+//! threads that serve clients, that would block all requests.
 
 use std::future::Future;
 use std::sync::OnceLock;
@@ -13,31 +13,32 @@ use tokio::task::JoinSet;
 
 use crate::MediaError;
 
-/// Most threads. One hears hundreds of megabytes in a second.
-const MOST: usize = 8;
+/// The maximum number of threads. One thread reads hundreds of megabytes per second.
+const MAX_THREADS: usize = 8;
 
-/// How many connections that have something are heard before it is looked at which others have:
-/// each may take milliseconds.
-const LOOK_EVERY: u32 = 4;
+/// The number of task polls between two checks for new I/O events. It is low because one poll may
+/// take milliseconds.
+const EVENT_INTERVAL: u32 = 4;
 
-/// The threads, started for the first fetch.
+/// The fetch threads, started by the first fetch.
 #[derive(Default)]
 pub(crate) struct FetchThreads {
-    /// `None` if they could not be started.
+    /// `None` if the threads could not be started.
     runtime: OnceLock<Option<Runtime>>,
 }
 
 impl FetchThreads {
-    /// Does this on these threads, connections that it opens included. Dropping the future ends it.
+    /// Runs a fetch, including the connections that it opens, on these threads. Dropping the future
+    /// cancels the fetch.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         fetch: impl Future<Output = Result<T, MediaError>> + Send + 'static,
     ) -> Result<T, MediaError> {
         let Some(runtime) = self.runtime() else { return fetch.await };
-        // What is fetched ends with this set.
-        let mut fetching = JoinSet::new();
-        fetching.spawn_on(fetch, runtime.handle());
-        match fetching.join_next().await {
+        // Dropping the set aborts the fetch.
+        let mut tasks = JoinSet::new();
+        tasks.spawn_on(fetch, runtime.handle());
+        match tasks.join_next().await {
             Some(Ok(fetched)) => fetched,
             _ => Err(MediaError::Internal),
         }
@@ -46,12 +47,17 @@ impl FetchThreads {
     fn runtime(&self) -> Option<&Runtime> {
         let start = || {
             let threads =
-                available_parallelism().map_or(1, |cores| cores.get().div_ceil(2)).min(MOST);
+                available_parallelism().map_or(1, |cores| cores.get().div_ceil(2)).min(MAX_THREADS);
             let mut builder = Builder::new_multi_thread();
-            builder.worker_threads(threads).thread_name("fetch").event_interval(LOOK_EVERY);
+            builder.worker_threads(threads).thread_name("fetch").event_interval(EVENT_INTERVAL);
             let started = builder.enable_all().build();
             started
-                .inspect_err(|error| tracing::warn!(%error, "origins are heard by the threads that serve everybody"))
+                .inspect_err(|error| {
+                    tracing::warn!(
+                        %error,
+                        "cannot start threads for fetches; they run on the threads of requests"
+                    );
+                })
                 .ok()
         };
         self.runtime.get_or_init(start).as_ref()
@@ -60,7 +66,7 @@ impl FetchThreads {
 
 impl Drop for FetchThreads {
     fn drop(&mut self) {
-        // The last to know of these threads may be a task, which must not wait for them.
+        // The last owner may be an async task, which must not block on the shutdown.
         if let Some(Some(runtime)) = self.runtime.take() {
             runtime.shutdown_background();
         }

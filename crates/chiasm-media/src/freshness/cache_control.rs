@@ -4,64 +4,66 @@ use std::time::Duration;
 
 use reqwest::header::{CACHE_CONTROL, HeaderMap};
 
-/// What a shared cache needs to know of `Cache-Control`.
+/// The directives of `Cache-Control` that matter to a shared cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct CacheControl {
-    /// `no-store` or `private`, or something that cannot be read.
+    /// `true` for `no-store`, `private` or an unreadable header.
     pub(super) no_store: bool,
-    /// `no-cache`.
+    /// `true` for `no-cache`.
     pub(super) no_cache: bool,
-    /// `s-maxage`, or else `max-age`. Zero where it cannot be read or is there twice.
+    /// The value of `s-maxage`, or else of `max-age`. Zero if unreadable or repeated.
     pub(super) max_age: Option<Duration>,
 }
 
 impl CacheControl {
-    /// `None` when there is no such header.
+    /// Parses the header. Returns `None` if it is missing.
     ///
-    /// `no-cache="field"` and `private="field"` count as if they named no field; directives that
-    /// allow more, such as `stale-while-revalidate`, are not used.
-    pub(super) fn of(headers: &HeaderMap) -> Option<Self> {
+    /// `no-cache="field"` and `private="field"` are read as if they named no field. Directives that
+    /// extend reuse, such as `stale-while-revalidate`, are ignored.
+    pub(super) fn from_headers(headers: &HeaderMap) -> Option<Self> {
         headers.contains_key(CACHE_CONTROL).then(|| {
-            let mut all = Self::default();
-            let (mut max_age, mut shared_max_age) = (None, None);
+            let mut control = Self::default();
+            let mut max_age = None;
+            let mut shared_max_age = None;
             for line in headers.get_all(CACHE_CONTROL) {
                 let Some(directives) = line.to_str().ok().and_then(directives) else {
-                    all.no_store = true;
+                    control.no_store = true;
                     continue;
                 };
                 for (name, value) in directives {
                     match name.to_ascii_lowercase().as_str() {
-                        "no-store" | "private" => all.no_store = true,
-                        "no-cache" => all.no_cache = true,
+                        "no-store" | "private" => control.no_store = true,
+                        "no-cache" => control.no_cache = true,
                         "max-age" => add_age(&mut max_age, value),
                         "s-maxage" => add_age(&mut shared_max_age, value),
                         _ => {}
                     }
                 }
             }
-            all.max_age = shared_max_age.or(max_age);
-            all
+            control.max_age = shared_max_age.or(max_age);
+            control
         })
     }
 }
 
-/// A second age, or one that is no number, makes the answer stale (RFC 9111, section 4.2.1).
+/// Sets `age` from a directive. A repeated or unreadable one makes the answer stale (RFC 9111,
+/// section 4.2.1).
 fn add_age(age: &mut Option<Duration>, value: &str) {
     *age = Some(if age.is_none() { seconds(value).unwrap_or_default() } else { Duration::ZERO });
 }
 
-/// Whole seconds; more than fit are as many as fit.
+/// Parses a number of whole seconds. Larger numbers are clamped to 2^31 (RFC 9111, section 1.2.2).
 pub(super) fn seconds(digits: &str) -> Option<Duration> {
     let digits = digits.trim_matches([' ', '\t']);
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
     }
-    // What RFC 9111, section 1.2.2, says of numbers that are too large.
     Some(Duration::from_secs(digits.parse::<u32>().unwrap_or(u32::MAX).min(1 << 31).into()))
 }
 
-/// Splits `name`, `name=token` and `name="quoted"` at commas outside quotes; values are without
-/// quotes. `None` for a quote that does not end.
+/// Splits a header line into directives: `name`, `name=token` or `name="quoted"`.
+///
+/// Values are returned without quotes. Returns `None` for an unterminated quote.
 fn directives(line: &str) -> Option<Vec<(&str, &str)>> {
     let mut found = Vec::new();
     let mut rest = line;
@@ -77,9 +79,11 @@ fn directives(line: &str) -> Option<Vec<(&str, &str)>> {
     Some(found)
 }
 
-/// The place of the first comma outside quotes, or the end; `None` for a quote that does not end.
+/// Returns the position of the first comma outside quotes, or the length of `text`. Returns `None`
+/// for an unterminated quote.
 fn end_of_directive(text: &str) -> Option<usize> {
-    let (mut quoted, mut escaped) = (false, false);
+    let mut quoted = false;
+    let mut escaped = false;
     for (index, byte) in text.bytes().enumerate() {
         match byte {
             _ if escaped => escaped = false,
@@ -103,7 +107,7 @@ mod tests {
         for line in lines {
             headers.append(CACHE_CONTROL, HeaderValue::from_bytes(line).unwrap());
         }
-        CacheControl::of(&headers)
+        CacheControl::from_headers(&headers)
     }
 
     fn age(seconds: u64) -> CacheControl {
@@ -111,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_said_is_nothing_known() {
+    fn irrelevant_directives_are_ignored() {
         assert_eq!(parsed(&[]), None);
         assert_eq!(parsed(&[b""]), Some(CacheControl::default()));
         assert_eq!(
@@ -121,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn ages_are_whole_seconds() {
+    fn max_age_is_whole_seconds() {
         for (line, seconds) in [
             ("max-age=60", 60),
             ("MAX-AGE=60", 60),
@@ -139,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn ages_that_make_no_sense_are_no_time() {
+    fn unreadable_or_repeated_max_age_is_zero() {
         for line in [
             "max-age",
             "max-age=",
@@ -155,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn forbidden_is_forbidden_in_any_form() {
+    fn storing_is_forbidden_in_every_form() {
         for line in [
             &b"no-store"[..],
             b"max-age=60,No-Store",

@@ -5,7 +5,7 @@ use super::*;
 const BOUNDS: FreshnessBounds =
     FreshnessBounds { min: Duration::ZERO, max: Duration::from_secs(1000) };
 
-/// The moment at which all answers of these tests come, with [`NOW`].
+/// The epoch of the tests' wall clock. Answers are received [`NOW`] seconds later.
 const DATE: SystemTime = SystemTime::UNIX_EPOCH;
 const NOW: u64 = 1_700_000_000;
 
@@ -13,6 +13,7 @@ fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
+/// Returns the HTTP date `offset` seconds after [`NOW`].
 fn wall(offset: i64) -> String {
     httpdate::fmt_http_date(DATE + secs(NOW.checked_add_signed(offset).unwrap()))
 }
@@ -29,40 +30,48 @@ fn headers(lines: &[(&'static str, &str)]) -> HeaderMap {
     headers
 }
 
-/// Headers that come at `at`, at once after asking.
-fn at(at: Instant) -> Received {
-    Received { asked: at, at, date: DATE + secs(NOW) }
+/// Returns the times of an answer that is received at `at`, without delay after its request.
+fn received(at: Instant) -> Received {
+    Received { requested_at: at, at, date: DATE + secs(NOW) }
 }
 
-fn of_at(start: Instant, lines: &[(&'static str, &str)]) -> Freshness {
-    Freshness::of(&url(), &headers(lines), at(start), RedirectFreshness::none(), BOUNDS)
+/// Returns the freshness of an answer with these headers, received at `start`.
+fn freshness(start: Instant, lines: &[(&'static str, &str)]) -> Freshness {
+    Freshness::from_answer(
+        &url(),
+        &headers(lines),
+        received(start),
+        RedirectFreshness::none(),
+        BOUNDS,
+    )
 }
 
-/// The number of seconds for which the answer is fresh.
-fn fresh_for(freshness: &Freshness, start: Instant) -> u64 {
+/// Returns the number of seconds for which an answer is fresh.
+fn fresh_seconds(freshness: &Freshness, start: Instant) -> u64 {
     let seconds = (0..=2000).find(|&seconds| !freshness.is_fresh(start + secs(seconds))).unwrap();
     assert!(!freshness.is_fresh(start + secs(100_000)));
     seconds
 }
 
-fn seconds_of(lines: &[(&'static str, &str)]) -> u64 {
+/// Returns the number of seconds for which an answer with these headers is fresh.
+fn lifetime(lines: &[(&'static str, &str)]) -> u64 {
     let start = Instant::now();
-    fresh_for(&of_at(start, lines), start)
+    fresh_seconds(&freshness(start, lines), start)
 }
 
 #[test]
-fn an_answer_is_fresh_for_as_long_as_it_says() {
-    assert_eq!(seconds_of(&[("cache-control", "max-age=60")]), 60);
-    assert_eq!(seconds_of(&[("cache-control", "max-age=60, s-maxage=70")]), 70);
-    assert_eq!(seconds_of(&[("expires", &wall(50)), ("date", &wall(0))]), 50);
-    assert_eq!(seconds_of(&[("expires", &wall(50))]), 50);
-    assert_eq!(seconds_of(&[("expires", &wall(50)), ("cache-control", "max-age=60")]), 60);
-    assert_eq!(seconds_of(&[("expires", &wall(50)), ("cache-control", "public")]), 50);
-    assert_eq!(seconds_of(&[("cache-control", "max-age=60, must-revalidate")]), 60);
+fn explicit_lifetime_is_used() {
+    assert_eq!(lifetime(&[("cache-control", "max-age=60")]), 60);
+    assert_eq!(lifetime(&[("cache-control", "max-age=60, s-maxage=70")]), 70);
+    assert_eq!(lifetime(&[("expires", &wall(50)), ("date", &wall(0))]), 50);
+    assert_eq!(lifetime(&[("expires", &wall(50))]), 50);
+    assert_eq!(lifetime(&[("expires", &wall(50)), ("cache-control", "max-age=60")]), 60);
+    assert_eq!(lifetime(&[("expires", &wall(50)), ("cache-control", "public")]), 50);
+    assert_eq!(lifetime(&[("cache-control", "max-age=60, must-revalidate")]), 60);
 }
 
 #[test]
-fn what_it_does_not_say_is_not_guessed() {
+fn missing_or_unreadable_lifetime_is_zero() {
     let modified = wall(-1_000_000);
     for lines in [
         &[][..],
@@ -79,29 +88,30 @@ fn what_it_does_not_say_is_not_guessed() {
         &[("cache-control", "max-age=60"), ("age", "60")],
         &[("cache-control", "max-age=60"), ("age", "old")],
     ] {
-        assert_eq!(seconds_of(lines), 0, "{lines:?}");
+        assert_eq!(lifetime(lines), 0, "{lines:?}");
     }
 }
 
 #[test]
-fn time_on_the_way_counts() {
-    assert_eq!(seconds_of(&[("cache-control", "max-age=60"), ("age", "20")]), 40);
-    assert_eq!(seconds_of(&[("cache-control", "max-age=60"), ("date", &wall(-25))]), 35);
+fn age_reduces_the_lifetime() {
+    assert_eq!(lifetime(&[("cache-control", "max-age=60"), ("age", "20")]), 40);
+    assert_eq!(lifetime(&[("cache-control", "max-age=60"), ("date", &wall(-25))]), 35);
     assert_eq!(
-        seconds_of(&[("cache-control", "max-age=60"), ("age", "20"), ("date", &wall(-25))]),
+        lifetime(&[("cache-control", "max-age=60"), ("age", "20"), ("date", &wall(-25))]),
         35
     );
-    // A clock that is ahead makes nothing younger.
-    assert_eq!(seconds_of(&[("cache-control", "max-age=60"), ("date", &wall(500))]), 60);
-    let asked = Instant::now();
-    let received = Received { asked, at: asked + secs(7), date: DATE + secs(NOW) };
+    // An origin whose clock is ahead does not extend the lifetime.
+    assert_eq!(lifetime(&[("cache-control", "max-age=60"), ("date", &wall(500))]), 60);
+    let requested_at = Instant::now();
+    let received = Received { requested_at, at: requested_at + secs(7), date: DATE + secs(NOW) };
     let headers = headers(&[("cache-control", "max-age=60"), ("age", "20")]);
-    let freshness = Freshness::of(&url(), &headers, received, RedirectFreshness::none(), BOUNDS);
-    assert_eq!(fresh_for(&freshness, received.at), 33);
+    let freshness =
+        Freshness::from_answer(&url(), &headers, received, RedirectFreshness::none(), BOUNDS);
+    assert_eq!(fresh_seconds(&freshness, received.at), 33);
 }
 
 #[test]
-fn the_operator_bounds_what_origins_say() {
+fn operator_bounds_override_the_headers() {
     let start = Instant::now();
     let bounds = FreshnessBounds { min: secs(10), max: secs(100) };
     for (control, expected) in [
@@ -112,22 +122,31 @@ fn the_operator_bounds_what_origins_say() {
         ("max-age=4294967296", 100),
     ] {
         let headers = headers(&[("cache-control", control)]);
-        let freshness =
-            Freshness::of(&url(), &headers, at(start), RedirectFreshness::none(), bounds);
-        assert_eq!(fresh_for(&freshness, start), expected, "{control}");
+        let freshness = Freshness::from_answer(
+            &url(),
+            &headers,
+            received(start),
+            RedirectFreshness::none(),
+            bounds,
+        );
+        assert_eq!(fresh_seconds(&freshness, start), expected, "{control}");
         assert!(freshness.may_be_stored());
     }
     for control in ["no-store", "private, max-age=50"] {
         let headers = headers(&[("cache-control", control)]);
-        assert!(
-            !Freshness::of(&url(), &headers, at(start), RedirectFreshness::none(), bounds)
-                .may_be_stored()
+        let freshness = Freshness::from_answer(
+            &url(),
+            &headers,
+            received(start),
+            RedirectFreshness::none(),
+            bounds,
         );
+        assert!(!freshness.may_be_stored());
     }
 }
 
 #[test]
-fn what_must_not_be_stored_is_not() {
+fn forbidden_or_useless_answer_is_not_stored() {
     let start = Instant::now();
     for (name, value) in [
         ("cache-control", "no-store"),
@@ -137,7 +156,7 @@ fn what_must_not_be_stored_is_not() {
         ("vary", "accept, *"),
     ] {
         let lines = [("etag", "\"1\""), ("cache-control", "max-age=60"), (name, value)];
-        assert!(!of_at(start, &lines).may_be_stored(), "{name}: {value}");
+        assert!(!freshness(start, &lines).may_be_stored(), "{name}: {value}");
     }
     for lines in [
         &[("etag", "\"1\"")][..],
@@ -146,26 +165,32 @@ fn what_must_not_be_stored_is_not() {
         &[("cache-control", "max-age=60"), ("set-cookie", "a=b")],
         &[("cache-control", "no-cache"), ("etag", "\"1\"")],
     ] {
-        assert!(of_at(start, lines).may_be_stored(), "{lines:?}");
+        assert!(freshness(start, lines).may_be_stored(), "{lines:?}");
     }
-    // Neither fresh nor to be asked about.
-    assert!(!of_at(start, &[]).may_be_stored());
-    let mut forbidden = of_at(start, &[("cache-control", "max-age=60")]);
+    // The answer is neither fresh nor can it be revalidated.
+    assert!(!freshness(start, &[]).may_be_stored());
+    let mut forbidden = freshness(start, &[("cache-control", "max-age=60")]);
     forbidden.forbid_storing();
     assert!(!forbidden.may_be_stored());
 }
 
 #[test]
-fn a_redirect_is_part_of_the_way() {
+fn redirects_limit_the_lifetime() {
     let start = Instant::now();
-    let path = |redirects: &[(bool, &str)]| {
+    let after = |redirects: &[(bool, &str)]| {
         let mut path = RedirectFreshness::none();
         for &(permanent, control) in redirects {
             let line = [("cache-control", control)];
             let headers = headers(if control.is_empty() { &[] } else { &line });
-            path.follow(permanent, &headers, at(start), BOUNDS);
+            path.follow(permanent, &headers, received(start), BOUNDS);
         }
-        Freshness::of(&url(), &headers(&[("cache-control", "max-age=60")]), at(start), path, BOUNDS)
+        Freshness::from_answer(
+            &url(),
+            &headers(&[("cache-control", "max-age=60")]),
+            received(start),
+            path,
+            BOUNDS,
+        )
     };
     for (redirects, expected) in [
         (&[(true, "")][..], 60),
@@ -175,21 +200,21 @@ fn a_redirect_is_part_of_the_way() {
         (&[(false, "max-age=500")], 60),
         (&[(false, "max-age=30"), (true, "max-age=20"), (false, "max-age=40")], 20),
     ] {
-        let freshness = path(redirects);
-        assert_eq!(fresh_for(&freshness, start), expected, "{redirects:?}");
+        let freshness = after(redirects);
+        assert_eq!(fresh_seconds(&freshness, start), expected, "{redirects:?}");
         assert_eq!(freshness.may_be_stored(), expected > 0, "{redirects:?}");
     }
-    assert!(!path(&[(true, "no-store"), (false, "max-age=500")]).may_be_stored());
-    assert!(!path(&[(true, ""), (false, "private, max-age=500")]).may_be_stored());
+    assert!(!after(&[(true, "no-store"), (false, "max-age=500")]).may_be_stored());
+    assert!(!after(&[(true, ""), (false, "private, max-age=500")]).may_be_stored());
 }
 
 fn condition(lines: &[(&'static str, &str)]) -> Option<(HeaderName, HeaderValue)> {
-    of_at(Instant::now(), lines).condition(&url())
+    freshness(Instant::now(), lines).condition(&url())
 }
 
 #[test]
-fn only_the_url_that_gave_a_validator_is_asked_with_it() {
-    let freshness = of_at(Instant::now(), &[("etag", "\"1\"")]);
+fn validator_is_sent_only_to_its_own_url() {
+    let freshness = freshness(Instant::now(), &[("etag", "\"1\"")]);
     assert_eq!(
         freshness.condition(&url()),
         Some((IF_NONE_MATCH, HeaderValue::from_static("\"1\"")))
@@ -203,7 +228,7 @@ fn only_the_url_that_gave_a_validator_is_asked_with_it() {
 }
 
 #[test]
-fn only_sound_validators_are_used() {
+fn malformed_or_unreliable_validator_is_ignored() {
     for tag in ["\"1\"", "W/\"1\"", "\"\"", "\"a,b\""] {
         assert_eq!(
             condition(&[("etag", tag)]),
@@ -216,10 +241,11 @@ fn only_sound_validators_are_used() {
     }
     assert_eq!(condition(&[("etag", "\"1\""), ("etag", "\"2\"")]), None);
 
-    let (settled, recent) = (wall(-60), wall(-59));
-    let asked = condition(&[("last-modified", &settled)]);
-    assert_eq!(asked, Some((IF_MODIFIED_SINCE, HeaderValue::from_str(&settled).unwrap())));
-    // It may change once more within the same second.
+    let settled = wall(-60);
+    let recent = wall(-59);
+    let header = condition(&[("last-modified", &settled)]);
+    assert_eq!(header, Some((IF_MODIFIED_SINCE, HeaderValue::from_str(&settled).unwrap())));
+    // The file could change again within the same second.
     assert_eq!(condition(&[("last-modified", &recent)]), None);
     assert_eq!(condition(&[("last-modified", &settled), ("date", &wall(-30))]), None);
     assert_eq!(condition(&[("last-modified", &wall(100))]), None);
@@ -229,11 +255,11 @@ fn only_sound_validators_are_used() {
 }
 
 #[test]
-fn not_modified_makes_it_fresh_again() {
+fn not_modified_renews_the_lifetime() {
     let start = Instant::now();
-    let old = of_at(start, &[("etag", "\"1\""), ("cache-control", "max-age=60")]);
+    let old = freshness(start, &[("etag", "\"1\""), ("cache-control", "max-age=60")]);
     let later = start + secs(100);
-    for (said, expected) in [
+    for (headers, expected) in [
         (&[][..], 60),
         (&[("age", "5")], 55),
         (&[("cache-control", "max-age=30")], 30),
@@ -241,53 +267,62 @@ fn not_modified_makes_it_fresh_again() {
         (&[("cache-control", "public")], 0),
         (&[("expires", "0")], 0),
     ] {
-        let refreshed = old.clone().refreshed(of_at(later, said));
-        assert_eq!(fresh_for(&refreshed, later), expected, "{said:?}");
-        assert!(refreshed.may_be_stored() && refreshed.can_revalidate(), "{said:?}");
+        let refreshed = old.clone().refreshed(freshness(later, headers));
+        assert_eq!(fresh_seconds(&refreshed, later), expected, "{headers:?}");
+        assert!(refreshed.may_be_stored() && refreshed.can_revalidate(), "{headers:?}");
         assert_eq!(refreshed.condition(&url()), old.condition(&url()));
     }
-    assert!(!old.clone().refreshed(of_at(later, &[("cache-control", "no-store")])).may_be_stored());
-    for (said, expected) in
+    assert!(
+        !old.clone().refreshed(freshness(later, &[("cache-control", "no-store")])).may_be_stored()
+    );
+    for (control, expected) in
         [("no-cache", 0), ("max-age=60", 60), ("s-maxage=10", 10), ("public", 900)]
     {
-        let old = of_at(start, &[("etag", "\"1\""), ("cache-control", said)]);
-        let by = of_at(later, &[("expires", &wall(900))]);
-        assert_eq!(fresh_for(&old.refreshed(by), later), expected, "an `Expires` after {said}");
-    }
-    // An `Expires` that was said before is a moment, whatever the date of the 304 is.
-    let expiring = of_at(start, &[("etag", "\"1\""), ("expires", &wall(150))]);
-    for said in [&[][..], &[("cache-control", "public")]] {
-        let refreshed = expiring.clone().refreshed(of_at(later, said));
-        assert_eq!(fresh_for(&refreshed, later), 50, "{said:?}");
+        let old = freshness(start, &[("etag", "\"1\""), ("cache-control", control)]);
+        let newer = freshness(later, &[("expires", &wall(900))]);
         assert_eq!(
-            fresh_for(&refreshed.refreshed(of_at(later + secs(100), &[])), later + secs(100)),
+            fresh_seconds(&old.refreshed(newer), later),
+            expected,
+            "`Expires` after {control}"
+        );
+    }
+    // A stored `Expires` is an absolute time, independent of the 304's date.
+    let expiring = freshness(start, &[("etag", "\"1\""), ("expires", &wall(150))]);
+    for headers in [&[][..], &[("cache-control", "public")]] {
+        let refreshed = expiring.clone().refreshed(freshness(later, headers));
+        assert_eq!(fresh_seconds(&refreshed, later), 50, "{headers:?}");
+        assert_eq!(
+            fresh_seconds(
+                &refreshed.refreshed(freshness(later + secs(100), &[])),
+                later + secs(100)
+            ),
             0
         );
     }
-    // The way there is as it is now, not as it was.
+    // The redirects of the 304 count, not those of the stored answer.
     let mut redirect = RedirectFreshness::none();
-    redirect.follow(false, &headers(&[("cache-control", "max-age=3")]), at(later), BOUNDS);
-    let by = Freshness::of(&url(), &headers(&[]), at(later), redirect, BOUNDS);
-    assert_eq!(fresh_for(&old.refreshed(by), later), 3);
+    redirect.follow(false, &headers(&[("cache-control", "max-age=3")]), received(later), BOUNDS);
+    let newer = Freshness::from_answer(&url(), &headers(&[]), received(later), redirect, BOUNDS);
+    assert_eq!(fresh_seconds(&old.refreshed(newer), later), 3);
 }
 
 #[test]
-fn not_modified_keeps_the_validators_that_it_does_not_name() {
+fn not_modified_keeps_validators_missing_from_it() {
     let start = Instant::now();
-    let old = of_at(start, &[("etag", "W/\"1\""), ("last-modified", &wall(-100))]);
-    let refreshed = old.clone().refreshed(of_at(start, &[("last-modified", &wall(-90))]));
+    let old = freshness(start, &[("etag", "W/\"1\""), ("last-modified", &wall(-100))]);
+    let refreshed = old.clone().refreshed(freshness(start, &[("last-modified", &wall(-90))]));
     assert_eq!(refreshed.condition(&url()).unwrap().1, "W/\"1\"");
-    let refreshed = old.refreshed(of_at(start, &[("etag", "\"1\"")]));
+    let refreshed = old.refreshed(freshness(start, &[("etag", "\"1\"")]));
     assert_eq!(refreshed.condition(&url()).unwrap().1, "\"1\"");
 }
 
 #[test]
-fn not_modified_about_another_answer_confirms_nothing() {
-    let known = of_at(Instant::now(), &[("etag", "\"1\"")]);
-    assert!(known.is_confirmed_by(&headers(&[])));
-    assert!(known.is_confirmed_by(&headers(&[("etag", "\"1\"")])));
-    assert!(known.is_confirmed_by(&headers(&[("etag", "W/\"1\"")])));
-    assert!(!known.is_confirmed_by(&headers(&[("etag", "\"2\"")])));
+fn not_modified_with_another_tag_is_not_a_confirmation() {
+    let cached = freshness(Instant::now(), &[("etag", "\"1\"")]);
+    assert!(cached.is_confirmed_by(&headers(&[])));
+    assert!(cached.is_confirmed_by(&headers(&[("etag", "\"1\"")])));
+    assert!(cached.is_confirmed_by(&headers(&[("etag", "W/\"1\"")])));
+    assert!(!cached.is_confirmed_by(&headers(&[("etag", "\"2\"")])));
 }
 
 const CONTROLS: [&str; 14] = [
@@ -308,10 +343,10 @@ const CONTROLS: [&str; 14] = [
 ];
 
 proptest! {
-    /// Whatever else is said: forbidden means forbidden, no answer outlives its ages or bounds, and
-    /// staleness is for good.
+    /// Forbidden answers are never stored, answers never outlive their headers or the bounds, and
+    /// stale answers stay stale.
     #[test]
-    fn no_answer_lives_longer_than_allowed(
+    fn freshness_never_exceeds_headers_or_bounds(
         controls in prop::collection::vec(prop::sample::select(&CONTROLS[..]), 0..4),
         age in prop::option::of(0u64..100),
         date in prop::option::of(-100i64..100),
@@ -323,17 +358,25 @@ proptest! {
         for control in &controls {
             map.append("cache-control", HeaderValue::from_static(control));
         }
-        let numbers = [("age", age.map(|age| age.to_string())), ("date", date.map(wall)), ("expires", expires.map(wall))];
-        for (name, value) in numbers {
+        let values = [
+            ("age", age.map(|age| age.to_string())),
+            ("date", date.map(wall)),
+            ("expires", expires.map(wall)),
+        ];
+        for (name, value) in values {
             if let Some(value) = value {
                 map.append(name, HeaderValue::from_str(&value).unwrap());
             }
         }
         let start = Instant::now();
         let bounds = FreshnessBounds { min: secs(min), max: secs(max) };
-        let freshness = Freshness::of(&url(), &map, at(start), RedirectFreshness::none(), bounds);
+        let redirects = RedirectFreshness::none();
+        let freshness =
+            Freshness::from_answer(&url(), &map, received(start), redirects, bounds);
 
-        let forbidden = controls.iter().any(|control| ["no-store", "private", "x=\""].contains(control));
+        let forbidden = controls
+            .iter()
+            .any(|control| ["no-store", "private", "x=\""].contains(control));
         prop_assert_eq!(freshness.may_be_stored(), !forbidden);
         let fresh = freshness.is_fresh(start + secs(probe));
         prop_assert_eq!(fresh || probe >= min, true);
@@ -348,19 +391,35 @@ proptest! {
                     "s-maxage=30" => Some(30),
                     _ => None,
                 });
-                let said = explicit.chain(expires.map(|at| at.saturating_sub(date.unwrap_or(0)).max(0) as u64)).max();
-                prop_assert!(said.is_some_and(|said| probe + age.unwrap_or(0) < said));
+                let from_expires = expires
+                    .map(|expires| expires.saturating_sub(date.unwrap_or(0)).max(0) as u64);
+                let lifetime = explicit.chain(from_expires).max();
+                prop_assert!(
+                    lifetime.is_some_and(|lifetime| probe + age.unwrap_or(0) < lifetime)
+                );
                 prop_assert!(!controls.contains(&"no-cache"));
             }
         }
     }
 
-    /// No bytes make it panic.
+    /// Arbitrary bytes cause no panic.
     #[test]
-    fn any_bytes_are_read(
-        values in prop::collection::vec((0usize..8, prop::collection::vec(any::<u8>(), 0..40)), 0..8),
+    fn arbitrary_header_bytes_are_handled(
+        values in prop::collection::vec(
+            (0usize..8, prop::collection::vec(any::<u8>(), 0..40)),
+            0..8,
+        ),
     ) {
-        let names = [super::DATE, EXPIRES, AGE, ETAG, LAST_MODIFIED, PRAGMA, VARY, reqwest::header::CACHE_CONTROL];
+        let names = [
+            super::DATE,
+            EXPIRES,
+            AGE,
+            ETAG,
+            LAST_MODIFIED,
+            PRAGMA,
+            VARY,
+            reqwest::header::CACHE_CONTROL,
+        ];
         let mut map = HeaderMap::new();
         for (name, value) in values {
             if let Ok(value) = HeaderValue::from_bytes(&value) {
@@ -368,7 +427,9 @@ proptest! {
             }
         }
         let start = Instant::now();
-        let freshness = Freshness::of(&url(), &map, at(start), RedirectFreshness::none(), BOUNDS);
+        let redirects = RedirectFreshness::none();
+        let freshness =
+            Freshness::from_answer(&url(), &map, received(start), redirects, BOUNDS);
         prop_assert_eq!(freshness.can_revalidate(), freshness.condition(&url()).is_some());
         let again = freshness.clone().refreshed(freshness);
         prop_assert!(!again.is_fresh(start + BOUNDS.max));

@@ -1,4 +1,4 @@
-//! Image file headers, read as Pillow reads them: what a decoder needs to know before the first
+//! Image file headers, read as Pillow reads them: everything a decoder needs before the first
 //! pixel.
 
 pub(crate) mod bmp;
@@ -20,6 +20,7 @@ pub(crate) enum Header<'a> {
 }
 
 impl Header<'_> {
+    /// Returns the format.
     pub(crate) fn format(&self) -> ImageFormat {
         match self {
             Self::Png(_) => ImageFormat::Png,
@@ -30,7 +31,7 @@ impl Header<'_> {
         }
     }
 
-    /// Width and height of the stored rows, before orientation; both at least 1.
+    /// Returns the width and height of the stored rows, before orientation; both at least 1.
     pub(crate) fn stored_size(&self) -> (u32, u32) {
         match self {
             Self::Png(header) => header.size,
@@ -41,7 +42,8 @@ impl Header<'_> {
         }
     }
 
-    /// How often the decoder goes over the pixels of a JPEG file; 1 for other formats.
+    /// Returns the number of scans of a JPEG file, which is the number of passes over its pixels; 1
+    /// for other formats.
     pub(crate) fn scans(&self) -> u32 {
         match self {
             Self::Jpeg(header) => header.scans,
@@ -49,7 +51,7 @@ impl Header<'_> {
         }
     }
 
-    /// The EXIF orientation to apply, 1 to 8.
+    /// Returns the EXIF orientation to apply, 1 to 8.
     pub(crate) fn orientation(&self) -> u8 {
         match self {
             Self::Png(header) => header.orientation,

@@ -1,47 +1,48 @@
-//! How long decoding takes, by what the header tells.
+//! The estimated decode time, from the header.
 //!
 //! The rates are rounded up from `cargo run --release -p chiasm-media --example decode` on an AMD
-//! Zen 5; a usual core is within a factor of two. They are there to tell cheap files from dear ones
-//! before the work is done.
+//! Zen 5; a typical core is within a factor of two. They separate cheap from expensive files before
+//! any decoding.
 
 use std::time::Duration;
 
 use crate::image::container::Header;
 use crate::image::container::bmp::{Pixels, Rows};
 
-/// About how long one core takes to decode a file of so many bytes with this header, at most.
+/// Estimates the maximum time for one core to decode a file of `bytes` bytes with this header.
 pub(super) fn decode_time(header: &Header<'_>, bytes: usize) -> Duration {
     let (width, height) = header.stored_size();
-    let (bytes, pixels) = (bytes as f64, f64::from(width) * f64::from(height));
+    let bytes = bytes as f64;
+    let pixels = f64::from(width) * f64::from(height);
     let nanos = match header {
         Header::Jpeg(header) => {
-            // Codes; then for each pixel the transform and colours. Where there are several scans,
-            // each may go over all coefficients: 0.15 ns for each pixel if nearly all are zero, as
-            // in a bomb, and 1 ns at worst; 3 ns where it takes a decision that costs no bits for
-            // each of them, as arithmetic coding can.
+            // The cost of entropy decoding per byte, and of the transform and colours per pixel.
+            // With several scans, each may pass over all coefficients. A pass takes 0.15 ns per
+            // pixel if nearly all coefficients are zero, as in a bomb, and 1 ns at worst. With
+            // arithmetic coding it takes up to 3 ns, because each coefficient may take a decision
+            // that costs no bits.
             let (code, pass) = if header.arithmetic { (80.0, 3.0) } else { (10.0, 0.5) };
             let passes = if header.single_scan { 0.0 } else { f64::from(header.scans) };
             bytes * code + pixels * (3.0 + pass * passes)
         }
         Header::Png(header) => {
-            // Inflating and filters, mostly by what comes out; interlaced rows are put together
-            // pixel by pixel. A byte that comes in costs some 2 ns, and up to 60 where the stream
-            // is nothing but descriptions of codes that hardly occur.
+            // Inflating and filters cost time mostly by the size of the output. Interlaced rows are
+            // assembled pixel by pixel. A byte of input costs some 2 ns, and up to 60 ns if the
+            // stream consists of tables for codes that hardly occur.
             let inflated = pixels * header.layout.bits() as f64 / 8.0;
             bytes * 10.0 + inflated * 3.0 + pixels * if header.interlaced { 6.0 } else { 2.0 }
         }
         Header::WebP(_) => bytes * 10.0 + pixels * 12.0,
         Header::Gif(_) => bytes * 8.0 + pixels * 4.0,
         Header::Bmp(header) => {
-            // Whole bytes of colours are moved, anything else is taken apart. Runs may fill no
-            // pixel at all.
-            let (byte, unpacked) = if matches!(header.rows, Rows::Rle4 | Rows::Rle8) {
+            // Pixels of three bytes are copied, others are unpacked. Runs may fill no pixel at all.
+            let (byte, unpack) = if matches!(header.rows, Rows::Rle4 | Rows::Rle8) {
                 (2.0, 2.0)
             } else {
                 (0.2, 0.0)
             };
-            let pixel = if header.pixels == Pixels::Bgr { 0.5 } else { 2.5 };
-            bytes * byte + pixels * (unpacked + pixel)
+            let convert = if header.pixels == Pixels::Bgr { 0.5 } else { 2.5 };
+            bytes * byte + pixels * (unpack + convert)
         }
     };
     Duration::try_from_secs_f64(nanos * 1e-9).unwrap_or(Duration::MAX)
@@ -84,38 +85,39 @@ mod tests {
         decode_time(&Header::Bmp(header), bytes)
     }
 
-    /// Prices are compared with what such files took on an AMD EPYC.
+    /// Estimates are compared with times measured on an AMD EPYC.
     #[test]
-    fn what_is_made_to_take_long_is_priced_for_it() {
+    fn estimates_match_measured_worst_cases() {
         let plain = Rows::Plain { stride: 0 };
         let arithmetic = Header::Jpeg(jpeg_header(4000, 11, true));
-        for (file, price, took_ms) in [
-            ("a bit for each pixel", bmp(13_000, Pixels::Indexed(1), plain, 21_164_062), 361),
-            ("two bytes for each pixel", bmp(4000, Pixels::Bgr565, plain, 32_000_066), 48),
+        for (file, estimate, measured_ms) in [
+            ("one bit per pixel", bmp(13_000, Pixels::Indexed(1), plain, 21_164_062), 361),
+            ("two bytes per pixel", bmp(4000, Pixels::Bgr565, plain, 32_000_066), 48),
             ("runs of two pixels", bmp(3950, Pixels::Indexed(4), Rows::Rle4, 15_607_918), 66),
             ("jumps", bmp(13_000, Pixels::Indexed(8), Rows::Rle8, 1_320), 415),
-            (
-                "ends of rows and nothing else",
-                bmp(100, Pixels::Indexed(8), Rows::Rle8, 30_001_478),
-                57,
-            ),
+            ("only ends of rows", bmp(100, Pixels::Indexed(8), Rows::Rle8, 30_001_478), 57),
             ("decisions that need no bits", decode_time(&arithmetic, 656_702), 501),
         ] {
-            let took = Duration::from_millis(took_ms);
-            assert!(took < 2 * price && price < 3 * took, "{file}: {price:?}, {took:?}");
+            let measured = Duration::from_millis(measured_ms);
+            assert!(
+                measured < 2 * estimate && estimate < 3 * measured,
+                "{file}: estimated {estimate:?}, measured {measured:?}"
+            );
         }
     }
 
     #[test]
-    fn every_scan_costs_as_every_pixel_does() {
-        let [baseline, usual, bomb] = [1, 10, 480].map(|scans| jpeg(4000, scans));
-        assert!(baseline < usual && usual < 10 * baseline);
-        assert!(bomb > 20 * usual);
-        assert!(jpeg(8000, 10) > 3 * usual);
+    fn estimate_grows_with_scans() {
+        let baseline = jpeg(4000, 1);
+        let progressive = jpeg(4000, 10);
+        let bomb = jpeg(4000, 480);
+        assert!(baseline < progressive && progressive < 10 * baseline);
+        assert!(bomb > 20 * progressive);
+        assert!(jpeg(8000, 10) > 3 * progressive);
     }
 
     #[test]
-    fn nothing_is_too_large_to_be_priced() {
+    fn estimate_of_maximum_size_does_not_overflow() {
         assert!(jpeg(u32::MAX, u32::MAX) > jpeg(65_535, 100));
     }
 }

@@ -1,35 +1,34 @@
-//! The orientation tag, found where Pillow's `ImageOps.exif_transpose` finds it, in broken blocks
-//! too.
+//! The orientation tag, read as Pillow's `ImageOps.exif_transpose` reads it, also from broken
+//! blocks.
 
 use std::collections::HashSet;
 
-/// TIFF tag 274, `Orientation`.
+/// The TIFF tag `Orientation`.
 const ORIENTATION: u16 = 274;
 
-/// The orientation that `exif_transpose` applies, 1 to 8.
+/// Returns the orientation that `exif_transpose` applies, 1 to 8.
 ///
-/// `exif` is the image's EXIF block, `xmp` its XMP packet. The packet counts only when a readable
-/// block lacks the tag, or when there is no block. An unreadable block means 1, since vLLM ignores
+/// `exif` is the image's EXIF block, `xmp` its XMP packet. The packet is used only if there is no
+/// block, or if a readable block lacks the tag. An unreadable block means 1, because vLLM ignores
 /// the error that Pillow raises.
 pub(crate) fn orientation(exif: Option<&[u8]>, xmp: Option<&[u8]>) -> u8 {
     let from_exif = match exif {
         Some(exif) => match tiff_orientation(exif) {
-            Ok(found) => found,
+            Ok(orientation) => orientation,
             Err(Unreadable) => return 1,
         },
         None => None,
     };
-    match from_exif {
-        Some(value) => value,
-        None => xmp.and_then(xmp_orientation).filter(|value| (1..=8).contains(value)).unwrap_or(1),
-    }
+    from_exif.unwrap_or_else(|| {
+        xmp.and_then(xmp_orientation).filter(|value| (1..=8).contains(value)).unwrap_or(1)
+    })
 }
 
-/// Pillow raises for such a block.
+/// The error for a block for which Pillow raises.
 struct Unreadable;
 
-/// The tag in the first directory of the TIFF structure inside an EXIF block; out of range or
-/// mistyped values are 1.
+/// Returns the tag from the first directory of the TIFF structure inside an EXIF block. Values out
+/// of range or of a wrong type are 1.
 fn tiff_orientation(mut exif: &[u8]) -> Result<Option<u8>, Unreadable> {
     for _ in 0..2 {
         exif = exif.strip_prefix(b"Exif\0\0").unwrap_or(exif);
@@ -38,36 +37,36 @@ fn tiff_orientation(mut exif: &[u8]) -> Result<Option<u8>, Unreadable> {
         return Ok(None);
     }
     let header: &[u8; 8] = exif.first_chunk().ok_or(Unreadable)?;
-    let little = match &header[..4] {
+    let little_endian = match &header[..4] {
         b"II*\0" | b"II\0*" => true,
         b"MM\0*" | b"MM*\0" | b"MM\0+" => false,
-        // BigTIFF in little-endian order needs a longer header than the eight bytes that Pillow
-        // reads here.
+        // Little-endian BigTIFF needs a longer header than the eight bytes that Pillow reads here.
         _ => return Err(Unreadable),
     };
-    let tiff = Tiff { data: exif, little };
+    let tiff = Tiff { data: exif, little_endian };
     Ok(tiff.first_directory_orientation(tiff.u32(&header[4..]).unwrap_or(0)))
 }
 
+/// A TIFF structure.
 struct Tiff<'a> {
     data: &'a [u8],
-    little: bool,
+    little_endian: bool,
 }
 
 impl Tiff<'_> {
     fn u16(&self, bytes: &[u8]) -> Option<u16> {
         let bytes = *bytes.first_chunk()?;
-        Some(if self.little { u16::from_le_bytes(bytes) } else { u16::from_be_bytes(bytes) })
+        Some(if self.little_endian { u16::from_le_bytes(bytes) } else { u16::from_be_bytes(bytes) })
     }
 
     fn u32(&self, bytes: &[u8]) -> Option<u32> {
         let bytes = *bytes.first_chunk()?;
-        Some(if self.little { u32::from_le_bytes(bytes) } else { u32::from_be_bytes(bytes) })
+        Some(if self.little_endian { u32::from_le_bytes(bytes) } else { u32::from_be_bytes(bytes) })
     }
 
     fn u64(&self, bytes: &[u8]) -> Option<u64> {
         let bytes = *bytes.first_chunk()?;
-        Some(if self.little { u64::from_le_bytes(bytes) } else { u64::from_be_bytes(bytes) })
+        Some(if self.little_endian { u64::from_le_bytes(bytes) } else { u64::from_be_bytes(bytes) })
     }
 
     fn slice(&self, offset: u64, length: u64) -> Option<&[u8]> {
@@ -76,16 +75,19 @@ impl Tiff<'_> {
         self.data.get(start..end)
     }
 
-    /// `None` when the directory, as far as it can be read, has no such tag.
+    /// Returns the orientation tag of the directory at `offset`. Returns `None` if the readable
+    /// part of the directory has no such tag.
     fn first_directory_orientation(&self, offset: u32) -> Option<u8> {
         let count = self.u16(self.slice(offset.into(), 2)?)?;
-        let mut outside_data = 0u64;
-        let mut kept = HashSet::new();
+        let mut external_bytes = 0u64;
+        let mut seen_tags = HashSet::new();
         for index in 0..u64::from(count) {
             let entry = self.slice(u64::from(offset) + 2 + 12 * index, 12)?;
-            let (tag, kind) = (self.u16(entry)?, self.u16(&entry[2..])?);
-            // Pillow keeps the first of a tag and does not look at another, however broken that is.
-            if kept.contains(&tag) {
+            let tag = self.u16(entry)?;
+            let kind = self.u16(&entry[2..])?;
+            // Pillow keeps the first entry of a tag and ignores later ones, even if they are
+            // broken.
+            if seen_tags.contains(&tag) {
                 continue;
             }
             let Some(unit) = unit_size(kind) else {
@@ -93,11 +95,11 @@ impl Tiff<'_> {
             };
             let size = u64::from(self.u32(&entry[4..])?) * unit;
             let value = if size > 4 {
-                outside_data += size;
-                if outside_data > self.data.len() as u64 {
+                external_bytes += size;
+                if external_bytes > self.data.len() as u64 {
                     continue;
                 }
-                // Pillow stops reading the directory at data that is cut off.
+                // Pillow stops reading the directory at a truncated value.
                 self.slice(self.u32(&entry[8..])?.into(), size)?
             } else {
                 &entry[8..8 + size as usize]
@@ -106,14 +108,14 @@ impl Tiff<'_> {
                 continue;
             }
             if tag == ORIENTATION {
-                return Some(self.number(kind, value).and_then(orientation_of).unwrap_or(1));
+                return Some(self.number(kind, value).and_then(to_orientation).unwrap_or(1));
             }
-            kept.insert(tag);
+            seen_tags.insert(tag);
         }
         None
     }
 
-    /// The first value, for the types that Pillow reads as numbers.
+    /// Returns the first value, for the types that Pillow reads as numbers.
     fn number(&self, kind: u16, value: &[u8]) -> Option<f64> {
         Some(match kind {
             3 => f64::from(self.u16(value)?),
@@ -131,7 +133,7 @@ impl Tiff<'_> {
     }
 }
 
-/// Bytes per value of a TIFF type that Pillow knows.
+/// Returns the bytes per value of a TIFF type; `None` for types that Pillow does not support.
 fn unit_size(kind: u16) -> Option<u64> {
     Some(match kind {
         1 | 2 | 6 | 7 => 1,
@@ -142,11 +144,12 @@ fn unit_size(kind: u16) -> Option<u64> {
     })
 }
 
-fn orientation_of(value: f64) -> Option<u8> {
+/// Converts a number to an orientation, 1 to 8.
+fn to_orientation(value: f64) -> Option<u8> {
     (1..=8).find(|&orientation| f64::from(orientation) == value)
 }
 
-/// The digit after the first `tiff:Orientation="` or `tiff:Orientation>`.
+/// Returns the digit after the first `tiff:Orientation="` or `tiff:Orientation>`.
 fn xmp_orientation(xmp: &[u8]) -> Option<u8> {
     const NAME: &[u8] = b"tiff:Orientation";
     let mut rest = xmp;
@@ -164,13 +167,13 @@ fn xmp_orientation(xmp: &[u8]) -> Option<u8> {
 mod tests {
     use super::*;
 
-    /// An EXIF block with one entry.
-    fn block(little: bool, kind: u16, count: u32, value: [u8; 4], after: &[u8]) -> Vec<u8> {
+    /// Returns an EXIF block with one entry.
+    fn block(little_endian: bool, kind: u16, count: u32, value: [u8; 4], after: &[u8]) -> Vec<u8> {
         let order = |bytes: &[u8]| -> Vec<u8> {
-            if little { bytes.to_vec() } else { bytes.iter().rev().copied().collect() }
+            if little_endian { bytes.to_vec() } else { bytes.iter().rev().copied().collect() }
         };
         let mut block = b"Exif\0\0".to_vec();
-        block.extend(if little { b"II" } else { b"MM" });
+        block.extend(if little_endian { b"II" } else { b"MM" });
         for part in [&42u16.to_le_bytes()[..], &8u32.to_le_bytes(), &1u16.to_le_bytes()] {
             block.extend(order(part));
         }
@@ -192,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_are_no_orientation_do_nothing() {
+    fn invalid_orientation_value_is_ignored() {
         for (kind, value) in
             [(3, [9, 0, 0, 0]), (3, [0, 0, 0, 0]), (1, [6, 0, 0, 0]), (2, *b"6\0\0\0")]
         {
@@ -201,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rational_six_is_six() {
+    fn rational_orientation_is_read() {
         let after = [6u32.to_le_bytes(), 1u32.to_le_bytes()].concat();
         assert_eq!(orientation(Some(&block(true, 5, 1, [26, 0, 0, 0], &after)), None), 6);
     }
@@ -209,7 +212,7 @@ mod tests {
     const XMP: &[u8] = b"<x tiff:Orientation=\"x\" tiff:Orientation=\"8\"/>";
 
     #[test]
-    fn xmp_counts_only_without_a_tag_and_never_after_an_unreadable_block() {
+    fn xmp_is_used_only_without_exif_orientation() {
         assert_eq!(orientation(None, Some(XMP)), 8);
         assert_eq!(orientation(None, Some(b"<tiff:Orientation>3</tiff:Orientation>")), 3);
         assert_eq!(orientation(Some(&block(true, 99, 1, [6, 0, 0, 0], &[])), Some(XMP)), 8);

@@ -1,18 +1,18 @@
-//! The formats of image files.
+//! The supported formats of image files.
 
 use std::fmt;
 
-/// The formats that can be read.
+/// A supported image format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ImageFormat {
-    /// Portable Network Graphics; of an animation the default image.
+    /// Portable Network Graphics; for an animation, its default image.
     Png,
     /// JPEG, baseline and progressive.
     Jpeg,
-    /// WebP, lossy and lossless; of an animation the first frame.
+    /// WebP, lossy and lossless; for an animation, its first frame.
     WebP,
-    /// GIF; of an animation the first frame.
+    /// GIF; for an animation, its first frame.
     Gif,
     /// Windows bitmap.
     Bmp,
@@ -31,7 +31,7 @@ impl fmt::Display for ImageFormat {
 }
 
 impl ImageFormat {
-    /// The registered media type.
+    /// Returns the registered media type.
     pub const fn media_type(self) -> &'static str {
         match self {
             Self::Png => "image/png",

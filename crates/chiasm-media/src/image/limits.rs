@@ -1,30 +1,30 @@
-//! How large an image may be.
+//! Size limits of images.
 
 use crate::MediaError;
 
-/// Limits that are held against an image's file and header, before memory for its pixels is asked
-/// for.
+/// The limits for an image's file and header, enforced before memory for its pixels is allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageLimits {
-    /// Most encoded bytes. Default 64 MiB.
+    /// The maximum encoded size in bytes. Default 64 MiB.
     pub max_bytes: u64,
-    /// Most pixels: width times height. Default 178,956,970, which is vLLM's
-    /// `VLLM_MAX_IMAGE_PIXELS` and where Pillow takes a file for a decompression bomb.
+    /// The maximum number of pixels: width times height. Default 178,956,970, which is the default
+    /// of vLLM's `VLLM_MAX_IMAGE_PIXELS`, and Pillow's limit for decompression bombs.
     pub max_pixels: u64,
-    /// Most pixels per row, and most rows. Default 65,535: the most that a JPEG or GIF file can
-    /// have. vLLM and Pillow have no such limit, so that longer PNG and BMP images, which they
-    /// read, need a higher one.
+    /// The maximum number of pixels per row, and of rows. Default 65,535, the maximum of the JPEG
+    /// and GIF formats. vLLM and Pillow have no such limit: the longer PNG and BMP images that they
+    /// read need a higher one here.
     pub max_side: u32,
-    /// How many times longer than the other the longer side may be. Default 1000. vLLM and Pillow
-    /// have no such limit, but few models take more than 200.
+    /// The maximum ratio of the longer side to the shorter. Default 1000. vLLM and Pillow have no
+    /// such limit, but few models accept more than 200.
     pub max_aspect_ratio: u32,
-    /// Most scans of a JPEG file. Default 100, as in libtiff, GDAL and zune-jpeg; libjpeg writes
-    /// 10, and Pillow has no such limit. Each scan may go over all pixels for a few bytes of file.
+    /// The maximum number of scans of a JPEG file. Default 100, as in libtiff, GDAL and zune-jpeg.
+    /// libjpeg writes 10, and Pillow has no such limit. A scan of a few bytes may pass over all
+    /// pixels.
     pub max_scans: u32,
 }
 
 impl ImageLimits {
-    /// Whether an image of this many pixels per row and rows is within the limits.
+    /// Checks the size of an image in pixels against the limits.
     ///
     /// # Errors
     /// [`MediaError::TooManyPixels`], [`MediaError::TooLongSide`] and [`MediaError::TooStretched`].
@@ -43,7 +43,7 @@ impl ImageLimits {
         Ok(())
     }
 
-    /// Whether a file of this many scans is within the limit.
+    /// Checks the number of scans against the limit.
     pub(crate) fn check_scans(&self, scans: u32) -> Result<(), MediaError> {
         let limit = self.max_scans;
         if scans > limit { Err(MediaError::TooManyScans { scans, limit }) } else { Ok(()) }
@@ -68,7 +68,7 @@ mod tests {
     use crate::Fault;
 
     #[test]
-    fn both_limits_are_exact() {
+    fn size_limits_are_exact() {
         let limits = ImageLimits {
             max_pixels: 200,
             max_side: 50,
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_let_through_what_vllm_does_up_to_the_side() {
+    fn default_pixel_limit_is_that_of_vllm() {
         let limits = ImageLimits::default();
         assert_eq!(limits.check(65_535, 2_730), Ok(()));
         assert!(limits.check(65_536, 100).is_err());

@@ -1,9 +1,9 @@
-//! Names of formats that are not read, for an error that says what came.
+//! Names of unsupported formats, for error messages.
 
-/// What the bytes are, if that can be told: formats that clients do send, and what a wrong URL
-/// leads to.
+/// Names the format of `bytes`, if it is recognised: formats that clients send by mistake, and
+/// documents that wrong URLs lead to.
 pub(crate) fn other_format(bytes: &[u8]) -> Option<&'static str> {
-    const STARTS: [(&[u8], &str); 27] = [
+    const MAGIC_NUMBERS: [(&[u8], &str); 27] = [
         (b"II*\0", "TIFF"),
         (b"MM\0*", "TIFF"),
         (b"II+\0", "TIFF"),
@@ -35,12 +35,15 @@ pub(crate) fn other_format(bytes: &[u8]) -> Option<&'static str> {
     if bytes.is_empty() {
         return Some("empty");
     }
-    let by_start = STARTS.iter().find(|(start, _)| bytes.starts_with(start)).map(|(_, name)| *name);
-    by_start.or_else(|| iso_media(bytes))
+    MAGIC_NUMBERS
+        .iter()
+        .find(|(magic, _)| bytes.starts_with(magic))
+        .map(|(_, name)| *name)
+        .or_else(|| iso_media(bytes))
 }
 
-/// Formats in boxes as those of MP4 (ISO/IEC 14496-12): the first box lists brands, of which any
-/// may tell.
+/// Names a format of ISO base media files, such as MP4 (ISO/IEC 14496-12). The first box lists
+/// brands, and any of them may identify the format.
 fn iso_media(bytes: &[u8]) -> Option<&'static str> {
     let length = u32::from_be_bytes(*bytes.first_chunk()?) as usize;
     let brands = bytes.get(4..length.min(bytes.len()))?.strip_prefix(b"ftyp")?;
@@ -62,7 +65,7 @@ mod tests {
     use crate::{Fault, MediaError};
 
     #[test]
-    fn formats_that_are_not_read_are_named() {
+    fn unsupported_format_is_named() {
         for (bytes, name) in [
             (&b"II*\0\x08\0\0\0"[..], "TIFF"),
             (b"MM\0*\0\0\0\x08", "TIFF"),
@@ -93,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_not_named() {
+    fn unknown_bytes_are_not_named() {
         for bytes in [
             &b"\0"[..],
             b"\0\0\0\x08free",

@@ -1,4 +1,4 @@
-//! Which format the bytes are in, and what their header says.
+//! Format detection and header parsing.
 
 use crate::MediaError;
 use crate::image::container::{Header, bmp, gif, jpeg, png, webp};

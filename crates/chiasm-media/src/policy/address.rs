@@ -1,14 +1,15 @@
-//! Which network addresses belong to the public internet.
+//! Classification of network addresses: the public internet and everything else.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Whether an address belongs to the public internet: not loopback, private, link-local, shared
-/// (CGNAT), multicast, documentation, benchmarking, reserved or unspecified, also not inside an
-/// IPv6 form that carries an IPv4 address.
+/// Returns `true` if an address belongs to the public internet.
+///
+/// Loopback, private, link-local, shared (CGNAT), multicast, documentation, benchmarking, reserved
+/// and unspecified addresses do not, also when embedded in an IPv6 address.
 ///
 /// Stricter than IANA's registries in one way: the few global services inside blocks for protocol
-/// assignments are refused too. What no registry knows it cannot refuse: a network's own NAT64
-/// prefix, and public addresses that a firewall keeps to itself.
+/// assignments are refused too. Two kinds of internal addresses are in no registry and count as
+/// public: a network's own NAT64 prefix, and public addresses behind a firewall.
 ///
 /// Source: IANA's special-purpose address registries for IPv4 and IPv6.
 pub(super) fn is_public(address: IpAddr) -> bool {
@@ -23,7 +24,7 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
         address.octets(),
         [0 | 10 | 127, ..]
             | [100, 64..=127, ..]
-            // Azure's metadata and agent service, which looks public.
+            // Azure's metadata and agent service, at an address from a public block.
             | [168, 63, 129, 16]
             | [169, 254, ..]
             | [172, 16..=31, ..]
@@ -43,15 +44,15 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
     match address.segments() {
         // IPv4-mapped.
         [0, 0, 0, 0, 0, 0xffff, high, low] => embedded(high, low),
-        // NAT64. Its prefix for local use, 64:ff9b:1::/48, is outside global unicast.
+        // NAT64. The prefix for local use, 64:ff9b:1::/48, is outside global unicast.
         [0x64, 0xff9b, 0, 0, 0, 0, high, low] => embedded(high, low),
         // 6to4.
         [0x2002, high, low, ..] => embedded(high, low),
-        // IETF protocol assignments, among them Teredo and ORCHID; documentation.
+        // IETF protocol assignments, including Teredo and ORCHID; documentation.
         [0x2001, 0..=0x1ff, ..] | [0x2001, 0xdb8, ..] | [0x3fff, 0..=0xfff, ..] => false,
         // ISATAP (RFC 5214), under any prefix.
         [0x2000..=0x3fff, _, _, _, 0 | 0x200, 0x5efe, high, low] => embedded(high, low),
-        // Global unicast; all that is outside it is special in one way or another.
+        // Global unicast; every address outside it is for some special purpose.
         [0x2000..=0x3fff, ..] => true,
         _ => false,
     }
@@ -62,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_public_internet_is_public() {
+    fn special_purpose_addresses_are_not_public() {
         for address in [
             "0.0.0.0",
             "0.1.2.3",

@@ -1,4 +1,4 @@
-//! Rules for the hosts that media may come from.
+//! Rules for hosts that media may be fetched from.
 
 use std::fmt::{Display, Formatter};
 use std::str::FromStr;
@@ -7,10 +7,10 @@ use url::Host;
 
 use crate::MediaError;
 
-/// `example.com` is this host alone, `*.example.com` all that lie below it. An address is a host
-/// too.
+/// A rule for allowed hosts. `example.com` matches that host alone, `*.example.com` every host
+/// below it. An address is a host too.
 ///
-/// Names are compared in their ASCII form (IDNA), without regard to case or to a dot at the end.
+/// Names are compared in their ASCII form (IDNA). Case and a trailing dot are ignored.
 ///
 /// ```
 /// use chiasm_media::DomainRule;
@@ -22,26 +22,28 @@ use crate::MediaError;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct DomainRule {
     host: Host<String>,
-    below: bool,
+    /// Matches the hosts below `host`, and not `host` itself.
+    is_wildcard: bool,
 }
 
 impl DomainRule {
-    /// Whether this rule allows the host of a URL.
+    /// Returns `true` if this rule allows the host of a URL.
     pub(crate) fn allows(&self, host: &Host<&str>) -> bool {
         match (&self.host, host) {
             (Host::Domain(rule), Host::Domain(name)) => {
-                let name = without_dot(name);
-                if !self.below {
+                let name = strip_trailing_dot(name);
+                if !self.is_wildcard {
                     return name.eq_ignore_ascii_case(rule);
                 }
-                // The dot before the rule's domain and something before the dot.
-                let Some(label) =
-                    name.len().checked_sub(rule.len() + 1).filter(|&length| length > 0)
+                // The name must be the rule's domain after a dot, with at least one byte before the
+                // dot.
+                let Some(dot) =
+                    name.len().checked_sub(rule.len() + 1).filter(|&position| position > 0)
                 else {
                     return false;
                 };
-                let (name, rule) = (name.as_bytes(), rule.as_bytes());
-                name[label] == b'.' && name[label + 1..].eq_ignore_ascii_case(rule)
+                let name = name.as_bytes();
+                name[dot] == b'.' && name[dot + 1..].eq_ignore_ascii_case(rule.as_bytes())
             }
             (Host::Ipv4(rule), Host::Ipv4(address)) => rule == address,
             (Host::Ipv6(rule), Host::Ipv6(address)) => rule == address,
@@ -54,30 +56,31 @@ impl FromStr for DomainRule {
     type Err = MediaError;
 
     fn from_str(rule: &str) -> Result<Self, MediaError> {
-        let (below, host) = rule.strip_prefix("*.").map_or((false, rule), |domain| (true, domain));
+        let (is_wildcard, host) =
+            rule.strip_prefix("*.").map_or((false, rule), |domain| (true, domain));
         let host = match Host::parse(host).map_err(|_| MediaError::InvalidDomainRule)? {
             Host::Domain(name) => {
-                let name = without_dot(&name);
+                let name = strip_trailing_dot(&name);
                 if name.is_empty() || name.contains('*') || name.split('.').any(str::is_empty) {
                     return Err(MediaError::InvalidDomainRule);
                 }
                 Host::Domain(name.to_ascii_lowercase())
             }
-            _ if below => return Err(MediaError::InvalidDomainRule),
+            _ if is_wildcard => return Err(MediaError::InvalidDomainRule),
             address => address,
         };
-        Ok(Self { host, below })
+        Ok(Self { host, is_wildcard })
     }
 }
 
 impl Display for DomainRule {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}{}", if self.below { "*." } else { "" }, self.host)
+        write!(f, "{}{}", if self.is_wildcard { "*." } else { "" }, self.host)
     }
 }
 
-/// A name as it is, or without the dot at the end that makes it absolute.
-fn without_dot(name: &str) -> &str {
+/// Removes the trailing dot of an absolute name.
+fn strip_trailing_dot(name: &str) -> &str {
     name.strip_suffix('.').unwrap_or(name)
 }
 
@@ -92,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_itself_however_it_is_written() {
+    fn host_rule_matches_every_spelling() {
         for url in [
             "http://images.example.com/",
             "https://IMAGES.Example.COM:8443/",
@@ -108,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_nothing_else() {
+    fn host_rule_matches_no_other_host() {
         for url in [
             "http://example.com/",
             "http://a.images.example.com/",
@@ -123,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_star_is_for_what_lies_below() {
+    fn wildcard_rule_matches_only_subdomains() {
         for url in ["http://a.example.com/", "http://a.b.example.com/", "http://A.EXAMPLE.COM./"] {
             assert!(allows("*.example.com", url), "{url}");
         }
@@ -140,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_hosts() {
+    fn address_rule_matches_the_same_address() {
         assert!(allows("10.0.0.7", "http://10.7/"));
         assert!(!allows("10.0.0.7", "http://10.0.0.8/"));
         assert!(!allows("10.0.0.7", "http://[::ffff:10.0.0.7]/"));
@@ -148,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_host_is_no_rule() {
+    fn invalid_rule_is_refused() {
         for rule in [
             "",
             ".",
@@ -172,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_is_printed_as_it_is_parsed() {
+    fn rule_displays_as_parsed() {
         for rule in
             ["example.com", "*.example.com", "10.0.0.7", "[fd00::1]", "xn--bcher-kva.example"]
         {

@@ -2,14 +2,14 @@
 
 use super::Step;
 use super::value::Value;
-use crate::pending::{Found, Markers, Pending};
+use crate::pending::{Markers, NextMarker, Pending};
 use crate::tools::{Types, quoted};
 use crate::{CallEnd, Sink, Tools};
 
 /// The maximum nesting depth of objects and lists. Brackets beyond it are plain text.
 const MAX_DEPTH: usize = 64;
 
-/// The syntax of such calls.
+/// The syntax of these calls.
 #[derive(Debug)]
 pub(crate) struct Form {
     /// The beginning of a call.
@@ -20,19 +20,19 @@ pub(crate) struct Form {
     pub(crate) close: &'static str,
 }
 
-/// Reads one call and streams its arguments.
+/// A reader of one call, which streams its arguments.
 ///
-/// A call's end also closes each value, object and list that is still open. The last brace is only
-/// passed on then, so the arguments of an unfinished call are never whole JSON.
+/// The end of a call also closes each value, object and list that is still open. The last brace is
+/// only emitted then, so the arguments of an unfinished call are never whole JSON.
 #[derive(Clone, Debug)]
 pub(crate) struct Reader {
     form: &'static Form,
     markers: Markers,
-    place: Place,
+    state: State,
     /// The head, key or unquoted value so far.
     word: String,
     name: String,
-    /// The open objects and lists, from the arguments inwards.
+    /// The open objects and lists, outermost first.
     levels: Vec<Level>,
     /// The possible types of the next value, if they are known.
     types: Option<Types>,
@@ -41,7 +41,7 @@ pub(crate) struct Reader {
 
 /// The position of the reader in a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum State {
     Before,
     Head,
     BeforeKey,
@@ -77,7 +77,7 @@ impl Reader {
         Self {
             form,
             markers: Markers::new([form.close, form.quote]),
-            place: Place::Before,
+            state: State::Before,
             word: String::new(),
             name: String::new(),
             levels: Vec::new(),
@@ -93,21 +93,18 @@ impl Reader {
         tools: &Tools,
         sink: &mut dyn Sink,
     ) -> Step {
-        if self.place == Place::Before {
+        if self.state == State::Before {
             pending.skip(self.form.open.len());
-            self.place = Place::Head;
+            self.state = State::Head;
         }
         loop {
-            let (clear, marker) = match self.markers.find(pending.rest(), is_last) {
-                Found::Nothing { clear } => (clear, None),
-                Found::Marker { at, number } => (at, Some(self.markers.text(number))),
-            };
+            let NextMarker { clear, marker } = self.markers.find(pending.rest(), is_last);
             self.text(&pending.rest()[..clear], tools, sink);
             pending.skip(clear + marker.map_or(0, str::len));
             match marker {
                 Some(marker) if marker == self.form.quote => self.piece(Piece::Quote, tools, sink),
                 // Within quotes, the other marker is text.
-                Some(marker) if matches!(self.place, Place::Quoted | Place::QuotedKey) => {
+                Some(marker) if matches!(self.state, State::Quoted | State::QuotedKey) => {
                     self.text(marker, tools, sink);
                 }
                 Some(_) => {
@@ -126,7 +123,7 @@ impl Reader {
     }
 
     fn text(&mut self, text: &str, tools: &Tools, sink: &mut dyn Sink) {
-        if matches!(self.place, Place::Quoted | Place::QuotedKey) {
+        if matches!(self.state, State::Quoted | State::QuotedKey) {
             return self.piece(Piece::Text(text), tools, sink);
         }
         for char in text.chars() {
@@ -134,85 +131,86 @@ impl Reader {
         }
     }
 
-    /// Reads a piece, and again at each place that it led to.
+    /// Reads a piece, in each state that it leads to.
     fn piece(&mut self, piece: Piece<'_>, tools: &Tools, sink: &mut dyn Sink) {
-        while !self.take(&piece, tools, sink) {}
+        while !self.consume(&piece, tools, sink) {}
     }
 
-    /// Reads a piece at the current place. Returns `false` if it only ended the place.
-    fn take(&mut self, piece: &Piece<'_>, tools: &Tools, sink: &mut dyn Sink) -> bool {
-        match (self.place, piece) {
-            (Place::Head, Piece::Char('{')) => self.begin(sink),
-            (Place::Head, Piece::Char(char)) => self.word.push(*char),
-            (Place::BeforeKey, Piece::Quote) => self.place = Place::QuotedKey,
-            (Place::BeforeKey | Place::BeforeElement, Piece::Char(' ' | ',' | '\n' | '\t')) => {}
-            (Place::BeforeKey, Piece::Char('}')) => self.end_level(sink),
-            (Place::BeforeKey, Piece::Char(_)) => {
-                self.place = Place::Key;
+    /// Reads a piece in the current state. Returns `false` if the piece only changed the state and
+    /// was not consumed.
+    fn consume(&mut self, piece: &Piece<'_>, tools: &Tools, sink: &mut dyn Sink) -> bool {
+        match (self.state, piece) {
+            (State::Head, Piece::Char('{')) => self.begin(sink),
+            (State::Head, Piece::Char(char)) => self.word.push(*char),
+            (State::BeforeKey, Piece::Quote) => self.state = State::QuotedKey,
+            (State::BeforeKey | State::BeforeElement, Piece::Char(' ' | ',' | '\n' | '\t')) => {}
+            (State::BeforeKey, Piece::Char('}')) => self.end_level(sink),
+            (State::BeforeKey, Piece::Char(_)) => {
+                self.state = State::Key;
                 return false;
             }
-            (Place::Key | Place::AfterQuotedKey, Piece::Char(':')) => self.end_key(tools, sink),
+            (State::Key | State::AfterQuotedKey, Piece::Char(':')) => self.end_key(tools, sink),
             // A key without a value is dropped.
-            (Place::Key, Piece::Char('}')) => {
+            (State::Key, Piece::Char('}')) => {
                 self.word.clear();
-                self.place = Place::BeforeKey;
+                self.state = State::BeforeKey;
                 return false;
             }
-            (Place::Key, Piece::Char(char)) => self.word.push(*char),
-            (Place::Key, Piece::Quote) => self.word.push_str(self.form.quote),
-            (Place::QuotedKey, Piece::Text(text)) => self.word.push_str(text),
-            (Place::QuotedKey, Piece::Quote) => self.place = Place::AfterQuotedKey,
-            (Place::AfterQuotedKey, _) => {
+            (State::Key, Piece::Char(char)) => self.word.push(*char),
+            (State::Key, Piece::Quote) => self.word.push_str(self.form.quote),
+            (State::QuotedKey, Piece::Text(text)) => self.word.push_str(text),
+            (State::QuotedKey, Piece::Quote) => self.state = State::AfterQuotedKey,
+            (State::AfterQuotedKey, _) => {
                 self.word.clear();
-                self.place = Place::BeforeKey;
+                self.state = State::BeforeKey;
                 return false;
             }
             // The brace also ends the object around the list.
-            (Place::BeforeElement, Piece::Char('}')) => {
+            (State::BeforeElement, Piece::Char('}')) => {
                 self.end_level(sink);
                 return false;
             }
-            (Place::BeforeElement, Piece::Char(']')) => self.end_level(sink),
-            (Place::BeforeElement, _) => {
+            (State::BeforeElement, Piece::Char(']')) => self.end_level(sink),
+            (State::BeforeElement, _) => {
                 self.separate(sink);
                 self.types = None;
-                self.place = Place::BeforeValue;
+                self.state = State::BeforeValue;
                 return false;
             }
-            (Place::BeforeValue, Piece::Quote) => {
+            (State::BeforeValue, Piece::Quote) => {
                 self.value = Value::new(self.types, false, false);
-                self.place = Place::Quoted;
+                self.state = State::Quoted;
             }
-            (Place::BeforeValue, Piece::Char(char)) if char.is_whitespace() => {}
-            (Place::BeforeValue, Piece::Char('{')) if self.levels.len() <= MAX_DEPTH => {
+            (State::BeforeValue, Piece::Char(char)) if char.is_whitespace() => {}
+            (State::BeforeValue, Piece::Char('{')) if self.levels.len() <= MAX_DEPTH => {
                 self.begin_level(false, sink);
             }
-            (Place::BeforeValue, Piece::Char('[')) if self.levels.len() <= MAX_DEPTH => {
+            (State::BeforeValue, Piece::Char('[')) if self.levels.len() <= MAX_DEPTH => {
                 self.begin_level(true, sink);
             }
-            (Place::BeforeValue, _) => {
-                self.place = Place::Word;
+            (State::BeforeValue, _) => {
+                self.state = State::Word;
                 return false;
             }
-            (Place::Word, Piece::Char(',' | '}' | ']')) => {
+            (State::Word, Piece::Char(',' | '}' | ']')) => {
                 self.end_word(sink);
                 return false;
             }
-            (Place::Word, Piece::Char(char)) => self.word.push(*char),
-            (Place::Word, Piece::Quote) => self.word.push_str(self.form.quote),
-            (Place::Quoted, Piece::Text(text)) => self.value.push(text, sink),
-            (Place::Quoted, Piece::Quote) => {
+            (State::Word, Piece::Char(char)) => self.word.push(*char),
+            (State::Word, Piece::Quote) => self.word.push_str(self.form.quote),
+            (State::Quoted, Piece::Text(text)) => self.value.push(text, sink),
+            (State::Quoted, Piece::Quote) => {
                 self.value.end(sink);
-                self.place = self.after_value();
+                self.state = self.after_value();
             }
-            (Place::Before | Place::Head | Place::After, _)
-            | (Place::Quoted | Place::QuotedKey, Piece::Char(_))
+            (State::Before | State::Head | State::After, _)
+            | (State::Quoted | State::QuotedKey, Piece::Char(_))
             | (_, Piece::Text(_)) => {}
         }
         true
     }
 
-    /// Begins the call, whose name is complete.
+    /// Emits the call's name, which is complete.
     fn begin(&mut self, sink: &mut dyn Sink) {
         self.name = name(&self.word).to_owned();
         self.word.clear();
@@ -223,28 +221,28 @@ impl Reader {
     fn begin_level(&mut self, is_list: bool, sink: &mut dyn Sink) {
         sink.arguments(if is_list { "[" } else { "{" });
         self.levels.push(Level { is_list, is_empty: true });
-        self.place = if is_list { Place::BeforeElement } else { Place::BeforeKey };
+        self.state = if is_list { State::BeforeElement } else { State::BeforeKey };
     }
 
     fn end_level(&mut self, sink: &mut dyn Sink) {
         if self.levels.len() == 1 {
-            self.place = Place::After;
+            self.state = State::After;
             return;
         }
         if let Some(level) = self.levels.pop() {
             sink.arguments(if level.is_list { "]" } else { "}" });
         }
-        self.place = self.after_value();
+        self.state = self.after_value();
     }
 
-    fn after_value(&self) -> Place {
+    fn after_value(&self) -> State {
         match self.levels.last() {
-            Some(Level { is_list: true, .. }) => Place::BeforeElement,
-            _ => Place::BeforeKey,
+            Some(Level { is_list: true, .. }) => State::BeforeElement,
+            _ => State::BeforeKey,
         }
     }
 
-    /// Passes on the comma before a key or an element, unless it is the first.
+    /// Emits the comma before a key or an element, unless it is the first one.
     fn separate(&mut self, sink: &mut dyn Sink) {
         let Some(level) = self.levels.last_mut() else { return };
         if !level.is_empty {
@@ -256,26 +254,25 @@ impl Reader {
     fn end_key(&mut self, tools: &Tools, sink: &mut dyn Sink) {
         self.separate(sink);
         let word = std::mem::take(&mut self.word);
-        let key = if self.place == Place::Key { word.trim() } else { word.as_str() };
+        let key = if self.state == State::Key { word.trim() } else { word.as_str() };
         sink.arguments(&format!("{}:", quoted(key)));
         let is_argument = self.levels.len() == 1;
         self.types = if is_argument { tools.types(&self.name, key) } else { None };
-        self.place = Place::BeforeValue;
+        self.state = State::BeforeValue;
     }
 
-    /// Ends a value without quotes. If its type is unknown, it is JSON where it is valid, else
-    /// text.
+    /// Ends a value without quotes. A value of unknown type is JSON if it is valid JSON, else text.
     fn end_word(&mut self, sink: &mut dyn Sink) {
-        sink.arguments(&self.types.unwrap_or(Types::ANY).read(self.word.trim()));
+        sink.arguments(&self.types.unwrap_or(Types::ANY).to_json(self.word.trim()));
         self.word.clear();
-        self.place = self.after_value();
+        self.state = self.after_value();
     }
 
     /// Closes the call and each value, object and list that is still open.
     fn close(&mut self, sink: &mut dyn Sink) {
-        match self.place {
-            Place::Before | Place::Head => self.begin(sink),
-            Place::BeforeValue | Place::Word => self.end_word(sink),
+        match self.state {
+            State::Before | State::Head => self.begin(sink),
+            State::BeforeValue | State::Word => self.end_word(sink),
             _ => {}
         }
         while let Some(level) = self.levels.pop() {

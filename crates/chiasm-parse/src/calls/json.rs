@@ -6,38 +6,39 @@ use super::Step;
 use crate::pending::Pending;
 use crate::{CallEnd, Sink};
 
-/// Lists and objects within each other, beyond which text is no call.
-const DEPTH: u32 = 256;
+/// The maximum nesting depth of lists and objects. Deeper text is not a call.
+const MAX_DEPTH: u32 = 256;
 
-/// The syntax of such calls.
+/// The syntax of these calls.
 #[derive(Debug)]
 pub(crate) struct Form {
     /// The text before the first call; may be empty.
     pub(crate) open: &'static str,
-    /// The calls are the elements of a list. One object without a list is taken, too.
-    pub(crate) is_list: bool,
+    /// The calls may be the elements of a list. A single object without a list is valid, too.
+    pub(crate) allows_list: bool,
     /// The text after a call, which may be missing.
     pub(crate) close: &'static str,
-    /// The separator of calls.
-    pub(crate) between: Option<char>,
-    /// An object that only has a name is a call.
-    pub(crate) may_lack_arguments: bool,
+    /// The separator between calls outside of a list.
+    pub(crate) separator: Option<char>,
+    /// An object with only a name is a call.
+    pub(crate) allows_missing_arguments: bool,
 }
 
-/// Reads calls of one form.
+/// A reader of these calls.
 #[derive(Clone, Debug)]
 pub(crate) struct Reader {
     form: &'static Form,
-    place: Place,
+    state: State,
     object: Object,
-    /// Something was told of.
+    /// A call was emitted.
     has_begun: bool,
-    /// The list's bracket was there.
+    /// The calls are in a list.
     in_list: bool,
 }
 
+/// The position of the reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum State {
     Before,
     InObject,
     After,
@@ -47,7 +48,7 @@ impl Reader {
     pub(crate) fn new(form: &'static Form) -> Self {
         Self {
             form,
-            place: Place::Before,
+            state: State::Before,
             object: Object::default(),
             has_begun: false,
             in_list: false,
@@ -61,10 +62,10 @@ impl Reader {
         sink: &mut dyn Sink,
     ) -> Step {
         loop {
-            let step = match self.place {
-                Place::Before => self.before(pending),
-                Place::InObject => self.in_object(pending, is_last, sink),
-                Place::After => self.after(pending, is_last),
+            let step = match self.state {
+                State::Before => self.before(pending),
+                State::InObject => self.in_object(pending, is_last, sink),
+                State::After => self.after(pending, is_last),
             };
             match step {
                 None => {}
@@ -75,17 +76,17 @@ impl Reader {
         }
     }
 
-    /// Looks for the first object. Nothing is taken: it may be no call.
+    /// Finds the first object. Consumes nothing, because the text may not be a call.
     fn before(&mut self, pending: &Pending) -> Option<Step> {
         let rest = pending.rest();
         self.object.at = self.object.at.max(self.form.open.len());
         loop {
-            self.object.at += spaces(&rest[self.object.at..]);
+            self.object.at += leading_spaces(&rest[self.object.at..]);
             match rest[self.object.at..].chars().next() {
                 None => return Some(Step::More),
-                Some('[') if self.form.is_list && !self.in_list => self.object.at += 1,
+                Some('[') if self.form.allows_list && !self.in_list => self.object.at += 1,
                 Some('{') => {
-                    self.place = Place::InObject;
+                    self.state = State::InObject;
                     return None;
                 }
                 Some(_) => return Some(Step::NotACall),
@@ -100,31 +101,31 @@ impl Reader {
         is_last: bool,
         sink: &mut dyn Sink,
     ) -> Option<Step> {
-        let went = self.object.read(pending, self.form.may_lack_arguments, sink);
-        self.has_begun |= self.object.is_told;
-        match went {
-            Went::More if is_last && self.object.is_told => {
+        let step = self.object.read(pending, self.form.allows_missing_arguments, sink);
+        self.has_begun |= self.object.is_reported;
+        match step {
+            ObjectStep::More if is_last && self.object.is_reported => {
                 sink.end_call(CallEnd::Unfinished);
                 Some(Step::Over)
             }
-            Went::More => Some(Step::More),
-            Went::Wrong if self.object.is_told => {
+            ObjectStep::More => Some(Step::More),
+            ObjectStep::Invalid if self.object.is_reported => {
                 sink.end_call(CallEnd::Unfinished);
                 pending.skip(self.object.at);
                 Some(Step::Over)
             }
-            Went::Wrong => Some(Step::NotACall),
-            Went::Whole => {
+            ObjectStep::Invalid => Some(Step::NotACall),
+            ObjectStep::Whole => {
                 pending.skip(self.object.at);
-                self.place = Place::After;
+                self.state = State::After;
                 None
             }
         }
     }
 
-    /// Finds out whether another call follows.
+    /// Reads the end of the calls, or the separator before the next call.
     fn after(&mut self, pending: &mut Pending, is_last: bool) -> Option<Step> {
-        pending.skip(spaces(pending.rest()));
+        pending.skip(leading_spaces(pending.rest()));
         let rest = pending.rest();
         let close = if self.in_list { "]" } else { self.form.close };
         if !close.is_empty() {
@@ -136,29 +137,29 @@ impl Reader {
                 return Some(Step::More);
             }
         }
-        let between = if self.in_list { Some(',') } else { self.form.between };
+        let separator = if self.in_list { Some(',') } else { self.form.separator };
         let Some(next) = rest.chars().next() else {
             return Some(if is_last { Step::Over } else { Step::More });
         };
-        if Some(next) == between {
+        if Some(next) == separator {
             pending.skip(next.len_utf8());
             return None;
         }
-        if next == '{' && between.is_some() {
+        if next == '{' && separator.is_some() {
             self.object = Object::default();
-            self.place = Place::InObject;
+            self.state = State::InObject;
             return None;
         }
         Some(Step::Over)
     }
 }
 
-/// Bytes of white space at the front.
-pub(crate) fn spaces(text: &str) -> usize {
+/// Returns the number of bytes of leading white space.
+pub(crate) fn leading_spaces(text: &str) -> usize {
     text.len() - text.trim_start().len()
 }
 
-/// The nesting of lists, objects and strings in one JSON value, by its brackets and quotes.
+/// A scanner for the end of one JSON value. It only tracks brackets and quotes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Nesting {
     depth: u32,
@@ -167,76 +168,81 @@ pub(crate) struct Nesting {
     has_begun: bool,
 }
 
-/// The place of a byte in a value.
+/// The position of a byte relative to a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Is {
+pub(crate) enum BytePosition {
     Within,
-    /// Its last.
+    /// The last byte of the value.
     Last,
-    /// The first that is no part of it.
-    Behind,
+    /// The first byte after the value.
+    After,
+    /// Beyond [`MAX_DEPTH`].
     TooDeep,
 }
 
 impl Nesting {
-    pub(crate) fn take(&mut self, byte: u8) -> Is {
+    /// Scans the next byte.
+    pub(crate) fn push(&mut self, byte: u8) -> BytePosition {
         if self.in_string {
             match byte {
                 _ if self.is_escaped => self.is_escaped = false,
                 b'\\' => self.is_escaped = true,
                 b'"' => {
                     self.in_string = false;
-                    return if self.depth == 0 { Is::Last } else { Is::Within };
+                    return if self.depth == 0 { BytePosition::Last } else { BytePosition::Within };
                 }
                 _ => {}
             }
-            return Is::Within;
+            return BytePosition::Within;
         }
         match byte {
             b'"' => self.in_string = true,
             b'{' | b'[' => {
                 self.depth += 1;
-                if self.depth > DEPTH {
-                    return Is::TooDeep;
+                if self.depth > MAX_DEPTH {
+                    return BytePosition::TooDeep;
                 }
             }
-            b'}' | b']' if self.depth == 0 => return Is::Behind,
+            b'}' | b']' if self.depth == 0 => return BytePosition::After,
             b'}' | b']' => {
                 self.depth -= 1;
                 if self.depth == 0 {
-                    return Is::Last;
+                    return BytePosition::Last;
                 }
             }
             b',' | b' ' | b'\t' | b'\n' | b'\r' if self.depth == 0 && self.has_begun => {
-                return Is::Behind;
+                return BytePosition::After;
             }
             _ => {}
         }
         self.has_begun = true;
-        Is::Within
+        BytePosition::Within
     }
 }
 
-/// One object with a name and arguments, which are passed on as they come once the name is known.
+/// One object with a name and arguments. Arguments are streamed once the name is known.
 #[derive(Clone, Debug, Default)]
 struct Object {
     /// The number of pending bytes that were read.
     at: usize,
-    place: Within,
-    /// The key of the current value.
+    state: ObjectState,
+    /// The key of the current value, as a range of the pending bytes.
     key: Range<usize>,
+    /// The beginning of the current value in the pending bytes.
     value: usize,
     nesting: Nesting,
     name: Option<String>,
-    /// Arguments that came before the name.
-    kept: Option<Range<usize>>,
-    /// The call was told of, and all of its arguments so far.
-    is_told: bool,
-    are_arguments_over: bool,
+    /// Arguments that came before the name, as a range of the pending bytes.
+    early_arguments: Option<Range<usize>>,
+    /// The call and all of its arguments so far were emitted.
+    is_reported: bool,
+    /// All arguments were emitted.
+    has_all_arguments: bool,
 }
 
+/// The position of the reader in an object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Within {
+enum ObjectState {
     #[default]
     Open,
     BeforeKey,
@@ -247,47 +253,48 @@ enum Within {
     AfterValue,
 }
 
-enum Went {
+/// The result of reading an object.
+enum ObjectStep {
     More,
     Whole,
-    Wrong,
+    Invalid,
 }
 
 impl Object {
-    /// Reads on. `at` is behind the object at its end.
+    /// Reads the pending bytes. Leaves `at` after the object's last byte if it is whole.
     fn read(
         &mut self,
         pending: &mut Pending,
-        may_lack_arguments: bool,
+        allows_missing_arguments: bool,
         sink: &mut dyn Sink,
-    ) -> Went {
+    ) -> ObjectStep {
         loop {
             let rest = pending.rest();
             let Some(&byte) = rest.as_bytes().get(self.at) else {
-                self.pass_on(pending, sink);
-                return Went::More;
+                self.emit_arguments(pending, sink);
+                return ObjectStep::More;
             };
-            if self.place == Within::Value {
-                match self.nesting.take(byte) {
-                    Is::Within => self.at += 1,
-                    Is::TooDeep => {
-                        self.pass_on(pending, sink);
-                        return Went::Wrong;
+            if self.state == ObjectState::Value {
+                match self.nesting.push(byte) {
+                    BytePosition::Within => self.at += 1,
+                    BytePosition::TooDeep => {
+                        self.emit_arguments(pending, sink);
+                        return ObjectStep::Invalid;
                     }
-                    is => {
-                        self.at += usize::from(is == Is::Last);
+                    position => {
+                        self.at += usize::from(position == BytePosition::Last);
                         if !self.end_value(pending, sink) {
-                            return Went::Wrong;
+                            return ObjectStep::Invalid;
                         }
-                        self.place = Within::AfterValue;
+                        self.state = ObjectState::AfterValue;
                     }
                 }
                 continue;
             }
-            if self.place == Within::Key {
-                if self.nesting.take(byte) == Is::Last {
+            if self.state == ObjectState::Key {
+                if self.nesting.push(byte) == BytePosition::Last {
                     self.key.end = self.at;
-                    self.place = Within::BeforeColon;
+                    self.state = ObjectState::BeforeColon;
                 }
                 self.at += 1;
                 continue;
@@ -296,89 +303,96 @@ impl Object {
                 self.at += 1;
                 continue;
             }
-            self.place = match (self.place, byte) {
-                (Within::Open, b'{') => Within::BeforeKey,
-                (Within::BeforeKey, b'"') => {
+            self.state = match (self.state, byte) {
+                (ObjectState::Open, b'{') => ObjectState::BeforeKey,
+                (ObjectState::BeforeKey, b'"') => {
                     self.nesting = Nesting::default();
-                    self.nesting.take(byte);
+                    self.nesting.push(byte);
                     self.key = self.at + 1..self.at + 1;
-                    Within::Key
+                    ObjectState::Key
                 }
-                (Within::BeforeColon, b':') => Within::BeforeValue,
-                (Within::BeforeValue, _) => {
+                (ObjectState::BeforeColon, b':') => ObjectState::BeforeValue,
+                (ObjectState::BeforeValue, _) => {
                     self.begin_value(pending, sink);
                     continue;
                 }
-                (Within::AfterValue, b',') => Within::BeforeKey,
-                (Within::BeforeKey | Within::AfterValue, b'}') => {
+                (ObjectState::AfterValue, b',') => ObjectState::BeforeKey,
+                (ObjectState::BeforeKey | ObjectState::AfterValue, b'}') => {
                     self.at += 1;
-                    return self.end(pending, may_lack_arguments, sink);
+                    return self.end(pending, allows_missing_arguments, sink);
                 }
-                _ => return Went::Wrong,
+                _ => return ObjectStep::Invalid,
             };
             self.at += 1;
         }
     }
 
     fn has_arguments(&self) -> bool {
-        self.are_arguments_over || self.kept.is_some()
+        self.has_all_arguments || self.early_arguments.is_some()
     }
 
     fn begin_value(&mut self, pending: &mut Pending, sink: &mut dyn Sink) {
-        self.place = Within::Value;
+        self.state = ObjectState::Value;
         self.nesting = Nesting::default();
-        let is_first = !self.has_arguments() && is_arguments(&pending.rest()[self.key.clone()]);
+        let is_first = !self.has_arguments() && is_arguments_key(&pending.rest()[self.key.clone()]);
         if is_first && let Some(name) = &self.name {
             sink.call(name, None);
-            self.is_told = true;
+            self.is_reported = true;
             pending.skip(self.at);
             self.at = 0;
         }
         self.value = self.at;
     }
 
-    /// Passes on what there is of arguments.
-    fn pass_on(&mut self, pending: &mut Pending, sink: &mut dyn Sink) {
-        if self.is_told && !self.are_arguments_over {
+    /// Emits and consumes the arguments so far.
+    fn emit_arguments(&mut self, pending: &mut Pending, sink: &mut dyn Sink) {
+        if self.is_reported && !self.has_all_arguments {
             sink.arguments(&pending.rest()[..self.at]);
             pending.skip(self.at);
             self.at = 0;
         }
     }
 
-    /// False if the value can't be one of a call.
+    /// Ends a value. Returns `false` if the value can't be a part of a call.
     fn end_value(&mut self, pending: &mut Pending, sink: &mut dyn Sink) -> bool {
-        if self.is_told {
-            self.pass_on(pending, sink);
-            self.are_arguments_over = true;
+        if self.is_reported {
+            self.emit_arguments(pending, sink);
+            self.has_all_arguments = true;
             return true;
         }
-        let (key, value) =
-            (&pending.rest()[self.key.clone()], &pending.rest()[self.value..self.at]);
+        let key = &pending.rest()[self.key.clone()];
+        let value = &pending.rest()[self.value..self.at];
         if key == "name" {
             self.name = serde_json::from_str(value).ok().filter(|name: &String| !name.is_empty());
             return self.name.is_some();
         }
-        if is_arguments(key) && self.kept.is_none() {
-            self.kept = Some(self.value..self.at);
+        if is_arguments_key(key) && self.early_arguments.is_none() {
+            self.early_arguments = Some(self.value..self.at);
         }
         true
     }
 
-    fn end(&mut self, pending: &Pending, may_lack_arguments: bool, sink: &mut dyn Sink) -> Went {
-        if !self.is_told {
-            let kept = self.kept.clone().map(|kept| &pending.rest()[kept]);
-            let arguments = kept.or_else(|| may_lack_arguments.then_some("{}"));
-            let (Some(name), Some(arguments)) = (&self.name, arguments) else { return Went::Wrong };
+    fn end(
+        &mut self,
+        pending: &Pending,
+        allows_missing_arguments: bool,
+        sink: &mut dyn Sink,
+    ) -> ObjectStep {
+        if !self.is_reported {
+            let early = self.early_arguments.clone().map(|range| &pending.rest()[range]);
+            let arguments = early.or_else(|| allows_missing_arguments.then_some("{}"));
+            let (Some(name), Some(arguments)) = (&self.name, arguments) else {
+                return ObjectStep::Invalid;
+            };
             sink.call(name, None);
             sink.arguments(arguments);
-            self.is_told = true;
+            self.is_reported = true;
         }
         sink.end_call(CallEnd::Closed);
-        Went::Whole
+        ObjectStep::Whole
     }
 }
 
-fn is_arguments(key: &str) -> bool {
+fn is_arguments_key(key: &str) -> bool {
     key == "arguments" || key == "parameters"
 }

@@ -1,4 +1,4 @@
-//! Readers of calls, one for each syntax.
+//! Readers of calls, one per syntax.
 
 pub(crate) mod braces;
 pub(crate) mod json;
@@ -11,18 +11,18 @@ mod value;
 use crate::pending::Pending;
 use crate::{Sink, Tools};
 
-/// The result of reading on.
+/// The result of a reader's step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// More text has to come.
+    /// The reader needs more text.
     More,
-    /// The calls are over, and what is pending comes after them.
+    /// The calls are over. The pending text comes after them.
     Over,
     /// The text only looked like a call. None of it was consumed.
     NotACall,
 }
 
-/// Reads the calls that begin with one marker.
+/// A reader of the calls that begin with one marker.
 #[derive(Clone, Debug)]
 pub(crate) enum Reader {
     Json(json::Reader),
@@ -33,7 +33,7 @@ pub(crate) enum Reader {
 }
 
 impl Reader {
-    /// Reads as far as it goes. `is_last`: no more text comes.
+    /// Reads the pending text as far as possible. `is_last` says that no more text comes.
     pub(crate) fn read(
         &mut self,
         pending: &mut Pending,

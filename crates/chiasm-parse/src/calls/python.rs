@@ -1,16 +1,17 @@
-//! Calls as a list of Python's: `[get_weather(city="Paris", days=3), now()]`.
+//! Calls as a Python list: `[get_weather(city="Paris", days=3), now()]`.
 
 use super::Step;
-use super::json::spaces;
+use super::json::leading_spaces;
 use super::python_literal::{Arguments, Progress, is_identifier};
 use crate::pending::Pending;
 use crate::{CallEnd, Sink};
 
-/// The size of its arguments' JSON at which an incomplete call is reported. Shorter text that
-/// begins like a call may still turn out to be none.
+/// The size of the arguments' JSON from which an incomplete call is emitted. Shorter text that
+/// begins like a call may still turn out to be something else.
 const MIN_CALL_BYTES: usize = 64;
 
-/// Reads one list of calls. A call is reported when it is whole or has [`MIN_CALL_BYTES`] of JSON.
+/// A reader of one list of calls. A call is emitted once it is whole or has [`MIN_CALL_BYTES`] of
+/// JSON.
 #[derive(Clone, Debug)]
 pub(crate) struct Reader {
     /// The text before the list; may be empty.
@@ -22,15 +23,16 @@ pub(crate) struct Reader {
     name: String,
     /// The current call's arguments, once they have begun.
     arguments: Option<Arguments>,
-    /// The current call was reported to the sink.
-    is_call: bool,
-    place: Place,
+    /// The current call was emitted.
+    is_reported: bool,
+    state: State,
+    /// A call was emitted.
     has_begun: bool,
 }
 
 /// The position of the reader in a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum State {
     Before,
     Call,
     Between,
@@ -45,8 +47,8 @@ impl Reader {
             at: 0,
             name: String::new(),
             arguments: None,
-            is_call: false,
-            place: Place::Before,
+            is_reported: false,
+            state: State::Before,
             has_begun: false,
         }
     }
@@ -58,11 +60,11 @@ impl Reader {
         sink: &mut dyn Sink,
     ) -> Step {
         loop {
-            let step = match self.place {
-                Place::Before => self.before(pending),
-                Place::Call => self.call(pending, sink),
-                Place::Between => self.between(pending),
-                Place::After => self.after(pending, is_last),
+            let step = match self.state {
+                State::Before => self.before(pending),
+                State::Call => self.call(pending, sink),
+                State::Between => self.between(pending),
+                State::After => self.after(pending, is_last),
             };
             match step {
                 None => {}
@@ -74,24 +76,24 @@ impl Reader {
         }
     }
 
-    /// Ends the list early, and with it a call that was reported.
+    /// Ends the list early, and the current call if it was emitted.
     fn break_off(&mut self, sink: &mut dyn Sink) -> Step {
-        if self.is_call {
+        if self.is_reported {
             sink.end_call(CallEnd::Unfinished);
         }
         Step::Over
     }
 
-    /// Nothing is taken: it may be no call.
+    /// Finds the list's bracket. Consumes nothing, because the text may not be a call.
     fn before(&mut self, pending: &Pending) -> Option<Step> {
         let rest = pending.rest();
         self.at = self.at.max(self.open.len());
-        self.at += spaces(&rest[self.at..]);
+        self.at += leading_spaces(&rest[self.at..]);
         match rest.as_bytes().get(self.at) {
             None => Some(Step::More),
             Some(b'[') => {
                 self.at += 1;
-                self.place = Place::Call;
+                self.state = State::Call;
                 None
             }
             Some(_) => Some(Step::NotACall),
@@ -109,67 +111,67 @@ impl Reader {
                 continue;
             };
             let Some(progress) = arguments.push(char) else {
-                self.pass_on(pending, sink);
+                self.emit_arguments(pending, sink);
                 return Some(Step::NotACall);
             };
             self.at += char.len_utf8();
             let is_whole = progress == Progress::Whole;
-            if !self.is_call && (is_whole || arguments.json().len() >= MIN_CALL_BYTES) {
+            if !self.is_reported && (is_whole || arguments.json().len() >= MIN_CALL_BYTES) {
                 sink.call(self.name.trim(), None);
-                self.is_call = true;
+                self.is_reported = true;
                 self.has_begun = true;
             }
             if is_whole {
-                self.pass_on(pending, sink);
+                self.emit_arguments(pending, sink);
                 sink.end_call(CallEnd::Closed);
                 self.name.clear();
                 self.arguments = None;
-                self.is_call = false;
-                self.place = Place::Between;
+                self.is_reported = false;
+                self.state = State::Between;
                 return None;
             }
         }
-        self.pass_on(pending, sink);
+        self.emit_arguments(pending, sink);
         Some(Step::More)
     }
 
-    /// Takes a character of a name, or the parenthesis after it. Returns `false` for any other.
+    /// Reads a character of a name, or the parenthesis after it. Returns `false` if it is neither.
     fn name(&mut self, char: char) -> bool {
         if char == '(' {
             self.arguments = Some(Arguments::new());
             return self.name.trim().split('.').all(is_identifier);
         }
-        let is_of_name = char.is_ascii_alphanumeric() || "_.".contains(char) || !char.is_ascii();
-        if is_of_name {
+        let is_name_char = char.is_ascii_alphanumeric() || "_.".contains(char) || !char.is_ascii();
+        if is_name_char {
             self.name.push(char);
         }
-        is_of_name || (self.name.is_empty() && char.is_ascii_whitespace())
+        is_name_char || (self.name.is_empty() && char.is_ascii_whitespace())
     }
 
-    /// Passes on the arguments that were read, if the call was reported.
-    fn pass_on(&mut self, pending: &mut Pending, sink: &mut dyn Sink) {
-        if !self.is_call {
+    /// Emits and consumes the arguments that were read, if the call was emitted.
+    fn emit_arguments(&mut self, pending: &mut Pending, sink: &mut dyn Sink) {
+        if !self.is_reported {
             return;
         }
         pending.skip(std::mem::take(&mut self.at));
-        let json = self.arguments.as_mut().map(Arguments::take).unwrap_or_default();
+        let json = self.arguments.as_mut().map(Arguments::take_json).unwrap_or_default();
         if !json.is_empty() {
             sink.arguments(&json);
         }
     }
 
     fn between(&mut self, pending: &mut Pending) -> Option<Step> {
-        pending.skip(spaces(pending.rest()));
+        pending.skip(leading_spaces(pending.rest()));
         match pending.rest().as_bytes().first() {
             None => Some(Step::More),
             Some(b',') => {
                 pending.skip(1);
-                self.place = Place::Call;
+                self.state = State::Call;
                 None
             }
             Some(b']') => {
                 pending.skip(1);
-                self.place = Place::After;
+                self.state = State::After;
                 None
             }
             Some(_) => Some(Step::Over),

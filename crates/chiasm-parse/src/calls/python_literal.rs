@@ -1,17 +1,17 @@
-//! Converts the arguments of a Python call to JSON, one character at a time.
+//! Conversion of the arguments of a Python call to JSON, one character at a time.
 
 use crate::tools::quoted;
 
-/// The maximum number of values within each other.
+/// The maximum nesting depth of values.
 const MAX_DEPTH: usize = 64;
 
-/// The arguments of one call, between its parentheses.
+/// A converter for the arguments of one call, which stand between its parentheses.
 #[derive(Clone, Debug)]
 pub(super) struct Arguments {
-    place: Place,
-    /// The lists and dictionaries around the place.
+    state: State,
+    /// The open lists and dictionaries, outermost first.
     levels: Vec<Level>,
-    /// An argument was read before.
+    /// An argument was read.
     has_some: bool,
     /// The argument's name, the number or the constant so far.
     word: String,
@@ -19,13 +19,13 @@ pub(super) struct Arguments {
     is_key: bool,
     /// The JSON of the key.
     key: String,
-    /// JSON that was not taken yet.
+    /// JSON that was written and not taken yet.
     json: String,
 }
 
 /// The position of the reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum State {
     BeforeName,
     Name,
     BeforeValue,
@@ -74,11 +74,11 @@ pub(super) enum Progress {
     Whole,
 }
 
-/// The effect of a character at a place.
+/// The effect of a character.
 enum Effect {
     /// The character was consumed.
-    Taken,
-    /// The character only ended the place. It is read again at the next one.
+    Consumed,
+    /// The character only changed the state, in which it is read again.
     Again,
     /// The character ended the arguments.
     Whole,
@@ -87,7 +87,7 @@ enum Effect {
 impl Arguments {
     pub(super) fn new() -> Self {
         Self {
-            place: Place::BeforeName,
+            state: State::BeforeName,
             levels: Vec::new(),
             has_some: false,
             word: String::new(),
@@ -97,22 +97,22 @@ impl Arguments {
         }
     }
 
-    /// Returns the JSON that was written since [`Self::take`].
+    /// Returns the JSON that was written since the last [`Self::take_json`].
     pub(super) fn json(&self) -> &str {
         &self.json
     }
 
-    /// Takes the JSON that was written.
-    pub(super) fn take(&mut self) -> String {
+    /// Returns the JSON that was written and clears it.
+    pub(super) fn take_json(&mut self) -> String {
         std::mem::take(&mut self.json)
     }
 
-    /// Reads the next character. Returns `None` if the text is no tool call, whose arguments are
-    /// named literals.
+    /// Reads the next character. Returns `None` if the arguments are not named literals, which
+    /// means that the text is not a tool call.
     pub(super) fn push(&mut self, char: char) -> Option<Progress> {
         loop {
             match self.read(char)? {
-                Effect::Taken => return Some(Progress::More),
+                Effect::Consumed => return Some(Progress::More),
                 Effect::Again => {}
                 Effect::Whole => return Some(Progress::Whole),
             }
@@ -120,52 +120,52 @@ impl Arguments {
     }
 
     fn read(&mut self, char: char) -> Option<Effect> {
-        match self.place {
-            Place::String(quote) => self.string(char, quote),
-            Place::Escape(quote) => self.escape(char, quote),
-            Place::Code { quote, digits_left, code } => {
+        match self.state {
+            State::String(quote) => self.string(char, quote),
+            State::Escape(quote) => self.escape(char, quote),
+            State::Code { quote, digits_left, code } => {
                 let code = code * 16 + char.to_digit(16)?;
                 self.code(quote, digits_left - 1, code)?;
             }
-            Place::Word if ",)]}:".contains(char) => {
+            State::Word if ",)]}:".contains(char) => {
                 let word = constant(std::mem::take(&mut self.word).trim())?;
                 self.out().push_str(&word);
                 return Some(self.end_scalar());
             }
-            Place::Word => self.word.push(char),
-            Place::Name if char == '=' => self.end_name()?,
-            Place::Name if char.is_alphanumeric() || char == '_' || char.is_whitespace() => {
+            State::Word => self.word.push(char),
+            State::Name if char == '=' => self.end_name()?,
+            State::Name if char.is_alphanumeric() || char == '_' || char.is_whitespace() => {
                 self.word.push(char)
             }
-            Place::Name => return None,
+            State::Name => return None,
             _ if char.is_whitespace() => {}
-            Place::AfterString if is_quote(char) => self.place = Place::String(char),
-            Place::AfterString => {
+            State::AfterString if is_quote(char) => self.state = State::String(char),
+            State::AfterString => {
                 self.out().push('"');
                 return Some(self.end_scalar());
             }
-            Place::BeforeName if char == ')' => return Some(self.end()),
-            Place::BeforeName => return Some(self.go(Place::Name)),
-            Place::BeforeValue => return self.begin_value(char),
-            Place::AfterBrace if char == '}' => {
+            State::BeforeName if char == ')' => return Some(self.end()),
+            State::BeforeName => return Some(self.enter(State::Name)),
+            State::BeforeValue => return self.begin_value(char),
+            State::AfterBrace if char == '}' => {
                 self.set_level(Level::Dictionary { is_empty: true });
-                return Some(self.go(Place::BeforeKey));
+                return Some(self.enter(State::BeforeKey));
             }
-            Place::AfterBrace if "[({".contains(char) => {
+            State::AfterBrace if "[({".contains(char) => {
                 self.set_level(Level::List { close: '}', is_empty: true });
-                return Some(self.go(Place::BeforeElement));
+                return Some(self.enter(State::BeforeElement));
             }
-            Place::AfterBrace => return self.begin_key(char),
-            Place::BeforeElement | Place::BeforeKey => return self.before_element(char),
-            Place::AfterKey => return self.after_key(char),
-            Place::AfterValue => return self.after_value(char),
+            State::AfterBrace => return self.begin_key(char),
+            State::BeforeElement | State::BeforeKey => return self.before_element(char),
+            State::AfterKey => return self.after_key(char),
+            State::AfterValue => return self.after_value(char),
         }
-        Some(Effect::Taken)
+        Some(Effect::Consumed)
     }
 
-    /// Moves to a place that reads the character again.
-    fn go(&mut self, place: Place) -> Effect {
-        self.place = place;
+    /// Enters a state that reads the character again.
+    fn enter(&mut self, state: State) -> Effect {
+        self.state = state;
         Effect::Again
     }
 
@@ -183,7 +183,7 @@ impl Arguments {
         let separator = if self.has_some { ", " } else { "" };
         self.json.push_str(&format!("{separator}{}: ", quoted(name)));
         self.has_some = true;
-        self.place = Place::BeforeValue;
+        self.state = State::BeforeValue;
         Some(())
     }
 
@@ -198,13 +198,13 @@ impl Arguments {
             return None;
         }
         self.levels.push(level);
-        self.place = if level == Level::Either {
-            Place::AfterBrace
+        self.state = if level == Level::Either {
+            State::AfterBrace
         } else {
             self.json.push('[');
-            Place::BeforeElement
+            State::BeforeElement
         };
-        Some(Effect::Taken)
+        Some(Effect::Consumed)
     }
 
     fn begin_key(&mut self, char: char) -> Option<Effect> {
@@ -215,22 +215,22 @@ impl Arguments {
     /// Begins a string, a number or a constant.
     fn begin_scalar(&mut self, char: char) -> Effect {
         if !is_quote(char) {
-            return self.go(Place::Word);
+            return self.enter(State::Word);
         }
         self.out().push('"');
-        self.place = Place::String(char);
-        Effect::Taken
+        self.state = State::String(char);
+        Effect::Consumed
     }
 
     fn end_scalar(&mut self) -> Effect {
         let is_key = std::mem::take(&mut self.is_key);
-        self.go(if is_key { Place::AfterKey } else { Place::AfterValue })
+        self.enter(if is_key { State::AfterKey } else { State::AfterValue })
     }
 
     fn string(&mut self, char: char, quote: char) {
         match char {
-            '\\' => self.place = Place::Escape(quote),
-            _ if char == quote => self.place = Place::AfterString,
+            '\\' => self.state = State::Escape(quote),
+            _ if char == quote => self.state = State::AfterString,
             _ => self.write(char),
         }
     }
@@ -247,7 +247,7 @@ impl Arguments {
 
     /// Reads the character after a backslash.
     fn escape(&mut self, char: char, quote: char) {
-        self.place = Place::String(quote);
+        self.state = State::String(quote);
         let digits_left = match char {
             'x' => 2,
             'u' => 4,
@@ -263,7 +263,7 @@ impl Arguments {
             '0' => self.write('\0'),
             '\n' => {}
             '\\' | '\'' | '"' => self.write(char),
-            _ if digits_left > 0 => self.place = Place::Code { quote, digits_left, code: 0 },
+            _ if digits_left > 0 => self.state = State::Code { quote, digits_left, code: 0 },
             other => {
                 self.write('\\');
                 self.write(other);
@@ -273,9 +273,9 @@ impl Arguments {
 
     /// Continues with the code of an escaped character after one of its digits was read.
     fn code(&mut self, quote: char, digits_left: u8, code: u32) -> Option<()> {
-        self.place = Place::Code { quote, digits_left, code };
+        self.state = State::Code { quote, digits_left, code };
         if digits_left == 0 {
-            self.place = Place::String(quote);
+            self.state = State::String(quote);
             self.write(char::from_u32(code)?);
         }
         Some(())
@@ -296,7 +296,7 @@ impl Arguments {
                 if !std::mem::replace(is_empty, false) {
                     self.json.push_str(", ");
                 }
-                Some(self.go(Place::BeforeValue))
+                Some(self.enter(State::BeforeValue))
             }
             Level::Dictionary { .. } if char == '}' => Some(self.end_level("}")),
             Level::Dictionary { .. } | Level::Either => self.begin_key(char),
@@ -306,8 +306,8 @@ impl Arguments {
     fn end_level(&mut self, close: &str) -> Effect {
         self.json.push_str(close);
         self.levels.pop();
-        self.place = Place::AfterValue;
-        Effect::Taken
+        self.state = State::AfterValue;
+        Effect::Consumed
     }
 
     /// Reads the character after a key, or after the first element of a set.
@@ -325,26 +325,26 @@ impl Arguments {
             // JSON keys are strings.
             let key = if key.starts_with('"') { key } else { quoted(&key) };
             self.json.push_str(&format!("{key}: "));
-            self.place = Place::BeforeValue;
-            return Some(Effect::Taken);
+            self.state = State::BeforeValue;
+            return Some(Effect::Consumed);
         }
         if self.levels.last() != Some(&Level::Either) {
             return None;
         }
         self.set_level(Level::List { close: '}', is_empty: false });
         self.json.push_str(&key);
-        Some(self.go(Place::AfterValue))
+        Some(self.enter(State::AfterValue))
     }
 
     fn after_value(&mut self, char: char) -> Option<Effect> {
         let (next, close) = match self.levels.last() {
-            None => (Place::BeforeName, ')'),
-            Some(Level::List { close, .. }) => (Place::BeforeElement, *close),
-            Some(Level::Dictionary { .. } | Level::Either) => (Place::BeforeKey, '}'),
+            None => (State::BeforeName, ')'),
+            Some(Level::List { close, .. }) => (State::BeforeElement, *close),
+            Some(Level::Dictionary { .. } | Level::Either) => (State::BeforeKey, '}'),
         };
         if char == ',' {
-            self.place = next;
-            return Some(Effect::Taken);
+            self.state = next;
+            return Some(Effect::Consumed);
         }
         if char != close {
             return None;

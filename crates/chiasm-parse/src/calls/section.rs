@@ -1,56 +1,59 @@
-//! Calls between markers of their own, with a name and arguments that are JSON already.
+//! Calls between markers, with JSON arguments.
 
 use super::Step;
-use super::json::{Is, Nesting, spaces};
-use crate::pending::{Found, Markers, Pending};
+use super::json::{BytePosition, Nesting, leading_spaces};
+use crate::pending::{Markers, NextMarker, Pending};
 use crate::{CallEnd, Sink};
 
-/// The syntax of such calls.
+/// The syntax of these calls.
 #[derive(Debug)]
 pub(crate) struct Form {
-    /// The beginning of all calls; that of the first call if `call` is the same.
+    /// The beginning of all calls. If it equals `call`, also the beginning of the first call.
     pub(crate) open: &'static str,
     /// The beginning of a call.
     pub(crate) call: &'static str,
     /// The markers between a name and its arguments.
     pub(crate) arguments: &'static [&'static str],
-    /// The place of the name in the text before the arguments.
-    pub(crate) name: NamePlace,
-    /// The markers that end arguments. Without any, arguments end with their JSON.
+    /// The position of the name in the head, which is the text before the arguments.
+    pub(crate) name: NamePosition,
+    /// The markers that end arguments. If there are none, arguments end with their JSON.
     pub(crate) end: &'static [&'static str],
     /// The markers that end all calls.
     pub(crate) close: &'static [&'static str],
 }
 
-/// The place of the name in a call's head.
+/// The position of the name in a call's head.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum NamePlace {
-    /// It is the whole head.
+pub(crate) enum NamePosition {
+    /// The name is the whole head.
     Whole,
-    /// Behind a marker.
-    Behind(&'static str),
-    /// Before a marker.
+    /// The name follows this marker.
+    After(&'static str),
+    /// The name precedes this marker.
     Before(&'static str),
-    /// Within the call's id: `functions.NAME:NUMBER`.
+    /// The name is a part of the call's id: `functions.NAME:NUMBER`.
     InId,
 }
 
-/// Reads calls of one form.
+/// A reader of these calls.
 #[derive(Clone, Debug)]
 pub(crate) struct Reader {
     form: &'static Form,
-    place: Place,
-    /// The markers that may follow at the current place.
+    state: State,
+    /// The markers to look for in the current state.
     markers: Markers,
+    /// The head of the current call so far.
     head: String,
-    /// White space that belongs to the arguments if more of them follows.
-    held: String,
+    /// White space that belongs to the arguments if more of them follow.
+    held_spaces: String,
+    /// Arguments of the current call were emitted.
     has_arguments: bool,
     json: Nesting,
 }
 
+/// The part of the calls at the reader's position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum State {
     Before,
     Between,
     Head,
@@ -61,10 +64,10 @@ impl Reader {
     pub(crate) fn new(form: &'static Form) -> Self {
         Self {
             form,
-            place: Place::Before,
+            state: State::Before,
             markers: Markers::new([]),
             head: String::new(),
-            held: String::new(),
+            held_spaces: String::new(),
             has_arguments: false,
             json: Nesting::default(),
         }
@@ -77,19 +80,19 @@ impl Reader {
         sink: &mut dyn Sink,
     ) -> Step {
         loop {
-            let step = match self.place {
-                Place::Before => {
+            let step = match self.state {
+                State::Before => {
                     pending.skip(self.form.open.len());
-                    self.go(if self.form.open == self.form.call {
-                        Place::Head
+                    self.enter(if self.form.open == self.form.call {
+                        State::Head
                     } else {
-                        Place::Between
+                        State::Between
                     })
                 }
-                Place::Between => self.between(pending, is_last),
-                Place::Head => self.head(pending, is_last, sink),
-                Place::Arguments if self.form.end.is_empty() => self.json(pending, is_last, sink),
-                Place::Arguments => self.arguments(pending, is_last, sink),
+                State::Between => self.between(pending, is_last),
+                State::Head => self.head(pending, is_last, sink),
+                State::Arguments if self.form.end.is_empty() => self.json(pending, is_last, sink),
+                State::Arguments => self.arguments(pending, is_last, sink),
             };
             if let Some(step) = step {
                 return step;
@@ -97,85 +100,84 @@ impl Reader {
         }
     }
 
-    fn go(&mut self, place: Place) -> Option<Step> {
+    fn enter(&mut self, state: State) -> Option<Step> {
         let Form { call, arguments, end, close, .. } = self.form;
-        self.place = place;
-        self.markers = match place {
-            Place::Before => return None,
-            Place::Between => Markers::new(close.iter().chain([call]).copied()),
-            Place::Head => Markers::new(arguments.iter().chain(*end).chain(*close).copied()),
-            Place::Arguments => Markers::new(end.iter().copied()),
+        self.state = state;
+        self.markers = match state {
+            State::Before => return None,
+            State::Between => Markers::new(close.iter().chain([call]).copied()),
+            State::Head => Markers::new(arguments.iter().chain(*end).chain(*close).copied()),
+            State::Arguments => Markers::new(end.iter().copied()),
         };
         None
     }
 
-    /// Skips the text between calls, which means nothing.
+    /// Skips the text between calls, which has no meaning.
     fn between(&mut self, pending: &mut Pending, is_last: bool) -> Option<Step> {
-        // Without an end of their own, calls are over with the first text that is more than white
-        // space.
+        // If no marker ends the calls, the first text other than white space does.
         let text_ends = self.form.close.is_empty();
         if text_ends {
-            pending.skip(spaces(pending.rest()));
+            pending.skip(leading_spaces(pending.rest()));
         }
-        let (clear, marker) = match self.markers.find(pending.rest(), is_last) {
-            Found::Nothing { clear } => (clear, None),
-            Found::Marker { at, number } => (at, Some(self.markers.text(number))),
-        };
+        let NextMarker { clear, marker } = self.markers.find(pending.rest(), is_last);
         if text_ends && clear > 0 {
             return Some(Step::Over);
         }
         pending.skip(clear + marker.map_or(0, str::len));
         match marker {
             None => Some(if is_last { Step::Over } else { Step::More }),
-            Some(marker) if marker == self.form.call => self.go(Place::Head),
+            Some(marker) if marker == self.form.call => self.enter(State::Head),
             Some(_) => Some(Step::Over),
         }
     }
 
+    /// Reads the head of a call, and the marker after it.
     fn head(&mut self, pending: &mut Pending, is_last: bool, sink: &mut dyn Sink) -> Option<Step> {
-        let (clear, marker) = match self.markers.find(pending.rest(), is_last) {
-            Found::Nothing { clear } => (clear, None),
-            Found::Marker { at, number } => (at, Some(self.markers.text(number))),
-        };
+        let NextMarker { clear, marker } = self.markers.find(pending.rest(), is_last);
         self.head.push_str(&pending.rest()[..clear]);
         pending.skip(clear);
         let Some(marker) = marker else {
-            // A call that breaks off before its arguments is none.
+            // A call that breaks off within its head is dropped.
             return Some(if is_last { Step::Over } else { Step::More });
         };
         let has_arguments = self.form.arguments.contains(&marker);
-        // A call that ends with its head has none.
-        let has_none = !has_arguments && self.form.end.contains(&marker);
-        if has_arguments || has_none {
-            self.tell(sink);
+        // A call may end after its head.
+        let has_no_arguments = !has_arguments && self.form.end.contains(&marker);
+        if has_arguments || has_no_arguments {
+            self.begin_call(sink);
         }
-        if has_none {
+        if has_no_arguments {
             self.end_call(sink);
         }
         self.head.clear();
-        // A bracket is one of the arguments.
+        // A bracket is a part of the arguments.
         if marker != "{" {
             pending.skip(marker.len());
         }
         if has_arguments {
-            return self.go(Place::Arguments);
+            return self.enter(State::Arguments);
         }
-        if self.form.close.contains(&marker) { Some(Step::Over) } else { self.go(Place::Between) }
+        if self.form.close.contains(&marker) {
+            Some(Step::Over)
+        } else {
+            self.enter(State::Between)
+        }
     }
 
-    fn tell(&mut self, sink: &mut dyn Sink) {
+    /// Emits the call's name and id.
+    fn begin_call(&mut self, sink: &mut dyn Sink) {
         self.has_arguments = false;
         self.json = Nesting::default();
         let head = self.head.trim();
         let (name, id) = match self.form.name {
-            NamePlace::Whole => (head, None),
-            NamePlace::Behind(marker) => {
+            NamePosition::Whole => (head, None),
+            NamePosition::After(marker) => {
                 (head.split_once(marker).map_or(head, |(_, name)| name), None)
             }
-            NamePlace::Before(marker) => {
+            NamePosition::Before(marker) => {
                 (head.split_once(marker).map_or(head, |(name, _)| name), None)
             }
-            NamePlace::InId => {
+            NamePosition::InId => {
                 let is_number = |text: &str| text.starts_with(|c: char| c.is_ascii_digit());
                 let name = head
                     .split_once(':')
@@ -187,18 +189,15 @@ impl Reader {
         sink.call(name.trim(), id);
     }
 
-    /// Arguments up to a marker.
+    /// Reads arguments up to a marker.
     fn arguments(
         &mut self,
         pending: &mut Pending,
         is_last: bool,
         sink: &mut dyn Sink,
     ) -> Option<Step> {
-        let (clear, marker) = match self.markers.find(pending.rest(), is_last) {
-            Found::Nothing { clear } => (clear, None),
-            Found::Marker { at, number } => (at, Some(self.markers.text(number))),
-        };
-        self.pass_on(&pending.rest()[..clear], sink);
+        let NextMarker { clear, marker } = self.markers.find(pending.rest(), is_last);
+        self.emit_arguments(&pending.rest()[..clear], sink);
         pending.skip(clear + marker.map_or(0, str::len));
         let Some(marker) = marker else {
             if is_last {
@@ -207,51 +206,55 @@ impl Reader {
             return Some(if is_last { Step::Over } else { Step::More });
         };
         self.end_call(sink);
-        if self.form.close.contains(&marker) { Some(Step::Over) } else { self.go(Place::Between) }
+        if self.form.close.contains(&marker) {
+            Some(Step::Over)
+        } else {
+            self.enter(State::Between)
+        }
     }
 
     fn end_call(&mut self, sink: &mut dyn Sink) {
         if !self.has_arguments {
             sink.arguments("{}");
         }
-        self.held.clear();
+        self.held_spaces.clear();
         sink.end_call(CallEnd::Closed);
     }
 
-    /// Passes arguments on, without the white space around them.
-    fn pass_on(&mut self, text: &str, sink: &mut dyn Sink) {
+    /// Emits arguments without the white space around them.
+    fn emit_arguments(&mut self, text: &str, sink: &mut dyn Sink) {
         let text = if self.has_arguments { text } else { text.trim_start() };
         let end = text.trim_end().len();
         if end > 0 {
-            if !self.held.is_empty() {
-                sink.arguments(&self.held);
+            if !self.held_spaces.is_empty() {
+                sink.arguments(&self.held_spaces);
             }
             sink.arguments(&text[..end]);
-            self.held.clear();
+            self.held_spaces.clear();
             self.has_arguments = true;
         }
-        self.held.push_str(&text[end..]);
+        self.held_spaces.push_str(&text[end..]);
     }
 
-    /// Arguments up to the end of their JSON.
+    /// Reads arguments up to the end of their JSON.
     fn json(&mut self, pending: &mut Pending, is_last: bool, sink: &mut dyn Sink) -> Option<Step> {
         if !self.has_arguments {
-            pending.skip(spaces(pending.rest()));
+            pending.skip(leading_spaces(pending.rest()));
         }
         let rest = pending.rest();
         if !self.has_arguments && !is_last && self.form.call.starts_with(rest) {
             return Some(Step::More);
         }
-        // The next call may follow at once.
-        let has_none = !self.has_arguments && rest.starts_with(self.form.call);
-        let mut end = has_none.then_some(0);
+        // Without arguments, the next call follows directly.
+        let has_no_arguments = !self.has_arguments && rest.starts_with(self.form.call);
+        let mut end = has_no_arguments.then_some(0);
         let mut is_too_deep = false;
-        for (at, byte) in rest.bytes().enumerate().take_while(|_| !has_none) {
-            match self.json.take(byte) {
-                Is::Within => {}
-                Is::Last => end = Some(at + 1),
-                Is::Behind => end = Some(at),
-                Is::TooDeep => {
+        for (at, byte) in rest.bytes().enumerate().take_while(|_| !has_no_arguments) {
+            match self.json.push(byte) {
+                BytePosition::Within => {}
+                BytePosition::Last => end = Some(at + 1),
+                BytePosition::After => end = Some(at),
+                BytePosition::TooDeep => {
                     end = Some(at);
                     is_too_deep = true;
                 }
@@ -272,6 +275,6 @@ impl Reader {
             Some(_) if is_too_deep => sink.end_call(CallEnd::Unfinished),
             Some(_) => self.end_call(sink),
         }
-        self.go(Place::Between)
+        self.enter(State::Between)
     }
 }

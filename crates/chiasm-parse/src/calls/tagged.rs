@@ -1,39 +1,41 @@
-//! Calls whose parameters stand in tags of their own, as text: `<parameter=city>Paris</parameter>`.
+//! Calls with one tag per parameter, whose value is text: `<parameter=city>Paris</parameter>`.
 
 use super::Step;
 use super::value::Value;
-use crate::pending::{Found, Markers, Pending};
+use crate::pending::{Markers, NextMarker, Pending};
 use crate::tools::quoted;
 use crate::{CallEnd, Sink, Tools};
 
-/// The syntax of such calls.
+/// The syntax of these calls.
 #[derive(Debug)]
 pub(crate) struct Form {
-    /// The beginning of all calls, which may be missing; that of the call if `call` is empty.
+    /// The beginning of all calls, which may be missing. If `call` is empty, the beginning of the
+    /// call.
     pub(crate) open: &'static str,
-    /// The beginning of a call, before its name.
+    /// The beginning of a call, before its name; may be empty.
     pub(crate) call: &'static str,
-    /// The end of the name. The first `key` ends it, too.
+    /// The end of the name. The first `key` also ends the name.
     pub(crate) name_end: &'static str,
     /// The beginning of a parameter, before its key.
     pub(crate) key: &'static str,
-    /// The end of the key, and the beginning of the value.
+    /// The end of the key. If `value` is empty, the value begins here.
     pub(crate) key_end: &'static str,
-    /// The beginning of the value, if the key has an end of its own.
+    /// The beginning of the value; may be empty.
     pub(crate) value: &'static str,
-    /// The end of the value. The next key and the call's end end it, too.
+    /// The end of the value. The next `key` and `call_end` also end the value.
     pub(crate) value_end: &'static str,
     /// The end of the call.
     pub(crate) call_end: &'static str,
     /// The end of all calls.
     pub(crate) close: &'static str,
-    /// A line break after a value's beginning, and one before its end, belong to the tags.
+    /// A line break at the beginning of a value, and one at its end, belong to the tags.
     pub(crate) trims_lines: bool,
-    /// Values declare that they are text, by `string="true"` after the key.
-    pub(crate) tells_types: bool,
+    /// `string="true"` after the key declares that a value is text. Other values are JSON.
+    pub(crate) has_type_attribute: bool,
 }
 
 impl Form {
+    /// Returns all markers, some of which may be empty.
     pub(crate) fn markers(&self) -> [&'static str; 9] {
         let Self { open, call, name_end, key, key_end, value, value_end, call_end, close, .. } =
             self;
@@ -41,23 +43,24 @@ impl Form {
     }
 }
 
-/// Reads calls of one form.
+/// A reader of these calls.
 #[derive(Clone, Debug)]
 pub(crate) struct Reader {
     form: &'static Form,
-    place: Place,
-    /// The markers that may follow at the current place.
+    state: State,
+    /// The markers to look for in the current state.
     markers: Markers,
     /// The name or the key so far.
     head: String,
     name: String,
-    /// The parameters that were told of.
+    /// The number of parameters that were emitted.
     parameters: usize,
     value: Value,
 }
 
+/// The position of the reader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum State {
     Before,
     Between,
     Name,
@@ -71,7 +74,7 @@ impl Reader {
     pub(crate) fn new(form: &'static Form) -> Self {
         Self {
             form,
-            place: Place::Before,
+            state: State::Before,
             markers: Markers::new([]),
             head: String::new(),
             name: String::new(),
@@ -87,19 +90,16 @@ impl Reader {
         tools: &Tools,
         sink: &mut dyn Sink,
     ) -> Step {
-        if self.place == Place::Before {
-            // A call may stand without what calls stand behind.
+        if self.state == State::Before {
+            // The beginning of all calls may be missing.
             let has_open = pending.rest().starts_with(self.form.open);
             pending.skip(if has_open { self.form.open.len() } else { 0 });
-            self.go(if self.form.call.is_empty() { Place::Name } else { Place::Between });
+            self.enter(if self.form.call.is_empty() { State::Name } else { State::Between });
         }
         loop {
-            let (text, marker) = match self.markers.find(pending.rest(), is_last) {
-                Found::Nothing { clear } => (clear, None),
-                Found::Marker { at, number } => (at, Some(self.markers.text(number))),
-            };
-            self.text(&pending.rest()[..text], sink);
-            pending.skip(text);
+            let NextMarker { clear, marker } = self.markers.find(pending.rest(), is_last);
+            self.text(&pending.rest()[..clear], sink);
+            pending.skip(clear);
             let Some(marker) = marker else {
                 if is_last && self.is_in_call() {
                     sink.end_call(CallEnd::Unfinished);
@@ -113,35 +113,35 @@ impl Reader {
     }
 
     fn is_in_call(&self) -> bool {
-        !matches!(self.place, Place::Before | Place::Between | Place::Name)
+        !matches!(self.state, State::Before | State::Between | State::Name)
     }
 
-    fn go(&mut self, place: Place) {
+    fn enter(&mut self, state: State) {
         let Form { call, name_end, key, key_end, value, value_end, call_end, close, .. } =
             self.form;
-        self.place = place;
-        let markers: &[&'static str] = match place {
-            Place::Before => &[],
-            Place::Between => &[call, close],
-            Place::Name => &[name_end, key, call_end, close],
-            Place::Parameters => &[key, call_end, call, close],
-            Place::Key => &[key_end, call_end],
-            Place::BeforeValue => &[value, call_end],
-            Place::Value => &[value_end, key, call_end],
+        self.state = state;
+        let markers: &[&'static str] = match state {
+            State::Before => &[],
+            State::Between => &[call, close],
+            State::Name => &[name_end, key, call_end, close],
+            State::Parameters => &[key, call_end, call, close],
+            State::Key => &[key_end, call_end],
+            State::BeforeValue => &[value, call_end],
+            State::Value => &[value_end, key, call_end],
         };
         self.markers = Markers::new(markers.iter().copied().filter(|marker| !marker.is_empty()));
     }
 
-    /// Takes text in which nothing begins.
+    /// Reads text without markers.
     fn text(&mut self, text: &str, sink: &mut dyn Sink) {
-        match self.place {
-            Place::Name | Place::Key => self.head.push_str(text),
-            Place::Value => self.value.push(text, sink),
-            Place::Before | Place::Between | Place::Parameters | Place::BeforeValue => {}
+        match self.state {
+            State::Name | State::Key => self.head.push_str(text),
+            State::Value => self.value.push(text, sink),
+            State::Before | State::Between | State::Parameters | State::BeforeValue => {}
         }
     }
 
-    /// Takes a marker, which is at the front of what is pending.
+    /// Handles a marker, which the pending text begins with.
     fn marker(
         &mut self,
         marker: &'static str,
@@ -150,41 +150,41 @@ impl Reader {
         sink: &mut dyn Sink,
     ) -> Option<Step> {
         let form = self.form;
-        match self.place {
-            Place::Before => {}
-            Place::Between if marker == form.call => self.go(Place::Name),
-            Place::Between => {
+        match self.state {
+            State::Before => {}
+            State::Between if marker == form.call => self.enter(State::Name),
+            State::Between => {
                 pending.skip(marker.len());
                 return Some(Step::Over);
             }
-            Place::Name => {
-                self.tell(sink);
-                self.go(Place::Parameters);
-                // What follows the name has a meaning of its own.
+            State::Name => {
+                self.begin_call(sink);
+                self.enter(State::Parameters);
+                // A marker other than the name's end is handled again in the new state.
                 if marker != form.name_end {
                     return None;
                 }
             }
-            Place::Parameters if marker == form.key => self.go(Place::Key),
-            Place::Key if marker == form.key_end => {
+            State::Parameters if marker == form.key => self.enter(State::Key),
+            State::Key if marker == form.key_end => {
                 self.begin_value(tools, sink);
-                self.go(if form.value.is_empty() { Place::Value } else { Place::BeforeValue });
+                self.enter(if form.value.is_empty() { State::Value } else { State::BeforeValue });
             }
-            Place::BeforeValue if marker == form.value => self.go(Place::Value),
-            Place::Value => {
+            State::BeforeValue if marker == form.value => self.enter(State::Value),
+            State::Value => {
                 self.value.end(sink);
-                self.go(Place::Parameters);
+                self.enter(State::Parameters);
                 if marker != form.value_end {
                     return None;
                 }
             }
-            // The call's end, or that of all calls, or the next one's beginning.
-            Place::Parameters | Place::Key | Place::BeforeValue => {
-                if self.place == Place::BeforeValue {
+            // The end of the call or of all calls, or the beginning of the next call.
+            State::Parameters | State::Key | State::BeforeValue => {
+                if self.state == State::BeforeValue {
                     self.value.end(sink);
                 }
                 self.end_call(sink);
-                self.go(Place::Between);
+                self.enter(State::Between);
                 if marker != form.call_end {
                     return None;
                 }
@@ -198,18 +198,20 @@ impl Reader {
         None
     }
 
-    fn tell(&mut self, sink: &mut dyn Sink) {
+    /// Emits the call's name.
+    fn begin_call(&mut self, sink: &mut dyn Sink) {
         self.name = without_quotes(self.head.trim()).trim().to_owned();
         self.head.clear();
         self.parameters = 0;
         sink.call(&self.name, None);
     }
 
+    /// Emits the key and begins its value.
     fn begin_value(&mut self, tools: &Tools, sink: &mut dyn Sink) {
         let head = std::mem::take(&mut self.head);
         let mut key = head.trim();
         let mut is_json = false;
-        if self.form.tells_types {
+        if self.form.has_type_attribute {
             let (name, rest) = split_quoted(key);
             key = name;
             is_json = !rest.contains("string=\"true\"");
@@ -228,14 +230,14 @@ impl Reader {
     }
 }
 
-/// `"a"`, `'a'` and `a` are the same name.
+/// Removes quotes from a name: `"a"`, `'a'` and `a` are the same name.
 fn without_quotes(name: &str) -> &str {
     let inside =
         |quote: char| name.strip_prefix(quote).map(|name| name.strip_suffix(quote).unwrap_or(name));
     inside('"').or_else(|| inside('\'')).unwrap_or(name)
 }
 
-/// A name in quotes, and what stands behind it.
+/// Splits text into a name in quotes and the text after it.
 fn split_quoted(text: &str) -> (&str, &str) {
     let Some(inside) = text.strip_prefix('"') else { return (text, "") };
     inside.split_once('"').unwrap_or((inside, ""))

@@ -1,4 +1,4 @@
-//! Converts a parameter's value from the text that a format writes to JSON.
+//! Conversion of a parameter's value from text to JSON.
 
 use serde_json::Value as Json;
 
@@ -9,23 +9,23 @@ use crate::tools::{Types, json_may_begin_with, quoted};
 /// each time its size has doubled, so that the time for a value is linear.
 const EAGER_CHECK_BYTES: usize = 64;
 
-/// A value that was written as text.
+/// A value that a format writes as text.
 ///
 /// Text is streamed once nothing that follows can turn the value into a number, an object or
-/// another type that its schema allows. Other values are passed on whole.
+/// another type that its schema allows. Other values are emitted whole.
 #[derive(Clone, Debug)]
 pub(super) struct Value {
     /// The possible types. `None` if they are unknown.
     types: Option<Types>,
-    /// The format says that it is JSON.
+    /// The format declares that the value is JSON.
     is_json: bool,
     /// A line break before the value and one after it belong to the format.
     trims_lines: bool,
-    /// Text that is not passed on yet.
+    /// Text that was not emitted yet.
     held: String,
-    /// The size of `held` at which its type is checked next.
+    /// The size of `held`, in bytes, at which its type is checked next.
     next_check: usize,
-    /// The value is text, and its opening quote was passed on.
+    /// The value is text, and its opening quote was emitted.
     is_text: bool,
 }
 
@@ -48,17 +48,17 @@ impl Value {
         }
     }
 
-    /// Ends the value and passes on what is left of it.
+    /// Ends the value and emits the rest of it.
     pub(super) fn end(&mut self, sink: &mut dyn Sink) {
         if self.is_text {
             // At most a line break is held, which belongs to the format.
             return sink.arguments("\"");
         }
-        let text = self.without_lines();
-        sink.arguments(&self.read(text));
+        let text = self.without_line_breaks();
+        sink.arguments(&self.to_json(text));
     }
 
-    /// Passes on the opening quote if the value is text whatever follows. Returns `true` if it did.
+    /// Emits the opening quote if the value is text whatever follows. Returns `true` if it is.
     fn becomes_text(&mut self, sink: &mut dyn Sink) -> bool {
         if self.held.len() < self.next_check {
             return false;
@@ -78,12 +78,13 @@ impl Value {
     }
 
     fn is_surely_text(&self) -> bool {
-        let text = self.without_lines();
-        let is_no_json = !self.is_json || !json_may_begin_with(text);
-        is_no_json && self.types.is_none_or(|types| types.are_text_after(text))
+        let text = self.without_line_breaks();
+        let may_be_json = self.is_json && json_may_begin_with(text);
+        !may_be_json && self.types.is_none_or(|types| types.allow_only_text_after(text))
     }
 
-    fn without_lines(&self) -> &str {
+    /// Returns the held text without the format's line breaks.
+    fn without_line_breaks(&self) -> &str {
         if !self.trims_lines {
             return &self.held;
         }
@@ -91,17 +92,17 @@ impl Value {
         text.strip_suffix('\n').unwrap_or(text)
     }
 
-    fn read(&self, text: &str) -> String {
+    fn to_json(&self, text: &str) -> String {
         let json = if self.is_json { serde_json::from_str(text).ok() } else { None };
         match (json, self.types) {
             (Some(Json::Array(_) | Json::Object(_)), _) | (Some(_), None) => text.trim().to_owned(),
-            (Some(Json::String(text)), Some(types)) => types.read(&text),
-            (_, types) => types.unwrap_or(Types::STRING).read(text),
+            (Some(Json::String(text)), Some(types)) => types.to_json(&text),
+            (_, types) => types.unwrap_or(Types::STRING).to_json(text),
         }
     }
 }
 
-/// Returns a string's JSON without its quotes.
+/// Returns the JSON of a string without its quotes.
 pub(super) fn inside_quotes(json: &str) -> &str {
     &json[1..json.len() - 1]
 }

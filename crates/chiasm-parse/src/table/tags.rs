@@ -1,11 +1,11 @@
-//! The structural tags that hold engines to calls.
+//! The structural tags of the known formats.
 
 use crate::tag::TagForm;
 
 static JSON_TAG: TagForm = TagForm {
     block: ("", ""),
     begin: ("<tool_call>\n{\"name\": \"", "\", \"arguments\": "),
-    other: None,
+    alternative: None,
     number: "",
     style: "json",
     end: "}\n</tool_call>",
@@ -14,7 +14,7 @@ static JSON_TAG: TagForm = TagForm {
     token: "",
 };
 pub(super) static HERMES_TAG: TagForm =
-    TagForm { other: Some(("<tool_call>{\"name\": \"", "}</tool_call>")), ..JSON_TAG };
+    TagForm { alternative: Some(("<tool_call>{\"name\": \"", "}</tool_call>")), ..JSON_TAG };
 pub(super) static LLAMA_TAG: TagForm = TagForm {
     begin: ("{\"name\": \"", "\", \"parameters\": "),
     end: "}",
@@ -30,18 +30,18 @@ pub(super) static QWEN3_CODER_TAG: TagForm = TagForm {
     separator: "\n",
     ..JSON_TAG
 };
-/// vLLM has no tag for this format. Its calls are those of `qwen3_coder`, in a block with another
-/// name.
+/// vLLM has no tag for this format. Calls are written as in `qwen3_coder`, except for the names of
+/// the tags around them.
 pub(super) static SEED_OSS_TAG: TagForm = TagForm {
     begin: ("<seed:tool_call>\n<function=", ">\n"),
     end: "\n</function>\n</seed:tool_call>",
     trigger: "<seed:tool_call>\n<function=",
     ..QWEN3_CODER_TAG
 };
-/// vLLM uses a grammar of `mistral_common` instead, which needs the tokenizer of that library.
+/// vLLM uses a grammar of `mistral_common` instead, which requires that library's tokenizer.
 pub(super) static MISTRAL_TAG: TagForm = TagForm {
     begin: ("[TOOL_CALLS]", "[ARGS]"),
-    other: None,
+    alternative: None,
     end: "",
     separator: "",
     trigger: "[TOOL_CALLS]",
@@ -103,7 +103,7 @@ pub(super) static MINIMAX_M2_TAG: TagForm = TagForm {
 };
 pub(super) static LONGCAT_TAG: TagForm = TagForm {
     begin: ("<longcat_tool_call>\n{\"name\": \"", "\", \"arguments\": "),
-    other: Some(("<longcat_tool_call>{\"name\": \"", "}</longcat_tool_call>")),
+    alternative: Some(("<longcat_tool_call>{\"name\": \"", "}</longcat_tool_call>")),
     end: "}\n</longcat_tool_call>",
     trigger: "<longcat_tool_call>",
     ..JSON_TAG

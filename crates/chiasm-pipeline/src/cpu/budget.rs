@@ -1,4 +1,4 @@
-//! What one request may have done by the pool, and when its next piece of work is due.
+//! The CPU budget of a request, and the due times of its work.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,27 +7,28 @@ use chiasm_limit::Owner;
 
 use super::error::CpuError;
 
-/// How many times its price after it is asked for a piece of work is due. So a request waits in
-/// proportion to what it asks for: work of 10 ms overtakes work of a second that was asked for up
-/// to four seconds before, and nothing is overtaken for ever.
-const STRETCH: u32 = 4;
-/// How many times its price a piece of work may take before the rest is taken out of the budget,
-/// too. Prices are within a factor of two on a usual core, but of files that are made for it.
-const TOLERANCE: u32 = 3;
-
-/// The work that one request has asked for so far. Clones are the same request's.
+/// The time until a piece of work is due, as a multiple of its price.
 ///
-/// A piece of work is due four times its price after it is asked for, or after the request's piece
-/// before it was due: a request that asks for much at once is served as if it had asked for one
-/// thing after another.
+/// A request therefore waits in proportion to its work: work of 10 ms overtakes work of a second
+/// that was requested up to four seconds earlier. No work is overtaken for ever.
+const DUE_FACTOR: u32 = 4;
+/// The multiple of its price that a piece of work may take before the excess is charged. Prices are
+/// within a factor of two on a usual core, except for files that are crafted to exceed them.
+const TOLERANCE_FACTOR: u32 = 3;
+
+/// The CPU budget of one request. Clones share it.
+///
+/// A piece of work is due four times its price after it is requested, or after the request's
+/// previous piece is due, whichever is later. A request that submits much work at once is therefore
+/// served as if it had submitted the pieces one after another.
 #[derive(Clone, Debug)]
 pub struct CpuBudget {
-    request: Arc<Request>,
+    state: Arc<BudgetState>,
 }
 
 #[derive(Debug)]
-struct Request {
-    /// The one who asked; `None` where several may wait for the work.
+struct BudgetState {
+    /// The request's owner; `None` if several requests may wait for the work.
     owner: Option<Owner>,
     limit: Duration,
     spent: Mutex<Spent>,
@@ -36,95 +37,92 @@ struct Request {
 #[derive(Debug)]
 struct Spent {
     cost: Duration,
-    /// When the last piece is due; `None` before the first.
+    /// The due time of the last piece of work; `None` before the first.
     due: Option<Instant>,
 }
 
-/// A piece of work that its request's budget has allowed.
+/// The permission for a piece of work, which its request's budget has paid for.
 #[derive(Clone, Debug)]
 pub struct Ticket {
     price: Duration,
-    request: Arc<Request>,
+    state: Arc<BudgetState>,
 }
 
 impl CpuBudget {
-    /// A request of `owner` that may ask for work of `limit` in all: time of one core of a usual
-    /// machine.
+    /// Creates the budget of a request: `limit` is its total time of one core of a usual machine.
     pub fn new(owner: Owner, limit: Duration) -> Self {
-        Self::made(Some(owner), limit)
+        Self::build(Some(owner), limit)
     }
 
-    /// Work that several requests may wait for, without a limit.
+    /// Creates an unlimited budget for work that several requests may wait for.
     pub fn shared() -> Self {
-        Self::made(None, Duration::MAX)
+        Self::build(None, Duration::MAX)
     }
 
-    fn made(owner: Option<Owner>, limit: Duration) -> Self {
+    fn build(owner: Option<Owner>, limit: Duration) -> Self {
         let spent = Mutex::new(Spent { cost: Duration::ZERO, due: None });
-        Self { request: Arc::new(Request { owner, limit, spent }) }
+        Self { state: Arc::new(BudgetState { owner, limit, spent }) }
     }
 
-    /// What the request has asked for so far.
+    /// Returns the cost of the work so far.
     pub fn spent(&self) -> Duration {
-        self.request.spent().cost
+        self.state.spent().cost
     }
 
-    /// Takes the price of a piece of work out of the budget, whether or not the work will be done
-    /// in the end.
+    /// Charges the price of a piece of work, even if the work is never done.
     ///
     /// # Errors
-    /// [`CpuError::TooCostly`] if the request would have asked for more than it may. Then nothing
-    /// is taken.
+    /// Returns [`CpuError::TooCostly`], and charges nothing, if the price exceeds the rest of the
+    /// budget.
     pub fn ticket(&self, price: Duration) -> Result<Ticket, CpuError> {
-        let mut spent = self.request.spent();
+        let mut spent = self.state.spent();
         let cost = spent.cost.saturating_add(price);
-        self.request.check(cost)?;
+        self.state.check(cost)?;
         spent.cost = cost;
-        Ok(Ticket { price, request: self.request.clone() })
+        Ok(Ticket { price, state: self.state.clone() })
     }
 }
 
 impl Ticket {
-    /// The one who asked for the work; `None` if several may wait for it.
+    /// Returns the owner of the work; `None` if several requests may wait for it.
     pub(super) fn owner(&self) -> Option<Owner> {
-        self.request.owner
+        self.state.owner
     }
 
-    /// Time of one core that the work takes, by estimate.
+    /// Returns the estimated time of one core for the work.
     pub(super) fn price(&self) -> Duration {
         self.price
     }
 
-    /// Whether the work may be begun: what came before may have taken longer than its price.
+    /// Checks that the work may begin: earlier work may have taken longer than its price.
     ///
     /// # Errors
-    /// [`CpuError::TooCostly`] if all that the request may have done has been done.
+    /// Returns [`CpuError::TooCostly`] if the budget has been exceeded since.
     pub(super) fn check(&self) -> Result<(), CpuError> {
-        self.request.check(self.request.spent().cost)
+        self.state.check(self.state.spent().cost)
     }
 
-    /// The work has taken so much time of one core. Takes what that was beyond the price out of the
-    /// budget, if it was far beyond.
+    /// Charges the excess over the price if the work took `took`, far longer than its price.
     pub(super) fn settle(&self, took: Duration) {
-        if took > self.price.saturating_mul(TOLERANCE) {
-            let mut spent = self.request.spent();
+        if took > self.price.saturating_mul(TOLERANCE_FACTOR) {
+            let mut spent = self.state.spent();
             spent.cost = spent.cost.saturating_add(took - self.price);
         }
     }
 
-    /// When the work is due if it is asked for now.
+    /// Returns the due time of the work, requested at `now`.
     pub(super) fn due(&self, now: Instant) -> Instant {
-        let mut spent = self.request.spent();
+        let mut spent = self.state.spent();
         let from = spent.due.map_or(now, |due| due.max(now));
-        // A budget without a limit may lead beyond what an instant can hold: then the order of
-        // asking decides.
-        let due = from.checked_add(self.price.saturating_mul(STRETCH)).unwrap_or(from);
+        // An unlimited budget may exceed the range of `Instant`. The order of requests decides
+        // then.
+        let due = from.checked_add(self.price.saturating_mul(DUE_FACTOR)).unwrap_or(from);
         spent.due = Some(due);
         due
     }
 }
 
-impl Request {
+impl BudgetState {
     fn check(&self, cost: Duration) -> Result<(), CpuError> {
         if cost > self.limit {
             Err(CpuError::TooCostly { cost, limit: self.limit })
@@ -133,7 +131,7 @@ impl Request {
         }
     }
 
-    /// The state is never left half-changed.
+    /// Locks the state, ignoring poison: it is never left half changed.
     fn spent(&self) -> MutexGuard<'_, Spent> {
         self.spent.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -144,7 +142,7 @@ mod tests {
     use super::*;
 
     fn budget(limit: Duration) -> CpuBudget {
-        CpuBudget::made(None, limit)
+        CpuBudget::build(None, limit)
     }
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -154,22 +152,22 @@ mod tests {
     }
 
     #[test]
-    fn a_request_may_ask_for_as_much_as_the_limit_and_no_more() {
+    fn budget_allows_work_up_to_its_limit() {
         let budget = budget(3 * SECOND);
         budget.ticket(2 * SECOND).unwrap();
         let error = budget.ticket(2 * SECOND).unwrap_err();
         assert_eq!(error, CpuError::TooCostly { cost: 4 * SECOND, limit: 3 * SECOND });
-        // What was refused has cost nothing.
+        // The refused piece was not charged.
         assert_eq!(budget.spent(), 2 * SECOND);
         budget.ticket(SECOND).unwrap();
         budget.ticket(Duration::from_nanos(1)).unwrap_err();
     }
 
     #[test]
-    fn work_that_takes_far_longer_than_its_price_is_paid_for() {
+    fn work_far_over_its_price_is_charged() {
         let budget = budget(8 * SECOND);
         let ticket = budget.ticket(SECOND).unwrap();
-        // A slow machine is nobody's fault.
+        // A slow machine is tolerated.
         ticket.settle(3 * SECOND);
         assert_eq!(budget.spent(), SECOND);
         ticket.settle(5 * SECOND);
@@ -177,14 +175,15 @@ mod tests {
         let waiting = budget.ticket(SECOND).unwrap();
         waiting.check().unwrap();
         ticket.settle(5 * SECOND);
-        // Also what was allowed before is not begun.
+        // Work that was paid for before does not begin either.
         assert!(matches!(waiting.check().unwrap_err(), CpuError::TooCostly { .. }));
         budget.ticket(Duration::ZERO).unwrap_err();
     }
 
     #[test]
-    fn who_asks_for_much_is_served_after_who_asks_for_little() {
-        let (now, greedy) = (Instant::now(), budget(100 * SECOND));
+    fn light_request_is_due_before_heavy_one() {
+        let now = Instant::now();
+        let greedy = budget(100 * SECOND);
         let pieces: Vec<_> = (0..8).map(|_| due(&greedy, SECOND, now)).collect();
         assert!(pieces.is_sorted());
         let modest = due(&budget(SECOND), SECOND, now + SECOND);
@@ -194,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_overtaken_for_ever() {
+    fn heavy_work_is_overtaken_for_limited_time() {
         let now = Instant::now();
         let heavy = due(&budget(10 * SECOND), 10 * SECOND, now);
         let overtaken =
@@ -204,8 +203,9 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_has_waited_long_is_not_behind_for_what_it_had_before() {
-        let (now, waited) = (Instant::now(), budget(10 * SECOND));
+    fn past_work_does_not_delay_later_work() {
+        let now = Instant::now();
+        let waited = budget(10 * SECOND);
         due(&waited, SECOND, now);
         let later = now + 60 * SECOND;
         assert_eq!(due(&waited, SECOND, later), due(&budget(SECOND), SECOND, later));

@@ -1,11 +1,11 @@
-//! Why the pool does not do a piece of work.
+//! Errors of the CPU pool.
 
 use std::time::Duration;
 
-/// The reason for which CPU-heavy work was not done.
+/// The reason why CPU-heavy work was not done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CpuError {
-    /// The request asks for more work of this process than one may.
+    /// The request exceeds its limit on CPU time.
     #[error(
         "the request needs {:.1} s of this server's CPU time by estimate, at most {} s are allowed \
          (--max-request-cost)",
@@ -13,9 +13,9 @@ pub enum CpuError {
         limit.as_secs_f64()
     )]
     TooCostly {
-        /// The cost of all that the request would have asked for.
+        /// The estimated cost of all the request's work, with the refused piece.
         cost: Duration,
-        /// The cost that it may ask for.
+        /// The limit on a request's cost.
         limit: Duration,
     },
     /// The work panicked, or no thread could be started for it.

@@ -1,4 +1,4 @@
-//! Threads for work of one size.
+//! A pool of threads for work of one size.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -7,29 +7,29 @@ use std::time::{Duration, Instant};
 use chiasm_limit::Owner;
 
 use super::metrics::{CpuMetrics, LaneMetrics};
-use super::waiting::{Key, Waiting};
+use super::waiting::{FairQueue, JobKey};
 
-/// A number of threads that start when there is work for them, do that whose turn it is, and end
-/// when there has been none for a while: each keeps the memory of the last image that it decoded.
+/// A pool of threads that start on demand and end after a while without work, because each keeps
+/// the memory of the last image that it decoded.
 pub(super) struct Lane {
     name: &'static str,
-    most_threads: usize,
+    max_threads: usize,
     niceness: i32,
-    /// How long a thread waits for work before it ends.
-    patience: Duration,
+    /// The time after which a thread without work ends.
+    idle_timeout: Duration,
     metrics: LaneMetrics,
     state: Mutex<State>,
-    /// Told when there is work, or no more to come.
+    /// Notified when a job is pushed, and when the lane is closed.
     work: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    waiting: Waiting<Job>,
+    waiting: FairQueue<Job>,
     threads: usize,
-    /// Threads that wait for work.
+    /// The number of threads that wait for work.
     idle: usize,
-    /// The price of what waits or is being done.
+    /// The total price of waiting and running jobs.
     pending: Duration,
     closed: bool,
 }
@@ -40,72 +40,71 @@ struct Job {
     price: Duration,
 }
 
-/// A job's place among those that wait. When it is dropped the job goes too, unless it has begun.
-pub(super) struct Place {
+/// A queued job. Dropping this cancels the job unless it has begun.
+pub(super) struct QueuedJob {
     lane: Arc<Lane>,
-    key: Key,
+    key: JobKey,
 }
 
 impl Lane {
-    /// Does at most so many jobs at once, on threads that are nicer than others by `niceness` and
-    /// wait for work for `patience`.
+    /// Creates a lane that runs at most `max_threads` jobs at once, on threads with `niceness`
+    /// added to their niceness. Threads end after `idle_timeout` without work.
     pub(super) fn new(
         name: &'static str,
-        most_threads: usize,
+        max_threads: usize,
         niceness: i32,
-        patience: Duration,
+        idle_timeout: Duration,
         metrics: &CpuMetrics,
     ) -> Self {
         let metrics = metrics.lane(name);
         Self {
             name,
-            most_threads,
+            max_threads,
             niceness,
-            patience,
+            idle_timeout,
             metrics,
             state: Mutex::default(),
             work: Condvar::new(),
         }
     }
 
-    /// Threads that work or wait for work.
+    /// Returns the number of threads, working or idle.
     #[cfg(test)]
     pub(super) fn threads(&self) -> usize {
         self.state().threads
     }
 
-    /// Threads at work.
+    /// Returns the number of working threads.
     pub(super) fn busy(&self) -> usize {
         let state = self.state();
         state.threads - state.idle
     }
 
-    /// Whether a thread would begin with a job at once.
+    /// Returns `true` if a job would start at once.
     pub(super) fn is_free(&self) -> bool {
         let state = self.state();
-        state.waiting.len() + state.threads - state.idle < self.most_threads
+        state.waiting.len() + state.threads - state.idle < self.max_threads
     }
 
-    /// The price of the jobs that wait or are being done.
+    /// Returns the total price of waiting and running jobs.
     pub(super) fn pending(&self) -> Duration {
         self.state().pending
     }
 
-    /// Leaves a job of this owner and price to the threads. If none can be started it is dropped.
+    /// Queues a job. Drops it if no thread can be started.
     pub(super) fn push(
         self: &Arc<Self>,
         owner: Option<Owner>,
         price: Duration,
         due: Instant,
         run: Box<dyn FnOnce() + Send>,
-    ) -> Place {
+    ) -> QueuedJob {
         let mut state = self.state();
         let key = state.waiting.push(owner, price, due, Job { run, since: Instant::now(), price });
         state.pending = state.pending.saturating_add(price);
         self.metrics.waiting.inc();
-        // Those that have been told of earlier jobs may not have woken up yet, so they count as
-        // idle.
-        let start = state.waiting.len() > state.idle && state.threads < self.most_threads;
+        // Threads that were notified of earlier jobs still count as idle until they wake up.
+        let start = state.waiting.len() > state.idle && state.threads < self.max_threads;
         if start {
             state.threads += 1;
         }
@@ -115,15 +114,15 @@ impl Lane {
         } else {
             self.work.notify_one();
         }
-        Place { lane: self.clone(), key }
+        QueuedJob { lane: self.clone(), key }
     }
 
-    /// Drops what waits and lets the threads end when they have done what they are at.
+    /// Drops waiting jobs, and lets the threads end after their current jobs.
     pub(super) fn close(&self) {
         let mut state = self.state();
         state.closed = true;
         let dropped = std::mem::take(&mut state.waiting);
-        // Nobody asks any more.
+        // The load of a closed lane is not read any more.
         state.pending = Duration::ZERO;
         drop(state);
         self.metrics.waiting.dec_by(dropped.len() as i64);
@@ -133,13 +132,13 @@ impl Lane {
     fn start_thread(self: &Arc<Self>) {
         let lane = self.clone();
         let work = move || {
-            give_way(lane.niceness);
-            let mut done = Duration::ZERO;
-            while let Some(job) = lane.next(done) {
+            lower_priority(lane.niceness);
+            let mut finished_price = Duration::ZERO;
+            while let Some(job) = lane.next(finished_price) {
                 lane.metrics.waited.observe(job.since.elapsed().as_secs_f64());
-                // Whoever awaits the job finds that it is gone.
+                // The awaiting task sees a panic because the job's sender is dropped.
                 drop(catch_unwind(AssertUnwindSafe(job.run)));
-                done = job.price;
+                finished_price = job.price;
             }
         };
         let Err(error) = std::thread::Builder::new().name(format!("cpu-{}", self.name)).spawn(work)
@@ -149,8 +148,8 @@ impl Lane {
         tracing::warn!(%error, lane = self.name, "a thread for CPU-heavy work can't be started");
         let mut state = self.state();
         state.threads -= 1;
-        // Others will do the work; without any it would wait for ever.
-        let mut dropped = Waiting::default();
+        // Other threads will do the work. Without any thread, jobs would wait for ever.
+        let mut dropped = FairQueue::default();
         if state.threads == 0 {
             dropped = std::mem::take(&mut state.waiting);
             state.pending = Duration::ZERO;
@@ -159,39 +158,40 @@ impl Lane {
         self.metrics.waiting.dec_by(dropped.len() as i64);
     }
 
-    /// Waits for the job whose turn it is, after one of this price; `None` tells the thread to end.
-    fn next(&self, done: Duration) -> Option<Job> {
+    /// Waits for the next job, after a job of `finished_price`. Returns `None` if the thread should
+    /// end.
+    fn next(&self, finished_price: Duration) -> Option<Job> {
         let mut state = self.state();
-        state.pending = state.pending.saturating_sub(done);
-        let mut waited_long = false;
+        state.pending = state.pending.saturating_sub(finished_price);
+        let mut has_timed_out = false;
         loop {
             if let Some(job) = state.waiting.pop() {
                 self.metrics.waiting.dec();
                 return Some(job);
             }
-            if state.closed || waited_long {
-                // Whoever pushes the next job sees that it has to start a thread.
+            if state.closed || has_timed_out {
+                // The next `push` sees that it has to start a thread.
                 state.threads -= 1;
                 return None;
             }
             state.idle += 1;
-            let waited = self
+            let (guard, result) = self
                 .work
-                .wait_timeout(state, self.patience)
+                .wait_timeout(state, self.idle_timeout)
                 .unwrap_or_else(PoisonError::into_inner);
-            waited_long = waited.1.timed_out();
-            state = waited.0;
+            state = guard;
+            has_timed_out = result.timed_out();
             state.idle -= 1;
         }
     }
 
-    /// The state is never left half-changed.
+    /// Locks the state, ignoring poison: it is never left half changed.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Place {
+impl Drop for QueuedJob {
     fn drop(&mut self) {
         let dropped = {
             let mut state = self.lane.state();
@@ -206,8 +206,9 @@ impl Drop for Place {
     }
 }
 
-/// Lets other threads go before this one. Only on Linux: elsewhere niceness is the process's.
-pub fn give_way(niceness: i32) {
+/// Adds `niceness` to this thread's niceness. Has no effect except on Linux: elsewhere niceness
+/// belongs to the process.
+pub fn lower_priority(niceness: i32) {
     #[cfg(target_os = "linux")]
     if niceness > 0
         && let Err(error) = rustix::process::nice(niceness)

@@ -1,4 +1,4 @@
-//! How much work waits for the pool, and how long it has waited.
+//! Metrics of the work that waits for the pool.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
@@ -11,23 +11,23 @@ struct LaneLabel {
     lane: &'static str,
 }
 
-/// The pool's part of the metrics, by lane.
+/// The pool's metrics, by lane.
 #[derive(Clone)]
 pub struct CpuMetrics {
     waiting: Family<LaneLabel, Gauge>,
     waited: Family<LaneLabel, Histogram, fn() -> Histogram>,
 }
 
-/// One lane's.
+/// The metrics of one lane.
 pub(super) struct LaneMetrics {
-    /// Jobs that have not begun.
+    /// The number of jobs that have not begun.
     pub(super) waiting: Gauge,
-    /// Seconds that jobs had waited when they began.
+    /// The waiting times of jobs that have begun, in seconds.
     pub(super) waited: Histogram,
 }
 
 impl CpuMetrics {
-    /// Registers them.
+    /// Registers the metrics.
     pub fn register(&self, r: &mut Registry) {
         r.register(
             "cpu_queued_jobs",

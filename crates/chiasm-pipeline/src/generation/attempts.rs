@@ -1,60 +1,63 @@
-//! Which attempt follows one that failed.
+//! Decides about the attempt that follows a failed one.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use chiasm_backend::{Death, InputForm, JobError};
+use chiasm_backend::{DeathReason, InputForm, JobError};
 use chiasm_fleet::{Worker, WorkerFault};
 use chiasm_types::WorkerId;
 use tokio::time::Instant;
 
 use crate::Pipeline;
+use crate::attempts::Attempts;
 use crate::deadlines::{Deadline, within};
 use crate::error::{Cause, RequestError};
 use crate::metrics::Retry;
 use crate::prepare::Prepared;
 use crate::retries::MAX_MOVES;
-use crate::tried::Attempts;
 
-/// Before workers are tried again that could not be given a request, as they were about to leave.
-const PAUSE: Duration = Duration::from_millis(50);
+/// The pause before workers are tried again that could not accept a request.
+const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
-/// The status of a server's failure if its connection broke, or if a proxy says so.
+/// The status of a server's failure if the connection broke, also as reported by a proxy.
 const BAD_GATEWAY: u16 = 502;
 
-/// Why an attempt ended early.
+/// The reason for the early end of an attempt.
 pub(super) enum Failure {
-    /// The worker was gone before it had the request.
+    /// The worker left before it had the request.
     NotTaken(WorkerId),
-    /// The worker's answer shows that it did not begin, and will not.
+    /// The worker declined the request before it began.
     Declined(WorkerId, WorkerFault),
-    /// The worker died or hangs with the request in it.
-    Lost(WorkerId, Death),
-    /// The worker, a server, failed with the request in it.
+    /// The worker died or hangs with the request.
+    Lost(WorkerId, DeathReason),
+    /// The worker, which is a server, failed with the request.
     Failed(WorkerId, WorkerFault),
     /// The request can't be served.
     Final(RequestError),
 }
 
 impl Attempts {
-    /// Before the first attempt.
+    /// Returns the state before the first attempt of a prepared request.
     ///
     /// # Errors
-    /// [`Cause::Quarantined`] when engines have died with this prompt.
-    pub(super) fn begin(pipeline: &Pipeline, prepared: &Prepared) -> Result<Self, RequestError> {
-        pipeline.retries.earn();
-        match pipeline.retries.is_quarantined(|state| prepared.fingerprint(state)) {
-            true => Err(Cause::Quarantined.into()),
-            false => Ok(prepared.tried.clone()),
+    /// Returns [`Cause::Quarantined`] if several engines have died with this prompt.
+    pub(super) fn start(pipeline: &Pipeline, prepared: &Prepared) -> Result<Self, RequestError> {
+        pipeline.retries.on_request();
+        if pipeline.retries.is_quarantined(|state| prepared.fingerprint(state)) {
+            return Err(Cause::Quarantined.into());
         }
+        Ok(prepared.attempts.clone())
     }
 
-    /// After a failed attempt: returns if there is to be another one, else with the error to tell.
+    /// Records a failed attempt, and waits until the next attempt may begin.
     ///
-    /// A worker that never had the request has cost nothing: others are tried for as long as there
-    /// is time. A request that was in an engine when that died may be what it died of, and costs
-    /// the next one the work that this one has done.
-    pub(super) async fn again(
+    /// A worker that never had the request costs nothing, so others are tried until the deadline. A
+    /// request that was in an engine when the engine died may have killed it, and costs the next
+    /// engine the same work again.
+    ///
+    /// # Errors
+    /// Returns the error for the client if no other attempt is allowed.
+    pub(super) async fn prepare_next(
         &mut self,
         pipeline: &Pipeline,
         prepared: &Prepared,
@@ -62,36 +65,41 @@ impl Attempts {
     ) -> Result<(), RequestError> {
         match failure {
             Failure::NotTaken(worker) => {
-                self.not_taken_by(pipeline, worker);
+                self.record_not_taken(pipeline, worker);
                 Ok(())
             }
             Failure::Declined(worker, fault) => {
-                self.declined_by(pipeline, worker, fault);
+                self.record_declined(pipeline, worker, fault);
                 Ok(())
             }
             Failure::Lost(worker, death) => {
                 let cause = Cause::EngineGone(death);
-                self.lost_in_engine(pipeline, prepared, worker, cause)
+                self.record_lost_in_engine(pipeline, prepared, worker, cause)
             }
             Failure::Failed(worker, fault) => {
-                // A server that tells its own failure was not killed by the prompt.
+                // A server that reports its own failure was not killed by the prompt.
                 let may_have_died =
                     matches!(fault, WorkerFault::Failed { status: BAD_GATEWAY, .. });
                 self.faults.push(fault.clone());
                 if may_have_died {
-                    self.lost_in_engine(pipeline, prepared, worker, fault.into())
+                    self.record_lost_in_engine(pipeline, prepared, worker, fault.into())
                 } else {
-                    self.lost_with(pipeline, worker, fault)
+                    self.record_lost(pipeline, worker, fault)
                 }
             }
             Failure::Final(error) => {
-                let error = self.or_servers(pipeline, error);
+                let error = self.or_leave_to_servers(pipeline, error);
                 self.await_worker(pipeline, prepared.deadlines.first_token, error).await
             }
         }
     }
 
-    fn lost_in_engine(
+    /// Records that a worker died or hangs with the request.
+    ///
+    /// # Errors
+    /// Returns `cause` if the request may not move again. Quarantines the prompt if it was in too
+    /// many engines.
+    fn record_lost_in_engine(
         &mut self,
         pipeline: &Pipeline,
         prepared: &Prepared,
@@ -101,21 +109,25 @@ impl Attempts {
         if self.lost_in_engines == MAX_MOVES {
             pipeline.retries.quarantine(|state| prepared.fingerprint(state));
             pipeline.metrics.retried(Retry::Quarantined);
-            tracing::warn!(death = %cause, engines = MAX_MOVES + 1, "a prompt was in several engines when they died");
+            tracing::warn!(
+                death = %cause, engines = MAX_MOVES + 1,
+                "a prompt was in several engines when they died"
+            );
             return Err(cause.into());
         }
-        self.lost_with(pipeline, worker, cause)?;
+        self.record_lost(pipeline, worker, cause)?;
         self.lost_in_engines += 1;
         Ok(())
     }
 
-    /// After no worker could be picked: waits until one may take the request, within the deadline.
+    /// Waits until another attempt to pick a worker may succeed, within the deadline.
     ///
-    /// A worker that is merely suspect may answer at any time. One that could not take the request
-    /// may do so soon.
+    /// A suspect worker may respond at any time. A worker that could not accept the request may
+    /// accept it soon.
     ///
     /// # Errors
-    /// `error` if no worker can mend it, or the fault of a worker if there is none to wait for.
+    /// Returns `error` if waiting can't help, or the fault of a worker if there is no worker to
+    /// wait for.
     pub(crate) async fn await_worker(
         &mut self,
         pipeline: &Pipeline,
@@ -125,28 +137,28 @@ impl Attempts {
         if !matches!(error.cause, Cause::NoWorker(_) | Cause::Silent) {
             return Err(error);
         }
-        // Before the look at the workers, so that no change is missed.
+        // Subscribes before it checks the workers, so that no change is missed.
         let mut changes = pipeline.fleet.changes();
         let final_exclusions = self.lost + self.declined;
         let was_suspect = matches!(error.cause, Cause::Silent);
         if was_suspect && pipeline.fleet.has_suspect() {
             self.exclude.truncate(final_exclusions);
-            // It can't fail: the fleet has the sender.
+            // `changed` never fails: the fleet holds the sender.
             return within(deadline, changes.changed()).await.map(drop);
         }
-        // A suspect worker may have answered since the pick.
+        // A suspect worker may have responded since the pick.
         if (was_suspect || self.exclude.len() > final_exclusions) && pipeline.fleet.can_answer() {
             self.exclude.truncate(final_exclusions);
-            return within(deadline, tokio::time::sleep(PAUSE)).await;
+            return within(deadline, tokio::time::sleep(RETRY_PAUSE)).await;
         }
-        Err(self.without_worker(pipeline, error))
+        Err(self.final_error(pipeline, error))
     }
 
-    /// Returns the error of a request that no worker can take.
-    fn without_worker(&self, pipeline: &Pipeline, error: RequestError) -> RequestError {
+    /// Returns the error of a request that no worker can accept.
+    fn final_error(&self, pipeline: &Pipeline, error: RequestError) -> RequestError {
         let outages = pipeline.fleet.outages();
         let faults = self.faults.iter().chain(&outages);
-        // First the outage that ends soonest, then the fault that says most about the servers.
+        // First the outage that ends soonest, then the most informative fault.
         let rank = |fault: &&WorkerFault| match fault {
             WorkerFault::Overloaded { until, .. } => (0, Some(*until)),
             WorkerFault::Failed { .. } => (1, None),
@@ -160,15 +172,14 @@ impl Attempts {
         }
     }
 
-    /// A worker never had the request: another one is to be tried.
-    pub(crate) fn not_taken_by(&mut self, pipeline: &Pipeline, worker: WorkerId) {
+    /// Records that a worker left before it had the request.
+    pub(crate) fn record_not_taken(&mut self, pipeline: &Pipeline, worker: WorkerId) {
         pipeline.metrics.retried(Retry::NotTaken);
         self.exclude.push(worker);
     }
 
-    /// Records that a worker did not begin with the request, and will not: another one is to be
-    /// tried.
-    pub(crate) fn declined_by(
+    /// Records that a worker declined the request before it began.
+    pub(crate) fn record_declined(
         &mut self,
         pipeline: &Pipeline,
         worker: WorkerId,
@@ -180,11 +191,11 @@ impl Attempts {
         self.faults.push(fault);
     }
 
-    /// A worker failed with the request in it: another one is to be tried.
+    /// Records that a worker failed with the request.
     ///
     /// # Errors
-    /// `cause` when the request may not move any more.
-    pub(crate) fn lost_with(
+    /// Returns `cause` if the request may not move again.
+    pub(crate) fn record_lost(
         &mut self,
         pipeline: &Pipeline,
         worker: WorkerId,
@@ -203,16 +214,19 @@ impl Attempts {
             Cause::ServerFailed { message, .. } => message.clone(),
             other => other.to_string(),
         };
-        tracing::warn!(%worker, %death, "a worker was lost before the client was sent a token, trying another");
+        tracing::warn!(
+            %worker, %death,
+            "a worker was lost before the client was sent a token, trying another"
+        );
         pipeline.metrics.retried(Retry::Lost);
         self.exclude.insert(self.lost, worker);
         self.lost += 1;
         Ok(())
     }
 
-    /// Returns the state of an attempt beside the one at `worker`, which is suspect with the
-    /// request in it. `None` if the request may not move any more.
-    pub(super) fn moved_from(&self, pipeline: &Pipeline, worker: WorkerId) -> Option<Self> {
+    /// Returns the state of a second attempt beside the one at `worker`, which is suspect. Returns
+    /// `None` if the request may not move again.
+    pub(super) fn move_from(&self, pipeline: &Pipeline, worker: WorkerId) -> Option<Self> {
         if self.lost == MAX_MOVES {
             return None;
         }
@@ -220,7 +234,10 @@ impl Attempts {
             pipeline.metrics.retried(Retry::OverBudget);
             return None;
         }
-        tracing::info!(%worker, "a request without a token is begun on another worker, too: its own says nothing");
+        tracing::info!(
+            %worker,
+            "a request without a token is begun on another worker, too: its own is silent"
+        );
         pipeline.metrics.retried(Retry::Suspect);
         let mut moved = self.clone();
         moved.exclude.insert(moved.lost, worker);
@@ -228,39 +245,41 @@ impl Attempts {
         Some(moved)
     }
 
-    /// Returns the state after the attempt that the request was moved from has failed, too.
+    /// Returns the state after the first of two attempts has failed, too.
     pub(super) fn after_failure(self, failure: &Failure) -> Self {
-        let is_in_engine = matches!(failure, Failure::Lost(..));
-        Self { lost_in_engines: self.lost_in_engines + usize::from(is_in_engine), ..self }
+        let was_in_engine = matches!(failure, Failure::Lost(..));
+        Self { lost_in_engines: self.lost_in_engines + usize::from(was_in_engine), ..self }
     }
 
-    /// The error of a request that no worker takes which is given tokens. It is left to servers
-    /// that are given messages if it may be and one of them is there that it has not been to.
-    pub fn or_servers(&self, pipeline: &Pipeline, error: RequestError) -> RequestError {
-        let is_for_want_of_workers =
+    /// Returns the error of a request that no engine accepts. That is [`Cause::LeftToServers`] if
+    /// the request may be forwarded, and an untried server that accepts messages is available.
+    pub fn or_leave_to_servers(&self, pipeline: &Pipeline, error: RequestError) -> RequestError {
+        let lacks_worker =
             matches!(error.cause, Cause::NoWorker(_) | Cause::Busy(_) | Cause::Silent);
-        let can_be_asked = |worker: &Arc<Worker>| {
+        let is_untried_server = |worker: &Arc<Worker>| {
             worker.backend.capabilities().input == InputForm::Messages
-                && worker.can_be_asked()
+                && worker.is_available()
                 && !self.exclude.contains(&worker.id)
         };
-        match is_for_want_of_workers
-            && self.may_be_passed_on
-            && pipeline.fleet.workers().iter().any(can_be_asked)
-        {
-            true => Cause::LeftToServers { why: Box::new(error.cause), tried: self.clone() }.into(),
-            false => error,
+        let can_leave = lacks_worker
+            && self.can_forward
+            && pipeline.fleet.workers().iter().any(is_untried_server);
+        if can_leave {
+            let cause = Box::new(error.cause);
+            Cause::LeftToServers { cause, attempts: self.clone() }.into()
+        } else {
+            error
         }
     }
 }
 
 impl Failure {
-    /// What an error of a worker's backend is.
-    pub(super) fn of_job(worker: WorkerId, error: JobError) -> Self {
+    /// Converts the error of a job at a worker.
+    pub(super) fn from_job_error(worker: WorkerId, error: JobError) -> Self {
         match error {
             JobError::NotTaken(_) => Self::NotTaken(worker),
             JobError::Dead(death) => Self::Lost(worker, death),
-            // As far as is known the worker failed with this job alone.
+            // Presumably the worker failed with this job alone.
             JobError::Failed => Self::Final(error.into()),
             error => match WorkerFault::from_error(&error, Instant::now()) {
                 Some(fault @ WorkerFault::Failed { .. }) => Self::Failed(worker, fault),

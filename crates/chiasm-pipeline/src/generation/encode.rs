@@ -1,96 +1,117 @@
-//! Media items that other workers encode than the one that computes the prompt.
+//! The encode stage: media items that other workers encode than the one that computes the prompt.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use chiasm_backend::{Death, Input, Job, JobItem, ReasoningHints, Stage};
+use chiasm_backend::{DeathReason, Input, Job, JobItem, ReasoningHints, Stage};
 use chiasm_fleet::{Trial, Worker};
 use chiasm_request::EncodeOutcome;
-use chiasm_router::Encodes;
-use chiasm_types::{MmHash, Placeholder, TokenId};
+use chiasm_router::EncodeStage;
+use chiasm_types::{MmHash, Placeholder, TokenId, WorkerId};
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use super::attempts::Failure;
-use super::prefill::to_end;
+use super::prefill::run_to_end;
 use crate::Pipeline;
-use crate::deadlines::{begun_within, within};
-use crate::prepare::{Planned, Prepared};
+use crate::deadlines::{start_within, within};
+use crate::prepare::{ClassPlan, Prepared};
 use crate::sampling;
 
-/// Has workers encode media items, all at the same time. Returns the items whose embeddings were
-/// left, and who took longest. A worker that fails loses nothing: whoever computes the prompt has
-/// the items too, and encodes what it does not find.
+/// Lets workers encode media items concurrently. Returns the items whose embeddings were stored,
+/// and the slowest worker.
+///
+/// A failure loses nothing: the worker that computes the prompt also has the items, and encodes
+/// those whose embeddings it does not find.
 ///
 /// # Errors
-/// [`Failure::Final`] when there is no time left for an answer.
+/// Returns [`Failure::Final`] if the deadline passes.
 pub(super) async fn encode(
     pipeline: &Arc<Pipeline>,
     prepared: &Prepared,
-    encodes: Vec<Encodes>,
+    stages: Vec<EncodeStage>,
 ) -> Result<(Vec<MmHash>, Option<EncodeOutcome>), Failure> {
-    // Adapters may change what is made of an item, whose identity does not tell.
-    if encodes.is_empty() || prepared.adapter.is_some() {
+    // An adapter may change an item's embeddings, but not its identity.
+    if stages.is_empty() || prepared.adapter.is_some() {
         return Ok((Vec::new(), None));
     }
     let started = Instant::now();
-    let each = encodes.iter().map(async |encodes| {
-        let worker = encodes.reservation.worker;
-        let left = match within(prepared.deadlines.first_token, encode_on(pipeline, prepared, encodes)).await? {
-            Ok(left) => left,
+    let encoded = stages.iter().map(async |stage| {
+        let worker = stage.reservation.worker;
+        let encoding = encode_on(pipeline, prepared, stage);
+        let stored = match within(prepared.deadlines.first_token, encoding).await? {
+            Ok(stored) => stored,
             Err(failure) => {
-                tracing::warn!(%worker, error = %describe(failure), "media items were not encoded: who computes the prompt does it");
+                tracing::warn!(
+                    %worker, error = %describe(failure),
+                    "media items were not encoded: the worker that computes the prompt does it"
+                );
                 Vec::new()
             }
         };
-        pipeline.metrics.encoded(worker, encodes.items.len(), left.len(), started.elapsed());
-        Ok::<_, Failure>((worker, left, started.elapsed()))
+        let duration = started.elapsed();
+        pipeline.metrics.encoded(worker, stage.items.len(), stored.len(), duration);
+        Ok::<_, Failure>(StoredEmbeddings { worker, items: stored, duration })
     });
-    let each = join_all(each).await.into_iter().collect::<Result<Vec<_>, _>>()?;
-    let longest =
-        each.iter().filter(|(_, left, _)| !left.is_empty()).max_by_key(|(.., took)| *took);
-    let items = each.iter().map(|(_, left, _)| left.len()).sum();
-    let by = longest.map(|&(worker, _, took)| EncodeOutcome { worker, items, took });
-    Ok((each.into_iter().flat_map(|(_, left, _)| left).collect(), by))
+    let encoded = join_all(encoded).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let with_items = encoded.iter().filter(|stored| !stored.items.is_empty());
+    let slowest = with_items.max_by_key(|stored| stored.duration);
+    let items = encoded.iter().map(|stored| stored.items.len()).sum();
+    let outcome = slowest.map(|&StoredEmbeddings { worker, duration, .. }| EncodeOutcome {
+        worker,
+        items,
+        duration,
+    });
+    Ok((encoded.into_iter().flat_map(|stored| stored.items).collect(), outcome))
 }
 
-/// Has one worker encode media items. Returns those whose embeddings it has left.
+/// The embeddings that one worker has stored.
+struct StoredEmbeddings {
+    worker: WorkerId,
+    items: Vec<MmHash>,
+    duration: Duration,
+}
+
+/// Lets one worker encode media items. Returns the items whose embeddings it has stored.
 async fn encode_on(
     pipeline: &Arc<Pipeline>,
     prepared: &Prepared,
-    encodes: &Encodes,
+    stage: &EncodeStage,
 ) -> Result<Vec<MmHash>, Failure> {
-    let worker = encodes.reservation.worker;
-    let serving = pipeline.fleet.worker(worker).ok_or(Failure::NotTaken(worker))?;
-    let job = job(pipeline, prepared, &serving, &encodes.items)?;
-    let mut trial = Trial::begin(&pipeline.fleet, serving.clone());
-    let running = begun_within(None, &mut trial, serving.backend.start(Arc::new(job))).await?;
-    let mut running = running.map_err(|error| Failure::of_job(worker, error))?;
+    let id = stage.reservation.worker;
+    let worker = pipeline.fleet.worker(id).ok_or(Failure::NotTaken(id))?;
+    let job = build_encode_job(pipeline, prepared, &worker, &stage.items)?;
+    let mut trial = Trial::begin(&pipeline.fleet, worker.clone());
+    let running = start_within(None, &mut trial, worker.backend.start(Arc::new(job))).await?;
+    let mut running = running.map_err(|error| Failure::from_job_error(id, error))?;
     tokio::select! {
-        ended = to_end(running.as_mut(), &mut trial) => ended.map_err(|error| Failure::of_job(worker, error))?,
-        () = serving.hung() => return Err(Failure::Lost(worker, Death::new("it hangs"))),
+        ended = run_to_end(running.as_mut(), &mut trial) => {
+            ended.map_err(|error| Failure::from_job_error(id, error))?
+        }
+        () = worker.wait_hung() => return Err(Failure::Lost(id, DeathReason::new("it hangs"))),
     };
-    let left = running.embeddings();
-    left.iter().for_each(|left| encodes.reservation.encoded(left.item, left.bytes));
-    Ok(left.into_iter().map(|left| left.item).collect())
+    let stored = running.stored_embeddings();
+    stored.iter().for_each(|stored| stage.reservation.encoded(stored.item, stored.bytes));
+    Ok(stored.into_iter().map(|stored| stored.item).collect())
 }
 
-/// The job of media items alone.
-fn job(
+/// Builds a job of media items alone.
+fn build_encode_job(
     pipeline: &Pipeline,
     prepared: &Prepared,
-    serving: &Worker,
+    worker: &Worker,
     items: &[MmHash],
 ) -> Result<Job, Failure> {
-    let plan = prepared.plan(serving.class).ok_or(Failure::NotTaken(serving.id))?;
-    let (tokens, media) = alone(plan, items);
-    let limits = serving.backend.capabilities();
+    let plan = prepared.plan(worker.class).ok_or(Failure::NotTaken(worker.id))?;
+    let (tokens, media) = media_only_prompt(plan, items);
+    let max_model_len = worker.backend.capabilities().max_model_len;
     let resolved =
-        sampling::resolve(&pipeline.model, &prepared.sampling, tokens.len(), limits.max_model_len)?;
+        sampling::resolve(&pipeline.model, &prepared.sampling, tokens.len(), max_model_len)?;
     Ok(Job {
         id: prepared.id.clone(),
         input: Input::Tokens(Arc::new(tokens)),
         media: media.into(),
-        sampling: sampling::of_prompt(resolved),
+        sampling: sampling::for_prompt_only(resolved),
         adapter: None,
         cache_salt: prepared.cache_salt.clone(),
         priority: prepared.priority,
@@ -101,13 +122,13 @@ fn job(
     })
 }
 
-/// A prompt that consists of media items only, each once, so that nobody has to read what stands
-/// around them.
-fn alone(plan: &Planned, items: &[MmHash]) -> (Vec<TokenId>, Vec<JobItem>) {
+/// Builds a prompt of media items only, each once, so that no worker has to compute the text around
+/// them.
+fn media_only_prompt(plan: &ClassPlan, items: &[MmHash]) -> (Vec<TokenId>, Vec<JobItem>) {
     let mut tokens = Vec::new();
-    let once =
+    let distinct =
         items.iter().filter_map(|hash| plan.job_items.iter().find(|item| item.hash == *hash));
-    let media = once.map(|item| {
+    let media = distinct.map(|item| {
         let Placeholder { offset, length, ref is_embed } = item.placeholder;
         let placeholder = Placeholder { offset: tokens.len(), length, is_embed: is_embed.clone() };
         tokens.extend_from_slice(&plan.tokens[offset..offset + length]);

@@ -1,4 +1,4 @@
-//! What a worker is given of a request.
+//! Builds a request's job for a worker.
 
 use chiasm_backend::{Job, Stage};
 use chiasm_fleet::Worker;
@@ -6,32 +6,32 @@ use chiasm_types::MmHash;
 
 use super::attempts::Failure;
 use crate::Pipeline;
-use crate::prepare::{Planned, Prepared};
+use crate::prepare::{ClassPlan, Prepared};
 use crate::sampling;
 
-/// The job of this stage, and the plan that it follows. `embedded`: of its media items those whose
-/// embeddings the worker finds.
+/// Builds the job of a stage, and returns the plan that it follows. `embedded` has the media items
+/// whose embeddings the worker can find.
 ///
 /// # Errors
-/// [`Failure::NotTaken`] if the worker's engine was replaced meanwhile by one without the adapter,
-/// or of another class, and [`Failure::Final`] if there is no room for an answer.
-pub(super) fn job<'a>(
+/// Returns [`Failure::NotTaken`] if the worker's engine was replaced meanwhile by one without the
+/// adapter or of another class, and [`Failure::Final`] if there is no room for an answer.
+pub(super) fn build_job<'a>(
     pipeline: &Pipeline,
     prepared: &'a Prepared,
-    serving: &Worker,
+    worker: &Worker,
     stage: Stage,
     embedded: Vec<MmHash>,
-) -> Result<(&'a Planned, Job), Failure> {
-    if prepared.adapter.as_ref().is_some_and(|adapter| !serving.has_adapter(adapter)) {
-        return Err(Failure::NotTaken(serving.id));
+) -> Result<(&'a ClassPlan, Job), Failure> {
+    if prepared.adapter.as_ref().is_some_and(|adapter| !worker.has_adapter(adapter)) {
+        return Err(Failure::NotTaken(worker.id));
     }
-    let plan = prepared.plan(serving.class).ok_or(Failure::NotTaken(serving.id))?;
-    let limits = serving.backend.capabilities();
+    let plan = prepared.plan(worker.class).ok_or(Failure::NotTaken(worker.id))?;
+    let capabilities = worker.backend.capabilities();
     let sampling = sampling::resolve(
         &pipeline.model,
         &prepared.sampling,
         plan.tokens.len(),
-        limits.max_model_len,
+        capabilities.max_model_len,
     )?;
     let job = Job {
         id: prepared.id.clone(),

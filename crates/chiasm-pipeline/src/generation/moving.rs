@@ -1,10 +1,10 @@
-//! Requests that wait for the first token of a suspect worker while other workers could begin at
-//! once.
+//! Moves of requests that wait for the first token of a suspect worker, to workers with free
+//! capacity.
 //!
-//! The worker may be in a long step and answer yet, so a request stays there until it has begun
-//! elsewhere. The oldest request moves first. No more requests move at once than other workers have
-//! free seats, and each move is charged to the retry budget: engines in long steps do not double
-//! the work of the fleet.
+//! The worker may be in a long step and still answer, so a request stays there until it has begun
+//! elsewhere. The oldest request moves first. No more requests move at once than other workers can
+//! begin, and each move is charged to the retry budget. Engines in long steps therefore do not
+//! double the work of the fleet.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -21,39 +21,44 @@ use tokio::time::{Instant, sleep};
 use super::Generation;
 use super::attempts::Failure;
 use crate::Pipeline;
-use crate::displaced::{Displaced, Moving, Seats};
+use crate::attempts::Attempts;
+use crate::displaced::{Displaced, FreeCapacity, MoveGuard};
 use crate::prepare::Prepared;
-use crate::tried::Attempts;
 
-/// The pause between two looks of a request for a free seat elsewhere.
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// The interval between two checks for free capacity elsewhere.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 impl Generation {
-    /// Attempts the request until its first output. If its worker becomes suspect before that, it
-    /// is begun elsewhere, too: whichever begins first goes on, and the other is aborted.
+    /// Attempts the request until its first output. If its worker becomes suspect before that,
+    /// begins it on another worker, too. The first to produce output continues, and the other is
+    /// aborted.
     ///
     /// # Errors
-    /// The last failure, and the attempts before that one.
+    /// Returns the last failure, and the attempts before it.
     pub(super) async fn begin(
         pipeline: &Arc<Pipeline>,
         prepared: &Prepared,
         attempts: &Attempts,
     ) -> Result<Self, (Failure, Attempts)> {
-        let alone = |failure| (failure, attempts.clone());
-        let waits_for = WaitsFor::default();
-        let mut first = pin!(Self::first_delta(pipeline, prepared, attempts, &waits_for));
-        let turn = pin!(pipeline.displaced.turn(pipeline, prepared.arrived, &waits_for, attempts));
-        let (worker, moving) = match select(first.as_mut(), turn).await {
-            Either::Left((begun, _)) => return begun.map_err(alone),
-            Either::Right((turn, _)) => turn,
+        let with_attempts = |failure| (failure, attempts.clone());
+        let current_worker = CurrentWorker::default();
+        let mut first = pin!(Self::first_delta(pipeline, prepared, attempts, &current_worker));
+        let displaced = &pipeline.displaced;
+        let may_move =
+            pin!(displaced.wait_to_move(pipeline, prepared.arrived, &current_worker, attempts));
+        let (worker, guard) = match select(first.as_mut(), may_move).await {
+            Either::Left((generation, _)) => return generation.map_err(with_attempts),
+            Either::Right((may_move, _)) => may_move,
         };
-        let Some(moved) = attempts.moved_from(pipeline, worker) else {
-            // It stays where it is: the seat is another request's.
-            drop(moving);
-            return first.await.map_err(alone);
+        let Some(moved) = attempts.move_from(pipeline, worker) else {
+            // The request stays, and leaves the capacity to another request.
+            drop(guard);
+            return first.await.map_err(with_attempts);
         };
         let begun = match select(first, Self::begin_elsewhere(pipeline, prepared, moved)).await {
-            Either::Left((Ok(begun), _)) | Either::Right((Ok(begun), _)) => Ok(begun),
+            Either::Left((Ok(generation), _)) | Either::Right((Ok(generation), _)) => {
+                Ok(generation)
+            }
             Either::Left((Err(failure), second)) => {
                 second.await.map_err(|(last, after)| (last, after.after_failure(&failure)))
             }
@@ -61,11 +66,11 @@ impl Generation {
                 first.await.map_err(|failure| (last, after.after_failure(&failure)))
             }
         };
-        drop(moving);
+        drop(guard);
         begun
     }
 
-    /// Does what [`begin`](Self::begin) does, in a box: the two call each other.
+    /// Calls [`begin`](Self::begin) in a box, because the two are mutually recursive.
     fn begin_elsewhere<'a>(
         pipeline: &'a Arc<Pipeline>,
         prepared: &'a Prepared,
@@ -75,36 +80,38 @@ impl Generation {
     }
 }
 
-/// The worker that an attempt waits for.
+/// The worker that an attempt currently waits for.
 #[derive(Debug, Default)]
-pub(super) struct WaitsFor(Mutex<Option<Arc<Worker>>>);
+pub(super) struct CurrentWorker(Mutex<Option<Arc<Worker>>>);
 
-impl WaitsFor {
-    /// Sets the worker that the attempt waits for from now on.
+impl CurrentWorker {
+    /// Sets the worker that the attempt waits for.
     pub(super) fn set(&self, worker: &Arc<Worker>) {
         *self.worker() = Some(worker.clone());
     }
 
-    /// Returns the worker once it is suspect. The attempt, which sets it, has to be polled before.
-    fn suspected(&self) -> impl Future<Output = Arc<Worker>> + Send {
-        let mut followed: Option<(Arc<Worker>, BoxFuture<'static, ()>)> = None;
+    /// Waits until the current worker is suspect, and returns it. The attempt, which sets the
+    /// worker, must be polled first.
+    fn wait_suspect(&self) -> impl Future<Output = Arc<Worker>> + Send {
+        let mut watched: Option<(Arc<Worker>, BoxFuture<'static, ()>)> = None;
         poll_fn(move |context| {
-            let now = self.worker();
-            let is_followed = followed.as_ref().map(|(worker, _)| Arc::as_ptr(worker))
-                == now.as_ref().map(Arc::as_ptr);
-            if !is_followed {
-                followed = now.as_ref().map(|worker| (worker.clone(), worker.suspected().boxed()));
+            let current = self.worker();
+            let is_watched = watched.as_ref().map(|(worker, _)| Arc::as_ptr(worker))
+                == current.as_ref().map(Arc::as_ptr);
+            if !is_watched {
+                let watch = |worker: &Arc<Worker>| (worker.clone(), worker.wait_suspect().boxed());
+                watched = current.as_ref().map(watch);
             }
-            drop(now);
-            match &mut followed {
-                Some((worker, suspected)) => suspected.poll_unpin(context).map(|()| worker.clone()),
+            drop(current);
+            match &mut watched {
+                Some((worker, suspect)) => suspect.poll_unpin(context).map(|()| worker.clone()),
                 None => std::task::Poll::Pending,
             }
         })
     }
 
     fn is(&self, worker: &Arc<Worker>) -> bool {
-        self.worker().as_ref().is_some_and(|now| Arc::ptr_eq(now, worker))
+        self.worker().as_ref().is_some_and(|current| Arc::ptr_eq(current, worker))
     }
 
     fn worker(&self) -> MutexGuard<'_, Option<Arc<Worker>>> {
@@ -113,49 +120,49 @@ impl WaitsFor {
 }
 
 impl Displaced {
-    /// Waits for a request's turn to begin elsewhere: its worker is suspect, and other workers have
-    /// free seats for it and for all older requests. Returns the suspect worker.
-    async fn turn(
+    /// Waits until a request may begin elsewhere: its worker is suspect, and other workers have
+    /// free capacity for it and for all older requests. Returns the suspect worker.
+    async fn wait_to_move(
         &self,
         pipeline: &Pipeline,
         arrived: Instant,
-        waits_for: &WaitsFor,
+        current_worker: &CurrentWorker,
         attempts: &Attempts,
-    ) -> (WorkerId, Moving<'_>) {
+    ) -> (WorkerId, MoveGuard<'_>) {
         loop {
-            let worker = waits_for.suspected().await;
+            let worker = current_worker.wait_suspect().await;
             let ticket = self.join(arrived);
-            while waits_for.is(&worker) && worker.condition() != Condition::Answers {
-                let seats = Seats {
-                    untried: free_seats(pipeline, &attempts.exclude),
-                    total: free_seats(pipeline, &[]),
+            while current_worker.is(&worker) && worker.condition() != Condition::Answers {
+                let capacity = FreeCapacity {
+                    untried: free_capacity(pipeline, &attempts.exclude),
+                    total: free_capacity(pipeline, &[]),
                 };
-                if let Some(moving) = ticket.turn(seats) {
-                    return (worker.id, moving);
+                if let Some(guard) = ticket.try_move(capacity) {
+                    return (worker.id, guard);
                 }
-                sleep(LOOK_INTERVAL).await;
+                sleep(CHECK_INTERVAL).await;
             }
         }
     }
 }
 
 /// Returns the number of requests that workers can begin at once, without the workers in `exclude`.
-fn free_seats(pipeline: &Pipeline, exclude: &[WorkerId]) -> usize {
-    let seats = |worker: &Arc<Worker>| {
-        let can = worker.backend.capabilities();
+fn free_capacity(pipeline: &Pipeline, exclude: &[WorkerId]) -> usize {
+    let free = |worker: &Arc<Worker>| {
+        let capabilities = worker.backend.capabilities();
         let load = worker.load();
-        let begins_at_once = can.input == InputForm::Tokens
-            && can.role.answers()
-            && worker.can_be_asked()
+        let begins_at_once = capabilities.input == InputForm::Tokens
+            && capabilities.role.can_answer()
+            && worker.is_available()
             && load.waiting == 0
             && !load.draining
             && !exclude.contains(&worker.id);
-        match can.max_running {
+        match capabilities.max_running {
             _ if !begins_at_once => 0,
-            // It reports no limit, and nothing waits there.
+            // The worker reports no limit, and no request waits there.
             0 => 1,
-            most => most.saturating_sub(usize::try_from(load.running).unwrap_or(usize::MAX)),
+            limit => limit.saturating_sub(usize::try_from(load.running).unwrap_or(usize::MAX)),
         }
     };
-    pipeline.fleet.workers().iter().map(seats).sum()
+    pipeline.fleet.workers().iter().map(free).sum()
 }

@@ -1,8 +1,8 @@
-//! A prompt that another worker computes than the one that answers.
+//! The prefill stage: a prompt that another worker computes than the one that answers.
 
 use std::sync::Arc;
 
-use chiasm_backend::{Death, Job, JobError, Left, Prefill, RunningJob, Stage};
+use chiasm_backend::{DeathReason, Job, JobError, KvTransferParams, Prefill, RunningJob, Stage};
 use chiasm_fleet::Trial;
 use chiasm_request::PrefillOutcome;
 use chiasm_router::Reservation;
@@ -10,57 +10,59 @@ use chiasm_types::MmHash;
 use tokio::time::Instant;
 
 use super::attempts::Failure;
-use super::job::job;
-use super::moving::WaitsFor;
+use super::job::build_job;
+use super::moving::CurrentWorker;
 use crate::Pipeline;
-use crate::deadlines::{begun_within, within};
+use crate::deadlines::{start_within, within};
 use crate::prepare::Prepared;
-use crate::sampling::of_prompt;
+use crate::sampling::for_prompt_only;
 
-/// What came of a prompt on a worker of its own.
+/// A prompt that a separate worker has computed.
 pub(super) struct Prefilled {
-    /// How the worker that answers gets its keys and values; `None` where it finds them by itself,
-    /// as in a store that both share.
-    pub(super) left: Option<Left>,
-    /// Who computed it.
-    pub(super) by: PrefillOutcome,
+    /// The parameters with which the answering worker gets the keys and values. `None` if it finds
+    /// them by itself, as in a store that both workers share.
+    pub(super) kv_transfer: Option<KvTransferParams>,
+    /// The worker that computed the prompt, and its times.
+    pub(super) outcome: PrefillOutcome,
 }
 
-/// Has a worker compute a prompt and leave it. `embedded`: of its media items those whose
-/// embeddings the worker finds.
+/// Lets a worker compute a prompt for another worker. `embedded` has the media items whose
+/// embeddings the worker can find.
 pub(super) async fn prefill(
     pipeline: &Arc<Pipeline>,
     prepared: &Prepared,
     mut reservation: Reservation,
     embedded: &[MmHash],
-    waits_for: &WaitsFor,
+    current_worker: &CurrentWorker,
 ) -> Result<Prefilled, Failure> {
     let started = Instant::now();
-    let worker = reservation.worker;
-    let serving = pipeline.fleet.worker(worker).ok_or(Failure::NotTaken(worker))?;
-    waits_for.set(&serving);
-    let (plan, job) = job(pipeline, prepared, &serving, Stage::Prefill, embedded.to_vec())?;
-    let job = Job { sampling: of_prompt(job.sampling), ..job };
+    let id = reservation.worker;
+    let worker = pipeline.fleet.worker(id).ok_or(Failure::NotTaken(id))?;
+    current_worker.set(&worker);
+    let (plan, job) = build_job(pipeline, prepared, &worker, Stage::Prefill, embedded.to_vec())?;
+    let job = Job { sampling: for_prompt_only(job.sampling), ..job };
     let deadline = prepared.deadlines.first_token;
-    let mut trial = Trial::begin(&pipeline.fleet, serving.clone());
-    let running = begun_within(deadline, &mut trial, serving.backend.start(Arc::new(job))).await?;
-    let mut running = running.map_err(|error| Failure::of_job(worker, error))?;
-    let began = started.elapsed();
+    let mut trial = Trial::begin(&pipeline.fleet, worker.clone());
+    let running = start_within(deadline, &mut trial, worker.backend.start(Arc::new(job))).await?;
+    let mut running = running.map_err(|error| Failure::from_job_error(id, error))?;
+    let hand_off = started.elapsed();
     let computed = async {
         tokio::select! {
-            found = to_end(running.as_mut(), &mut trial) => found.map_err(|error| Failure::of_job(worker, error)),
-            () = serving.hung() => Err(Failure::Lost(worker, Death::new("it hangs"))),
+            prefill = run_to_end(running.as_mut(), &mut trial) => {
+                prefill.map_err(|error| Failure::from_job_error(id, error))
+            }
+            () = worker.wait_hung() => Err(Failure::Lost(id, DeathReason::new("it hangs"))),
         }
     };
-    let found = within(deadline, computed).await;
-    // Some backends tell of it behind their start.
+    let computed = within(deadline, computed).await;
+    // After the end of the job, because some backends report deliveries after their start.
     if running.delivered().unfound > 0 {
-        pipeline.fleet.router().forget_embeddings(worker, embedded);
+        pipeline.fleet.router().forget_embeddings(id, embedded);
     }
-    let found = found??;
+    let reported = computed??;
     reservation.first_token();
-    let prefill = found.unwrap_or_default();
-    if found.is_some() {
+    let prefill = reported.unwrap_or_default();
+    if reported.is_some() {
         let prompt = plan.tokens.len();
         pipeline.metrics.prompt_found(
             &reservation,
@@ -69,27 +71,27 @@ pub(super) async fn prefill(
             prefill.cached_tokens,
         );
     }
-    let by = PrefillOutcome {
-        worker,
+    let outcome = PrefillOutcome {
+        worker: id,
         overlap_blocks: reservation.overlap_blocks,
         delivered: running.delivered(),
         prefill,
-        hand_off: began + running.hand_off(),
-        took: started.elapsed(),
+        hand_off: hand_off + running.hand_off(),
+        duration: started.elapsed(),
     };
-    pipeline.metrics.prefilled(&by);
-    Ok(Prefilled { left: running.left(), by })
+    pipeline.metrics.prefilled(&outcome);
+    Ok(Prefilled { kv_transfer: running.kv_transfer_params(), outcome })
 }
 
-/// Waits until a job has ended; how it computed its prompt, if it tells.
-pub(super) async fn to_end(
+/// Waits until a job has ended. Returns the statistics of its prefill, if the backend reports them.
+pub(super) async fn run_to_end(
     running: &mut (dyn RunningJob + 'static),
     trial: &mut Trial,
 ) -> Result<Option<Prefill>, JobError> {
-    let mut found = None;
+    let mut prefill = None;
     while let Some(output) = running.next().await {
-        found = output.inspect_err(|error| trial.failed(error))?.prefill.or(found);
+        prefill = output.inspect_err(|error| trial.failed(error))?.prefill.or(prefill);
     }
     trial.succeeded();
-    Ok(found)
+    Ok(prefill)
 }

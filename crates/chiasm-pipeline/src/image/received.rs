@@ -1,20 +1,20 @@
-//! Images whose tensors were made elsewhere, of the same files.
+//! Images whose tensors another process has made, from the same files.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
-use chiasm_backend::{FieldValue, ItemField, Tensor, TensorBytes, TensorFormat, TensorOrder};
+use chiasm_backend::{FieldValue, ItemField, Tensor, TensorBytes, TensorFormat, TensorRequest};
 use chiasm_types::MmHash;
 use chiasm_vision::{Contents, ImagePlan, ImageSize};
 
-use super::{ImageSettings, Images, PixelJob, named, pixel_format};
+use super::{ImageSettings, Images, PixelJob, item_fields, pixel_format};
 use crate::cpu::{CpuBudget, price};
 use crate::error::RequestError;
-use crate::processed::Form;
+use crate::processed::TensorKey;
 
 impl Images {
-    /// What an image of this size becomes. Nothing is remembered: the size may be wrong.
-    pub(crate) fn plan_of(
+    /// Plans an image of this size. The plan is not cached, because the size may be wrong.
+    pub(crate) fn plan_size(
         &self,
         size: ImageSize,
         settings: &ImageSettings,
@@ -22,74 +22,79 @@ impl Images {
         Ok(Arc::new(self.vision()?.plan(size, &settings.kwargs)?))
     }
 
-    /// Keeps the pixels of an image, and what it becomes, for whoever wants them now or soon.
+    /// Caches the pixels and the plan of an image.
     ///
     /// # Errors
-    /// It is known to have another size.
+    /// Returns [`TensorsError::OtherSize`] if the image is known to have another size.
     pub(crate) fn keep(
         &self,
-        form: Form,
+        key: TensorKey,
         plan: &Arc<ImagePlan>,
         pixels: &Bytes,
     ) -> Result<(), TensorsError> {
-        let known = self.plans.get_or_make(form.hash, || Ok(ImagePlan::clone(plan)))?;
+        let known = self.plans.get_or_build(key.hash, || Ok(ImagePlan::clone(plan)))?;
         if known.original != plan.original {
             return Err(TensorsError::OtherSize);
         }
-        self.processed.made(form, &TensorBytes::Here(pixels.clone()));
+        self.processed.insert(key, &TensorBytes::Here(pixels.clone()));
         Ok(())
     }
 
-    /// The pixels of an image, if they are still somewhere; or why they could not be made a moment
-    /// ago.
-    pub(crate) fn kept(
+    /// Returns the pixels of an image, if they are still in memory.
+    ///
+    /// # Errors
+    /// Returns the error of a failed attempt within the last second.
+    pub(crate) fn cached_pixels(
         &self,
-        form: &Form,
+        key: &TensorKey,
         plan: &ImagePlan,
     ) -> Result<Option<TensorBytes>, RequestError> {
-        let bytes = plan.pixel_bytes(pixel_format(form.format));
-        Ok(self.processed.find(form)?.filter(|pixels| pixels.as_ref().len() == bytes))
+        let bytes = plan.pixel_bytes(pixel_format(key.format));
+        Ok(self.processed.get(key)?.filter(|pixels| pixels.as_ref().len() == bytes))
     }
 
-    /// Brings pixels to where an engine wants them. `None` if it does not want them any more.
+    /// Copies pixels to memory that an engine reads. Returns `None` if the engine no longer needs
+    /// them.
+    ///
+    /// # Errors
+    /// Returns an error if the copy fails.
     pub async fn place(
         &self,
         hash: MmHash,
         plan: &Arc<ImagePlan>,
         pixels: TensorBytes,
-        order: TensorOrder,
+        order: TensorRequest,
     ) -> Result<Option<Vec<ItemField>>, RequestError> {
-        let form = Form { hash, format: order.format };
-        let _turn = self.processed.turn(form).await;
-        // The one before may have sent it to the same engine.
-        if !(order.still_wanted)() {
+        let key = TensorKey { hash, format: order.format };
+        let _permit = self.processed.lock(key).await;
+        // The previous holder of the permit may have sent the item to the same engine.
+        if !(order.is_still_needed)() {
             return Ok(None);
         }
         let job = PixelJob {
             model: self.model.clone(),
             budget: self.budget.clone(),
             memory: order.memory,
-            format: pixel_format(form.format),
+            format: pixel_format(key.format),
             plan: plan.clone(),
         };
-        let pixels = match job.memory.takes(&pixels) {
-            true => pixels,
-            false => {
-                let ticket = CpuBudget::shared().ticket(price::copy(pixels.as_ref().len()))?;
-                self.cpu.run(&ticket, move || job.copy(&pixels)).await??
-            }
+        let pixels = if job.memory.takes(&pixels) {
+            pixels
+        } else {
+            let ticket = CpuBudget::shared().ticket(price::copy(pixels.as_ref().len()))?;
+            self.cpu.run(&ticket, move || job.copy(&pixels)).await??
         };
-        self.processed.made(form, &pixels);
+        self.processed.insert(key, &pixels);
         self.metrics.media_reused.inc();
-        Ok(Some(named(plan, pixel_format(form.format), &pixels)))
+        Ok(Some(item_fields(plan, pixel_format(key.format), &pixels)))
     }
 }
 
-/// The pixels among an image's tensors, which have to be those of its plan.
+/// Checks an image's tensors against its plan, and returns the pixels.
 ///
 /// # Errors
-/// They are others.
-pub(crate) fn pixels_of(
+/// Returns an error if the tensors are not those of the plan.
+pub(crate) fn find_pixels(
     plan: &ImagePlan,
     format: TensorFormat,
     fields: &[ItemField],
@@ -100,50 +105,50 @@ pub(crate) fn pixels_of(
     }
     let mut pixels = None;
     for (ItemField { name, field, value }, spec) in fields.iter().zip(specs) {
-        let other = || TensorsError::Other(spec.name.to_string());
+        let mismatch = || TensorsError::Other(spec.name.to_string());
         let FieldValue::Tensor(Tensor { dtype, shape, bytes: TensorBytes::Here(bytes) }) = value
         else {
-            return Err(other());
+            return Err(mismatch());
         };
         if *name != spec.name
             || *field != spec.field
             || *dtype != spec.dtype
             || *shape != spec.shape
         {
-            return Err(other());
+            return Err(mismatch());
         }
         match &spec.contents {
             Contents::Small(small) if bytes == small => {}
             Contents::Pixels if bytes.len() == plan.pixel_bytes(pixel_format(format)) => {
                 pixels = Some(bytes.clone())
             }
-            Contents::Small(_) | Contents::Pixels => return Err(other()),
+            Contents::Small(_) | Contents::Pixels => return Err(mismatch()),
         }
     }
     pixels.ok_or(TensorsError::NoPixels)
 }
 
-/// Why tensors are not taken in place of a file.
+/// The reason why tensors are not accepted instead of a file.
 #[derive(Debug, thiserror::Error)]
 pub enum TensorsError {
     /// An image has another number of tensors.
     #[error("an image has {expected} of them, not {given}")]
     Count {
-        /// As many as the model's images have.
+        /// The number of tensors of the model's images.
         expected: usize,
-        /// As many as came.
+        /// The number of received tensors.
         given: usize,
     },
     /// A tensor has another name, type, shape or content.
     #[error("{0} is not what an image of this size has there")]
     Other(String),
-    /// None of them holds pixels.
+    /// No tensor holds pixels.
     #[error("an image has pixels")]
     NoPixels,
-    /// The file came before, and has another size.
+    /// The file was received before, and has another size.
     #[error("the image is known to have another size")]
     OtherSize,
-    /// What is known of the image is an error.
+    /// The image can't be planned.
     #[error(transparent)]
     Plan(#[from] RequestError),
 }

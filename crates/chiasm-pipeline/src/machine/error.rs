@@ -1,68 +1,68 @@
-//! Why jobs and files of other frontends are not taken.
+//! Errors of the jobs and files that frontends on other machines send.
 
 use chiasm_media::MediaError;
 use chiasm_types::Modality;
 
 use crate::error::RequestError;
 
-/// Why what a frontend has planned is not given to the engine.
+/// The reason why a planned job is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     /// The engine left after the frontend had picked it. The plan is not at fault.
     #[error("the engine is gone")]
     EngineGone,
-    /// The tokens are none of the model's, or too many.
+    /// There are too many tokens, or tokens that the model does not have.
     #[error(transparent)]
     Tokens(RequestError),
-    /// A media item is not what it would be here.
+    /// A media item differs from the plan that this process computes.
     #[error("media[{number}]: {error}")]
     Item {
-        /// Its place among the job's, from 0.
+        /// The item's index in the job, from 0.
         number: usize,
-        /// What is wrong with it.
+        /// The problem with the item.
         error: ItemError,
     },
 }
 
-/// What is wrong with a media item that a frontend has planned.
+/// A problem with a media item that a frontend has planned.
 #[derive(Debug, thiserror::Error)]
 pub enum ItemError {
-    /// Items come in the order of their places, which do not overlap.
+    /// The items are not in the order of their placeholders, or placeholders overlap.
     #[error("its place is not behind that of the one before")]
     Order,
     /// The agent does not process this modality.
     #[error("this agent takes no {0}")]
     Modality(Modality),
-    /// The agent processes files only.
+    /// The agent accepts files only.
     #[error("this agent takes no tensors (--take-tensors)")]
     NoTensors,
-    /// Nothing embeds there, or it reaches beyond the prompt.
+    /// The placeholder has no embeddings, or exceeds the prompt.
     #[error("its placeholder is none")]
     NoPlaceholder,
-    /// The file and its settings have another hash here.
+    /// This process computes another hash for the file and its settings.
     #[error("its identity is another one here: the agent's model, settings or version are others")]
     OtherIdentity,
-    /// The prompt has other tokens there.
+    /// The prompt has other tokens at the placeholder.
     #[error("its placeholder is another one here")]
     OtherPlaceholder,
-    /// An engine would wait for ever with it.
+    /// The item is too large: the engine would wait for ever with it.
     #[error("its {0} tokens are more than the engine can encode at once")]
     TooLarge(usize),
-    /// The file is not to be had, or no item of this model.
+    /// The file is unavailable, or can't be processed for this model.
     #[error(transparent)]
     Processing(#[from] RequestError),
 }
 
-/// Why a file is not taken.
+/// The reason why a file is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum PutError {
-    /// It is not what it is called, or too large.
+    /// The file is not of its modality, or too large.
     #[error(transparent)]
     Media(#[from] MediaError),
-    /// It has another hash than it was said to have.
+    /// The file has another hash than the frontend announced.
     #[error("the bytes are not those of this content")]
     OtherContent,
-    /// There is no time to look at it.
+    /// This process is overloaded.
     #[error("too much else is to be done")]
     Overloaded,
 }

@@ -1,5 +1,5 @@
-//! Files of media items that frontends have: kept, fetched from where a frontend has got one, or
-//! sent by it when it is asked; or the tensors that it makes of one.
+//! Files of media items: from the cache, fetched from the frontend's URL, or sent by the frontend
+//! on request. The frontend may send tensors instead of a file.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,37 +11,39 @@ use tokio::time::timeout;
 
 use super::MachineMedia;
 use super::error::PutError;
-use super::tensors::PATIENCE as TENSORS_PATIENCE;
-use super::waiting::{Came, Expected};
+use super::tensors::TENSORS_TIMEOUT;
+use super::waiting::{ExpectedTensors, ReceivedItem};
 use crate::cpu::CpuBudget;
 use crate::error::RequestError;
 
-/// How long a file may take from the frontend that has it.
-const FILE_PATIENCE: Duration = Duration::from_secs(30);
+/// The timeout for a file from the frontend that has it.
+const FILE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a file that another job has asked for is waited for before it is asked for again: that
-/// one's frontend may be gone.
-const OTHERS_PATIENCE: Duration = Duration::from_secs(2);
+/// The timeout for a file that another job has requested, before it is requested again: that job's
+/// frontend may be gone.
+const OTHER_REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a file may take from where it is: the frontend has it, and mostly sends it sooner.
-const FETCH_PATIENCE: Duration = Duration::from_secs(2);
+/// The timeout for a file from its URL. It is short because the frontend has the file, and usually
+/// sends it sooner.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Files of up to this many bytes are hashed in place.
-const IN_PLACE: usize = 512 << 10;
+/// The maximum size of a file that is hashed inline.
+const MAX_INLINE_BYTES: usize = 512 << 10;
 
-/// Asks a job's frontend for the file of an item, and says why it was not fetched if it was to be.
-pub(super) type AskForItem = Arc<dyn Fn(Option<NotFetched>) + Send + Sync>;
+/// Requests the file of an item from the job's frontend. Reports the failure if fetching the file
+/// from its URL failed.
+pub(super) type RequestItemFile = Arc<dyn Fn(Option<FetchFailure>) + Send + Sync>;
 
-/// Why a file was not fetched from where a frontend has got it.
+/// The reason why a file was not fetched from the frontend's URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NotFetched {
-    /// One of a few words.
+pub struct FetchFailure {
+    /// One of [`CAUSES`](Self::CAUSES), for metrics.
     pub cause: &'static str,
-    /// The same for people, without the URL.
+    /// An explanation for operators, without the URL.
     pub reason: String,
 }
 
-impl NotFetched {
+impl FetchFailure {
     /// All causes.
     pub const CAUSES: [&'static str; 4] =
         ["fetch_refused", "fetch_slow", "fetch_failed", "fetched_other"];
@@ -51,7 +53,7 @@ impl NotFetched {
     }
 }
 
-impl From<MediaError> for NotFetched {
+impl From<MediaError> for FetchFailure {
     fn from(error: MediaError) -> Self {
         let cause = match error.fault() {
             Fault::Forbidden => "fetch_refused",
@@ -63,10 +65,10 @@ impl From<MediaError> for NotFetched {
 }
 
 impl MachineMedia {
-    /// Takes in a file that a frontend has, for all who wait for it now or ask for it later.
+    /// Accepts a file that a frontend sends, for all jobs that wait for it now or need it later.
     ///
     /// # Errors
-    /// It can't be an item of this modality, is too large for one, or is not the file of this
+    /// Returns an error if the file is not of this modality, is too large, or does not have this
     /// content.
     pub async fn put(
         &self,
@@ -74,74 +76,83 @@ impl MachineMedia {
         modality: &Modality,
         bytes: Bytes,
     ) -> Result<(), PutError> {
-        let item = if bytes.len() <= IN_PLACE {
-            self.door.keep(bytes, modality)?
+        let item = if bytes.len() <= MAX_INLINE_BYTES {
+            self.loader.insert(bytes, modality)?
         } else {
-            let (door, modality) = (self.door.clone(), modality.clone());
+            let loader = self.loader.clone();
+            let modality = modality.clone();
             let ticket = CpuBudget::shared().ticket(Duration::from_nanos(bytes.len() as u64));
             let ticket = ticket.map_err(|_| PutError::Overloaded)?;
-            let kept = self.cpu.run(&ticket, move || door.keep(bytes, &modality)).await;
-            kept.map_err(|_| PutError::Overloaded)??
+            let inserted = self.cpu.run(&ticket, move || loader.insert(bytes, &modality)).await;
+            inserted.map_err(|_| PutError::Overloaded)??
         };
-        // What came is kept under what it is, whatever it was called.
+        // The file is cached by its actual content, even if that was announced wrongly.
         if item.content != content {
             return Err(PutError::OtherContent);
         }
-        self.waiting.file_came(&item);
+        self.pending.complete_with_file(&item);
         Ok(())
     }
 
-    /// The file of this content: kept, fetched, or asked for. If it is asked for, what is expected
-    /// in its place may come.
-    pub(super) async fn come(
+    /// Returns the file with this content from the cache, from its URL, or from the frontend. The
+    /// frontend may send the expected tensors instead.
+    ///
+    /// # Errors
+    /// Returns an error if the frontend does not send the file in time.
+    pub(super) async fn receive(
         &self,
         content: &ContentHash,
         url: Option<&str>,
-        expected: Option<Expected>,
-        ask: &AskForItem,
-    ) -> Result<Came, RequestError> {
-        if let Some(kept) = self.door.kept(content) {
-            return Ok(Came::File(kept));
+        expected: Option<ExpectedTensors>,
+        request_file: &RequestItemFile,
+    ) -> Result<ReceivedItem, RequestError> {
+        if let Some(cached) = self.loader.cached(content) {
+            return Ok(ReceivedItem::File(cached));
         }
-        match url.filter(|_| self.fetches) {
-            None => self.sent(content, expected, || ask(None)).await,
-            Some(url) => match self.fetched(content, url).await {
-                Ok(file) => Ok(Came::File(file)),
-                Err(why) => self.sent(content, expected, || ask(Some(why))).await,
-            },
+        let Some(url) = url.filter(|_| self.fetches_urls) else {
+            return self.receive_from_frontend(content, expected, || request_file(None)).await;
+        };
+        match self.fetch(content, url).await {
+            Ok(file) => Ok(ReceivedItem::File(file)),
+            Err(failure) => {
+                let request = || request_file(Some(failure));
+                self.receive_from_frontend(content, expected, request).await
+            }
         }
     }
 
-    /// The file of this content from where a frontend has got it.
-    async fn fetched(&self, content: &ContentHash, url: &str) -> Result<EncodedMedia, NotFetched> {
-        let opened = timeout(FETCH_PATIENCE, self.door.open(url)).await;
+    /// Fetches the file with this content from its URL.
+    async fn fetch(&self, content: &ContentHash, url: &str) -> Result<EncodedMedia, FetchFailure> {
+        let opened = timeout(FETCH_TIMEOUT, self.loader.open(url)).await;
         let file =
-            opened.map_err(|_| NotFetched::new("fetch_slow", "its origin is too slow"))??;
-        match file.content == *content {
-            true => Ok(file),
-            false => Err(NotFetched::new(
+            opened.map_err(|_| FetchFailure::new("fetch_slow", "its origin is too slow"))??;
+        if file.content != *content {
+            return Err(FetchFailure::new(
                 "fetched_other",
                 "its origin has something else than the frontend has got there",
-            )),
+            ));
         }
+        Ok(file)
     }
 
-    /// The file of this content, or what is expected in its place, from the frontend that `ask`
-    /// asks.
-    async fn sent(
+    /// Waits for the file with this content, or the expected tensors, from a frontend. Calls
+    /// `request` unless another job has requested the same and receives it soon.
+    async fn receive_from_frontend(
         &self,
         content: &ContentHash,
-        expected: Option<Expected>,
-        ask: impl FnOnce(),
-    ) -> Result<Came, RequestError> {
-        let patience = if expected.is_some() { TENSORS_PATIENCE } else { FILE_PATIENCE };
-        let (mut wait, is_asked_for) = self.waiting.wait(content, expected);
-        if is_asked_for && let Ok(Ok(came)) = timeout(OTHERS_PATIENCE, &mut wait.came).await {
-            return Ok(came);
+        expected: Option<ExpectedTensors>,
+        request: impl FnOnce(),
+    ) -> Result<ReceivedItem, RequestError> {
+        let limit = if expected.is_some() { TENSORS_TIMEOUT } else { FILE_TIMEOUT };
+        let (mut pending, is_requested) = self.pending.wait(content, expected);
+        if is_requested
+            && let Ok(Ok(item)) = timeout(OTHER_REQUEST_TIMEOUT, &mut pending.receiver).await
+        {
+            return Ok(item);
         }
-        ask();
-        match timeout(patience, &mut wait.came).await {
-            Ok(Ok(came)) => Ok(came),
+        request();
+        match timeout(limit, &mut pending.receiver).await {
+            Ok(Ok(item)) => Ok(item),
             Ok(Err(_)) | Err(_) => {
                 Err(RequestError::internal("the frontend did not send a media item's file"))
             }

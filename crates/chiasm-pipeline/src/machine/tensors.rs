@@ -1,4 +1,4 @@
-//! Items whose tensors the frontend has made.
+//! Tensors that frontends have made.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use chiasm_backend::{
     EncodedItem, FieldValue, ItemField, MediaSource, SourceError, Tensor, TensorBytes,
-    TensorMemory, TensorOrder,
+    TensorMemory, TensorRequest,
 };
 use chiasm_limit::KeyedLimiter;
 use chiasm_types::MmHash;
@@ -19,21 +19,22 @@ use tokio::time::timeout;
 use super::super::error::RequestError;
 use crate::cpu::{CpuBudget, CpuPool, price};
 
-/// How long tensors may take from the frontend that has them, or makes them again. Requests have
-/// deadlines of their own.
-pub(super) const PATIENCE: Duration = Duration::from_secs(120);
+/// The timeout for tensors from the frontend that has them, or makes them again. Requests have
+/// their own deadlines.
+pub(super) const TENSORS_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Tensors below this many bytes travel in messages: a slot costs more than they do.
-const LARGE: usize = 4096;
+/// The minimum size of a tensor in shared memory. Smaller tensors are sent in messages, which cost
+/// less than a slot.
+const MIN_SLOT_BYTES: usize = 4096;
 
 type Fields = Arc<Vec<ItemField>>;
 
-/// Tensors as they came: kept for a while, for other engines of this machine.
-pub(super) struct Tensors {
+/// The received tensors, cached for other engines of this machine.
+pub(super) struct ReceivedTensors {
     max_bytes: u64,
-    kept: Option<Cache<MmHash, Fields, Weight>>,
-    one_at_a_time: KeyedLimiter<MmHash>,
-    /// Who waits for an item's: one at most, who has the item's turn.
+    cache: Option<Cache<MmHash, Fields, Weight>>,
+    single_flight: KeyedLimiter<MmHash>,
+    /// The task that waits for each item; only the holder of the item's permit waits.
     waiting: Mutex<HashMap<MmHash, oneshot::Sender<Fields>>>,
     cpu: CpuPool,
 }
@@ -43,34 +44,35 @@ struct Weight;
 
 impl Weighter<MmHash, Fields> for Weight {
     fn weight(&self, _: &MmHash, fields: &Fields) -> u64 {
-        1024 + fields.iter().map(|field| bytes(&field.value)).sum::<usize>() as u64
+        1024 + fields.iter().map(|field| tensor_bytes(&field.value)).sum::<usize>() as u64
     }
 }
 
-fn bytes(value: &FieldValue) -> usize {
+/// Returns the total size of the tensors in a value.
+fn tensor_bytes(value: &FieldValue) -> usize {
     match value {
         FieldValue::Tensor(tensor) => tensor.bytes.as_ref().len(),
         FieldValue::Int(_) | FieldValue::Float(_) => 0,
-        FieldValue::List(list) => list.iter().map(bytes).sum(),
+        FieldValue::List(list) => list.iter().map(tensor_bytes).sum(),
     }
 }
 
-impl Tensors {
-    /// Takes items of so many bytes at most, and keeps so many bytes of them.
-    pub(super) fn new(max_bytes: u64, kept_bytes: u64, cpu: CpuPool) -> Self {
-        // One shard: an item may take as much as all of it.
+impl ReceivedTensors {
+    /// Accepts items of at most `max_bytes`, and caches `cached_bytes` of them.
+    pub(super) fn new(max_bytes: u64, cached_bytes: u64, cpu: CpuPool) -> Self {
+        // A single shard, so that one item may use the whole capacity.
         let options = OptionsBuilder::new()
             .shards(1)
-            .weight_capacity(kept_bytes)
+            .weight_capacity(cached_bytes)
             .estimated_items_capacity(1 << 10)
             .build();
         let cache =
             |options| Cache::with_options(options, Weight, Default::default(), Default::default());
-        let kept = options.ok().filter(|_| kept_bytes > 0).map(cache);
+        let cache = options.ok().filter(|_| cached_bytes > 0).map(cache);
         Self {
             max_bytes,
-            kept,
-            one_at_a_time: KeyedLimiter::new(1),
+            cache,
+            single_flight: KeyedLimiter::new(1),
             waiting: Mutex::default(),
             cpu,
         }
@@ -80,24 +82,24 @@ impl Tensors {
         self.max_bytes
     }
 
-    /// Takes in what has come, for who waits for it and whoever asks soon.
+    /// Accepts the tensors of an item, for the waiting task and for later ones.
     pub(super) fn put(&self, hash: MmHash, fields: Vec<ItemField>) {
         let fields = Arc::new(fields);
-        if let Some(kept) = &self.kept {
-            kept.insert(hash, fields.clone());
+        if let Some(cache) = &self.cache {
+            cache.insert(hash, fields.clone());
         }
-        if let Some(waits) = self.waiting().remove(&hash) {
-            let _ = waits.send(fields);
+        if let Some(sender) = self.waiting().remove(&hash) {
+            let _ = sender.send(fields);
         }
     }
 
-    /// An item whose frontend `ask` asks.
+    /// Returns the source of an item. `request` requests its tensors from the frontend.
     pub(super) fn source(
         self: &Arc<Self>,
         hash: MmHash,
-        ask: Arc<dyn Fn() + Send + Sync>,
+        request: Arc<dyn Fn() + Send + Sync>,
     ) -> Arc<dyn MediaSource> {
-        Arc::new(TensorSource { tensors: self.clone(), hash, ask })
+        Arc::new(TensorSource { tensors: self.clone(), hash, request })
     }
 
     fn waiting(&self) -> MutexGuard<'_, HashMap<MmHash, oneshot::Sender<Fields>>> {
@@ -106,17 +108,17 @@ impl Tensors {
 }
 
 struct TensorSource {
-    tensors: Arc<Tensors>,
+    tensors: Arc<ReceivedTensors>,
     hash: MmHash,
-    ask: Arc<dyn Fn() + Send + Sync>,
+    request: Arc<dyn Fn() + Send + Sync>,
 }
 
 impl MediaSource for TensorSource {
     fn tensors(
         &self,
-        order: TensorOrder,
+        order: TensorRequest,
     ) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
-        async { self.take(order).await.map_err(SourceError::new) }.boxed()
+        async { self.place(order).await.map_err(SourceError::new) }.boxed()
     }
 
     fn encoded(&self) -> Option<EncodedItem> {
@@ -125,19 +127,20 @@ impl MediaSource for TensorSource {
 }
 
 impl TensorSource {
-    async fn take(&self, order: TensorOrder) -> Result<Option<Vec<ItemField>>, RequestError> {
-        let Tensors { one_at_a_time, cpu, .. } = &*self.tensors;
-        let _permit = one_at_a_time.acquire(self.hash).await;
-        // The one before may have sent it to the same engine.
-        if !(order.still_wanted)() {
+    /// Copies the tensors to memory that the engine reads.
+    async fn place(&self, order: TensorRequest) -> Result<Option<Vec<ItemField>>, RequestError> {
+        let ReceivedTensors { single_flight, cpu, .. } = &*self.tensors;
+        let _permit = single_flight.acquire(self.hash).await;
+        // The previous holder of the permit may have sent the item to the same engine.
+        if !(order.is_still_needed)() {
             return Ok(None);
         }
         let fields = self.fields().await?;
-        let size = fields.iter().map(|field| bytes(&field.value)).sum();
+        let size = fields.iter().map(|field| tensor_bytes(&field.value)).sum();
         let ticket = CpuBudget::shared().ticket(price::copy(size))?;
         let placed = cpu.run(&ticket, move || {
             let place = |field: &ItemField| {
-                let value = place(&field.value, &*order.memory);
+                let value = place_value(&field.value, &*order.memory);
                 ItemField { name: field.name.clone(), field: field.field, value }
             };
             fields.iter().map(place).collect()
@@ -145,44 +148,47 @@ impl TensorSource {
         Ok(Some(placed.await?))
     }
 
-    /// What is kept, or comes. The caller has the item's turn.
+    /// Returns the tensors from the cache, or from the frontend. The caller holds the item's
+    /// permit.
     async fn fields(&self) -> Result<Fields, RequestError> {
-        if let Some(fields) = self.tensors.kept.as_ref().and_then(|kept| kept.get(&self.hash)) {
+        let cache = self.tensors.cache.as_ref();
+        if let Some(fields) = cache.and_then(|cache| cache.get(&self.hash)) {
             return Ok(fields);
         }
-        let (here, came) = oneshot::channel();
-        self.tensors.waiting().insert(self.hash, here);
-        let _waits = Waits(self);
-        (self.ask)();
-        let came = timeout(PATIENCE, came).await;
+        let (sender, receiver) = oneshot::channel();
+        self.tensors.waiting().insert(self.hash, sender);
+        let _guard = WaitGuard(self);
+        (self.request)();
+        let fields = timeout(TENSORS_TIMEOUT, receiver).await;
         let lost = || RequestError::internal("the frontend did not send a media item's tensors");
-        came.ok().and_then(Result::ok).ok_or_else(lost)
+        fields.ok().and_then(Result::ok).ok_or_else(lost)
     }
 }
 
-/// Forgets, when dropped, who waits no more.
-struct Waits<'a>(&'a TensorSource);
+/// Removes the waiting task when dropped.
+struct WaitGuard<'a>(&'a TensorSource);
 
-impl Drop for Waits<'_> {
+impl Drop for WaitGuard<'_> {
     fn drop(&mut self) {
         self.0.tensors.waiting().remove(&self.0.hash);
     }
 }
 
-/// The value where an engine finds it.
-fn place(value: &FieldValue, memory: &dyn TensorMemory) -> FieldValue {
+/// Copies a value's large tensors to the engine's memory, if there is room.
+fn place_value(value: &FieldValue, memory: &dyn TensorMemory) -> FieldValue {
     match value {
         FieldValue::Int(value) => FieldValue::Int(*value),
         FieldValue::Float(value) => FieldValue::Float(*value),
         FieldValue::List(list) => {
-            FieldValue::List(list.iter().map(|value| place(value, memory)).collect())
+            FieldValue::List(list.iter().map(|value| place_value(value, memory)).collect())
         }
         FieldValue::Tensor(Tensor { dtype, shape, bytes }) => {
-            let from = bytes.as_ref();
-            let slot = (from.len() >= LARGE).then(|| memory.reserve(from.len())).flatten();
+            let source = bytes.as_ref();
+            let is_large = source.len() >= MIN_SLOT_BYTES;
+            let slot = is_large.then(|| memory.reserve(source.len())).flatten();
             let bytes = match slot {
                 Some(mut slot) => {
-                    slot.copy_from_slice(from);
+                    slot.copy_from_slice(source);
                     TensorBytes::Slot(slot.publish())
                 }
                 None => bytes.clone(),

@@ -1,4 +1,4 @@
-//! Who waits for files of media items, or for the tensors that a frontend makes of them.
+//! Media items that jobs wait for: files, or the tensors that a frontend makes of them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,58 +9,59 @@ use chiasm_types::MmHash;
 use chiasm_vision::ImagePlan;
 use tokio::sync::oneshot;
 
-use super::super::processed::Form;
+use super::super::processed::TensorKey;
 
-/// What has come of an item that was asked for.
+/// A requested item that was received.
 #[derive(Clone)]
-pub(super) enum Came {
-    /// Its file.
+pub(super) enum ReceivedItem {
+    /// The item's file.
     File(EncodedMedia),
-    /// The pixels that a frontend has made of it, as they were expected.
+    /// The pixels that a frontend has made of the item, in the expected format.
     Pixels(Bytes),
 }
 
-/// Tensors that are taken in place of an image's file.
+/// The tensors that are accepted instead of an image's file.
 #[derive(Clone)]
-pub(super) struct Expected {
-    pub(super) form: Form,
-    /// What the image becomes if it has the size that its frontend says.
+pub(super) struct ExpectedTensors {
+    pub(super) key: TensorKey,
+    /// The plan of the image, if it has the size that the frontend reports.
     pub(super) plan: Arc<ImagePlan>,
 }
 
-/// All who wait.
+/// The items that jobs wait for.
 #[derive(Default)]
-pub(super) struct Waiting {
+pub(super) struct PendingItems {
     inner: Mutex<Inner>,
 }
 
 #[derive(Default)]
 struct Inner {
-    /// By what the files are.
+    /// The waiters, by the content of their files.
     waiters: HashMap<ContentHash, Vec<Waiter>>,
-    /// The file of each item of which tensors are expected.
+    /// The file of each item with expected tensors.
     files: HashMap<MmHash, ContentHash>,
 }
 
 struct Waiter {
-    here: oneshot::Sender<Came>,
-    expected: Option<Expected>,
+    sender: oneshot::Sender<ReceivedItem>,
+    expected: Option<ExpectedTensors>,
 }
 
 impl Waiter {
     fn expects(&self, hash: &MmHash) -> bool {
-        self.expected.as_ref().is_some_and(|expected| expected.form.hash == *hash)
+        self.expected.as_ref().is_some_and(|expected| expected.key.hash == *hash)
     }
 }
 
 impl Inner {
-    /// Takes out the waiters of a file that are meant.
-    fn take(&mut self, content: &ContentHash, is_meant: impl Fn(&Waiter) -> bool) -> Vec<Waiter> {
+    /// Removes and returns the waiters of a file that match a predicate.
+    fn take(&mut self, content: &ContentHash, predicate: impl Fn(&Waiter) -> bool) -> Vec<Waiter> {
         let Some(waiters) = self.waiters.get_mut(content) else { return Vec::new() };
-        let taken: Vec<_> = waiters.extract_if(.., |waiter| is_meant(waiter)).collect();
-        for Expected { form, .. } in taken.iter().filter_map(|waiter| waiter.expected.as_ref()) {
-            if !waiters.iter().any(|waiter| waiter.expects(&form.hash)) {
-                self.files.remove(&form.hash);
+        let taken: Vec<_> = waiters.extract_if(.., |waiter| predicate(waiter)).collect();
+        for expected in taken.iter().filter_map(|waiter| waiter.expected.as_ref()) {
+            let hash = &expected.key.hash;
+            if !waiters.iter().any(|waiter| waiter.expects(hash)) {
+                self.files.remove(hash);
             }
         }
         if waiters.is_empty() {
@@ -70,59 +71,57 @@ impl Inner {
     }
 }
 
-impl Waiting {
-    /// Waits for a file, or for what is expected in its place, until what is returned is dropped;
-    /// and whether something that ends the wait has been asked for by another one.
+impl PendingItems {
+    /// Registers a waiter for a file or the expected tensors. Also returns `true` if another waiter
+    /// has requested data that completes this one, too.
     pub(super) fn wait<'a>(
         &'a self,
         content: &'a ContentHash,
-        expected: Option<Expected>,
-    ) -> (Wait<'a>, bool) {
-        let (here, came) = oneshot::channel();
+        expected: Option<ExpectedTensors>,
+    ) -> (PendingItem<'a>, bool) {
+        let (sender, receiver) = oneshot::channel();
         let mut inner = self.inner();
-        if let Some(Expected { form, .. }) = &expected {
-            inner.files.insert(form.hash, *content);
+        if let Some(expected) = &expected {
+            inner.files.insert(expected.key.hash, *content);
         }
         let waiters = inner.waiters.entry(*content).or_default();
-        let mine = expected.as_ref().map(|expected| expected.form);
-        // A frontend that may send tensors sends them in place of the file, and in the form that it
-        // was asked for.
-        let ends_this = |other: &Waiter| match &other.expected {
+        let key = expected.as_ref().map(|expected| expected.key);
+        // A frontend that may send tensors sends them instead of the file, in the requested format.
+        let completes_this = |other: &Waiter| match &other.expected {
             None => true,
-            Some(others) => mine == Some(others.form),
+            Some(other) => key == Some(other.key),
         };
-        let is_asked_for = waiters.iter().any(ends_this);
-        waiters.push(Waiter { here, expected });
-        (Wait { waiting: self, content, came }, is_asked_for)
+        let is_requested = waiters.iter().any(completes_this);
+        waiters.push(Waiter { sender, expected });
+        (PendingItem { pending: self, content, receiver }, is_requested)
     }
 
-    /// A file has come.
-    pub(super) fn file_came(&self, file: &EncodedMedia) {
-        for Waiter { here, .. } in self.inner().take(&file.content, |_| true) {
-            let _ = here.send(Came::File(file.clone()));
+    /// Sends a received file to all its waiters.
+    pub(super) fn complete_with_file(&self, file: &EncodedMedia) {
+        for Waiter { sender, .. } in self.inner().take(&file.content, |_| true) {
+            let _ = sender.send(ReceivedItem::File(file.clone()));
         }
     }
 
-    /// What is expected of the tensors of this item; nothing if nobody waits for them.
-    pub(super) fn expected(&self, hash: &MmHash) -> Vec<Expected> {
+    /// Returns the tensors of this item that waiters expect.
+    pub(super) fn expected(&self, hash: &MmHash) -> Vec<ExpectedTensors> {
         let inner = self.inner();
         let waiters = inner.files.get(hash).and_then(|content| inner.waiters.get(content));
         let expected = waiters.into_iter().flatten().filter(|waiter| waiter.expects(hash));
         expected.filter_map(|waiter| waiter.expected.clone()).collect()
     }
 
-    /// Tensors have come that are as these are expected to be.
-    pub(super) fn pixels_came(&self, came: &Expected, pixels: &Bytes) {
+    /// Sends received pixels to all waiters that expect tensors like `received`.
+    pub(super) fn complete_with_pixels(&self, received: &ExpectedTensors, pixels: &Bytes) {
         let mut inner = self.inner();
-        let Some(content) = inner.files.get(&came.form.hash).copied() else { return };
-        let expects_them = |waiter: &Waiter| {
-            waiter
-                .expected
-                .as_ref()
-                .is_some_and(|it| it.form == came.form && it.plan.original == came.plan.original)
+        let Some(content) = inner.files.get(&received.key.hash).copied() else { return };
+        let expects_these = |waiter: &Waiter| {
+            waiter.expected.as_ref().is_some_and(|expected| {
+                expected.key == received.key && expected.plan.original == received.plan.original
+            })
         };
-        for Waiter { here, .. } in inner.take(&content, expects_them) {
-            let _ = here.send(Came::Pixels(pixels.clone()));
+        for Waiter { sender, .. } in inner.take(&content, expects_these) {
+            let _ = sender.send(ReceivedItem::Pixels(pixels.clone()));
         }
     }
 
@@ -131,17 +130,17 @@ impl Waiting {
     }
 }
 
-/// A wait. Nobody waits any more when it is dropped.
-pub(super) struct Wait<'a> {
-    waiting: &'a Waiting,
+/// An item that a job waits for. Dropping this removes the waiter.
+pub(super) struct PendingItem<'a> {
+    pending: &'a PendingItems,
     content: &'a ContentHash,
-    pub(super) came: oneshot::Receiver<Came>,
+    pub(super) receiver: oneshot::Receiver<ReceivedItem>,
 }
 
-impl Drop for Wait<'_> {
+impl Drop for PendingItem<'_> {
     fn drop(&mut self) {
-        self.came.close();
-        self.waiting.inner().take(self.content, |waiter| waiter.here.is_closed());
+        self.receiver.close();
+        self.pending.inner().take(self.content, |waiter| waiter.sender.is_closed());
     }
 }
 
@@ -160,74 +159,78 @@ mod tests {
     const PICTURE: &[u8] =
         include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/images/dawn.jpg"));
 
-    /// What is expected of an image of this width.
-    fn expected(hash: u8, format: TensorFormat, width: u32) -> Expected {
+    /// Returns the expected tensors of an image of this width.
+    fn expected(hash: u8, format: TensorFormat, width: u32) -> ExpectedTensors {
         let model = VisionModel::from_model_dir(Path::new(MODEL), &NoVocabulary).unwrap().unwrap();
         let plan = model.plan(ImageSize { width, height: 224 }, &ImageKwargs::default()).unwrap();
-        Expected { form: Form { hash: MmHash::new([hash; 32]), format }, plan: Arc::new(plan) }
+        let key = TensorKey { hash: MmHash::new([hash; 32]), format };
+        ExpectedTensors { key, plan: Arc::new(plan) }
     }
 
-    /// What has come so far.
-    fn came(wait: &mut Wait<'_>) -> Option<&'static str> {
-        wait.came.try_recv().ok().map(|came| match came {
-            Came::File(_) => "file",
-            Came::Pixels(_) => "pixels",
+    /// Returns the kind of the received item, if there is one.
+    fn received(pending: &mut PendingItem<'_>) -> Option<&'static str> {
+        pending.receiver.try_recv().ok().map(|item| match item {
+            ReceivedItem::File(_) => "file",
+            ReceivedItem::Pixels(_) => "pixels",
         })
     }
 
-    fn is_empty(waiting: &Waiting) -> bool {
-        let inner = waiting.inner();
+    fn is_empty(pending: &PendingItems) -> bool {
+        let inner = pending.inner();
         inner.waiters.is_empty() && inner.files.is_empty()
     }
 
     #[test]
-    fn who_waits_gets_the_file_or_the_tensors_that_are_expected() {
+    fn waiter_gets_file_or_expected_tensors() {
         let file =
             EncodedMedia::from_bytes(Bytes::from_static(PICTURE), &MediaLimits::default()).unwrap();
-        let (raw, float) = (TensorFormat::Raw, TensorFormat::Normalized(Dtype::BF16));
-        let waiting = Waiting::default();
-        let wait = |expected| waiting.wait(&file.content, expected);
-        let (mut first, is_asked_for) = wait(Some(expected(1, raw, 280)));
-        assert!(!is_asked_for);
-        // Tensors of the first are none of these.
+        let raw = TensorFormat::Raw;
+        let float = TensorFormat::Normalized(Dtype::BF16);
+        let pending = PendingItems::default();
+        let wait = |expected| pending.wait(&file.content, expected);
+        let (mut first, is_requested) = wait(Some(expected(1, raw, 280)));
+        assert!(!is_requested);
+        // The first waiter's tensors do not complete any of these.
         let mut others =
             [None, Some(expected(1, float, 280)), Some(expected(2, raw, 280))].map(|other| {
-                let waiting = Waiting::default();
-                let _first = waiting.wait(&file.content, Some(expected(1, raw, 280)));
-                assert!(!waiting.wait(&file.content, other.clone()).1);
+                let pending = PendingItems::default();
+                let _first = pending.wait(&file.content, Some(expected(1, raw, 280)));
+                assert!(!pending.wait(&file.content, other.clone()).1);
                 wait(other).0
             });
-        let (mut same, is_asked_for) = wait(Some(expected(1, raw, 280)));
-        assert!(is_asked_for);
-        // It would be ended by a file, of which the size is not known before.
-        let (mut lies, is_asked_for) = wait(Some(expected(1, raw, 560)));
-        assert!(is_asked_for);
-        assert_eq!(waiting.expected(&MmHash::new([1; 32])).len(), 4);
-        assert_eq!(waiting.expected(&MmHash::new([3; 32])).len(), 0);
-        waiting.pixels_came(&expected(1, raw, 280), &Bytes::new());
-        assert_eq!([&mut first, &mut same].map(came), [Some("pixels"); 2]);
-        assert_eq!(came(&mut lies), None);
-        assert_eq!(others.each_mut().map(came), [None; 3]);
-        waiting.file_came(&file);
-        assert_eq!(came(&mut lies), Some("file"));
-        assert_eq!(others.each_mut().map(came), [Some("file"); 3]);
-        assert!(is_empty(&waiting));
+        let (mut same, is_requested) = wait(Some(expected(1, raw, 280)));
+        assert!(is_requested);
+        // A requested file would complete this one, too: the size of the file is not known yet.
+        let (mut wrong_size, is_requested) = wait(Some(expected(1, raw, 560)));
+        assert!(is_requested);
+        assert_eq!(pending.expected(&MmHash::new([1; 32])).len(), 4);
+        assert_eq!(pending.expected(&MmHash::new([3; 32])).len(), 0);
+        pending.complete_with_pixels(&expected(1, raw, 280), &Bytes::new());
+        assert_eq!([&mut first, &mut same].map(received), [Some("pixels"); 2]);
+        assert_eq!(received(&mut wrong_size), None);
+        assert_eq!(others.each_mut().map(received), [None; 3]);
+        pending.complete_with_file(&file);
+        assert_eq!(received(&mut wrong_size), Some("file"));
+        assert_eq!(others.each_mut().map(received), [Some("file"); 3]);
+        assert!(is_empty(&pending));
     }
 
     #[test]
-    fn who_does_not_wait_any_more_is_forgotten() {
+    fn dropped_waiter_is_removed() {
         let content = ContentHash::new([7; 32]);
-        let waiting = Waiting::default();
-        let of = |hash| waiting.wait(&content, Some(expected(hash, TensorFormat::Raw, 280))).0;
-        let (one, same, other) = (of(1), of(1), of(2));
-        drop(one);
-        assert_eq!(waiting.expected(&MmHash::new([1; 32])).len(), 1);
+        let pending = PendingItems::default();
+        let wait = |hash| pending.wait(&content, Some(expected(hash, TensorFormat::Raw, 280))).0;
+        let first = wait(1);
+        let same = wait(1);
+        let other = wait(2);
+        drop(first);
+        assert_eq!(pending.expected(&MmHash::new([1; 32])).len(), 1);
         drop(same);
-        assert!(waiting.expected(&MmHash::new([1; 32])).is_empty());
-        assert_eq!(waiting.expected(&MmHash::new([2; 32])).len(), 1);
+        assert!(pending.expected(&MmHash::new([1; 32])).is_empty());
+        assert_eq!(pending.expected(&MmHash::new([2; 32])).len(), 1);
         drop(other);
-        assert!(is_empty(&waiting));
-        // Nobody is there to be told.
-        waiting.pixels_came(&expected(1, TensorFormat::Raw, 280), &Bytes::new());
+        assert!(is_empty(&pending));
+        // Pixels without a waiter are ignored.
+        pending.complete_with_pixels(&expected(1, TensorFormat::Raw, 280), &Bytes::new());
     }
 }

@@ -1,16 +1,16 @@
-//! The values of labels.
+//! Values of metric labels.
 
 chiasm_types::every_variant! {
     /// A part of a request's time.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Stage {
-        /// Getting the bytes of its media items.
+        /// Loading the bytes of the request's media items.
         Fetch,
-        /// Template, tokens, plans of its media items, block keys.
+        /// Rendering, tokenizing, planning media items and computing block keys.
         Plan,
-        /// Making one media item's tensors, waiting for a thread included.
+        /// Making one media item's tensors, including the wait for a thread.
         Process,
-        /// Until the backend has taken it.
+        /// Handing the request to the backend.
         HandOff,
         /// Waiting in the engine.
         Queue,
@@ -33,18 +33,18 @@ impl Stage {
 }
 
 chiasm_types::every_variant! {
-    /// What became of a request that lost its worker before the client was sent a token.
+    /// The consequence for a request that lost its worker before the client was sent a token.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Retry {
-        /// The worker never had it: another one is tried.
+        /// The worker never had the request: another one is tried.
         NotTaken,
-        /// The worker died or hangs with it: it moves to another one.
+        /// The worker died or hangs with the request: the request moves to another one.
         Lost,
-        /// The worker is suspect: it is begun on another one, too.
+        /// The worker is suspect: the request is begun on another one, too.
         Suspect,
-        /// Too many workers died with it.
+        /// Too many workers died with the request's prompt: the request fails.
         Quarantined,
-        /// Too many requests move.
+        /// The retry budget is exhausted: the request fails.
         OverBudget,
     }
 }

@@ -1,4 +1,4 @@
-//! Histograms of times that are written for each token, and can be read by more than Prometheus.
+//! Histograms of times that are cheap enough for each token, and also give quantiles.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,24 +7,25 @@ use std::time::Duration;
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::{MetricType, TypedMetric};
 
-/// Parts of each doubling, so that quantiles are right within a tenth.
+/// The number of classes per doubling. With 4, quantiles are exact within a tenth.
 const PARTS: usize = 4;
-/// A quarter of the upper end of the first class, in nanoseconds: half a millisecond.
-const UNIT: u64 = 500_000 / PARTS as u64;
-/// The last class but one ends after half an hour.
+/// A quarter of the upper end of the first class, in nanoseconds. The first class ends at half a
+/// millisecond.
+const UNIT_NANOS: u64 = 500_000 / PARTS as u64;
+/// The number of doublings. The last class but one ends after half an hour.
 const DOUBLINGS: usize = 22;
 
-/// Counts of times, in buckets for Prometheus, and in finer classes for who wants quantiles: these
-/// double in length from half a millisecond on, each doubling in four parts of equal length.
+/// Counts of times, in buckets for Prometheus and in finer classes for quantiles.
 ///
-/// Writing takes a search among the buckets and three atomic additions, and no lock. Clones are the
-/// same histogram.
+/// The classes double in length from half a millisecond on, and each doubling has four parts of
+/// equal length. An observation takes a search among the buckets, three atomic additions and no
+/// lock. Clones share the histogram.
 #[derive(Clone, Debug)]
 pub struct LatencyHistogram(Arc<Counts>);
 
 #[derive(Debug)]
 struct Counts {
-    /// Upper ends of the buckets but the last, in seconds.
+    /// The upper bounds of all buckets except the last, in seconds.
     bounds: &'static [f64],
     buckets: Box<[AtomicU64]>,
     classes: Box<[AtomicU64]>,
@@ -32,11 +33,12 @@ struct Counts {
 }
 
 impl LatencyHistogram {
-    /// Buckets with these upper ends, in seconds and in ascending order, and one for all that is
-    /// longer.
+    /// Creates a histogram. `bounds` are the buckets' upper bounds in seconds, ascending; a last
+    /// bucket without a bound is added.
     pub fn new(bounds: &'static [f64]) -> Self {
         let zeros = |count| (0..count).map(|_| AtomicU64::new(0)).collect();
-        let (buckets, classes) = (zeros(bounds.len() + 1), zeros(PARTS * DOUBLINGS + 2));
+        let buckets = zeros(bounds.len() + 1);
+        let classes = zeros(PARTS * DOUBLINGS + 2);
         Self(Arc::new(Counts { bounds, buckets, classes, nanoseconds: AtomicU64::new(0) }))
     }
 
@@ -45,11 +47,11 @@ impl LatencyHistogram {
         self.observe_each(time, 1);
     }
 
-    /// Counts a time so many times.
+    /// Counts a time `times` times.
     pub fn observe_each(&self, time: Duration, times: u64) {
         let Counts { bounds, buckets, classes, nanoseconds: sum } = &*self.0;
         let seconds = time.as_secs_f64();
-        // Most times are short.
+        // The search begins with the smallest bucket, because most times are short.
         let bucket = bounds.iter().position(|bound| seconds <= *bound).unwrap_or(bounds.len());
         buckets[bucket].fetch_add(times, Ordering::Relaxed);
         let time = nanoseconds(time);
@@ -57,9 +59,9 @@ impl LatencyHistogram {
         sum.fetch_add(time.saturating_mul(times), Ordering::Relaxed);
     }
 
-    /// What was counted so far.
+    /// Returns the counts so far.
     pub fn counts(&self) -> LatencyCounts {
-        LatencyCounts(loaded(&self.0.classes))
+        LatencyCounts(load_all(&self.0.classes))
     }
 }
 
@@ -69,7 +71,7 @@ impl TypedMetric for LatencyHistogram {
 
 impl EncodeMetric for LatencyHistogram {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let counts = loaded(&self.0.buckets);
+        let counts = load_all(&self.0.buckets);
         let bounds = self.0.bounds.iter().copied().chain([f64::INFINITY]);
         let buckets: Vec<(f64, u64)> = bounds.zip(counts.iter().copied()).collect();
         let sum = self.0.nanoseconds.load(Ordering::Relaxed) as f64 / 1e9;
@@ -81,28 +83,28 @@ impl EncodeMetric for LatencyHistogram {
     }
 }
 
-fn loaded(counts: &[AtomicU64]) -> Vec<u64> {
+fn load_all(counts: &[AtomicU64]) -> Vec<u64> {
     counts.iter().map(|count| count.load(Ordering::Relaxed)).collect()
 }
 
-/// Counts of one histogram's classes at a moment, or between two.
+/// The counts of a histogram's classes at one time, or between two times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LatencyCounts(Vec<u64>);
 
 impl LatencyCounts {
-    /// What was counted after `before`, which is of the same histogram.
+    /// Returns the counts after `before`, which must be of the same histogram.
     pub fn since(&self, before: &Self) -> Self {
         Self(self.0.iter().zip(&before.0).map(|(now, then)| now.saturating_sub(*then)).collect())
     }
 
-    /// How many times were counted.
+    /// Returns the number of observations.
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
     }
 
-    /// The time that this part of all, 0 to 1, does not exceed; `None` if nothing was counted.
-    /// Within a class times are taken to be spread evenly; of those beyond the last one only its
-    /// lower end is known.
+    /// Returns the quantile `part`, from 0 to 1; `None` without observations.
+    ///
+    /// Interpolates linearly within a class. For the last class, returns its lower end.
     pub fn quantile(&self, part: f64) -> Option<Duration> {
         let total = self.total();
         let rank = (total as f64 * part).clamp(0.0, total as f64);
@@ -123,9 +125,10 @@ impl LatencyCounts {
     }
 }
 
-/// The class of a time, counted from 0 and without an end. Upper ends belong to their classes.
+/// Returns the class of a time in nanoseconds, counted from 0 and without a maximum. Upper ends
+/// belong to their classes.
 fn class_of(time: u64) -> usize {
-    let units = time.saturating_sub(1) / UNIT;
+    let units = time.saturating_sub(1) / UNIT_NANOS;
     if units < PARTS as u64 {
         return 0;
     }
@@ -133,11 +136,12 @@ fn class_of(time: u64) -> usize {
     1 + PARTS * doublings + (units >> doublings) as usize % PARTS
 }
 
-/// The longest time of a class that has an end, in nanoseconds.
+/// Returns the longest time of a class except the last, in nanoseconds.
 fn upper_end(class: usize) -> u64 {
-    let Some(after) = class.checked_sub(1) else { return UNIT * PARTS as u64 };
-    let (doublings, part) = (after / PARTS, after % PARTS);
-    (UNIT * (PARTS + part + 1) as u64) << doublings
+    let Some(index) = class.checked_sub(1) else { return UNIT_NANOS * PARTS as u64 };
+    let doublings = index / PARTS;
+    let part = index % PARTS;
+    (UNIT_NANOS * (PARTS + part + 1) as u64) << doublings
 }
 
 fn nanoseconds(time: Duration) -> u64 {
@@ -163,8 +167,9 @@ mod tests {
     }
 
     #[test]
-    fn prometheus_is_told_what_its_own_histogram_tells() {
-        let (ours, theirs) = (LatencyHistogram::new(&BOUNDS), Histogram::new(BOUNDS));
+    fn encoding_equals_prometheus_histogram() {
+        let ours = LatencyHistogram::new(&BOUNDS);
+        let theirs = Histogram::new(BOUNDS);
         let mut time = 1_u64;
         while time < 100_000_000 {
             for time in [time, time + 1, 1_000_000, 1_000_001, 2_500_000, 40_000_000, 40_000_001] {
@@ -173,8 +178,9 @@ mod tests {
             }
             time = time * 5 / 3 + 1;
         }
-        let (ours, theirs) = (encoded(ours), encoded(theirs));
-        // Sums differ in their last digits.
+        let ours = encoded(ours);
+        let theirs = encoded(theirs);
+        // The sums differ in their last digits.
         let lines = |text: &str| -> Vec<String> {
             text.lines().filter(|line| !line.starts_with("t_sum")).map(str::to_owned).collect()
         };
@@ -183,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn each_class_begins_where_the_one_before_it_ends() {
+    fn classes_are_contiguous() {
         for class in 0..PARTS * DOUBLINGS {
             let end = upper_end(class);
             assert_eq!((class_of(end), class_of(end + 1)), (class, class + 1), "{end}");
@@ -191,21 +197,21 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_are_right_within_a_tenth() {
+    fn quantiles_are_exact_within_a_tenth() {
         let histogram = LatencyHistogram::new(&BOUNDS);
         for microseconds in 1..=100_000 {
             histogram.observe(Duration::from_micros(microseconds));
         }
         let counts = histogram.counts();
         for part in [0.1, 0.5, 0.9, 0.99] {
-            let found = counts.quantile(part).unwrap().as_secs_f64();
-            assert!((found / (part * 0.1) - 1.0).abs() < 0.1, "{part}: {found}");
+            let quantile = counts.quantile(part).unwrap().as_secs_f64();
+            assert!((quantile / (part * 0.1) - 1.0).abs() < 0.1, "{part}: {quantile}");
         }
         assert_eq!(counts.total(), 100_000);
     }
 
     #[test]
-    fn what_lies_between_two_moments_is_told_alone() {
+    fn difference_counts_only_later_times() {
         let histogram = LatencyHistogram::new(&BOUNDS);
         let none = histogram.counts();
         assert_eq!(none.quantile(0.5), None);

@@ -1,9 +1,8 @@
-//! Metrics of media items by source, and of the memory that is kept for later requests and for
-//! answers that wait to be read.
+//! Metrics of media items by source, of caches' memory, and of answers that wait for their clients.
 
 use std::sync::atomic::Ordering;
 
-use chiasm_backend::unread::Unread;
+use chiasm_backend::unread::UnreadBudget;
 use chiasm_media::MediaCounts;
 use chiasm_prompt::TokenCacheCounts;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -17,20 +16,20 @@ struct HowLabel {
     how: &'static str,
 }
 
-/// The state of media and of the memory for later requests.
+/// A snapshot of media counts and of caches' memory.
 #[derive(Clone, Debug)]
 pub struct MediaState {
     /// Media items by source.
     pub counts: MediaCounts,
-    /// Bytes of encoded media, request bodies and pixels in messages that are in memory.
+    /// The bytes in memory: encoded media, request bodies, and pixels in messages.
     pub held: u64,
-    /// Bytes of processed media that are kept for other engines.
+    /// The bytes of processed media that are kept for other engines.
     pub processed: u64,
-    /// The tokens of long texts that are kept.
+    /// The counts of the token cache for long texts.
     pub texts: TokenCacheCounts,
 }
 
-/// Counts of media items by source, and the memory that they and the tokens of long texts take.
+/// The metrics of media items and of memory.
 #[derive(Default)]
 pub(super) struct MediaMetrics {
     opened: Family<HowLabel, Counter>,
@@ -49,8 +48,9 @@ impl MediaMetrics {
     pub(super) fn register(&self, r: &mut Registry) {
         r.register(
             "media_opened",
-            "Media items asked for: data URLs, files, URLs that were fresh, revalidated, fetched, waited for with somebody \
-             else, or had just failed; names of items that were known or unknown",
+            "Media items asked for: data URLs, files, URLs that were fresh, revalidated, fetched, \
+             waited for with somebody else, or had just failed; \
+             names of items that were known or unknown",
             self.opened.clone(),
         );
         r.register_with_unit(
@@ -66,7 +66,8 @@ impl MediaMetrics {
         );
         r.register_with_unit(
             "held",
-            "Encoded media, request bodies and pixels in messages that are in memory, cached ones too",
+            "Encoded media, request bodies and pixels in messages that are in memory, \
+             cached ones too",
             Unit::Bytes,
             self.held.clone(),
         );
@@ -106,9 +107,9 @@ impl MediaMetrics {
         );
     }
 
-    /// Sets the counts to the present state.
-    pub(super) fn refresh(&self, now: &MediaState) {
-        let MediaState { counts, held, processed, texts } = now;
+    /// Sets the metrics to a snapshot.
+    pub(super) fn refresh(&self, state: &MediaState) {
+        let MediaState { counts, held, processed, texts } = state;
         for (how, count) in by_source(counts) {
             self.opened.get_or_create(&HowLabel { how }).inner().store(count, Ordering::Relaxed);
         }
@@ -119,13 +120,13 @@ impl MediaMetrics {
         self.processed.set(*processed as i64);
         self.texts.set(texts.bytes as i64);
         self.found_tokens.inner().store(texts.found_tokens, Ordering::Relaxed);
-        let unread = Unread::of_process();
+        let unread = UnreadBudget::global();
         self.unread.set(unread.bytes() as i64);
-        self.cut.inner().store(unread.cut(), Ordering::Relaxed);
+        self.cut.inner().store(unread.cut_count(), Ordering::Relaxed);
     }
 }
 
-/// Returns the media items asked for, by where they were found.
+/// Returns the number of requested media items, by source.
 pub fn by_source(counts: &MediaCounts) -> [(&'static str, u64); 9] {
     [
         ("data", counts.data),

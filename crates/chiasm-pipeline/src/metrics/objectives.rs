@@ -1,4 +1,4 @@
-//! Which requests are served as fast as they should be.
+//! Service-level objectives, and the counts of tokens that meet them.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-/// How fast requests should be served. `None` where it does not matter.
+/// The latency objectives of requests; `None` for no objective.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Objectives {
-    /// From a request's arrival to its first token.
+    /// The maximum time from a request's arrival to its first token.
     pub first_token: Option<Duration>,
-    /// Between two tokens of an answer.
+    /// The maximum time between two tokens of an answer.
     pub between_tokens: Option<Duration>,
 }
 
@@ -22,7 +22,7 @@ struct ObjectiveLabels {
     met: &'static str,
 }
 
-/// Counts of what met its objective and what did not, for the objectives that there are.
+/// Counts of tokens that met or missed the configured objectives.
 #[derive(Debug, Default)]
 pub(super) struct ObjectiveMetrics {
     counts: Family<ObjectiveLabels, Counter>,
@@ -30,10 +30,10 @@ pub(super) struct ObjectiveMetrics {
     between_tokens: Option<Objective>,
 }
 
-/// One objective with its counters at hand, as one of them is written for each token.
+/// One objective with its counters, which are cached because one is incremented for each token.
 #[derive(Debug)]
 struct Objective {
-    most: Duration,
+    limit: Duration,
     met: Counter,
     missed: Counter,
 }
@@ -42,17 +42,18 @@ impl ObjectiveMetrics {
     pub(super) fn register(&self, r: &mut Registry) {
         r.register(
             "objectives",
-            "First tokens of requests (ttft) and tokens after the first (itl), by whether they came within --slo-ttft and --slo-itl",
+            "First tokens of requests (ttft) and tokens after the first (itl), \
+             by whether they came within --slo-ttft and --slo-itl",
             self.counts.clone(),
         );
     }
 
-    /// The same counts, of these objectives from now on.
-    pub(super) fn of(&self, objectives: Objectives) -> Self {
-        let objective = |name: &'static str, most: Option<Duration>| {
+    /// Returns the same counts for these objectives.
+    pub(super) fn with_objectives(&self, objectives: Objectives) -> Self {
+        let objective = |name: &'static str, limit: Option<Duration>| {
             let counter =
                 |met| self.counts.get_or_create(&ObjectiveLabels { objective: name, met }).clone();
-            most.map(|most| Objective { most, met: counter("yes"), missed: counter("no") })
+            limit.map(|limit| Objective { limit, met: counter("yes"), missed: counter("no") })
         };
         Self {
             counts: self.counts.clone(),
@@ -62,17 +63,21 @@ impl ObjectiveMetrics {
     }
 
     pub(super) fn first_token(&self, after: Duration) {
-        self.first_token.iter().for_each(|objective| objective.count(after, 1));
+        if let Some(objective) = &self.first_token {
+            objective.count(after, 1);
+        }
     }
 
     pub(super) fn between_tokens(&self, gap: Duration, tokens: u64) {
-        self.between_tokens.iter().for_each(|objective| objective.count(gap, tokens));
+        if let Some(objective) = &self.between_tokens {
+            objective.count(gap, tokens);
+        }
     }
 }
 
 impl Objective {
     fn count(&self, took: Duration, times: u64) {
-        let counter = if took <= self.most { &self.met } else { &self.missed };
+        let counter = if took <= self.limit { &self.met } else { &self.missed };
         counter.inc_by(times);
     }
 }

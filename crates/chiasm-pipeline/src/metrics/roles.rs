@@ -1,4 +1,4 @@
-//! Requests whose stages are computed by several workers.
+//! Metrics of requests whose stages are computed by several workers.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
-/// What workers did for others.
+/// The metrics of stages that workers compute for other workers.
 pub(super) struct RoleMetrics {
     encoded: Family<WorkerLabel, Counter>,
     not_encoded: Counter,
     encode_time: Histogram,
     prefilled: Family<WorkerLabel, Counter>,
     recomputed: Counter,
-    time: Histogram,
+    prefill_time: Histogram,
 }
 
 impl Default for RoleMetrics {
@@ -29,7 +29,7 @@ impl Default for RoleMetrics {
             encode_time: Histogram::new(exponential_buckets(0.001, 2.0, 18)),
             prefilled: Family::default(),
             recomputed: Counter::default(),
-            time: Histogram::new(exponential_buckets(0.001, 2.0, 18)),
+            prefill_time: Histogram::new(exponential_buckets(0.001, 2.0, 18)),
         }
     }
 }
@@ -38,46 +38,58 @@ impl RoleMetrics {
     pub(super) fn register(&self, r: &mut Registry) {
         r.register(
             "encoded_items",
-            "Media items that a worker has encoded for others of its machine, or had encoded before, by the worker that encoded",
+            "Media items that a worker has encoded for others of its machine, \
+             or had encoded before, by the worker that encoded",
             self.encoded.clone(),
         );
         r.register(
             "unencoded_items",
-            "Media items that a worker was to encode for others and did not leave the embeddings of: who computed the prompt encoded them",
+            "Media items that a worker was to encode for others and did not leave the embeddings \
+             of: who computed the prompt encoded them",
             self.not_encoded.clone(),
         );
         r.register_with_unit(
             "remote_encode",
-            "From when workers were picked to encode media items until one of them had left the embeddings",
+            "From when workers were picked to encode media items \
+             until one of them had left the embeddings",
             Unit::Seconds,
             self.encode_time.clone(),
         );
         r.register(
             "prefilled_requests",
-            "Prompts that a worker has computed for another one that answers, by the worker that computed",
+            "Prompts that a worker has computed for another one that answers, \
+             by the worker that computed",
             self.prefilled.clone(),
         );
         r.register(
             "recomputed_prompts",
-            "Prompts of which the worker that answers computed more than their ends again, as it could not get them from the one that \
-             had computed them",
+            "Prompts of which the worker that answers computed more than their ends again, \
+             as it could not get them from the one that had computed them",
             self.recomputed.clone(),
         );
         r.register_with_unit(
             "remote_prefill",
-            "From when a worker was picked for a prompt alone until it had left that for the one that answers",
+            "From when a worker was picked for a prompt alone \
+             until it had left that for the one that answers",
             Unit::Seconds,
-            self.time.clone(),
+            self.prefill_time.clone(),
         );
     }
 
-    pub(super) fn encoded(&self, worker: WorkerId, asked: usize, left: usize, took: Duration) {
-        self.encoded.get_or_create(&worker.into()).inc_by(left as u64);
-        self.not_encoded.inc_by(asked.saturating_sub(left) as u64);
+    /// Counts an encode stage: of `requested` items, the embeddings of `stored` were stored.
+    pub(super) fn encoded(
+        &self,
+        worker: WorkerId,
+        requested: usize,
+        stored: usize,
+        took: Duration,
+    ) {
+        self.encoded.get_or_create(&worker.into()).inc_by(stored as u64);
+        self.not_encoded.inc_by(requested.saturating_sub(stored) as u64);
         self.encode_time.observe(took.as_secs_f64());
     }
 
-    /// Forgets a worker that was let go for good.
+    /// Removes the series of a worker that was removed for good.
     pub(super) fn forget(&self, worker: WorkerId) {
         self.encoded.remove(&worker.into());
         self.prefilled.remove(&worker.into());
@@ -87,8 +99,8 @@ impl RoleMetrics {
         self.recomputed.inc();
     }
 
-    pub(super) fn prefilled(&self, by: &PrefillOutcome) {
-        self.prefilled.get_or_create(&by.worker.into()).inc();
-        self.time.observe(by.took.as_secs_f64());
+    pub(super) fn prefilled(&self, outcome: &PrefillOutcome) {
+        self.prefilled.get_or_create(&outcome.worker.into()).inc();
+        self.prefill_time.observe(outcome.duration.as_secs_f64());
     }
 }

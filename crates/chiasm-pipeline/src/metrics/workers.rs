@@ -1,4 +1,4 @@
-//! Sums over the requests of each worker, as Prometheus reads them.
+//! Sums over the requests of each worker, for Prometheus.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,9 +8,9 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::found::{Found, OfWorker};
+use super::cache_stats::{CacheStats, WorkerCacheStats};
 
-/// The sums of [`Found`], one series for each present worker.
+/// The series of [`CacheStats`], one for each present worker.
 #[derive(Default)]
 pub(super) struct WorkerSums {
     prompt_tokens: Family<WorkerLabel, Counter>,
@@ -39,7 +39,8 @@ impl WorkerSums {
         );
         r.register_with_unit(
             "worker_time_to_first_token",
-            "Time from the arrivals of those requests to their first tokens, all together: over their number it is the mean",
+            "Time from the arrivals of those requests to their first tokens, all together: \
+             over their number it is the mean",
             Unit::Seconds,
             self.first_token_time.clone(),
         );
@@ -52,14 +53,15 @@ impl WorkerSums {
     }
 
     /// Sets the series of these workers, and removes all others.
-    pub(super) fn refresh(&self, workers: &[WorkerSnapshot], found: &Found) {
+    pub(super) fn refresh(&self, workers: &[WorkerSnapshot], stats: &CacheStats) {
         let counters = [&self.prompt_tokens, &self.cached_tokens, &self.first_tokens];
         let times = [&self.first_token_time, &self.queue_time];
         counters.into_iter().for_each(Family::clear);
         times.into_iter().for_each(Family::clear);
         for worker in workers {
             let label = worker.id.into();
-            let OfWorker { tokens, requests, first_token, queued } = found.of_worker(worker.id);
+            let WorkerCacheStats { tokens, requests, first_token, queued } =
+                stats.worker(worker.id);
             for (family, count) in
                 counters.into_iter().zip([tokens.prompt, tokens.cached, requests])
             {

@@ -16,7 +16,7 @@ fn conversation(text: String) -> Prompt {
 }
 
 #[tokio::test]
-async fn a_prompt_that_cannot_be_is_refused_by_the_name_that_its_client_gave_it() {
+async fn invalid_prompt_is_refused_at_its_field() {
     let test = TestPipeline::new(1).await;
     let context = test.pipeline.fleet.classes()[0].max_model_len;
     let long = "word ".repeat(2 * context);
@@ -27,16 +27,17 @@ async fn a_prompt_that_cannot_be_is_refused_by_the_name_that_its_client_gave_it(
         (Prompt::Tokens(vec![TokenId(1), TokenId(u32::MAX)]), "prompt"),
         (conversation(long), "messages"),
     ] {
-        let error = test.prepare(prompt, Sampling::default()).await.unwrap_err();
+        let error = test.prepare(prompt, ClientSampling::default()).await.unwrap_err();
         assert_eq!(error.field.as_deref(), Some(field), "{error}");
         assert!(matches!(error.cause, Cause::ContextFull { .. } | Cause::Invalid(_)), "{error}");
     }
 }
 
 #[tokio::test]
-async fn what_a_template_writes_as_json_costs_as_much_as_it_did_to_parse() {
+async fn rendering_json_costs_as_much_as_parsing() {
     let test = TestPipeline::new(1).await;
-    let cpu = CpuBudget::new(Owner::at(Ipv4Addr::LOCALHOST.into()), Duration::from_secs(10));
+    let cpu =
+        CpuBudget::new(Owner::from_address(Ipv4Addr::LOCALHOST.into()), Duration::from_secs(10));
     let parsing = cpu.ticket(Duration::from_secs(1)).map(|_| cpu.spent()).unwrap();
     let mut prompt = conversation("hello".to_owned());
     let price = |prompt: &Prompt| price_of(prompt, &test.pipeline.model, &cpu);

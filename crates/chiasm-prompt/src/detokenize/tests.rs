@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// `qwen2_vl` is byte-level, `llama2` falls back to byte tokens.
+/// Loads a model's tokenizer. `qwen2_vl` is byte-level, `llama2` falls back to byte tokens.
 fn tokenizer(model: &str) -> Tokenizer {
     let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens/models");
     Tokenizer::from_model_dir(&models.join(model)).unwrap()
@@ -14,7 +14,7 @@ fn encode(tokenizer: &Tokenizer, text: &str) -> Vec<TokenId> {
     tokenizer.encode(text, false).unwrap()
 }
 
-fn in_pieces(
+fn detokenize(
     tokenizer: &Tokenizer,
     prompt: &[TokenId],
     answer: &[TokenId],
@@ -31,9 +31,9 @@ fn in_pieces(
     (text, detokenizer.pending())
 }
 
-/// A stream that knows the whole prompt, as vLLM's does.
+/// Creates a detokenizer that is primed with the whole prompt, as vLLM's is.
 fn primed(tokenizer: &Tokenizer, prompt: &[TokenId], skip_special: bool) -> Detokenizer {
-    let complete = prompt.len() - open_tokens(tokenizer, prompt);
+    let complete = prompt.len() - count_open_tokens(tokenizer, prompt);
     let ids = prompt.iter().map(|token| token.0).collect();
     let prefix = tokenizer.decode(&prompt[..complete], skip_special);
     Detokenizer {
@@ -47,7 +47,7 @@ fn primed(tokenizer: &Tokenizer, prompt: &[TokenId], skip_special: bool) -> Deto
 }
 
 #[test]
-fn a_character_comes_out_whole_with_its_last_token() {
+fn character_is_returned_with_its_last_token() {
     for model in ["qwen2_vl", "llama2"] {
         let tokenizer = tokenizer(model);
         let smile = encode(&tokenizer, "a🙂");
@@ -61,44 +61,44 @@ fn a_character_comes_out_whole_with_its_last_token() {
 }
 
 #[test]
-fn a_character_that_begins_in_the_prompt_comes_out_without_the_prompt() {
+fn character_begun_in_the_prompt_excludes_prompt_text() {
     let tokenizer = tokenizer("qwen2_vl");
     let mut prompt = encode(&tokenizer, "What is this? é🙂");
     let last = prompt.pop().unwrap();
-    assert_eq!(in_pieces(&tokenizer, &prompt, &[last], true), ("🙂".to_owned(), 0));
+    assert_eq!(detokenize(&tokenizer, &prompt, &[last], true), ("🙂".to_owned(), 0));
     let x = encode(&tokenizer, "x")[0];
-    assert_eq!(in_pieces(&tokenizer, &prompt, &[x], true), ("\u{fffd}x".to_owned(), 0));
+    assert_eq!(detokenize(&tokenizer, &prompt, &[x], true), ("\u{fffd}x".to_owned(), 0));
 }
 
 #[test]
-fn a_replacement_character_in_the_prompt_stays_in_the_prompt() {
+fn replacement_character_of_the_prompt_is_not_repeated() {
     let tokenizer = tokenizer("qwen2_vl");
     let answer = encode(&tokenizer, " ok");
     for prompt in ["\u{fffd}", "so \u{fffd}\u{fffd}", ""] {
-        assert_eq!(in_pieces(&tokenizer, &encode(&tokenizer, prompt), &answer, true).0, " ok");
+        assert_eq!(detokenize(&tokenizer, &encode(&tokenizer, prompt), &answer, true).0, " ok");
     }
 }
 
 #[test]
-fn special_tokens_give_text_only_when_wanted() {
+fn special_tokens_yield_text_unless_skipped() {
     let tokenizer = tokenizer("qwen2_vl");
     let answer = encode(&tokenizer, "a<|im_end|>");
-    assert_eq!(in_pieces(&tokenizer, &[], &answer, true), ("a".to_owned(), 1));
-    assert_eq!(in_pieces(&tokenizer, &[], &answer, false), ("a<|im_end|>".to_owned(), 0));
+    assert_eq!(detokenize(&tokenizer, &[], &answer, true), ("a".to_owned(), 1));
+    assert_eq!(detokenize(&tokenizer, &[], &answer, false), ("a<|im_end|>".to_owned(), 0));
 }
 
 #[test]
-fn unknown_ids_give_no_text() {
+fn unknown_ids_yield_no_text() {
     let tokenizer = tokenizer("qwen2_vl");
     let a = encode(&tokenizer, "a")[0];
-    assert_eq!(in_pieces(&tokenizer, &[TokenId(u32::MAX)], &[TokenId(1 << 30), a], true).0, "a");
+    assert_eq!(detokenize(&tokenizer, &[TokenId(u32::MAX)], &[TokenId(1 << 30), a], true).0, "a");
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
-    fn the_pieces_are_the_whole(
+    fn pieces_join_to_the_whole_text(
         prompt in prop::collection::vec(0u32..345, 0..50),
         answer in prop::collection::vec(0u32..345, 0..40),
         skip_special: bool,
@@ -107,11 +107,11 @@ proptest! {
         let ids = |ids: &[u32]| -> Vec<TokenId> { ids.iter().copied().map(TokenId).collect() };
         let mut prompt = ids(&prompt);
         let answer = ids(&answer);
-        // A prompt that ends within a character has a text that the answer changes.
-        while open_tokens(&tokenizer, &prompt) > 0 {
+        // The answer changes the text of a prompt that ends within a character.
+        while count_open_tokens(&tokenizer, &prompt) > 0 {
             prompt.pop();
         }
-        let (text, pending) = in_pieces(&tokenizer, &prompt, &answer, skip_special);
+        let (text, pending) = detokenize(&tokenizer, &prompt, &answer, skip_special);
         let before = tokenizer.decode(&prompt, skip_special);
         let whole = tokenizer.decode(&[prompt, answer.clone()].concat(), skip_special);
         prop_assume!(whole.starts_with(&before));
@@ -125,15 +125,15 @@ proptest! {
     }
 
     #[test]
-    fn any_text_survives(text in "\\PC{0,40}", prompt in "\\PC{0,20}") {
+    fn text_survives_the_round_trip(text in "\\PC{0,40}", prompt in "\\PC{0,20}") {
         for model in ["qwen2_vl", "llama2"] {
             let tokenizer = tokenizer(model);
             let answer = encode(&tokenizer, &text);
             let whole = tokenizer.decode(&answer, true);
             let prompt = [encode(&tokenizer, &prompt), encode(&tokenizer, "the")].concat();
-            let (pieces, _) = in_pieces(&tokenizer, &prompt, &answer, true);
-            // The second kind puts a space before every text, and takes it away again only at the
-            // very beginning.
+            let (pieces, _) = detokenize(&tokenizer, &prompt, &answer, true);
+            // Llama 2's tokenizer puts a space before every text, and its decoder removes it only
+            // at the very beginning.
             let space = if model == "llama2" && !text.is_empty() { " " } else { "" };
             if !whole.ends_with('\u{fffd}') {
                 prop_assert_eq!(pieces, format!("{space}{whole}"));
@@ -142,7 +142,7 @@ proptest! {
     }
 
     #[test]
-    fn whole_characters_come_out_as_the_stream_gives_them(
+    fn context_free_tokens_match_the_decode_stream(
         prompt in prop::collection::vec(0u32..345, 0..6),
         answer in prop::collection::vec(prop_oneof![0u32..345, Just(u32::MAX)], 0..60),
         skip_special: bool,
@@ -170,6 +170,6 @@ proptest! {
     ) {
         let tokenizer = tokenizer("llama2");
         let ids = |ids: &[u32]| -> Vec<TokenId> { ids.iter().copied().map(TokenId).collect() };
-        in_pieces(&tokenizer, &ids(&prompt), &ids(&answer), skip_special);
+        detokenize(&tokenizer, &ids(&prompt), &ids(&answer), skip_special);
     }
 }

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn all(stops: &[&str], include_stop: bool, pieces: &[&str]) -> (String, Option<String>) {
+fn run(stops: &[&str], include_stop: bool, pieces: &[&str]) -> (String, Option<String>) {
     let mut watch =
         StopStrings::new(stops.iter().map(|stop| (*stop).to_owned()).collect(), include_stop);
     let mut text = String::new();
@@ -20,29 +20,29 @@ fn all(stops: &[&str], include_stop: bool, pieces: &[&str]) -> (String, Option<S
 }
 
 #[test]
-fn a_stop_string_across_pieces_is_cut() {
-    assert_eq!(all(&["STOP"], false, &["go S", "TO", "P on"]), ("go ".into(), Some("STOP".into())));
+fn stop_string_across_pieces_is_cut() {
+    assert_eq!(run(&["STOP"], false, &["go S", "TO", "P on"]), ("go ".into(), Some("STOP".into())));
     assert_eq!(
-        all(&["STOP"], true, &["go S", "TO", "P on"]),
+        run(&["STOP"], true, &["go S", "TO", "P on"]),
         ("go STOP".into(), Some("STOP".into()))
     );
 }
 
 #[test]
-fn what_only_looked_like_a_stop_string_comes_out() {
-    assert_eq!(all(&["aab"], false, &["a", "a", "a", "b!"]), ("a".into(), Some("aab".into())));
-    assert_eq!(all(&["STOP"], false, &["go S", "TO"]), ("go STO".into(), None));
+fn prefix_of_a_stop_string_is_returned_later() {
+    assert_eq!(run(&["aab"], false, &["a", "a", "a", "b!"]), ("a".into(), Some("aab".into())));
+    assert_eq!(run(&["STOP"], false, &["go S", "TO"]), ("go STO".into(), None));
 }
 
 #[test]
-fn the_one_that_ends_first_wins_and_then_the_first_in_the_list() {
-    assert_eq!(all(&["abcd", "bc"], false, &["abcd"]), ("a".into(), Some("bc".into())));
-    assert_eq!(all(&["bc", "abc"], false, &["abc"]), ("a".into(), Some("bc".into())));
-    assert_eq!(all(&["abc", "bc"], false, &["abc"]), (String::new(), Some("abc".into())));
+fn earliest_end_wins_then_list_order() {
+    assert_eq!(run(&["abcd", "bc"], false, &["abcd"]), ("a".into(), Some("bc".into())));
+    assert_eq!(run(&["bc", "abc"], false, &["abc"]), ("a".into(), Some("bc".into())));
+    assert_eq!(run(&["abc", "bc"], false, &["abc"]), (String::new(), Some("abc".into())));
 }
 
 #[test]
-fn nothing_is_held_back_that_cannot_become_a_stop_string() {
+fn text_is_held_back_only_while_it_may_become_a_stop() {
     let mut watch = StopStrings::new(vec!["\n\nHuman:".into()], false);
     assert_eq!(watch.push("plain text").text, "plain text");
     assert_eq!(watch.push(" and\n").text, " and");
@@ -51,7 +51,7 @@ fn nothing_is_held_back_that_cannot_become_a_stop_string() {
 }
 
 #[test]
-fn an_included_stop_string_is_never_held_back() {
+fn included_stop_string_is_never_held_back() {
     let mut watch = StopStrings::new(vec!["é!".into()], true);
     assert_eq!(watch.push("caf").text, "caf");
     assert_eq!(watch.push("é").text, "é");
@@ -59,7 +59,7 @@ fn an_included_stop_string_is_never_held_back() {
 }
 
 #[test]
-fn unwatched_text_may_hold_a_stop_string_but_only_begin_the_one_that_stops() {
+fn unwatched_text_may_only_begin_a_stop_string() {
     let mut watch = StopStrings::new(vec!["ab".into()], false);
     assert_eq!(watch.push_unwatched("ab a"), "ab ");
     assert_eq!(watch.push("b"), StopStep { text: String::new(), stopped_by: Some("ab".into()) });
@@ -67,22 +67,23 @@ fn unwatched_text_may_hold_a_stop_string_but_only_begin_the_one_that_stops() {
 
 #[test]
 fn empty_stop_strings_do_not_stop() {
-    assert_eq!(all(&[""], false, &["text"]), ("text".into(), None));
+    assert_eq!(run(&[""], false, &["text"]), ("text".into(), None));
 }
 
 #[test]
-fn many_long_stop_strings_cost_a_token_little() {
+fn many_long_stop_strings_are_cheap_per_token() {
     let stops = (0..64).map(|number| format!("{number:02}{}", "q".repeat(1022))).collect();
-    let (mut watch, begun) = (StopStrings::new(stops, false), std::time::Instant::now());
+    let mut watch = StopStrings::new(stops, false);
+    let begun = std::time::Instant::now();
     for _ in 0..20_000 {
         assert_eq!(watch.push("word ").text, "word ");
     }
-    // It is some ten milliseconds; to make what finds them for each token is seconds.
+    // This takes about ten milliseconds. Building the searchers for each token would take seconds.
     assert!(begun.elapsed().as_secs_f64() < 1.0, "{:?}", begun.elapsed());
 }
 
-/// The rule written down for a whole text: characters one by one, as if each were a token.
-fn by_the_rule(stops: &[String], include_stop: bool, text: &str) -> (String, Option<String>) {
+/// The reference for a whole text: checks character by character, as if each were a token.
+fn reference(stops: &[String], include_stop: bool, text: &str) -> (String, Option<String>) {
     for end in (1..=text.len()).filter(|end| text.is_char_boundary(*end)) {
         for stop in stops {
             if text[..end].ends_with(stop.as_str()) {
@@ -96,7 +97,7 @@ fn by_the_rule(stops: &[String], include_stop: bool, text: &str) -> (String, Opt
 
 proptest! {
     #[test]
-    fn pieces_do_not_matter(
+    fn result_does_not_depend_on_the_pieces(
         pieces in prop::collection::vec("[abé]{0,4}", 0..12),
         stops in prop::collection::vec("[abé]{1,4}", 0..4),
         include_stop: bool,
@@ -104,6 +105,7 @@ proptest! {
         let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
         let names: Vec<&str> = stops.iter().map(String::as_str).collect();
         let whole = pieces.concat();
-        prop_assert_eq!(all(&names, include_stop, &pieces), by_the_rule(&stops, include_stop, &whole));
+        let expected = reference(&stops, include_stop, &whole);
+        prop_assert_eq!(run(&names, include_stop, &pieces), expected);
     }
 }

@@ -1,10 +1,9 @@
-//! The form of `content` that a chat template wants: read off its syntax tree by the rule that vLLM
-//! applies.
+//! Detects the format of `content` that a chat template expects, by vLLM's rule.
 //!
-//! A template that loops over a message's content wants a list of parts, any other one wants a
-//! string. What counts as a message and as its content follows `_detect_content_format` of
-//! `vllm/renderers/hf.py` (0.33.0), oddities included: the same conversation must become the same
-//! tokens. Where vLLM's analysis gives up, it takes a string, and so do we.
+//! A template that loops over a message's content expects a list of parts, any other template a
+//! string. The analysis of the syntax tree follows `_detect_content_format` of
+//! `vllm/renderers/hf.py` (0.33.0), including its oddities: the same conversation must become the
+//! same tokens. If vLLM's analysis gives up, the format is a string.
 
 use std::collections::HashSet;
 
@@ -12,16 +11,16 @@ use minijinja::machinery::ast::{CallArg, Expr, ForLoop, Macro, Spanned, Stmt};
 
 use super::environment;
 
-/// The form of a message's `content` that a chat template is given.
+/// The format in which a message's `content` is passed to a chat template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ContentFormat {
-    /// One string; images stand in it as their placeholder text. vLLM calls it `string`.
+    /// A string with placeholder texts for images. vLLM calls it `string`.
     String,
     /// A list of `{"type": "text", "text": …}` and `{"type": "image"}`. vLLM calls it `openai`.
     Parts,
 }
 
-/// Finds the format for a prepared template source.
+/// Detects the format for a prepared template source.
 pub(super) fn detect(source: &str) -> ContentFormat {
     let loops_over_content = environment::parse(source).ok().and_then(|root| {
         let mut tree = Tree::default();
@@ -31,16 +30,20 @@ pub(super) fn detect(source: &str) -> ContentFormat {
     if loops_over_content == Some(true) { ContentFormat::Parts } else { ContentFormat::String }
 }
 
-/// Everything of a template that the rule looks at, in the order of the source.
+/// The nodes of a template that the rule examines, in the order of the source.
 #[derive(Default)]
 struct Tree<'t, 's> {
+    /// Loops, each with the macros around it.
     loops: Vec<(&'t ForLoop<'s>, Vec<&'t Macro<'s>>)>,
+    /// Targets and values.
     assignments: Vec<(&'t Expr<'s>, &'t Expr<'s>)>,
+    /// Callees and arguments.
     calls: Vec<(&'t Expr<'s>, &'t [CallArg<'s>])>,
 }
 
 impl<'t, 's> Tree<'t, 's> {
-    /// `None` where vLLM's analysis gives up: a loop that unpacks.
+    /// Returns `true` if a loop iterates over a message's content. Returns `None` if vLLM's
+    /// analysis gives up, at a loop that unpacks.
     fn loops_over_content(&self) -> Option<bool> {
         let messages = self.message_names()?;
         let is_content =
@@ -60,8 +63,8 @@ impl<'t, 's> Tree<'t, 's> {
         Some(false)
     }
 
-    /// Names that stand for one message: targets of loops over `messages`, or over a variable or an
-    /// attribute made from it.
+    /// Returns the names of messages: the targets of loops over `messages`, and over variables and
+    /// attributes derived from it.
     fn message_names(&self) -> Option<Vec<&'s str>> {
         let mut lists = vec!["messages".to_owned()];
         let mut next = 0;
@@ -69,7 +72,7 @@ impl<'t, 's> Tree<'t, 's> {
             next += 1;
             for (target, value) in &self.assignments {
                 let names = match namespace_arguments(value) {
-                    Some(arguments) => attributes_made_from(&list, target, arguments),
+                    Some(arguments) => attributes_from_list(&list, target, arguments),
                     None if is_path(value, &list) => path(target).into_iter().collect(),
                     None => Vec::new(),
                 };
@@ -85,7 +88,7 @@ impl<'t, 's> Tree<'t, 's> {
             .collect()
     }
 
-    /// Parameters of a macro that some call gives a message's content to.
+    /// Returns the parameters of a macro to which some call passes a message's content.
     fn content_parameters(
         &self,
         decl: &Macro<'s>,
@@ -196,7 +199,7 @@ impl<'t, 's> Tree<'t, 's> {
         }
     }
 
-    /// Calls can stand anywhere within an expression.
+    /// Visits an expression. Calls may be nested anywhere in it.
     fn expression(&mut self, expression: &'t Expr<'s>) {
         match expression {
             Expr::Var(_) | Expr::Const(_) => {}
@@ -239,6 +242,7 @@ impl<'t, 's> Tree<'t, 's> {
     }
 }
 
+/// Returns the name of a variable; `None` for any other expression.
 fn variable<'s>(expr: &Expr<'s>) -> Option<&'s str> {
     match expr {
         Expr::Var(node) => Some(node.id),
@@ -246,17 +250,17 @@ fn variable<'s>(expr: &Expr<'s>) -> Option<&'s str> {
     }
 }
 
-/// The expression below filters, tests and slices, which leave a list a list.
-fn stripped<'t, 's>(expr: &'t Expr<'s>) -> Option<&'t Expr<'s>> {
+/// Returns the expression inside filters, tests and slices, which keep a list a list.
+fn strip_filters<'t, 's>(expr: &'t Expr<'s>) -> Option<&'t Expr<'s>> {
     match expr {
-        Expr::Filter(node) => node.expr.as_ref().and_then(stripped),
-        Expr::Test(node) => stripped(&node.expr),
-        Expr::Slice(node) => stripped(&node.expr),
+        Expr::Filter(node) => node.expr.as_ref().and_then(strip_filters),
+        Expr::Test(node) => strip_filters(&node.expr),
+        Expr::Slice(node) => strip_filters(&node.expr),
         _ => Some(expr),
     }
 }
 
-/// `name`, `name.attribute` and so on, as written.
+/// Returns the source form of `name`, `name.attribute` and so on; `None` for other expressions.
 fn path(expr: &Expr<'_>) -> Option<String> {
     match expr {
         Expr::Var(node) => Some(node.id.to_owned()),
@@ -265,11 +269,12 @@ fn path(expr: &Expr<'_>) -> Option<String> {
     }
 }
 
+/// Returns `true` if the expression is `name` below filters, tests and slices.
 fn is_path(expr: &Expr<'_>, name: &str) -> bool {
-    stripped(expr).and_then(path).is_some_and(|found| found == name)
+    strip_filters(expr).and_then(path).is_some_and(|found| found == name)
 }
 
-/// What a namespace is made with.
+/// Returns the arguments of a call of `namespace`; `None` for other expressions.
 fn namespace_arguments<'t, 's>(expr: &'t Expr<'s>) -> Option<&'t [CallArg<'s>]> {
     match expr {
         Expr::Call(node) if variable(&node.expr) == Some("namespace") => Some(&node.args),
@@ -277,8 +282,8 @@ fn namespace_arguments<'t, 's>(expr: &'t Expr<'s>) -> Option<&'t [CallArg<'s>]> 
     }
 }
 
-/// The attributes of a new namespace that are made from `list`.
-fn attributes_made_from(
+/// Returns the attributes of a new namespace whose value is `list`.
+fn attributes_from_list(
     list: &str,
     namespace: &Expr<'_>,
     arguments: &[CallArg<'_>],
@@ -292,13 +297,13 @@ fn attributes_made_from(
     arguments.iter().filter_map(attribute).collect()
 }
 
-/// `name.key` or `name['key']`.
+/// Returns `true` if the expression is `name.key` or `name['key']`.
 fn is_attribute(expr: &Expr<'_>, name: &str, key: &str) -> bool {
-    match stripped(expr) {
+    match strip_filters(expr) {
         Some(Expr::GetAttr(node)) => variable(&node.expr) == Some(name) && node.name == key,
         Some(Expr::GetItem(node)) => {
-            let is_key = matches!(&node.subscript_expr, Expr::Const(constant) if constant.value.as_str() == Some(key));
-            variable(&node.expr) == Some(name) && is_key
+            let Expr::Const(constant) = &node.subscript_expr else { return false };
+            variable(&node.expr) == Some(name) && constant.value.as_str() == Some(key)
         }
         _ => false,
     }

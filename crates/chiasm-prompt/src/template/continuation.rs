@@ -1,17 +1,17 @@
-//! `continue_final_message`: the prompt ends within the last message, where the model goes on.
+//! `continue_final_message`: the prompt ends within the last message, and the model continues it.
 //!
-//! This is how `render_jinja_template` of `transformers` does it: a tag after the last text shows
-//! where the template puts it, and the prompt is cut there.
+//! As in `render_jinja_template` of `transformers`, a tag after the last text reveals its position
+//! in the prompt, and the prompt is cut there.
 
 use serde_json::Value;
 
 use super::python_text::is_python_space;
 use crate::PromptError;
 
-/// The tag with the space that shows whether the template trims the text.
+/// The tag. Its trailing space reveals whether the template trims the text.
 const TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
-/// Puts the tag after the last text of the last message. Returns that text.
+/// Appends the tag to the last text of the last message. Returns the text without the tag.
 pub(super) fn mark(messages: &mut [Value], template: &str) -> Result<String, PromptError> {
     let cannot = |reason| PromptError::CannotContinue { reason };
     if !template.contains("content") {
@@ -33,7 +33,8 @@ pub(super) fn mark(messages: &mut [Value], template: &str) -> Result<String, Pro
 /// Cuts the rendered text at the tag.
 pub(super) fn cut(mut rendered: String, open_end: &str) -> Result<String, PromptError> {
     let lost = PromptError::CannotContinue {
-        reason: "the final message does not appear in the prompt; the chat template leaves it out or changes it",
+        reason: "the final message does not appear in the prompt; \
+                 the chat template leaves it out or changes it",
     };
     if !rendered.contains(open_end.trim_matches(is_python_space)) {
         return Err(lost);

@@ -1,4 +1,4 @@
-//! Messages as the chat template sees them: the dicts that vLLM builds
+//! The message dicts passed to the chat template, equal to those that vLLM builds
 //! (`vllm/renderers/chat_utils.py`, 0.33.0).
 
 use std::collections::BTreeMap;
@@ -9,42 +9,46 @@ use serde_json::{Map, Value, json};
 use super::{ContentFormat, MarkerText};
 use crate::{ChatContent, ChatMessage, ChatPart, PromptError};
 
-/// The first words of a line that one client puts at the head of its system message. It differs in
-/// every request, so vLLM drops it for the prefix cache's sake; the tokens must be the same here.
+/// The beginning of a line that one client puts at the head of its system message. The line differs
+/// in every request, so vLLM drops it for the sake of the prefix cache. The tokens must be equal,
+/// so it is dropped here too.
 const BILLING_HEADER: &str = "x-anthropic-billing-header";
 
-/// One JSON object per message, in the order of keys that vLLM gives them.
+/// Returns one JSON object per message, with the keys in vLLM's order.
 pub(super) fn to_dicts(
     messages: &[ChatMessage],
     format: ContentFormat,
     markers: &[MarkerText<'_>],
 ) -> Result<Vec<Value>, PromptError> {
-    let mut numbers = BTreeMap::new();
-    let dicts = messages.iter().enumerate();
-    dicts.map(|(index, message)| to_dict(index, message, format, markers, &mut numbers)).collect()
+    let mut item_counts = BTreeMap::new();
+    messages
+        .iter()
+        .enumerate()
+        .map(|(index, message)| to_dict(index, message, format, markers, &mut item_counts))
+        .collect()
 }
 
-/// How many items of each modality came before.
-type Numbers<'a> = BTreeMap<&'a Modality, usize>;
+/// The number of items of each modality in the messages before.
+type ItemCounts<'a> = BTreeMap<&'a Modality, usize>;
 
 fn to_dict<'a>(
     index: usize,
     message: &'a ChatMessage,
     format: ContentFormat,
     markers: &[MarkerText<'_>],
-    numbers: &mut Numbers<'a>,
+    item_counts: &mut ItemCounts<'a>,
 ) -> Result<Value, PromptError> {
-    let parts = parts_of(message);
+    let parts = content_parts(message);
     let mut content = match format {
         ContentFormat::Parts => Value::Array(parts.iter().map(part_dict).collect()),
-        ContentFormat::String => Value::String(joined(index, &parts, markers, numbers)?),
+        ContentFormat::String => Value::String(join_content(index, &parts, markers, item_counts)?),
     };
     let mut dict = Map::new();
     let mut extra = Vec::new();
     match message.role.as_str() {
         "assistant" => {
             extra.extend(tool_calls(index, message)?.map(|calls| ("tool_calls", calls)));
-            // Templates know it by one of two names.
+            // Templates use one of two names for it.
             let reasoning = message.reasoning.iter();
             extra.extend(reasoning.flat_map(|text| {
                 ["reasoning", "reasoning_content"].map(|name| (name, json!(text)))
@@ -52,9 +56,10 @@ fn to_dict<'a>(
         }
         "tool" => {
             extra.extend(message.tool_call_id.as_ref().map(|id| ("tool_call_id", json!(id))));
-            // Most templates take a tool's answer for a string, whatever they take elsewhere.
+            // Most templates expect the content of a tool message to be a string, even if they take
+            // parts elsewhere.
             if format == ContentFormat::Parts
-                && !parts.iter().any(|part| matches!(part.says, Says::Media(_)))
+                && !parts.iter().any(|part| matches!(part.content, PartContent::Media(_)))
             {
                 content = Value::String(texts(&parts).join("\n"));
             }
@@ -71,30 +76,32 @@ fn to_dict<'a>(
     Ok(Value::Object(dict))
 }
 
-/// A part of a message, which may be long and is not copied.
+/// A part of a message, borrowed because it may be long.
 #[derive(Clone, Copy)]
 struct Part<'a> {
-    says: Says<'a>,
-    /// What else is in its dict.
+    content: PartContent<'a>,
+    /// Further fields of the part's dict.
     fields: Option<&'a Map<String, Value>>,
 }
 
 #[derive(Clone, Copy)]
-enum Says<'a> {
+enum PartContent<'a> {
     Text(&'a str),
     Media(&'a Modality),
 }
 
-/// The content as a list of parts: a plain string is a list of one, as in vLLM.
-fn parts_of(message: &ChatMessage) -> Vec<Part<'_>> {
+/// Returns the content as a list of parts. A string becomes a list of one part, as in vLLM.
+fn content_parts(message: &ChatMessage) -> Vec<Part<'_>> {
     let mut parts = match &message.content {
         None => Vec::new(),
-        Some(ChatContent::Text(text)) => vec![Part { says: Says::Text(text), fields: None }],
+        Some(ChatContent::Text(text)) => {
+            vec![Part { content: PartContent::Text(text), fields: None }]
+        }
         Some(ChatContent::Parts(parts)) => parts.iter().map(Part::from).collect(),
     };
     if message.role == "system" {
-        parts.retain_mut(|part| match &mut part.says {
-            Says::Text(text) if text.starts_with(BILLING_HEADER) => {
+        parts.retain_mut(|part| match &mut part.content {
+            PartContent::Text(text) if text.starts_with(BILLING_HEADER) => {
                 *text = text.split_once('\n').map_or("", |(_, rest)| rest);
                 !text.is_empty()
             }
@@ -107,8 +114,10 @@ fn parts_of(message: &ChatMessage) -> Vec<Part<'_>> {
 impl<'a> From<&'a ChatPart> for Part<'a> {
     fn from(part: &'a ChatPart) -> Self {
         match part {
-            ChatPart::Text(text) => Self { says: Says::Text(text), fields: None },
-            ChatPart::Media(modality) => Self { says: Says::Media(modality), fields: None },
+            ChatPart::Text(text) => Self { content: PartContent::Text(text), fields: None },
+            ChatPart::Media(modality) => {
+                Self { content: PartContent::Media(modality), fields: None }
+            }
             ChatPart::Extended(extended) => {
                 Self { fields: Some(&extended.fields), ..Self::from(&extended.part) }
             }
@@ -116,10 +125,11 @@ impl<'a> From<&'a ChatPart> for Part<'a> {
     }
 }
 
+/// Returns the dict of a part.
 fn part_dict(part: &Part<'_>) -> Value {
-    let mut dict = match part.says {
-        Says::Text(text) => json!({"type": "text", "text": text}),
-        Says::Media(modality) => json!({"type": modality.name()}),
+    let mut dict = match part.content {
+        PartContent::Text(text) => json!({"type": "text", "text": text}),
+        PartContent::Media(modality) => json!({"type": modality.name()}),
     };
     if let (Some(dict), Some(fields)) = (dict.as_object_mut(), part.fields) {
         dict.extend(fields.clone());
@@ -127,27 +137,29 @@ fn part_dict(part: &Part<'_>) -> Value {
     dict
 }
 
+/// Returns the texts of the parts.
 fn texts<'a>(parts: &[Part<'a>]) -> Vec<&'a str> {
-    let text = |part: &Part<'a>| match part.says {
-        Says::Text(text) => Some(text),
-        Says::Media(_) => None,
+    let text = |part: &Part<'a>| match part.content {
+        PartContent::Text(text) => Some(text),
+        PartContent::Media(_) => None,
     };
     parts.iter().filter_map(text).collect()
 }
 
-/// The texts, one per line, after as many of each marker as the texts do not hold already.
-fn joined<'a>(
+/// Joins the content to one string: the markers of the items, then the texts, one per line. Markers
+/// that the texts contain already are not added again.
+fn join_content<'a>(
     index: usize,
     parts: &[Part<'a>],
     markers: &[MarkerText<'_>],
-    numbers: &mut Numbers<'a>,
+    item_counts: &mut ItemCounts<'a>,
 ) -> Result<String, PromptError> {
     let mut texts = texts(parts);
-    // Empty parts leave no line here, though they stay in the list format.
+    // In this format, unlike in the list format, empty texts are dropped.
     texts.retain(|text| !text.is_empty());
     let text = texts.join("\n");
     let mut lines = Vec::new();
-    for (marker, items) in counted(parts, markers, numbers) {
+    for (marker, items) in count_markers(parts, markers, item_counts) {
         let present = text.matches(marker).count();
         let Some(missing) = items.checked_sub(present) else {
             return Err(PromptError::PlaceholderInText { index, placeholder: marker.to_owned() });
@@ -163,16 +175,16 @@ fn joined<'a>(
     Ok(lines.join("\n"))
 }
 
-/// The markers of a message's items, each with how often it is there: modality by modality, as they
-/// come.
-fn counted<'m, 'a>(
+/// Returns the markers of a message's items with their counts, ordered by the first item of each
+/// modality.
+fn count_markers<'m, 'a>(
     parts: &[Part<'a>],
     markers: &[MarkerText<'m>],
-    numbers: &mut Numbers<'a>,
+    item_counts: &mut ItemCounts<'a>,
 ) -> Vec<(&'m str, usize)> {
     let mut modalities: Vec<(&Modality, usize)> = Vec::new();
     for part in parts {
-        let Says::Media(modality) = part.says else { continue };
+        let PartContent::Media(modality) = part.content else { continue };
         match modalities.iter_mut().find(|(known, _)| *known == modality) {
             Some((_, items)) => *items += 1,
             None => modalities.push((modality, 1)),
@@ -180,13 +192,13 @@ fn counted<'m, 'a>(
     }
     let mut counted: Vec<(&str, usize)> = Vec::new();
     for (modality, items) in modalities {
-        let next = numbers.entry(modality).or_default();
-        let first = *next;
-        *next += items;
+        let count_before = item_counts.entry(modality).or_default();
+        let first = *count_before;
+        *count_before += items;
         let Some(marker) = markers.iter().find(|marker| marker.modality == modality) else {
             continue;
         };
-        for text in (first..first + items).filter_map(|number| marker.of(number)) {
+        for text in (first..first + items).filter_map(|index| marker.for_item(index)) {
             match counted.iter_mut().find(|(known, _)| *known == text) {
                 Some((_, count)) => *count += 1,
                 None => counted.push((text, 1)),
@@ -196,7 +208,7 @@ fn counted<'m, 'a>(
     counted
 }
 
-/// The calls with their arguments as objects; `None` if there are no calls.
+/// Returns the calls with their arguments as objects; `None` if there are no calls.
 fn tool_calls(index: usize, message: &ChatMessage) -> Result<Option<Value>, PromptError> {
     let bad = || PromptError::BadToolCalls { index };
     let calls = match &message.tool_calls {
@@ -214,8 +226,8 @@ fn tool_calls(index: usize, message: &ChatMessage) -> Result<Option<Value>, Prom
             .filter(|function| function.get("name").is_some_and(Value::is_string))
             .ok_or_else(bad)?;
         let text = function.get("arguments").and_then(Value::as_str).ok_or_else(bad)?;
-        // Text that is no JSON object becomes an empty one: it is part of the history, and refusing
-        // it would make the conversation unusable for good.
+        // Arguments that are no JSON object become an empty object. They are part of the history:
+        // refusing them would make the conversation permanently unusable.
         let arguments =
             serde_json::from_str(text).ok().filter(Value::is_object).unwrap_or(json!({}));
         function.insert("arguments".into(), arguments);
@@ -227,8 +239,8 @@ fn tool_calls(index: usize, message: &ChatMessage) -> Result<Option<Value>, Prom
     Ok(Some(Value::Array(calls)))
 }
 
-/// Puts the keys in vLLM's order, which is that of its request class: templates that print whole
-/// calls show it.
+/// Moves `keys` to the front of `dict`. Templates that print whole calls expose the order of keys,
+/// so it must be the order of vLLM's request class.
 fn put_first(dict: &mut Map<String, Value>, keys: &[&str]) {
     let mut ordered: Map<String, Value> =
         keys.iter().filter_map(|key| dict.shift_remove_entry(*key)).collect();

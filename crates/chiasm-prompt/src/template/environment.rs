@@ -14,7 +14,7 @@ use super::python_json::tojson;
 use super::python_strings::call_method;
 use super::python_text::python_str;
 
-/// What `raise_exception` was called with: tells a refusal of the template from a failure of ours.
+/// The argument of `raise_exception`. It separates refusals of the template from other errors.
 #[derive(Debug)]
 pub(super) struct Raised(pub(super) String);
 
@@ -29,14 +29,14 @@ impl std::error::Error for Raised {}
 /// Formats the current local time by a `strftime` format.
 pub(super) type Clock = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
 
-/// Brings a template's source into the form that [`environment`] and [`parse`] take: line ends as
-/// Jinja reads them, and tags that minijinja knows.
+/// Converts a template's source for [`build`] and [`parse`]: normalizes line breaks as Jinja does,
+/// and replaces tags that minijinja lacks.
 pub(super) fn prepare_source(source: &str) -> String {
     generation_tag::rewrite(&source.replace("\r\n", "\n").replace('\r', "\n"))
 }
 
-/// The environment with one compiled template of the given name.
-pub(super) fn environment(
+/// Builds the environment with one compiled template of the given name.
+pub(super) fn build(
     name: &'static str,
     source: String,
     fuel: u64,
@@ -73,12 +73,12 @@ pub(super) fn environment(
     Ok(environment)
 }
 
-/// The syntax tree of a template that went through [`prepare_source`].
+/// Parses a template that was converted by [`prepare_source`].
 pub(super) fn parse(source: &str) -> Result<ast::Stmt<'_>, Error> {
     minijinja::machinery::parse(source, "chat_template", syntax()?)
 }
 
-/// The system's local time.
+/// Returns a clock of the system's local time.
 pub(super) fn system_clock() -> Clock {
     Arc::new(|format| {
         let mut text = String::new();
@@ -95,6 +95,7 @@ fn syntax() -> Result<SyntaxConfig, Error> {
         .build()
 }
 
+/// Writes a printed value as Python's `str()` does.
 fn write_as_python(
     out: &mut Output<'_>,
     _: &mut State<'_, '_>,
@@ -107,12 +108,13 @@ fn write_as_python(
     }
 }
 
-/// Jinja's test: whatever has a length and takes an index, so strings and dicts too.
+/// Implements Jinja's test `sequence`: strings and dicts pass it too, as they have a length and
+/// indices.
 fn is_sequence(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Map | ValueKind::Seq | ValueKind::String)
 }
 
-/// Jinja's test: Python's booleans are numbers.
+/// Implements Jinja's test `number`: Python's booleans are numbers.
 fn is_number(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Bool | ValueKind::Number)
 }

@@ -1,9 +1,8 @@
-//! The `{% generation %}` tag of `transformers`, which minijinja does not know: turned into a tag
-//! it does know.
+//! Support for the `{% generation %}` tag of `transformers`, which minijinja lacks.
 //!
-//! The tag marks what the assistant said, for training. For a prompt it only opens a scope, which
-//! `{% with %}` does too, with the same white space around it. Comments, raw blocks and strings are
-//! left alone.
+//! The tag marks the assistant's text for training. For a prompt it only opens a scope. The tag
+//! `{% with %}` does the same and treats white space equally, so it replaces the tag. Comments, raw
+//! blocks and strings are not changed.
 
 /// Replaces `generation` and `endgeneration` tags by `with` and `endwith`.
 pub(super) fn rewrite(source: &str) -> String {
@@ -31,7 +30,7 @@ pub(super) fn rewrite(source: &str) -> String {
     out
 }
 
-/// The word after `{%`, `{%-` or `{%+`; empty if `tag` is something else.
+/// Returns the word after `{%`, `{%-` or `{%+`; empty if `tag` does not begin so.
 fn tag_name(tag: &str) -> &str {
     let Some(inner) = tag.strip_prefix("{%") else { return "" };
     let inner = inner.strip_prefix(['-', '+']).unwrap_or(inner).trim_start();
@@ -39,7 +38,7 @@ fn tag_name(tag: &str) -> &str {
     &inner[..end]
 }
 
-/// Length of a tag up to and including `close`, which does not count within strings.
+/// Returns the length of a tag up to and including `close`. A `close` within a string is skipped.
 fn expression_length(tag: &str, close: &str) -> usize {
     let mut quote = None;
     let mut escaped = false;
@@ -57,7 +56,7 @@ fn expression_length(tag: &str, close: &str) -> usize {
     tag.len()
 }
 
-/// Length of a raw block up to the beginning of its `endraw` tag.
+/// Returns the length of a raw block up to the beginning of its `endraw` tag.
 fn raw_length(tag: &str) -> usize {
     tag.match_indices("{%")
         .map(|(at, _)| at)
@@ -70,7 +69,7 @@ mod tests {
     use super::rewrite;
 
     #[test]
-    fn only_the_tag_is_replaced() {
+    fn generation_tags_are_replaced() {
         assert_eq!(
             rewrite("a{%- generation -%}b{% endgeneration %}c"),
             "a{%- with -%}b{% endwith %}c"
@@ -79,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_stays() {
+    fn other_source_is_unchanged() {
         for source in [
             "{# {% generation %} #}",
             "{% raw %}{% generation %}{% endraw %}",

@@ -1,5 +1,5 @@
-//! Names that a template writes: roles that it knows and fields that it reads. They are looked up
-//! for each message and part of a request, so they are found once.
+//! The names in a template's source: roles and fields. They are looked up for each message and part
+//! of a request, so the source is scanned only once.
 
 use std::collections::HashSet;
 
@@ -11,10 +11,11 @@ pub(super) struct Names {
 }
 
 impl Names {
-    pub(super) fn of(source: &str) -> Self {
+    /// Collects the names of a template's source.
+    pub(super) fn from_source(source: &str) -> Self {
         let mut names = Self::default();
         for quote in ['\'', '"'] {
-            // What is between two strings is taken for one too, and is no name.
+            // The text between two strings is collected too. It does no harm, as it is no name.
             let mut between = source.split(quote).skip(1).peekable();
             while let Some(text) = between.next() {
                 if between.peek().is_some() && !text.is_empty() {
@@ -23,22 +24,21 @@ impl Names {
             }
         }
         for (dot, _) in source.match_indices('.') {
-            let behind = &source[dot + 1..];
-            let end =
-                behind.find(|c: char| c != '_' && !c.is_alphanumeric()).unwrap_or(behind.len());
+            let rest = &source[dot + 1..];
+            let end = rest.find(|c: char| c != '_' && !c.is_alphanumeric()).unwrap_or(rest.len());
             if end > 0 {
-                names.attributes.insert(behind[..end].into());
+                names.attributes.insert(rest[..end].into());
             }
         }
         names
     }
 
-    /// Whether it writes `'name'` or `"name"`.
+    /// Returns `true` if the source contains `'name'` or `"name"`.
     pub(super) fn quotes(&self, name: &str) -> bool {
         self.quoted.contains(name)
     }
 
-    /// Whether it writes one of these, or `x.name`.
+    /// Returns `true` if the source contains `x.name`, `'name'` or `"name"`.
     pub(super) fn reads(&self, name: &str) -> bool {
         self.quotes(name) || self.attributes.contains(name)
     }

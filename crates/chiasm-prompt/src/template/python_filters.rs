@@ -1,5 +1,4 @@
-//! Jinja's filters where minijinja's differ in white space, in what they do with undefined values,
-//! or in arguments.
+//! Jinja's filters for which minijinja differs in white space, undefined values or arguments.
 
 use minijinja::value::{Kwargs, Rest};
 use minijinja::{Error, ErrorKind, Value};
@@ -7,8 +6,8 @@ use minijinja::{Error, ErrorKind, Value};
 use super::python_strings::strip;
 use super::python_text::python_str;
 
-/// Widest indentation: a bound for a number that a request may have set.
-const MAX_INDENT: usize = 256;
+/// The maximum width of an indentation in spaces. A request may set the width.
+const MAX_INDENT_WIDTH: usize = 256;
 
 /// `trim(chars=None)`: `str(value).strip(chars)`.
 pub(super) fn trim(value: &Value, chars: Option<String>) -> Result<String, Error> {
@@ -20,7 +19,7 @@ pub(super) fn string(value: &Value) -> Result<String, Error> {
     python_str(value)
 }
 
-/// `length`: nothing has none.
+/// `length`: an undefined value has length 0.
 pub(super) fn length(value: &Value) -> Result<usize, Error> {
     match value.len() {
         Some(length) => Ok(length),
@@ -46,7 +45,8 @@ pub(super) fn default(
     Ok(value.clone())
 }
 
-/// `indent(width=4, first=false, blank=false)`; the width may be the indentation itself.
+/// `indent(width=4, first=false, blank=false)`. The width may be a number or the indentation
+/// itself.
 pub(super) fn indent(
     value: &Value,
     positional: Rest<Value>,
@@ -57,22 +57,25 @@ pub(super) fn indent(
         None => "    ".to_owned(),
         Some(text) if text.as_str().is_some() => text.to_string(),
         Some(width) => {
-            " ".repeat(width.as_usize().filter(|width| *width <= MAX_INDENT).ok_or_else(|| {
+            let width = width.as_usize().filter(|width| *width <= MAX_INDENT_WIDTH);
+            " ".repeat(width.ok_or_else(|| {
                 Error::new(
                     ErrorKind::InvalidOperation,
-                    format!("indent takes a width of up to {MAX_INDENT}"),
+                    format!("indent takes a width of up to {MAX_INDENT_WIDTH}"),
                 )
             })?)
         }
     };
     let is_true = |value: Option<Value>| value.is_some_and(|value| value.is_true());
-    let (first, blank) = (is_true(first), is_true(blank));
+    let first = is_true(first);
+    let blank = is_true(blank);
     let mut out = String::new();
     for (index, line) in python_str(value)?.split('\n').enumerate() {
         if index > 0 {
             out.push('\n');
         }
-        if if index == 0 { first } else { blank || !line.is_empty() } {
+        let is_indented = if index == 0 { first } else { blank || !line.is_empty() };
+        if is_indented {
             out.push_str(&indentation);
         }
         out.push_str(line);
@@ -80,7 +83,7 @@ pub(super) fn indent(
     Ok(out)
 }
 
-/// Arguments by position or name.
+/// Returns the arguments of a filter, which may be passed by position or by name.
 pub(super) fn arguments<const N: usize>(
     names: [&str; N],
     positional: &[Value],

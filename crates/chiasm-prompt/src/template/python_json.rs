@@ -1,4 +1,4 @@
-//! The `tojson` filter of `transformers`: Python's `json.dumps`, not the HTML-safe one of Jinja.
+//! The `tojson` filter of `transformers`: Python's `json.dumps`, not Jinja's HTML-safe filter.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use minijinja::{Error, ErrorKind, Value};
 use super::python_filters::arguments;
 use super::python_text::python_float;
 
-/// Arguments of `json.dumps` that the filter takes, by position or name, in this order.
+/// The arguments of `json.dumps` that the filter takes, in the order of their positions.
 const ARGUMENTS: [&str; 4] = ["ensure_ascii", "indent", "separators", "sort_keys"];
 
 /// `tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`
@@ -21,7 +21,7 @@ pub(super) fn tojson(
     let [ensure_ascii, indent, separators, sort_keys] = arguments(ARGUMENTS, &positional, &named)?;
     let is_true = |value: Option<Value>| value.is_some_and(|value| value.is_true());
     let indent = indent.as_ref().map(indent_text).transpose()?.flatten();
-    let (item, key) = match separators.filter(|value| !value.is_none()) {
+    let (item_separator, key_separator) = match separators.filter(|value| !value.is_none()) {
         Some(pair) => {
             let pair: Vec<Value> = pair.try_iter()?.collect();
             match pair.as_slice() {
@@ -34,21 +34,22 @@ pub(super) fn tojson(
                 }
             }
         }
-        // With an indent a line break follows the comma, so Python leaves the space out.
+        // With an indent a line break follows the comma, so Python omits the space.
         None => (if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned()),
     };
     let mut writer = Writer {
         out: String::new(),
         ensure_ascii: is_true(ensure_ascii),
         indent,
-        item,
-        key,
+        item_separator,
+        key_separator,
         sort_keys: is_true(sort_keys),
     };
     writer.value(value, 0)?;
     Ok(writer.out)
 }
 
+/// Returns the text of one indentation level; `None` for Python's `None`.
 fn indent_text(indent: &Value) -> Result<Option<String>, Error> {
     if indent.is_none() {
         return Ok(None);
@@ -60,12 +61,13 @@ fn indent_text(indent: &Value) -> Result<Option<String>, Error> {
     Ok(Some(" ".repeat(width.clamp(0, 64) as usize)))
 }
 
+/// A JSON writer with the formatting options of `json.dumps`.
 struct Writer {
     out: String,
     ensure_ascii: bool,
     indent: Option<String>,
-    item: String,
-    key: String,
+    item_separator: String,
+    key_separator: String,
     sort_keys: bool,
 }
 
@@ -89,7 +91,7 @@ impl Writer {
                 }
                 self.container('{', '}', keys.len(), depth, |writer, index| {
                     writer.map_key(&keys[index])?;
-                    writer.out.push_str(&writer.key.clone());
+                    writer.out.push_str(&writer.key_separator.clone());
                     writer.value(&value.get_item(&keys[index])?, depth + 1)
                 })?;
             }
@@ -112,7 +114,7 @@ impl Writer {
         self.out.push(open);
         for index in 0..length {
             if index > 0 {
-                self.out.push_str(&self.item.clone());
+                self.out.push_str(&self.item_separator.clone());
             }
             self.line_break(depth + 1);
             write(self, index)?;

@@ -1,4 +1,4 @@
-//! Python's string methods where minijinja's differ in what they take for white space or leave out.
+//! Python's string methods that minijinja lacks, or whose white space differs in minijinja.
 
 use minijinja::value::{ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
@@ -6,7 +6,8 @@ use minijinja_contrib::pycompat;
 
 use super::python_text::is_python_space;
 
-/// Methods of strings, lists and dicts: ours first, then those of minijinja's Python compatibility.
+/// Calls a method of a string, list or dict: one of this module, or else one of minijinja's Python
+/// compatibility.
 pub(super) fn call_method(
     state: &mut State,
     value: &Value,
@@ -34,7 +35,7 @@ pub(super) fn call_method(
     pycompat::unknown_method_callback(state, value, method, args)
 }
 
-/// `None` for a method that is left to minijinja.
+/// Calls a string method. Returns `None` if the method is left to minijinja.
 fn string_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {
     let result = match method {
         "strip" | "lstrip" | "rstrip" => {
@@ -83,7 +84,7 @@ fn string_method(text: &str, method: &str, args: &[Value]) -> Result<Option<Valu
     Ok(Some(result))
 }
 
-/// `str.strip` on the chosen sides.
+/// Implements `str.strip` on the chosen sides.
 pub(super) fn strip<'a>(text: &'a str, chars: Option<&str>, left: bool, right: bool) -> &'a str {
     let stripped = |c: char| match chars {
         Some(chars) => chars.contains(c),
@@ -93,6 +94,7 @@ pub(super) fn strip<'a>(text: &'a str, chars: Option<&str>, left: bool, right: b
     if right { text.trim_end_matches(stripped) } else { text }
 }
 
+/// Implements `str.split` and `str.rsplit`.
 fn split(
     text: &str,
     separator: Option<&str>,
@@ -107,7 +109,8 @@ fn split(
             parts.extend(text.rsplitn(limit.saturating_add(1), separator))
         }
         Some(separator) => parts.extend(text.splitn(limit.saturating_add(1), separator)),
-        // Runs of white space separate, and what lies beyond the limit keeps its far end as it is.
+        // The separators are runs of white space. The part beyond the limit is not trimmed at its
+        // far end.
         None => {
             let mut rest = strip(text, None, !from_right, from_right);
             while !rest.is_empty() {
@@ -137,7 +140,7 @@ fn split(
     Ok(parts.into_iter().collect())
 }
 
-/// Lines as `str.splitlines` finds them: many more line ends than `\n`.
+/// Implements `str.splitlines`, which knows many more line breaks than `\n`.
 fn split_lines(text: &str, keep: bool) -> Vec<&str> {
     let is_end = |c: char| {
         matches!(

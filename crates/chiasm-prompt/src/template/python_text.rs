@@ -1,18 +1,17 @@
-//! Values written as Python writes them: `str()` for what a template prints, `repr()` for what
-//! stands inside containers.
+//! Python's text forms of values: `str()` for printed values, `repr()` for values in containers.
 
 use std::fmt::Write;
 
 use minijinja::value::{Tuple, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
-/// White space for Python's `str.strip()`: Unicode's, and the four separators that Unicode leaves
-/// out.
+/// Returns `true` for white space of Python's `str.strip()`: Unicode's white space and the four
+/// separators U+001C to U+001F.
 pub(super) fn is_python_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 
-/// `str(value)`.
+/// Returns `str(value)`.
 pub(super) fn python_str(value: &Value) -> Result<String, Error> {
     match value.as_str() {
         Some(text) => Ok(text.to_owned()),
@@ -25,8 +24,8 @@ pub(super) fn python_str(value: &Value) -> Result<String, Error> {
     }
 }
 
-/// `repr(value)` for the kinds of values that a chat template meets. Other objects are written as
-/// minijinja does.
+/// Writes `repr(value)` for the kinds of values that occur in chat templates. Other objects are
+/// written in minijinja's format.
 fn write_repr(out: &mut String, value: &Value) -> Result<(), Error> {
     match value.kind() {
         ValueKind::Undefined => out.push_str("Undefined"),
@@ -39,8 +38,8 @@ fn write_repr(out: &mut String, value: &Value) -> Result<(), Error> {
             None => write_display(out, value)?,
         },
         ValueKind::Seq => {
-            let tuple = value.downcast_object_ref::<Tuple>().is_some();
-            out.push(if tuple { '(' } else { '[' });
+            let is_tuple = value.downcast_object_ref::<Tuple>().is_some();
+            out.push(if is_tuple { '(' } else { '[' });
             let mut count = 0;
             for item in value.try_iter()?.checked() {
                 if count > 0 {
@@ -49,11 +48,11 @@ fn write_repr(out: &mut String, value: &Value) -> Result<(), Error> {
                 write_repr(out, &item?)?;
                 count += 1;
             }
-            match (tuple, count) {
-                (true, 1) => out.push_str(",)"),
-                (true, _) => out.push(')'),
-                (false, _) => out.push(']'),
-            }
+            out.push_str(match (is_tuple, count) {
+                (true, 1) => ",)",
+                (true, _) => ")",
+                (false, _) => "]",
+            });
         }
         ValueKind::Map => {
             out.push('{');
@@ -73,12 +72,14 @@ fn write_repr(out: &mut String, value: &Value) -> Result<(), Error> {
     Ok(())
 }
 
+/// Writes a value in minijinja's format.
 fn write_display(out: &mut String, value: &Value) -> Result<(), Error> {
     write!(out, "{value}")
         .map_err(|_| Error::new(ErrorKind::BadSerialization, "cannot print this value"))
 }
 
-/// `repr` of a string: single quotes unless it holds some and no double ones.
+/// Writes the `repr` of a string. The quotes are single ones, unless the string contains single but
+/// no double quotes.
 fn write_string_repr(out: &mut String, text: &str) {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(quote);
@@ -107,17 +108,17 @@ fn write_string_repr(out: &mut String, text: &str) {
     out.push(quote);
 }
 
-/// `str.isprintable` but for characters that Unicode has not assigned.
+/// Implements `str.isprintable`, except for characters that Unicode has not assigned.
 fn is_printable(c: char) -> bool {
     let invisible = matches!(c,
-        '\u{ad}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}' | '\u{180e}' | '\u{200b}'..='\u{200f}'
-        | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}'
-        | '\u{e000}'..='\u{f8ff}' | '\u{e0000}'..);
+        '\u{ad}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}' | '\u{180e}'
+        | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}'
+        | '\u{fff9}'..='\u{fffb}' | '\u{e000}'..='\u{f8ff}' | '\u{e0000}'..);
     c == ' ' || !(c.is_control() || c.is_whitespace() || invisible)
 }
 
-/// `repr` of a float: the shortest digits that read back as the same number; an exponent below 1e-4
-/// and from 1e16 on.
+/// Returns the `repr` of a float: the shortest digits that parse to the same number, with an
+/// exponent below 1e-4 and from 1e16 on.
 pub(super) fn python_float(number: f64) -> String {
     if number.is_nan() {
         return "nan".to_owned();
@@ -141,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn floats_are_written_as_python_writes_them() {
+    fn floats_are_written_as_in_python() {
         for (number, text) in [
             (0.0, "0.0"),
             (-0.0, "-0.0"),
@@ -160,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_are_written_as_python_writes_them() {
+    fn containers_are_written_as_in_python() {
         let value = Value::from(minijinja::value::Serde(
             serde_json::json!({"a": [1, 2.0, "it's", null, true], "b\n": {}}),
         ));

@@ -1,5 +1,4 @@
-//! Finds the chat template of a model directory, in the order in which vLLM and `transformers`
-//! look.
+//! Finds the chat template of a model directory, in the search order of vLLM and `transformers`.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,18 +8,18 @@ use serde_json::Value;
 use crate::PromptError;
 use crate::model_file::{read_object, read_text};
 
-/// A template's text and where it is from.
+/// A template's text and its origin.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Source {
     pub(super) text: String,
     pub(super) origin: String,
 }
 
-/// The template of a model directory for conversations without functions; `None` if it has none.
+/// Finds the template for conversations without functions; `None` if the directory has none.
 ///
-/// vLLM asks the processor first and the tokenizer second (`resolve_chat_template`,
-/// `vllm/renderers/hf.py`). A processor has its own old file, `chat_template.json`, which beats
-/// `chat_template.jinja`; a tokenizer does not know that file.
+/// vLLM uses the processor's template before the tokenizer's (`resolve_chat_template`,
+/// `vllm/renderers/hf.py`). For a processor an old file, `chat_template.json`, takes precedence
+/// over `chat_template.jinja`. A tokenizer ignores that file.
 pub(super) fn find(dir: &Path) -> Result<Option<Source>, PromptError> {
     let tokenizer_config = read_object(&dir.join("tokenizer_config.json"))?.unwrap_or_default();
     let has_processor = tokenizer_config.contains_key("processor_class")
@@ -35,22 +34,22 @@ pub(super) fn find(dir: &Path) -> Result<Option<Source>, PromptError> {
     {
         return Ok(Some(source));
     }
-    match of_tokenizer(dir, &["default"])? {
+    match find_tokenizer_template(dir, &["default"])? {
         Some(source) => Ok(Some(source)),
         None => from_json(dir.join("chat_template.json"), &["default"]),
     }
 }
 
-/// The template for conversations with functions, which is the tokenizer's alone; `None` if it has
-/// none.
+/// Finds the template for conversations with functions; `None` if there is none. Only the
+/// tokenizer's files are searched.
 pub(super) fn find_for_tools(dir: &Path) -> Result<Option<Source>, PromptError> {
-    of_tokenizer(dir, &["tool_use", "default"])
+    find_tokenizer_template(dir, &["tool_use", "default"])
 }
 
-/// The tokenizer's template of the first of these names that there is.
-fn of_tokenizer(dir: &Path, names: &[&str]) -> Result<Option<Source>, PromptError> {
+/// Finds the tokenizer's template with the first existing name of `names`.
+fn find_tokenizer_template(dir: &Path, names: &[&str]) -> Result<Option<Source>, PromptError> {
     for name in names {
-        // The file without a name is the default.
+        // `chat_template.jinja` is the template named `default`.
         let unnamed = (*name == "default").then(|| "chat_template.jinja".to_owned());
         for file in unnamed.into_iter().chain([format!("chat_templates/{name}.jinja")]) {
             if let Some(source) = from_file(&dir.join(file))? {
@@ -61,10 +60,10 @@ fn of_tokenizer(dir: &Path, names: &[&str]) -> Result<Option<Source>, PromptErro
     from_json(dir.join("tokenizer_config.json"), names)
 }
 
-/// A template that somebody gave: the name of its file, or itself. As in vLLM, what can't be opened
-/// and has a brace or a line break is a template (`_load_chat_template`,
+/// Loads the template `given`, a file's path or template text. As in vLLM, a value that cannot be
+/// opened and has a brace or a line break is template text (`_load_chat_template`,
 /// `vllm/renderers/chat_utils/chat_template.py`).
-pub(super) fn given(given: &Path) -> Result<Source, PromptError> {
+pub(super) fn from_path_or_text(given: &Path) -> Result<Source, PromptError> {
     let source = match from_file(given) {
         Ok(Some(source)) => return Ok(source),
         Ok(None) => io::ErrorKind::NotFound.into(),
@@ -79,13 +78,14 @@ pub(super) fn given(given: &Path) -> Result<Source, PromptError> {
     }
 }
 
-/// A template file.
+/// Reads a template file; `None` if there is no such file.
 pub(super) fn from_file(path: &Path) -> Result<Option<Source>, PromptError> {
     Ok(read_text(path)?.map(|text| Source { text, origin: path.display().to_string() }))
 }
 
-/// The `chat_template` of a JSON file: a string, a list of `{"name", "template"}`, or an object
-/// from names to templates, of which the first of `names` that is there counts.
+/// Reads the `chat_template` of a JSON file: a string, a list of `{"name", "template"}`, or an
+/// object from names to templates. Of several templates, returns the one with the first existing
+/// name of `names`.
 fn from_json(path: PathBuf, names: &[&str]) -> Result<Option<Source>, PromptError> {
     let named: Vec<(String, Value)> =
         match read_object(&path)?.and_then(|mut config| config.remove("chat_template")) {
@@ -105,8 +105,8 @@ fn from_json(path: PathBuf, names: &[&str]) -> Result<Option<Source>, PromptErro
                 return Err(PromptError::BadFile { path, reason });
             }
         };
-    let of_name = |wanted: &&str| named.iter().find(|(name, _)| name == wanted)?.1.as_str();
-    match names.iter().find_map(of_name) {
+    let find = |wanted: &&str| named.iter().find(|(name, _)| name == wanted)?.1.as_str();
+    match names.iter().find_map(find) {
         Some(text) => {
             Ok(Some(Source { text: text.to_owned(), origin: path.display().to_string() }))
         }
@@ -136,7 +136,7 @@ mod tests {
     const PROCESSOR: (&str, &str) = ("preprocessor_config.json", "{}");
 
     #[test]
-    fn a_file_beats_the_config_and_a_processor_has_its_own_file() {
+    fn template_files_precede_config_entries() {
         assert_eq!(found(&[]).unwrap(), None);
         assert_eq!(found(&[CONFIG]).unwrap().as_deref(), Some("config"));
         assert_eq!(found(&[CONFIG, JINJA]).unwrap().as_deref(), Some("jinja"));
@@ -152,25 +152,25 @@ mod tests {
     }
 
     #[test]
-    fn a_given_template_is_a_file_or_itself() {
+    fn given_template_is_a_file_or_text() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("{braces}.jinja");
         std::fs::write(&file, "of the file").unwrap();
-        assert_eq!(given(&file).unwrap().text, "of the file");
+        assert_eq!(from_path_or_text(&file).unwrap().text, "of the file");
         let long = format!("{}{{{{ x }}}}", "x/".repeat(5000));
         for text in ["{{ messages }}", "a\nb", "}", &long] {
-            assert_eq!(given(Path::new(text)).unwrap().text, text);
+            assert_eq!(from_path_or_text(Path::new(text)).unwrap().text, text);
         }
         for name in ["template.jinja".into(), dir.path().to_owned(), dir.path().join("none")] {
-            assert!(
-                matches!(given(&name), Err(PromptError::NoTemplate { given, .. }) if given == name)
-            );
+            let error = from_path_or_text(&name).unwrap_err();
+            assert!(matches!(error, PromptError::NoTemplate { given, .. } if given == name));
         }
     }
 
     #[test]
-    fn of_named_templates_the_default_counts() {
-        let list = r#"{"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]}"#;
+    fn default_is_used_of_named_templates() {
+        let list = r#"{"chat_template": [{"name": "tool_use", "template": "t"},
+            {"name": "default", "template": "d"}]}"#;
         assert_eq!(found(&[("tokenizer_config.json", list)]).unwrap().as_deref(), Some("d"));
         let error =
             found(&[("tokenizer_config.json", r#"{"chat_template": {"rag": "r"}}"#)]).unwrap_err();
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn with_functions_the_tokenizers_own_counts() {
+    fn tool_template_is_the_tokenizers() {
         let found = |files: &[(&str, &str)]| {
             let dir = tempfile::tempdir().unwrap();
             std::fs::create_dir(dir.path().join("chat_templates")).unwrap();
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn unusable_files_are_errors_that_name_them() {
+    fn unusable_file_error_names_the_file() {
         for text in ["{", "[]", r#"{"chat_template": 3}"#] {
             let error = found(&[("tokenizer_config.json", text)]).unwrap_err();
             assert!(error.to_string().contains("tokenizer_config.json"), "{error}");

@@ -10,7 +10,7 @@ fn golden(name: &str) -> Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// A template with the clock that the goldens were made with.
+/// Compiles a template with the clock that the goldens were made with.
 fn compile(text: &str) -> Result<ChatTemplate, PromptError> {
     let now: chrono::NaiveDateTime =
         golden("versions.json")["now"].as_str().unwrap().parse().unwrap();
@@ -40,13 +40,14 @@ fn render(template: &str, kwargs: Value) -> Result<String, PromptError> {
 }
 
 #[test]
-fn numbered_items_are_counted_through_the_conversation() {
+fn item_numbers_continue_across_messages() {
     let user = |parts: Vec<ChatPart>| ChatMessage {
         role: "user".into(),
         content: Some(ChatContent::Parts(parts)),
         ..ChatMessage::default()
     };
-    let (audio, image) = (|| ChatPart::Media(Modality::Audio), || ChatPart::Media(Modality::Image));
+    let audio = || ChatPart::Media(Modality::Audio);
+    let image = || ChatPart::Media(Modality::Image);
     let messages = [
         user(vec![audio(), ChatPart::Text("first".into()), image()]),
         user(vec![ChatPart::Text("Audio 2: and".into()), audio(), image(), audio(), audio()]),
@@ -58,31 +59,31 @@ fn numbered_items_are_counted_through_the_conversation() {
     let template =
         compile("{% for message in messages %}{{ message.content }}|{% endfor %}").unwrap();
     let rendered = template.render(&messages, &markers, &RenderOptions::default()).unwrap();
-    // The fourth has no text of its own any more, and nothing is written where nothing is known to
-    // be.
+    // The fourth recording is past the last numbered text, so it has no marker.
     assert_eq!(rendered, "Audio 1:\n<image>\nfirst|Audio 3:\n<image>\nAudio 2: and|");
     let rendered = template.render(&messages, &[], &RenderOptions::default()).unwrap();
     assert_eq!(rendered, "first|Audio 2: and|");
 }
 
 #[test]
-fn what_a_template_names_is_known() {
-    let parts = "{% for m in messages %}{% for p in m.content %}{{ p.lang }}{{ p['to'] }}{{ p.text_x }}{% endfor %}{% endfor %}";
+fn template_names_reveal_fields_and_roles() {
+    let parts = "{% for m in messages %}{% for p in m.content %}\
+        {{ p.lang }}{{ p['to'] }}{{ p.text_x }}{% endfor %}{% endfor %}";
     let template = compile(parts).unwrap();
     assert_eq!(template.content_format(), ContentFormat::Parts);
     let read = ["lang", "to", "text_x", "text", "p", "la", "ang", ""]
-        .map(|name| template.reads_of_parts(name));
+        .map(|name| template.reads_part_field(name));
     assert_eq!(read, [true, true, true, false, false, false, false, false]);
     let string =
         compile("{{ messages[0].lang }}{% if messages[0].role == \"judge\" %}{% endif %}").unwrap();
-    assert!(!string.reads_of_parts("lang"));
-    assert!(string.clone().with_content_format(ContentFormat::Parts).reads_of_parts("lang"));
+    assert!(!string.reads_part_field("lang"));
+    assert!(string.clone().with_content_format(ContentFormat::Parts).reads_part_field("lang"));
     let known = ["judge", "lang", "jud", ""].map(|role| string.knows_role(role));
     assert_eq!(known, [true, false, false, false]);
 }
 
-/// Templates on which minijinja can't be made to agree, or nobody has needed it. All but the last
-/// fail or are more lenient.
+/// Templates whose results differ from Python's: minijinja cannot be adapted, or nobody needed it.
+/// All but the last one fail here, or are accepted where Python fails.
 const KNOWN_DIFFERENCES: [&str; 6] = [
     "{{ '%s' % 'x' }}",
     "{{ +i }}",
@@ -93,7 +94,7 @@ const KNOWN_DIFFERENCES: [&str; 6] = [
 ];
 
 #[test]
-fn templates_mean_what_they_mean_in_python() {
+fn templates_render_as_in_python() {
     let golden = golden("jinja.json");
     let cases = golden["cases"].as_array().unwrap();
     let mut failures = String::new();
@@ -118,7 +119,7 @@ fn templates_mean_what_they_mean_in_python() {
 }
 
 #[test]
-fn the_content_format_is_the_one_that_vllm_finds() {
+fn detected_content_format_equals_vllms() {
     for case in golden("content_format.json").as_array().unwrap() {
         let ours = content_format::detect(&environment::prepare_source(
             case["template"].as_str().unwrap(),
@@ -149,7 +150,7 @@ fn rendering_is_bounded_in_steps_and_bytes() {
 }
 
 #[test]
-fn a_hostile_kwarg_does_not_hang_or_panic() {
+fn hostile_kwargs_do_not_hang_or_panic() {
     let mut deep = json!(1);
     for _ in 0..120 {
         deep = json!([deep]);
@@ -177,14 +178,14 @@ fn a_hostile_kwarg_does_not_hang_or_panic() {
 }
 
 #[test]
-fn kwargs_that_would_replace_the_renderers_own_arguments_are_refused() {
+fn reserved_kwargs_are_refused() {
     let error = render("{{ messages }}", json!({"messages": []})).unwrap_err();
     assert!(matches!(&error, PromptError::ReservedKwarg { name } if name == "messages"), "{error}");
     assert_eq!(error.parameter(), Some("chat_template_kwargs"));
 }
 
 #[test]
-fn an_invalid_time_format_is_an_error() {
+fn invalid_time_format_is_an_error() {
     let error = render("{{ strftime_now('%Q') }}", json!({})).unwrap_err();
     assert!(matches!(error, PromptError::TemplateFailed { .. }), "{error}");
 }
@@ -198,13 +199,13 @@ fn options_that_exclude_each_other_are_refused() {
 }
 
 #[test]
-fn no_message_is_an_error() {
+fn empty_conversation_is_an_error() {
     let error = compile("x").unwrap().render(&[], &[], &RenderOptions::default()).unwrap_err();
     assert!(matches!(error, PromptError::NoMessages), "{error}");
 }
 
 #[test]
-fn templates_find_reasoning_of_the_assistant_by_both_of_its_names() {
+fn only_assistant_messages_have_reasoning() {
     let render = |role: &str| {
         let message = ChatMessage {
             role: role.into(),
@@ -220,7 +221,7 @@ fn templates_find_reasoning_of_the_assistant_by_both_of_its_names() {
 }
 
 #[test]
-fn tool_calls_of_another_shape_are_refused() {
+fn malformed_tool_calls_are_refused() {
     for calls in [
         json!("x"),
         json!([1]),
@@ -239,8 +240,8 @@ fn tool_calls_of_another_shape_are_refused() {
 }
 
 #[test]
-fn reasoning_of_earlier_answers_is_there_by_both_names() {
-    let says = |role: &str| ChatMessage {
+fn reasoning_has_both_names_in_each_message() {
+    let message = |role: &str| ChatMessage {
         role: role.into(),
         reasoning: Some("hm".into()),
         ..ChatMessage::default()
@@ -249,13 +250,13 @@ fn reasoning_of_earlier_answers_is_there_by_both_names() {
         compile("{% for m in messages %}{{ m.reasoning }},{{ m.reasoning_content }};{% endfor %}")
             .unwrap();
     let rendered = template
-        .render(&[says("assistant"), says("user")], &[], &RenderOptions::default())
+        .render(&[message("assistant"), message("user")], &[], &RenderOptions::default())
         .unwrap();
     assert_eq!(rendered, "hm,hm;,;");
 }
 
 #[test]
-fn a_template_that_does_not_compile_names_its_origin() {
+fn compile_error_names_the_origin() {
     let error = compile("{% for %}").unwrap_err();
     assert!(error.to_string().contains("test"), "{error}");
     assert!(!error.is_request_fault());

@@ -1,18 +1,17 @@
-//! The tokens that `tokenizers` gives, in a fraction of its time, for the kinds of tokenizer that
-//! are known here.
+//! A fast encoder for common kinds of tokenizer. Its tokens equal those of `tokenizers`.
 //!
-//! `tokenizers` keeps for every byte where it came from, and allocates for every word. A prompt
-//! needs the ids alone:
+//! `tokenizers` tracks the origin of every byte and allocates for every word. A prompt needs only
+//! the ids:
 //!
-//! 1. the text is cut at added tokens ([`added_tokens`]),
-//! 2. each long piece is looked up ([`piece_cache`]), or
-//! 3. normalised ([`normalize`]) and split into words ([`split`]), as all short ones are,
-//! 4. each word is looked up ([`word_cache`]) or merged ([`merges`]).
+//! 1. The text is cut at added tokens ([`added_tokens`]).
+//! 2. Each long piece is looked up in a cache ([`piece_cache`]).
+//! 3. Other pieces are normalized ([`normalize`]) and split into words ([`split`]).
+//! 4. Each word is looked up in a cache ([`word_cache`]) or merged ([`merges`]).
 //!
-//! Exactness comes first. What is no pure function of the words is not taken on: [`Encoder::of`]
-//! gives `None` for every setting it doesn't know, [`Encoder::encode`] for every text with a case
-//! it leaves out, and `tokenizers` does it. The classes of characters are asked of the regex engine
-//! that `tokenizers` uses, and normalisation is that of the same crate, so that no two versions of
+//! Exactness comes first, so only pure functions of the words are implemented.
+//! [`Encoder::for_tokenizer`] returns `None` for unknown settings, [`Encoder::encode`] for texts
+//! with unsupported cases. The caller then uses `tokenizers`. Character classes come from the regex
+//! engine that `tokenizers` uses, and normalization from the same crate, so no two versions of
 //! Unicode can meet.
 
 mod added_tokens;
@@ -36,42 +35,52 @@ pub(super) use piece_cache::PieceCache;
 use split::Splitter;
 use words::{WordState, Words};
 
-/// Texts that such tokenizers have been found to disagree about. The encoder is used only if it
-/// gets them right.
+/// Texts on which tokenizers of these kinds have been found to differ. The encoder is used only if
+/// its tokens for them equal those of `tokenizers`.
 const SELF_CHECK: &[&str] = &[
     "",
     " ",
-    "The quick brown fox, it's 12345.67 o'clock; WE'LL see: they'Ve 'gone'.\n\n\tfn main() { x += 1; }  \r\n  end",
+    "The quick brown fox, it's 12345.67 o'clock; WE'LL see: they'Ve 'gone'.\n\n\tfn main() \
+     { x += 1; }  \r\n  end",
     "'s 'ſ 'LL'd 'r 're ''' don't ŉ ǅungla ʰ ª Ⅷ ½ ٣ ² İ ß",
     "  a   b \u{a0}c\u{2028}\u{85} \u{3000}d\u{200b}e \r\r\n \n x\t\t y   ",
-    "e\u{301} é ş\u{307} \u{1112}\u{1161}\u{11ab} 한 \u{212b} \u{0344} a\u{315}\u{300}\u{5ae} \u{300}x \u{958}",
+    "e\u{301} é ş\u{307} \u{1112}\u{1161}\u{11ab} 한 \u{212b} \u{0344} \
+     a\u{315}\u{300}\u{5ae} \u{300}x \u{958}",
     "北京欢迎你,こんにちは。안녕하세요 สวัสดี नमस्ते 👩‍👩‍👧🏽 \u{1}\u{7f}\u{fffd}\u{10ffff}",
-    "ABCdefGHI ΑΒΓδ camelCaseHTTPServer /usr/bin//x ...\n!!!/\n=== <|im_start|>user\n<|im_end|> <s></s>[INST]",
-    "▁a ▁▁ b▁ <0x41> <unk> aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "ABCdefGHI ΑΒΓδ camelCaseHTTPServer /usr/bin//x ...\n!!!/\n=== <|im_start|>user\n\
+     <|im_end|> <s></s>[INST]",
+    "▁a ▁▁ b▁ <0x41> <unk> \
+     aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
 ];
 
-/// An encoder for one tokenizer, shared by threads.
+/// An encoder for one tokenizer. Threads share it.
 pub(super) struct Encoder {
     added: AddedTokens,
     normalization: Normalization,
     metaspace: Option<Metaspace>,
     splitters: Vec<Splitter>,
     words: Words,
-    /// What the post-processor puts before and behind a text.
-    around: (Vec<u32>, Vec<u32>),
-    /// States that no thread is using, the warmest last. A state is lent for one text, so that
-    /// words need no lock.
+    affixes: Affixes,
+    /// The states that no thread is using, the most recently used last. A thread takes a state for
+    /// one text, so words need no lock.
     idle: Mutex<Vec<WordState>>,
-    /// How many of them are kept.
+    /// The maximum number of idle states.
     max_idle: usize,
 }
 
+/// The token ids that the post-processor puts around a text.
+struct Affixes {
+    before: Vec<u32>,
+    after: Vec<u32>,
+}
+
 impl Encoder {
-    /// The encoder for a tokenizer and its `tokenizer.json`; `None` if its kind is not known.
+    /// Creates the encoder for a tokenizer and its `tokenizer.json`. Returns `None` if this kind of
+    /// tokenizer is not supported.
     ///
-    /// The file is read again for the merges, which `tokenizers` does not show.
-    pub(super) fn of(tokenizer: &tokenizers::Tokenizer, json: &[u8]) -> Option<Self> {
-        let encoder = pipeline::encoder(tokenizer, json)?;
+    /// The file is parsed again for the merges, which `tokenizers` does not expose.
+    pub(super) fn for_tokenizer(tokenizer: &tokenizers::Tokenizer, json: &[u8]) -> Option<Self> {
+        let encoder = pipeline::build_encoder(tokenizer, json)?;
         for special in [false, true] {
             for text in SELF_CHECK {
                 let expected = tokenizer.encode_fast(*text, special).ok()?;
@@ -81,7 +90,8 @@ impl Encoder {
                 }) {
                     tracing::warn!(
                         text,
-                        "the fast encoder differs from tokenizers and is not used; please report this"
+                        "the fast encoder differs from tokenizers and is not used; \
+                         please report this"
                     );
                     return None;
                 }
@@ -96,7 +106,7 @@ impl Encoder {
         metaspace: Option<Metaspace>,
         splitters: Vec<Splitter>,
         words: Words,
-        around: (Vec<u32>, Vec<u32>),
+        affixes: Affixes,
     ) -> Self {
         let max_idle = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
@@ -105,70 +115,69 @@ impl Encoder {
             metaspace,
             splitters,
             words,
-            around,
+            affixes,
             idle: Mutex::default(),
             max_idle,
         }
     }
 
-    /// Token ids of a text, or `None` if the text has a case that is left to `tokenizers`. Long
-    /// pieces are looked for among the ones that are known, and added to them.
+    /// Returns the token ids of a text; `None` if the text has an unsupported case. Long pieces are
+    /// looked up in `pieces` and added to it. With `special` the post-processor's tokens are added.
     pub(super) fn encode(
         &self,
         tokenizer: &tokenizers::Tokenizer,
         text: &str,
         special: bool,
-        known: &PieceCache,
+        pieces: &PieceCache,
     ) -> Option<Vec<TokenId>> {
         let mut state =
             self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
         // Text has about four bytes per token.
         let mut ids = Vec::with_capacity(text.len() / 3 + 8);
         if special {
-            ids.extend(self.around.0.iter().copied().map(TokenId));
+            ids.extend(self.affixes.before.iter().copied().map(TokenId));
         }
-        let done = self.encode_text(tokenizer, text, known, &mut state, &mut ids);
+        let supported = self.encode_text(tokenizer, text, pieces, &mut state, &mut ids);
         if special {
-            ids.extend(self.around.1.iter().copied().map(TokenId));
+            ids.extend(self.affixes.after.iter().copied().map(TokenId));
         }
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() < self.max_idle {
             idle.push(state);
         }
-        done.then_some(ids)
+        supported.then_some(ids)
     }
 
-    /// False if the text has a case that is left out.
+    /// Appends the tokens of a text. Returns `false` if the text has an unsupported case.
     fn encode_text(
         &self,
         tokenizer: &tokenizers::Tokenizer,
         text: &str,
-        known: &PieceCache,
+        pieces: &PieceCache,
         state: &mut WordState,
         ids: &mut Vec<TokenId>,
     ) -> bool {
-        // Whether nothing of the text has been passed.
-        let mut first = true;
+        let mut at_start = true;
         for piece in self.added.in_text(text) {
             match piece {
                 Piece::Added(id) => {
                     ids.push(TokenId(id));
-                    first = false;
+                    at_start = false;
                 }
-                Piece::LeftOut => return false,
+                Piece::Unsupported => return false,
                 Piece::Text(text) => {
-                    // The piece that begins a text may get a sign before it, and is another one
-                    // elsewhere.
-                    let is_kept = !first || self.metaspace.is_none();
-                    if is_kept && known.push(text, ids) {
+                    // At the start of a text, Metaspace may put a character before the piece, so
+                    // its tokens differ there.
+                    let is_cacheable = !at_start || self.metaspace.is_none();
+                    if is_cacheable && pieces.append_cached(text, ids) {
                         continue;
                     }
                     let begin = ids.len();
-                    if !self.encode_piece(tokenizer, text, &mut first, state, ids) {
+                    if !self.encode_piece(tokenizer, text, &mut at_start, state, ids) {
                         return false;
                     }
-                    if is_kept {
-                        known.keep(text, &ids[begin..]);
+                    if is_cacheable {
+                        pieces.insert(text, &ids[begin..]);
                     }
                 }
             }
@@ -176,14 +185,16 @@ impl Encoder {
         true
     }
 
-    /// Appends the tokens of a piece without added tokens, but for those that are found in what is
-    /// normalised. `first`: whether it begins the text, which no longer is so behind it unless
-    /// nothing was left of it. False if it has a case that is left out.
+    /// Appends the tokens of a piece between added tokens of the raw text. The piece may hold added
+    /// tokens that are found only after normalization. Returns `false` for an unsupported case.
+    ///
+    /// `at_start` is `true` if the piece begins the text. It is cleared unless the normalized piece
+    /// is empty.
     fn encode_piece(
         &self,
         tokenizer: &tokenizers::Tokenizer,
         text: &str,
-        first: &mut bool,
+        at_start: &mut bool,
         state: &mut WordState,
         ids: &mut Vec<TokenId>,
     ) -> bool {
@@ -191,18 +202,18 @@ impl Encoder {
         for piece in self.added.in_normalized(&text) {
             match piece {
                 Piece::Added(id) => ids.push(TokenId(id)),
-                Piece::LeftOut => return false,
+                Piece::Unsupported => return false,
                 Piece::Text(text) => {
                     let text = match &self.metaspace {
                         None => Cow::Borrowed(text),
-                        Some(metaspace) => Cow::Owned(metaspace.apply(text, *first)),
+                        Some(metaspace) => Cow::Owned(metaspace.apply(text, *at_start)),
                     };
                     split::split(&self.splitters, &text, &mut |word| {
                         self.words.push(tokenizer, word, state, ids)
                     });
                 }
             }
-            *first = false;
+            *at_start = false;
         }
         true
     }

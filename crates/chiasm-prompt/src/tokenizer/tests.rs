@@ -11,7 +11,7 @@ fn load(name: &str) -> Tokenizer {
 }
 
 #[test]
-fn bytes_of_the_tokens_are_the_bytes_of_the_text() {
+fn token_bytes_join_to_the_text() {
     for name in ["qwen2_vl", "llama2"] {
         let tokenizer = load(name);
         let text = " the quick 北京 👩‍👩‍👧\n\u{1}é";
@@ -19,13 +19,13 @@ fn bytes_of_the_tokens_are_the_bytes_of_the_text() {
         let bytes: Vec<u8> =
             tokens.iter().flat_map(|token| tokenizer.token_bytes(*token)).collect();
         let bytes = String::from_utf8(bytes).unwrap();
-        // The second kind puts a space before every text.
+        // Llama 2's tokenizer puts a space before every text.
         assert!(bytes == text || bytes == format!(" {text}"), "{name}: {bytes:?}");
     }
 }
 
 #[test]
-fn special_tokens_stand_for_their_text_and_unknown_ones_for_nothing() {
+fn special_tokens_have_text_unknown_ids_have_none() {
     let tokenizer = load("qwen2_vl");
     let end = tokenizer.token_to_id("<|im_end|>").unwrap();
     assert_eq!(tokenizer.token_bytes(end), b"<|im_end|>");
@@ -38,7 +38,7 @@ fn special_tokens_stand_for_their_text_and_unknown_ones_for_nothing() {
 }
 
 #[test]
-fn a_directory_without_tokenizer_is_an_error_that_names_the_file() {
+fn missing_tokenizer_error_names_the_file() {
     let dir = tempfile::tempdir().unwrap();
     let error = Tokenizer::from_model_dir(dir.path()).unwrap_err();
     assert!(error.to_string().contains("tokenizer.json"), "{error}");
@@ -46,12 +46,17 @@ fn a_directory_without_tokenizer_is_an_error_that_names_the_file() {
 }
 
 #[test]
-fn padding_and_truncation_of_the_file_are_off() {
+fn padding_settings_of_the_file_are_ignored() {
     let dir = tempfile::tempdir().unwrap();
     let text = std::fs::read_to_string(model("qwen2_vl").join("tokenizer.json")).unwrap();
     let mut json: Value = serde_json::from_str(&text).unwrap();
-    json["truncation"] = serde_json::json!({"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0});
-    json["padding"] = serde_json::json!({"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0, "pad_type_id": 0, "pad_token": "!"});
+    json["truncation"] = serde_json::json!({
+        "direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0
+    });
+    json["padding"] = serde_json::json!({
+        "strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": null, "pad_id": 0,
+        "pad_type_id": 0, "pad_token": "!"
+    });
     std::fs::write(dir.path().join("tokenizer.json"), json.to_string()).unwrap();
     let tokenizer = Tokenizer::from_model_dir(dir.path()).unwrap();
     assert_eq!(
@@ -62,7 +67,7 @@ fn padding_and_truncation_of_the_file_are_off() {
 }
 
 #[test]
-fn special_tokens_can_be_split_like_any_text() {
+fn special_tokens_can_be_split_like_other_text() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::copy(model("qwen2_vl").join("tokenizer.json"), dir.path().join("tokenizer.json"))
         .unwrap();

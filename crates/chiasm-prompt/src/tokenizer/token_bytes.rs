@@ -1,16 +1,16 @@
-//! The bytes of a single token, which decoding alone can't tell when they are no whole character.
+//! The bytes of a single token. Decoding the token loses them if they are no whole characters.
 
 use chiasm_types::TokenId;
 use serde_json::Value;
 use tokenizers::{Model, Tokenizer};
 
-/// How a tokenizer writes bytes into its vocabulary.
+/// The form in which a tokenizer's vocabulary holds bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ByteForm {
     /// Each byte is a printable character, as in GPT-2.
     ByteLevel {
-        /// Whether decoding is joining the bytes and nothing else.
-        alone: bool,
+        /// `true` if decoding only joins the bytes.
+        joins_only: bool,
     },
     /// Text, with `▁` for a space and `<0xE2>` for a byte that has no token, as in Llama 2.
     ByteFallback,
@@ -19,14 +19,14 @@ pub(super) enum ByteForm {
 }
 
 impl ByteForm {
-    /// Told by the tokenizer's decoder.
-    pub(super) fn of(tokenizer: &Tokenizer) -> Self {
+    /// Derives the form from the tokenizer's decoder.
+    pub(super) fn detect(tokenizer: &Tokenizer) -> Self {
         let decoder =
             tokenizer.get_decoder().and_then(|decoder| serde_json::to_value(decoder).ok());
         let mut kinds = Vec::new();
         collect_kinds(&decoder.unwrap_or_default(), &mut kinds);
         if kinds.iter().any(|kind| kind == "ByteLevel") {
-            Self::ByteLevel { alone: kinds.len() == 1 }
+            Self::ByteLevel { joins_only: kinds.len() == 1 }
         } else if kinds.iter().any(|kind| kind == "ByteFallback") {
             Self::ByteFallback
         } else {
@@ -34,24 +34,25 @@ impl ByteForm {
         }
     }
 
-    /// The text of a token of the model's own vocabulary, if it decodes to the same in any place:
-    /// if it is whole characters, and decoding is joining bytes.
-    pub(super) fn whole_characters(self, tokenizer: &Tokenizer, token: TokenId) -> Option<String> {
+    /// Returns the text of a token if it decodes to the same text in every context: it is of the
+    /// model's own vocabulary, consists of whole characters, and decoding only joins bytes.
+    pub(super) fn context_free_text(self, tokenizer: &Tokenizer, token: TokenId) -> Option<String> {
         let added = tokenizer.get_added_vocabulary().get_added_tokens_decoder();
-        if self != (Self::ByteLevel { alone: true }) || added.contains_key(&token.0) {
+        if self != (Self::ByteLevel { joins_only: true }) || added.contains_key(&token.0) {
             return None;
         }
         let text = tokenizer.get_model().id_to_token(token.0)?;
-        String::from_utf8(byte_level(&text).unwrap_or_else(|| text.into_bytes())).ok()
+        String::from_utf8(decode_byte_level(&text).unwrap_or_else(|| text.into_bytes())).ok()
     }
 
+    /// Returns the bytes of a token; none for an unknown id.
     pub(super) fn bytes(self, tokenizer: &Tokenizer, token: TokenId) -> Vec<u8> {
         let Some(text) = tokenizer.id_to_token(token.0) else { return Vec::new() };
         if tokenizer.get_added_vocabulary().get_added_tokens_decoder().contains_key(&token.0) {
             return text.into_bytes();
         }
         match self {
-            Self::ByteLevel { .. } => byte_level(&text).unwrap_or_else(|| text.into_bytes()),
+            Self::ByteLevel { .. } => decode_byte_level(&text).unwrap_or_else(|| text.into_bytes()),
             Self::ByteFallback => match fallback_byte(&text) {
                 Some(byte) => vec![byte],
                 None => text.replace('▁', " ").into_bytes(),
@@ -68,9 +69,11 @@ fn collect_kinds(decoder: &Value, kinds: &mut Vec<String>) {
     }
 }
 
-/// The reverse of GPT-2's table: printable Latin-1 characters stand for themselves, the other 68
-/// bytes, in order, for the characters from U+0100 on. `None` if a character is not of the table.
-fn byte_level(text: &str) -> Option<Vec<u8>> {
+/// Maps characters back to bytes by GPT-2's table. `None` if a character is not in the table.
+///
+/// Printable Latin-1 characters stand for themselves. The characters from U+0100 on stand for the
+/// other 68 bytes, in order.
+fn decode_byte_level(text: &str) -> Option<Vec<u8>> {
     text.chars()
         .map(|c| match u32::from(c) {
             code @ (0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff) => u8::try_from(code).ok(),
@@ -82,7 +85,7 @@ fn byte_level(text: &str) -> Option<Vec<u8>> {
         .collect()
 }
 
-/// The same table forwards: the character of each byte.
+/// Returns GPT-2's table: the character of each byte.
 pub(super) fn byte_letters() -> [char; 256] {
     let mut shifted = '\u{100}'..;
     std::array::from_fn(|byte| match byte {
@@ -91,7 +94,7 @@ pub(super) fn byte_letters() -> [char; 256] {
     })
 }
 
-/// The byte of a token such as `<0xE2>`.
+/// Returns the byte of a token such as `<0xE2>`.
 pub(super) fn fallback_byte(text: &str) -> Option<u8> {
     let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
     let hex = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
@@ -103,19 +106,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_covers_every_byte_once() {
+    fn byte_level_table_covers_every_byte_once() {
         let letters = byte_letters();
         for byte in 0..=255u8 {
             let letter = letters[usize::from(byte)];
-            assert_eq!(byte_level(&letter.to_string()), Some(vec![byte]), "{letter}");
+            assert_eq!(decode_byte_level(&letter.to_string()), Some(vec![byte]), "{letter}");
         }
-        // Of GPT-2's `encoder.py`: a space and a line's end.
+        // From GPT-2's `encoder.py`: a space, a line feed and a letter.
         assert_eq!((letters[0x20], letters[0x0a], letters[0x41]), ('Ġ', 'Ċ', 'A'));
-        assert_eq!(byte_level("€"), None);
+        assert_eq!(decode_byte_level("€"), None);
     }
 
     #[test]
-    fn fallback_tokens_are_one_byte() {
+    fn fallback_token_is_one_byte() {
         assert_eq!(fallback_byte("<0xE2>"), Some(0xe2));
         assert_eq!(fallback_byte("<0xE2"), None);
         assert_eq!(fallback_byte("▁the"), None);

@@ -9,118 +9,156 @@ use proptest::prelude::*;
 use super::*;
 
 const BLOCKS: usize = 6;
-/// Two workers, and the second one's next life.
-const SEATS: [Seat; 3] =
-    [Seat { place: 0, life: 1 }, Seat { place: 1, life: 2 }, Seat { place: 1, life: 3 }];
+/// Two workers, and a later worker with the index of the second one.
+const WORKERS: [WorkerHandle; 3] = [
+    WorkerHandle { index: 0, generation: 1 },
+    WorkerHandle { index: 1, generation: 2 },
+    WorkerHandle { index: 1, generation: 3 },
+];
 
-fn blocks() -> Vec<BlockKey> {
-    let tokens: Vec<_> = (0..BLOCKS as u32).map(TokenId).collect();
+/// Returns the keys of a prompt of this many blocks.
+fn keys(blocks: usize) -> Vec<BlockKey> {
+    let tokens: Vec<_> = (0..blocks as u32).map(TokenId).collect();
     block_keys(&PromptBlocks { tokens: &tokens, ..Default::default() }, BlockSize::new(1).unwrap())
 }
 
 #[test]
-fn lingering_promises_are_bounded_and_the_oldest_go_first() {
-    let tokens: Vec<_> = (0..2 * MAX_LINGERING as u32).map(TokenId).collect();
-    let many = block_keys(
-        &PromptBlocks { tokens: &tokens, ..Default::default() },
-        BlockSize::new(1).unwrap(),
-    );
+fn lingering_promises_are_bounded_oldest_first() {
+    let many = keys(2 * MAX_LINGERING_BLOCKS);
     let mut promises = Promises::default();
     let until = Some(Duration::from_secs(3600));
     for (request, block) in many.iter().enumerate() {
-        promises.make(SEATS[0], RequestNumber(request as u64), &[*block]);
-        promises.end(SEATS[0], RequestNumber(request as u64), vec![*block], until);
+        promises.add(WORKERS[0], RequestNumber(request as u64), &[*block]);
+        promises.end(WORKERS[0], RequestNumber(request as u64), vec![*block], until);
     }
-    assert_eq!(promises.counts()[&SEATS[0]], MAX_LINGERING);
-    assert!(!promises.contains(SEATS[0], many[MAX_LINGERING - 1]));
-    assert!(promises.contains(SEATS[0], many[MAX_LINGERING]));
+    assert_eq!(promises.counts()[&WORKERS[0]], MAX_LINGERING_BLOCKS);
+    assert!(!promises.contains(WORKERS[0], many[MAX_LINGERING_BLOCKS - 1]));
+    assert!(promises.contains(WORKERS[0], many[MAX_LINGERING_BLOCKS]));
 }
 
 #[test]
-fn the_end_of_a_run_is_found_wherever_it_is() {
-    let tokens: Vec<_> = (0..40).map(TokenId).collect();
-    let keys = block_keys(
-        &PromptBlocks { tokens: &tokens, ..Default::default() },
-        BlockSize::new(1).unwrap(),
-    );
+fn run_end_is_found_at_any_position() {
+    let keys = keys(40);
     for start in 0..40 {
         for end in start + 1..=40 {
             let mut promises = Promises::default();
-            promises.make(SEATS[0], RequestNumber(1), &keys[start..end]);
-            promises.make(SEATS[1], RequestNumber(2), &keys);
-            assert_eq!(promises.run_end(SEATS[0], &keys, start), end, "from {start}");
-            assert_eq!(promises.run_end(SEATS[1], &keys, start), 40);
+            promises.add(WORKERS[0], RequestNumber(1), &keys[start..end]);
+            promises.add(WORKERS[1], RequestNumber(2), &keys);
+            assert_eq!(promises.run_end(WORKERS[0], &keys, start), end, "from {start}");
+            assert_eq!(promises.run_end(WORKERS[1], &keys, start), 40);
         }
     }
 }
 
 #[derive(Clone, Debug)]
 enum Step {
-    Make(usize, BTreeSet<usize>),
-    Confirm(usize, usize),
-    /// The n-th of the requests in flight ends, with or without grace.
-    End(prop::sample::Index, bool),
-    Pass(u64),
+    Add {
+        worker: usize,
+        blocks: BTreeSet<usize>,
+    },
+    Confirm {
+        worker: usize,
+        block: usize,
+    },
+    /// One of the requests in flight ends.
+    End {
+        which: prop::sample::Index,
+        grace: bool,
+    },
+    Pass {
+        seconds: u64,
+    },
 }
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        3 => (0..SEATS.len(), btree_set(0..BLOCKS, 0..4)).prop_map(|(seat, blocks)| Step::Make(seat, blocks)),
-        2 => (0..SEATS.len(), 0..BLOCKS).prop_map(|(seat, block)| Step::Confirm(seat, block)),
-        3 => (any::<prop::sample::Index>(), any::<bool>()).prop_map(|(which, grace)| Step::End(which, grace)),
-        1 => (0..20u64).prop_map(Step::Pass),
+        3 => (0..WORKERS.len(), btree_set(0..BLOCKS, 0..4))
+            .prop_map(|(worker, blocks)| Step::Add { worker, blocks }),
+        2 => (0..WORKERS.len(), 0..BLOCKS)
+            .prop_map(|(worker, block)| Step::Confirm { worker, block }),
+        3 => (any::<prop::sample::Index>(), any::<bool>())
+            .prop_map(|(which, grace)| Step::End { which, grace }),
+        1 => (0..20u64).prop_map(|seconds| Step::Pass { seconds }),
     ]
 }
 
+/// A request in flight and the blocks that it promised.
+struct InFlight {
+    request: RequestNumber,
+    worker: usize,
+    blocks: Vec<usize>,
+}
+
+/// One promise of the naive model.
+struct ModelPromise {
+    request: RequestNumber,
+    worker: usize,
+    block: usize,
+    until: Option<Duration>,
+}
+
 proptest! {
-    /// The naive model keeps every single promise with its maker and its end.
+    /// The naive model keeps every single promise with its request and its end.
     #[test]
-    fn promises_agree_with_a_list_of_them(steps in vec(step(), 0..60)) {
+    fn promises_agree_with_a_naive_list(steps in vec(step(), 0..60)) {
         const GRACE: Duration = Duration::from_secs(10);
-        let blocks = blocks();
+        let keys = keys(BLOCKS);
         let mut now = Duration::ZERO;
         let mut promises = Promises::default();
-        let mut in_flight: Vec<(RequestNumber, usize, Vec<usize>)> = Vec::new();
-        let mut model: Vec<(RequestNumber, usize, usize, Option<Duration>)> = Vec::new();
+        let mut in_flight: Vec<InFlight> = Vec::new();
+        let mut model: Vec<ModelPromise> = Vec::new();
         for (number, step) in steps.into_iter().enumerate() {
             match step {
-                Step::Make(seat, promised) => {
+                Step::Add { worker, blocks } => {
                     let request = RequestNumber(number as u64);
-                    let promised: Vec<_> = promised.into_iter().collect();
-                    promises.make(SEATS[seat], request, &promised.iter().map(|block| blocks[*block]).collect::<Vec<_>>());
-                    model.extend(promised.iter().map(|block| (request, seat, *block, None)));
-                    in_flight.push((request, seat, promised));
+                    let blocks: Vec<_> = blocks.into_iter().collect();
+                    let promised: Vec<_> = blocks.iter().map(|block| keys[*block]).collect();
+                    promises.add(WORKERS[worker], request, &promised);
+                    model.extend(blocks.iter().map(|&block| {
+                        ModelPromise { request, worker, block, until: None }
+                    }));
+                    in_flight.push(InFlight { request, worker, blocks });
                 }
-                Step::Confirm(seat, block) => {
-                    promises.confirm(SEATS[seat], blocks[block]);
-                    model.retain(|(_, by, promised, _)| (*by, *promised) != (seat, block));
+                Step::Confirm { worker, block } => {
+                    promises.confirm(WORKERS[worker], keys[block]);
+                    model.retain(|promise| (promise.worker, promise.block) != (worker, block));
                 }
-                Step::End(which, grace) if !in_flight.is_empty() => {
-                    let (request, seat, promised) = in_flight.swap_remove(which.index(in_flight.len()));
+                Step::End { which, grace } if !in_flight.is_empty() => {
+                    let InFlight { request, worker, blocks } =
+                        in_flight.swap_remove(which.index(in_flight.len()));
                     let until = grace.then(|| now + GRACE);
-                    promises.end(SEATS[seat], request, promised.iter().map(|block| blocks[*block]).collect(), until);
-                    model.retain_mut(|(maker, _, _, end)| {
-                        if *maker == request {
-                            *end = until;
+                    let promised = blocks.iter().map(|block| keys[*block]).collect();
+                    promises.end(WORKERS[worker], request, promised, until);
+                    model.retain_mut(|promise| {
+                        if promise.request == request {
+                            promise.until = until;
                         }
-                        *maker != request || grace
+                        promise.request != request || grace
                     });
                 }
-                Step::End(..) => {}
-                Step::Pass(seconds) => {
+                Step::End { .. } => {}
+                Step::Pass { seconds } => {
                     now += Duration::from_secs(seconds);
                     promises.expire(now);
-                    model.retain(|(_, _, _, end)| end.is_none_or(|end| end > now));
+                    model.retain(|promise| promise.until.is_none_or(|until| until > now));
                 }
             }
-            for (seat, of) in SEATS.iter().enumerate() {
-                for (block, key) in blocks.iter().enumerate() {
-                    let promised = model.iter().any(|(_, by, promised, _)| (*by, *promised) == (seat, block));
-                    prop_assert_eq!(promises.contains(*of, *key), promised, "block {} of {}", block, seat);
+            for (worker, handle) in WORKERS.iter().enumerate() {
+                for (block, key) in keys.iter().enumerate() {
+                    let promised = model
+                        .iter()
+                        .any(|promise| (promise.worker, promise.block) == (worker, block));
+                    prop_assert_eq!(
+                        promises.contains(*handle, *key), promised, "block {} of {}", block, worker
+                    );
                 }
-                let distinct: BTreeSet<_> =
-                    model.iter().filter(|(_, by, ..)| *by == seat).map(|(_, _, block, _)| block).collect();
-                prop_assert_eq!(promises.counts().get(of).copied().unwrap_or(0), distinct.len());
+                let distinct: BTreeSet<_> = model
+                    .iter()
+                    .filter(|promise| promise.worker == worker)
+                    .map(|promise| promise.block)
+                    .collect();
+                let count = promises.counts().get(handle).copied().unwrap_or(0);
+                prop_assert_eq!(count, distinct.len());
             }
             prop_assert_eq!(promises.is_empty(), model.is_empty());
         }

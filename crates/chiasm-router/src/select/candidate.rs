@@ -1,80 +1,84 @@
-//! What a choice compares: a worker that may get a request, with what it would have to do, and the
-//! media items of the request.
+//! The candidates of a selection: workers that may get a request, with the work that each would
+//! have to do, and the media items of the request.
 
 use chiasm_types::{PlanClassId, Role, WorkerId};
 
 use crate::config::{RouterConfig, Weights};
-use crate::cost::{Terms, in_blocks};
+use crate::cost::{CostTerms, in_blocks};
 use crate::request::RouteItem;
-use crate::roster::Roster;
-use crate::seat::Seat;
 use crate::worker::Worker;
+use crate::worker_handle::WorkerHandle;
+use crate::worker_table::WorkerTable;
 
-/// A worker that may get a request, and what that would mean.
+/// A worker that may get a request, with what it holds of the request and the work it would have
+/// to do.
 pub(super) struct Candidate {
     pub(super) id: WorkerId,
-    pub(super) seat: Seat,
+    pub(super) handle: WorkerHandle,
     pub(super) role: Role,
     pub(super) machine: u64,
     pub(super) class: PlanClassId,
-    pub(super) hands_over_in: u64,
-    /// Requests that it has.
+    pub(super) handover_domain: u64,
+    /// The number of requests on the worker.
     pub(super) requests: usize,
-    /// The index of its class's plan among the request's.
+    /// The index of the worker's plan among those of the request.
     pub(super) plan: u32,
-    /// Prompt blocks in its own block size.
+    /// Prompt blocks of the worker's own block size.
     pub(super) blocks: u64,
     pub(super) block_size: u32,
-    /// Leading blocks that it holds.
+    /// Leading blocks that the worker holds.
     pub(super) overlap: u32,
-    /// Leading blocks that it will hold when requests in flight are computed.
+    /// Leading blocks that the worker will hold once the requests in flight are computed.
     pub(super) expected: u32,
-    /// Leading blocks that it holds with those on the CPU and in storage.
+    /// Leading blocks that the worker holds, including those on the CPU and in storage.
     pub(super) loadable: u32,
-    /// Blocks in use, as costs count them.
+    /// Blocks in use, in blocks of the cost formula.
     pub(super) load: f64,
-    /// Work of the requests that wait there, in the unit of costs.
+    /// The work of the requests that wait on the worker, in the unit of costs.
     pub(super) waiting_work: f64,
-    /// What it did lately beyond the mean, in the unit of costs.
+    /// The worker's recent work beyond the mean, in the unit of costs.
     pub(super) excess: f64,
-    /// Blocks that the embeddings fill which it need not encode as it has them.
+    /// Embeddings that need not be encoded because the worker or its machine has them, in blocks of
+    /// the cost formula.
     pub(super) encode_spared: f64,
-    /// Blocks that the embeddings of items fill that need not be processed as it has the tensors.
+    /// Embeddings of the items that need not be processed because the worker has their tensors, in
+    /// blocks of the cost formula.
     pub(super) process_spared: f64,
-    /// Blocks that the embeddings fill which it need not encode as others of its machine have.
+    /// Embeddings that need not be encoded because the machine's store has them, in blocks of the
+    /// cost formula.
     pub(super) embedded: f64,
-    /// Others of its machine would encode what it would have to.
+    /// `true` if another worker of the machine would encode the remaining embeddings.
     pub(super) encodes_elsewhere: bool,
     pub(super) cost: f64,
 }
 
-/// Blocks of a prompt at one worker.
-pub(super) struct Held {
-    /// Leading blocks that it holds.
+/// A worker's share of a prompt, in blocks of its own size.
+pub(super) struct PromptCoverage {
+    /// Leading blocks that the worker holds.
     pub(super) overlap: usize,
-    /// The same with those on the CPU and in storage.
+    /// Leading blocks that the worker holds, including those on the CPU and in storage.
     pub(super) loadable: usize,
-    /// All of the prompt.
+    /// All blocks of the prompt.
     pub(super) blocks: u64,
 }
 
 impl Candidate {
     pub(super) fn new(
-        roster: &Roster,
+        table: &WorkerTable,
         worker: &Worker,
         weights: &Weights,
-        mean_lately: f64,
+        mean_recent_work: f64,
         plan: usize,
-        held: Held,
+        coverage: PromptCoverage,
     ) -> Self {
-        let Held { overlap, loadable, blocks } = held;
+        let PromptCoverage { overlap, loadable, blocks } = coverage;
         Self {
             id: worker.id,
-            seat: worker.seat,
+            handle: worker.handle,
             role: worker.info.role,
             machine: worker.info.machine,
             class: worker.info.class,
-            hands_over_in: worker.info.hands_over_in,
+            handover_domain: worker.info.handover_domain,
             requests: worker.requests,
             plan: plan as u32,
             blocks,
@@ -83,8 +87,8 @@ impl Candidate {
             expected: overlap as u32,
             loadable: loadable as u32,
             load: in_blocks(worker.blocks_in_use as f64 * worker.info.block_size.get() as f64),
-            waiting_work: worker.pending.work + work_of_others(roster, worker, weights),
-            excess: (worker.lately - mean_lately).max(0.0),
+            waiting_work: worker.pending.work + other_frontends_work(table, worker, weights),
+            excess: (worker.recent_work - mean_recent_work).max(0.0),
             encode_spared: 0.0,
             process_spared: 0.0,
             embedded: 0.0,
@@ -93,23 +97,26 @@ impl Candidate {
         }
     }
 
-    /// Leading blocks that it need not compute.
+    /// Returns the number of leading blocks that the worker need not compute.
     pub(super) fn covered(&self) -> u32 {
         self.expected.max(self.loadable)
     }
 
+    /// Returns the number of leading tokens that the worker need not compute.
     pub(super) fn covered_tokens(&self) -> usize {
         self.covered() as usize * self.block_size as usize
     }
 
-    /// What its cost is made of. `encode` and `process` are the blocks that the embeddings of items
-    /// fill which end after what it need not compute, and of all items, whatever it is spared.
-    pub(super) fn terms(&self, encode: f64, process: f64) -> Terms {
+    /// Returns the terms of the worker's cost.
+    ///
+    /// `encode` counts the embeddings of the items that end after the covered tokens, `process`
+    /// those of all items, both in blocks of the cost formula and without any savings.
+    pub(super) fn terms(&self, encode: f64, process: f64) -> CostTerms {
         let size = f64::from(self.block_size);
-        Terms {
+        CostTerms {
             compute: in_blocks(self.blocks.saturating_sub(self.covered().into()) as f64 * size),
             fetch: in_blocks(f64::from(self.covered() - self.expected) * size),
-            // What is spared is a sum in another order: no less than nothing is left.
+            // The savings were summed in another order, so rounding may make them larger.
             encode: (encode - self.encode_spared).max(0.0),
             process: (process - self.process_spared).max(0.0),
             waiting: self.waiting_work,
@@ -118,61 +125,66 @@ impl Candidate {
         }
     }
 
-    /// What it has to do before the first token, in the unit of costs.
+    /// Returns the worker's work before the first token, in the unit of costs.
     pub(super) fn work(&self, encode: f64, weights: &Weights) -> f64 {
         let encode = if self.encodes_elsewhere { 0.0 } else { encode };
-        let Terms { compute, fetch, encode, .. } = self.terms(encode, 0.0);
-        Terms { compute, fetch, encode, ..Terms::default() }.cost(weights)
+        let CostTerms { compute, fetch, encode, .. } = self.terms(encode, 0.0);
+        CostTerms { compute, fetch, encode, ..CostTerms::default() }.cost(weights)
     }
 
-    /// Blocks of the prompt that it has to be sent by whoever computes it.
+    /// Returns the part of the prompt that another worker has to send if it computes the prompt,
+    /// in blocks of the cost formula.
     pub(super) fn missing(&self) -> f64 {
         in_blocks(
             self.blocks.saturating_sub(self.covered().into()) as f64 * f64::from(self.block_size),
         )
     }
 
-    /// Returns the cost of answering behind a prompt that another worker computes; `transfer` is
-    /// the cost of sending one block. While the other worker does `work_before`, this one does as
-    /// much of the work that waits here: only the rest delays the request.
-    pub(super) fn cost_behind(
+    /// Returns the cost of answering after another worker has computed the prompt; `transfer` is
+    /// the cost of sending one block.
+    ///
+    /// While the other worker does `prefill_work`, this one does as much of the work that waits
+    /// here. Only the rest delays the request.
+    pub(super) fn decode_cost(
         &self,
         config: &RouterConfig,
         transfer: f64,
-        work_before: f64,
+        prefill_work: f64,
     ) -> f64 {
         let Self { waiting_work, load, excess, .. } = *self;
-        let waiting = (waiting_work - work_before).max(0.0);
-        let terms = Terms { waiting, load, excess, ..Terms::default() };
+        let waiting = (waiting_work - prefill_work).max(0.0);
+        let terms = CostTerms { waiting, load, excess, ..CostTerms::default() };
         transfer * self.missing() + terms.cost(&config.weights)
     }
 
-    /// Blocks that the embeddings fill which it has to encode, whatever it is spared.
+    /// Returns the embeddings of the items that end after the covered tokens, in blocks of the cost
+    /// formula and without any savings.
     pub(super) fn encode(&self, items: &Items) -> f64 {
-        in_blocks(items.embeds_from(items.encoded_from(self.covered_tokens())) as f64)
+        in_blocks(items.embeds_from(items.first_encoded(self.covered_tokens())) as f64)
     }
 
-    /// Blocks that the embeddings of all items fill.
+    /// Returns the embeddings of all items, in blocks of the cost formula.
     pub(super) fn process(&self, items: &Items) -> f64 {
         in_blocks(items.embeds_from(0) as f64)
     }
 }
 
-/// A request's media items in the order in which they end, each once.
+/// The distinct media items of a request, ordered by their ends.
 #[derive(Default)]
 pub(super) struct Items {
     pub(super) sorted: Vec<RouteItem>,
-    /// Embeddings of the item and those after it, in tokens.
-    pub(super) embeds_from: Vec<usize>,
+    /// The embeddings of each item and all items after it, in tokens.
+    embeds_from: Vec<usize>,
 }
 
 impl Items {
+    /// Replaces the items.
     pub(super) fn fill(&mut self, media: &[RouteItem]) {
         let Self { sorted, embeds_from } = self;
         sorted.clear();
         sorted.extend_from_slice(media);
-        // An item that comes twice is encoded for its last place if the KV cache does not cover
-        // that.
+        // An item that occurs twice is encoded for its last occurrence if the KV cache does not
+        // cover that.
         sorted.sort_unstable_by(|one, other| (one.hash, other.end).cmp(&(other.hash, one.end)));
         sorted.dedup_by_key(|item| item.hash);
         sorted.sort_unstable_by_key(|item| item.end);
@@ -183,23 +195,25 @@ impl Items {
         }
     }
 
-    /// The first item that is not wholly within so many tokens: vLLM runs the encoder for it and
-    /// those after it.
-    pub(super) fn encoded_from(&self, tokens: usize) -> usize {
+    /// Returns the index of the first item that is not wholly within the first `tokens` tokens:
+    /// vLLM runs the encoder for it and those after it.
+    pub(super) fn first_encoded(&self, tokens: usize) -> usize {
         self.sorted.partition_point(|item| item.end <= tokens)
     }
 
+    /// Returns the embeddings of the items from index `first` on, in tokens.
     pub(super) fn embeds_from(&self, first: usize) -> usize {
         self.embeds_from.get(first).copied().unwrap_or(0)
     }
 }
 
-/// What requests that this router did not send make the engine do, in the unit of costs: as their
-/// frontends tell, or what so many usually do.
-fn work_of_others(roster: &Roster, worker: &Worker, weights: &Weights) -> f64 {
-    let told = worker.engine.map_or(0, |engine| engine.pending_tokens_of_others);
-    match told {
-        0 => roster.typical.work * worker.waiting_of_others as f64,
-        tokens => weights.prefill * in_blocks(tokens as f64),
+/// Returns the waiting work of requests that this router did not send, in the unit of costs: as
+/// reported for other frontends, otherwise estimated as that of typical requests.
+fn other_frontends_work(table: &WorkerTable, worker: &Worker, weights: &Weights) -> f64 {
+    let reported = worker.engine.map_or(0, |engine| engine.pending_tokens_of_others);
+    if reported == 0 {
+        table.typical_work * worker.waiting_of_others as f64
+    } else {
+        weights.prefill * in_blocks(reported as f64)
     }
 }

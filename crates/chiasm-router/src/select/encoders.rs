@@ -1,88 +1,108 @@
-//! The choice of workers that encode media items for those that compute prompts.
+//! The selection of workers that encode media items for workers that compute prompts.
 
 use chiasm_types::{MmHash, PlanClassId, Role};
 
 use super::candidate::Candidate;
 use super::{Assignment, Scratch, fits, is_busy};
 use crate::config::{Policy, RouterConfig};
-use crate::cost::{embedding_transfer, in_blocks};
+use crate::cost::{embedding_transfer_cost, in_blocks};
 use crate::error::RouteError;
 use crate::explain::Decision;
 use crate::request::{RouteItem, RouteRequest};
-use crate::roster::Roster;
-use crate::seat::Seat;
-use crate::worker::{Admission, Pending};
+use crate::worker::{Admission, PendingWork};
+use crate::worker_handle::WorkerHandle;
+use crate::worker_table::WorkerTable;
 
-/// A worker that could encode media items, for workers of its machine and class.
+/// A worker that could encode media items for the workers of its machine and class.
 pub(super) struct Encoder {
-    seat: Seat,
+    handle: WorkerHandle,
     machine: u64,
     class: PlanClassId,
     requests: usize,
-    /// Work of the requests that wait there, in the unit of costs.
-    waiting: f64,
+    /// The work of the requests that wait on the worker, in the unit of costs.
+    waiting_work: f64,
 }
 
-/// Media items that a worker is to encode.
-pub(crate) struct Encoding {
+/// The media items that one worker is to encode.
+pub(crate) struct EncodeAssignment {
     pub(crate) assignment: Assignment,
     pub(crate) items: Vec<MmHash>,
 }
 
+/// The sources of the embeddings that a prompt needs.
+#[derive(Default)]
+pub(super) struct EmbeddingSources {
+    /// The items whose embeddings are in the machine's store.
+    pub(super) embedded: Vec<MmHash>,
+    /// The workers that encode other items, each item on one of them, so that several items are
+    /// encoded at the same time.
+    pub(super) encode: Vec<EncodeAssignment>,
+}
+
 impl Encoder {
-    /// Whether workers of a class and machine find what this one encodes.
-    fn works_for(&self, class: PlanClassId, machine: u64) -> bool {
+    /// Returns `true` if workers of this class and machine find the embeddings that this one
+    /// stores.
+    fn serves(&self, class: PlanClassId, machine: u64) -> bool {
         self.class == class && self.machine == machine
     }
 }
 
-/// The place of the encoder with the least to do, of those that work for a class and machine.
+/// Returns the index of the encoder with the least work, of those that serve a class and machine.
 fn least_loaded(encoders: &[Encoder], class: PlanClassId, machine: u64) -> Option<usize> {
-    let load = |at: usize| (encoders[at].waiting, encoders[at].requests);
-    let less = |one: &usize, other: &usize| {
-        let ((waiting, requests), (others_waiting, others_requests)) = (load(*one), load(*other));
-        waiting.total_cmp(&others_waiting).then(requests.cmp(&others_requests))
+    let by_load = |one: &usize, other: &usize| {
+        let one = &encoders[*one];
+        let other = &encoders[*other];
+        let by_waiting = one.waiting_work.total_cmp(&other.waiting_work);
+        by_waiting.then(one.requests.cmp(&other.requests))
     };
-    (0..encoders.len()).filter(|at| encoders[*at].works_for(class, machine)).min_by(less)
+    (0..encoders.len()).filter(|at| encoders[*at].serves(class, machine)).min_by(by_load)
 }
 
 impl Candidate {
-    /// Has the worker's media items encoded elsewhere, if its other requests lose more by waiting
-    /// for it than that costs. `encode` is the blocks that the embeddings of items fill which end
-    /// after what it need not compute.
-    pub(super) fn offer(&mut self, encoders: &[Encoder], encode: f64, config: &RouterConfig) {
+    /// Has the worker's media items encoded elsewhere if that costs less than what the worker's
+    /// other requests would lose by waiting for the encoder.
+    ///
+    /// `encode` counts the embeddings of the items that end after the covered tokens, in blocks of
+    /// the cost formula.
+    pub(super) fn encode_elsewhere_if_cheaper(
+        &mut self,
+        encoders: &[Encoder],
+        encode: f64,
+        config: &RouterConfig,
+    ) {
         let Some(at) = least_loaded(encoders, self.class, self.machine) else { return };
         let blocks = self.terms(encode, 0.0).encode;
         if blocks == 0.0 {
             return;
         }
-        let lost =
+        let disturbance =
             config.stages.disturb * (self.requests + 1) as f64 * config.weights.encode * blocks;
         let price = config.stages.hop
-            + embedding_transfer(config, blocks)
-            + config.weights.queue * encoders[at].waiting;
-        if price < lost {
+            + embedding_transfer_cost(config, blocks)
+            + config.weights.queue * encoders[at].waiting_work;
+        if price < disturbance {
             self.encodes_elsewhere = true;
-            // What its other requests do not lose is no gain over workers that have fewer of them.
+            // The avoided disturbance is not subtracted: it is no advantage over workers that have
+            // fewer requests to disturb.
             self.cost += price;
         }
     }
 }
 
 impl Scratch {
-    /// The workers that could encode a request's media items.
+    /// Collects the workers that could encode a request's media items.
     pub(super) fn gather_encoders(
         &mut self,
         config: &RouterConfig,
-        roster: &Roster,
+        table: &WorkerTable,
         plans: &[RouteRequest<'_>],
     ) {
         self.encoders.clear();
-        if !roster.has_encoders() {
+        if !table.has_encode_workers() {
             return;
         }
         for plan in plans.iter().filter(|plan| !plan.media.is_empty()) {
-            let can = roster.workers().filter(|(id, worker)| {
+            let eligible = table.workers().filter(|(id, worker)| {
                 worker.info.role == Role::Encode
                     && worker.info.class == plan.class
                     && !worker.suspect
@@ -91,30 +111,36 @@ impl Scratch {
                     && fits(worker, plan)
                     && !is_busy(&config.busy, worker)
             });
-            self.encoders.extend(can.map(|(_, worker)| Encoder {
-                seat: worker.seat,
+            self.encoders.extend(eligible.map(|(_, worker)| Encoder {
+                handle: worker.handle,
                 machine: worker.info.machine,
                 class: worker.info.class,
                 requests: worker.requests,
-                waiting: worker.pending.work,
+                waiting_work: worker.pending.work,
             }));
         }
     }
 
-    /// Media work that workers are spared because others of their machine have encoded an item.
-    pub(super) fn find_embeddings(&mut self, config: &RouterConfig, roster: &Roster, plan: u32) {
-        if roster.embeddings.is_empty() {
+    /// Subtracts the encode work of one plan's candidates whose machine stores an item's
+    /// embeddings.
+    pub(super) fn apply_stored_embeddings(
+        &mut self,
+        config: &RouterConfig,
+        table: &WorkerTable,
+        plan: u32,
+    ) {
+        if table.embeddings.is_empty() {
             return;
         }
         let mut spared = std::mem::take(&mut self.spared);
         for at in 0..self.plans[plan as usize].items.sorted.len() {
             let item = self.plans[plan as usize].items.sorted[at];
             let blocks = in_blocks(item.embeds as f64);
-            // What a worker has itself it is spared already.
+            // A candidate's own embeddings have been subtracted before.
             spared.clear();
             spared.resize(self.candidates.len(), false);
-            for seat in holders(config, roster, &item) {
-                if let Some(at) = self.candidate_of(seat) {
+            for worker in embedding_holders(config, table, &item) {
+                if let Some(at) = self.candidate_of(worker) {
                     spared[at] = true;
                 }
             }
@@ -123,7 +149,7 @@ impl Scratch {
             {
                 if candidate.plan == plan
                     && item.end > candidate.covered_tokens()
-                    && roster.embeddings.has(candidate.machine, item.hash)
+                    && table.embeddings.contains(candidate.machine, item.hash)
                 {
                     candidate.encode_spared += blocks;
                     candidate.embedded += blocks;
@@ -133,9 +159,9 @@ impl Scratch {
         self.spared = spared;
     }
 
-    /// Has all that would encode something have it done elsewhere, where there is somebody for it:
-    /// what policies do that know no costs.
-    pub(super) fn encode_elsewhere(&mut self) {
+    /// Has the media items of all candidates encoded elsewhere where an encoder serves them. For
+    /// policies that do not compute costs.
+    pub(super) fn encode_all_elsewhere(&mut self) {
         let Self { candidates, encoders, .. } = self;
         for candidate in candidates {
             candidate.encodes_elsewhere =
@@ -143,97 +169,95 @@ impl Scratch {
         }
     }
 
-    /// Of the media items that the worker needs the embeddings of which computes the prompt: those
-    /// that it finds, and who encodes others for it, each item one worker, so that several are
-    /// encoded at the same time.
-    pub(super) fn embeddings_for(
+    /// Returns the sources of the embeddings that the worker which computes the prompt needs.
+    pub(super) fn embedding_sources(
         &mut self,
         config: &RouterConfig,
-        roster: &mut Roster,
-        computes: &Assignment,
-    ) -> Result<(Vec<MmHash>, Vec<Encoding>), RouteError> {
-        let (mut embedded, mut encodings) = (Vec::new(), Vec::new());
-        let Some(info) = roster.at(computes.seat).map(|worker| worker.info) else {
-            return Ok((embedded, encodings));
-        };
-        if roster.embeddings.is_empty() {
-            return Ok((embedded, encodings));
+        table: &mut WorkerTable,
+        prefill: &Assignment,
+    ) -> Result<EmbeddingSources, RouteError> {
+        let mut sources = EmbeddingSources::default();
+        let worker = table.worker(prefill.handle);
+        let Some(info) = worker.map(|worker| worker.info) else { return Ok(sources) };
+        if table.embeddings.is_empty() {
+            return Ok(sources);
         }
         let Self { plans, encoders, .. } = self;
-        for item in plans[computes.plan].items.sorted.iter().skip(computes.encodes_from) {
-            if roster.embeddings.used(info.machine, item.hash) {
-                embedded.push(item.hash);
+        for item in plans[prefill.plan].items.sorted.iter().skip(prefill.first_encoded) {
+            if table.embeddings.touch(info.machine, item.hash) {
+                sources.embedded.push(item.hash);
                 continue;
             }
-            if !computes.encodes_elsewhere
-                || holders(config, roster, item).any(|holder| holder == computes.seat)
+            if !prefill.encodes_elsewhere
+                || embedding_holders(config, table, item).any(|holder| holder == prefill.handle)
             {
                 continue;
             }
-            // One that encodes it for another request already does so once.
-            let by = roster.embeddings.encoded_by(info.machine, item.hash);
-            let at_it = encoders.iter().position(|encoder| {
-                Some(encoder.seat) == by && encoder.works_for(info.class, info.machine)
+            // A worker that already encodes the item for another request does so only once.
+            let encoding = table.embeddings.encoding_worker(info.machine, item.hash);
+            let in_progress = encoders.iter().position(|encoder| {
+                Some(encoder.handle) == encoding && encoder.serves(info.class, info.machine)
             });
-            let work = match at_it {
-                Some(_) => 0.0,
-                None => config.weights.encode * in_blocks(item.embeds as f64),
+            let work = if in_progress.is_some() {
+                0.0
+            } else {
+                config.weights.encode * in_blocks(item.embeds as f64)
             };
-            let Some(at) = at_it.or_else(|| least_loaded(encoders, info.class, info.machine))
-            else {
-                continue;
-            };
-            encoders[at].waiting += work;
-            add(config, roster, &mut encodings, encoders[at].seat, item, work)?;
+            let encoder = in_progress.or_else(|| least_loaded(encoders, info.class, info.machine));
+            let Some(at) = encoder else { continue };
+            encoders[at].waiting_work += work;
+            assign_item(config, table, &mut sources.encode, encoders[at].handle, item, work)?;
         }
-        Ok((embedded, encodings))
+        Ok(sources)
     }
 }
 
-/// The workers that are taken to have an item's embeddings in their own caches.
-fn holders<'a>(
+/// Returns the workers that are expected to have an item's embeddings in their own caches.
+fn embedding_holders<'a>(
     config: &RouterConfig,
-    roster: &'a Roster,
+    table: &'a WorkerTable,
     item: &RouteItem,
-) -> impl Iterator<Item = Seat> + use<'a> {
-    let odometers = |seat| roster.at(seat).map(|worker| worker.odometers);
-    let held = roster.media.of(item.hash, item.elements, item.embeds, odometers);
-    let looks = config.policy == Policy::KvMedia;
-    held.filter(move |(_, held)| looks && held.embeddings).map(|(seat, _)| seat)
+) -> impl Iterator<Item = WorkerHandle> + use<'a> {
+    let caches = |handle| table.worker(handle).map(|worker| worker.media_caches);
+    let holders = table.media.holders(item.hash, item.elements, item.embeds, caches);
+    let considers_media = config.policy == Policy::KvMedia;
+    holders
+        .filter(move |(_, reusable)| considers_media && reusable.embeddings)
+        .map(|(worker, _)| worker)
 }
 
-/// Adds an item to what a worker encodes.
-fn add(
+/// Adds an item to the assignment of a worker, creating the assignment if there is none.
+fn assign_item(
     config: &RouterConfig,
-    roster: &Roster,
-    encodings: &mut Vec<Encoding>,
-    seat: Seat,
+    table: &WorkerTable,
+    assignments: &mut Vec<EncodeAssignment>,
+    handle: WorkerHandle,
     item: &RouteItem,
     work: f64,
 ) -> Result<(), RouteError> {
-    let at = encodings.iter().position(|encoding| encoding.assignment.seat == seat);
-    let at = match at {
+    let existing = assignments.iter().position(|encode| encode.assignment.handle == handle);
+    let at = match existing {
         Some(at) => at,
         None => {
-            let worker = roster.at(seat).ok_or(RouteError::NoWorker)?;
+            let worker = table.worker(handle).ok_or(RouteError::NoWorker)?;
             let assignment = Assignment {
                 id: worker.id,
-                seat,
+                handle,
                 plan: 0,
                 decision: Decision::Policy(config.policy),
                 block_size: worker.info.block_size,
                 knowledge: worker.knowledge(),
                 blocks: 0,
                 overlap: 0,
-                pending: Pending::default(),
-                encodes_from: usize::MAX,
+                pending: PendingWork::default(),
+                first_encoded: usize::MAX,
                 encodes_elsewhere: false,
             };
-            encodings.push(Encoding { assignment, items: Vec::new() });
-            encodings.len() - 1
+            assignments.push(EncodeAssignment { assignment, items: Vec::new() });
+            assignments.len() - 1
         }
     };
-    let Encoding { assignment: Assignment { pending, .. }, items } = &mut encodings[at];
+    let EncodeAssignment { assignment: Assignment { pending, .. }, items } = &mut assignments[at];
     pending.tokens += item.embeds as u64;
     pending.work += work;
     items.push(item.hash);

@@ -1,282 +1,303 @@
-//! The choice of workers where prompts and answers have workers of their own.
+//! The selection of workers where prompts and answers are computed by workers with different roles.
 
 use chiasm_types::{MmHash, Role};
 use rand::Rng;
 use rand::rngs::SmallRng;
 
 use super::candidate::Candidate;
-use super::{Assignment, Encoding, Scratch, choose};
+use super::encoders::EmbeddingSources;
+use super::{Assignment, EncodeAssignment, Scratch, choose};
 use crate::config::{Policy, RouterConfig, StageWeights};
 use crate::error::RouteError;
 use crate::explain::Decision;
 use crate::request::{RouteRequest, Splitting};
-use crate::roster::Roster;
-use crate::worker::Pending;
+use crate::worker::PendingWork;
+use crate::worker_table::WorkerTable;
 
-/// Who does what for a request.
+/// The assignments of a request's stages.
 pub(crate) struct Stages {
-    pub(crate) answers: Assignment,
-    pub(crate) prefills: Option<Assignment>,
-    pub(crate) encodes: Vec<Encoding>,
-    /// Media items whose embeddings whoever computes the prompt finds.
+    pub(crate) answer: Assignment,
+    /// The worker that computes the prompt, if it is not the one that answers.
+    pub(crate) prefill: Option<Assignment>,
+    pub(crate) encode: Vec<EncodeAssignment>,
+    /// The media items whose embeddings the worker that computes the prompt finds in its machine's
+    /// store.
     pub(crate) embedded: Vec<MmHash>,
 }
 
 impl Stages {
-    fn new(answers: Assignment, prefills: Option<Assignment>) -> Self {
-        Self { answers, prefills, encodes: Vec::new(), embedded: Vec::new() }
+    fn new(answer: Assignment, prefill: Option<Assignment>) -> Self {
+        Self { answer, prefill, encode: Vec::new(), embedded: Vec::new() }
     }
 }
 
-/// Where a worker is: within what it hands over prompts, and its machine.
-type Place = (u64, u64);
+/// The location of a worker: where it hands over prompts, and its machine.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Location {
+    handover_domain: u64,
+    machine: u64,
+}
 
-/// A worker for one stage, and what that costs.
-struct Priced {
+/// An assignment of one stage, with its cost.
+struct PricedAssignment {
     assignment: Assignment,
-    place: Place,
+    location: Location,
     cost: f64,
-    /// The work there until the prompt is computed, with what waits before it, in the unit of
-    /// costs.
+    /// The work on the worker until the prompt is computed, including the work that waits before
+    /// it, in the unit of costs.
     work_until_computed: f64,
 }
 
 /// Two workers for a request.
-struct Pair {
-    /// Which of those for the prompt.
-    prefills: usize,
-    /// Which of the candidates.
-    answers: usize,
-    /// What a block takes to be sent.
+struct StagePair {
+    /// The index of the worker for the prompt, among the priced assignments.
+    prefill: usize,
+    /// The index of the worker that answers, among the candidates.
+    answer: usize,
+    /// The cost of sending one block.
     transfer: f64,
     cost: f64,
 }
 
-/// Picks the worker that answers, and if it is cheaper, and allowed, another one that computes the
-/// prompt and can hand it over.
+/// A split of a request over two workers, with its cost.
+struct PricedStages {
+    stages: Stages,
+    cost: f64,
+}
+
+/// Picks the worker that answers. If it is allowed and cheaper, also picks another worker that
+/// computes the prompt and can hand it over.
 pub(crate) fn choose_stages(
     config: &RouterConfig,
-    roster: &mut Roster,
+    table: &mut WorkerTable,
     scratch: &mut Scratch,
     plans: &[RouteRequest<'_>],
     splitting: Splitting,
 ) -> Result<Stages, RouteError> {
-    if !roster.has_roles() {
-        return choose(config, roster, scratch, plans).map(|answers| Stages::new(answers, None));
+    if !table.has_roles() {
+        return choose(config, table, scratch, plans).map(|answer| Stages::new(answer, None));
     }
-    scratch.gather_encoders(config, roster, plans);
-    // First, as what is compared in the end is told: the workers that answer.
+    scratch.gather_encoders(config, table, plans);
+    // Before the candidates for answering, which must remain in `scratch` for the explanation.
     let prefills = match splitting {
-        Splitting::Allowed => scratch.for_prompt(config, roster, plans)?,
+        Splitting::Allowed => scratch.prefill_assignments(config, table, plans)?,
         Splitting::Forbidden => Vec::new(),
     };
-    let whole = scratch.for_all(config, roster, plans);
-    let split = match prefills.is_empty() {
-        true => None,
-        false => scratch.cheapest_pair(config, roster, plans, prefills)?,
+    let whole = scratch.whole_assignment(config, table, plans);
+    let split = if prefills.is_empty() {
+        None
+    } else {
+        scratch.cheapest_split(config, table, plans, prefills)?
     };
     let is_cheaper = |cost: f64| match (&whole, config.policy) {
         (Ok(whole), Policy::KvMedia | Policy::Kv) => cost < whole.cost,
-        // A policy that knows no costs takes each worker for what it is there for.
+        // Policies that do not compute costs always use the workers of both roles.
         (Ok(_) | Err(_), _) => true,
     };
     let mut stages = match split {
-        Some((stages, cost)) if is_cheaper(cost + config.stages.hop) => stages,
+        Some(split) if is_cheaper(split.cost + config.stages.hop) => split.stages,
         _ => Stages::new(whole?.assignment, None),
     };
-    let computes = stages.prefills.as_ref().unwrap_or(&stages.answers);
-    (stages.embedded, stages.encodes) = scratch.embeddings_for(config, roster, computes)?;
+    let prefill = stages.prefill.as_ref().unwrap_or(&stages.answer);
+    let EmbeddingSources { embedded, encode } =
+        scratch.embedding_sources(config, table, prefill)?;
+    stages.embedded = embedded;
+    stages.encode = encode;
     let first = plans.first().ok_or(RouteError::NoWorker)?;
     if let Some(session) = first.session {
-        roster.sessions.went_to(session, stages.answers.seat);
+        table.sessions.set_worker(session, stages.answer.handle);
     }
-    roster.last = Some(stages.answers.id);
-    roster.last_prefill =
-        stages.prefills.as_ref().map(|prefills| prefills.id).or(roster.last_prefill);
+    table.last_answer = Some(stages.answer.id);
+    if let Some(prefill) = &stages.prefill {
+        table.last_prefill = Some(prefill.id);
+    }
     Ok(stages)
 }
 
 impl Scratch {
-    /// The workers for the prompt alone: by cost the cheapest of each place, else the one that the
-    /// policy picks. None if there are none, or all are busy.
-    fn for_prompt(
+    /// Returns the workers for the prompt alone: by cost the cheapest of each location, otherwise
+    /// the one that the policy picks. Empty if there are none or all are busy.
+    fn prefill_assignments(
         &mut self,
         config: &RouterConfig,
-        roster: &mut Roster,
+        table: &mut WorkerTable,
         plans: &[RouteRequest<'_>],
-    ) -> Result<Vec<Priced>, RouteError> {
-        self.gather(config, roster, plans, |role| role == Role::Prefill);
+    ) -> Result<Vec<PricedAssignment>, RouteError> {
+        self.gather_candidates(config, table, plans, |role| role == Role::Prefill);
         if self.candidates.is_empty() {
             return Ok(Vec::new());
         }
         self.fill_items(plans);
-        // Whoever answers comes after others that answer, not after these.
-        let last_answer = std::mem::replace(&mut roster.last, roster.last_prefill);
-        let (chosen, decision) = self.pick(config, roster, plans);
-        roster.last = last_answer;
-        let of_each = match decision {
-            // The one that was drawn goes before others that cost the same.
-            Decision::Cost(_) => self.of_each(place, 0..self.candidates.len(), |at| {
+        // Round-robin goes round the workers for prompts and those that answer separately.
+        let last_answer = std::mem::replace(&mut table.last_answer, table.last_prefill);
+        let (chosen, decision) = self.pick(config, table, plans);
+        table.last_answer = last_answer;
+        let eligible = match decision {
+            // Of several with the same cost, the one that was drawn wins.
+            Decision::Cost(_) => self.best_per_key(location, 0..self.candidates.len(), |at| {
                 (self.candidates[at].cost, u32::from(at != chosen))
             }),
             Decision::Session | Decision::Policy(_) => vec![chosen],
         };
-        let priced = of_each.into_iter().map(|at| self.priced(config, roster, plans, at, decision));
+        let priced = eligible
+            .into_iter()
+            .map(|at| self.priced_assignment(config, table, plans, at, decision));
         priced.collect()
     }
 
-    /// The worker for everything: one whose role is to prefill only if there is no other. Leaves
-    /// the candidates that [`Scratch::cheapest_pair`] goes by.
-    fn for_all(
+    /// Returns the worker that computes the whole request; one whose role is to prefill only if
+    /// there is no other. Leaves the candidates that [`cheapest_split`](Self::cheapest_split) uses.
+    fn whole_assignment(
         &mut self,
         config: &RouterConfig,
-        roster: &mut Roster,
+        table: &mut WorkerTable,
         plans: &[RouteRequest<'_>],
-    ) -> Result<Priced, RouteError> {
-        let mut busy = self
-            .gather(config, roster, plans, |role| matches!(role, Role::Aggregated | Role::Decode));
+    ) -> Result<PricedAssignment, RouteError> {
+        let mut busy = self.gather_candidates(config, table, plans, |role| {
+            matches!(role, Role::Aggregated | Role::Decode)
+        });
         if self.candidates.is_empty() && busy == 0 {
-            busy = self.gather(config, roster, plans, Role::answers);
+            busy = self.gather_candidates(config, table, plans, Role::can_answer);
         }
         self.busy = busy;
         if self.candidates.is_empty() {
-            return Err(self.no_candidate(busy));
+            return Err(self.no_candidate_error(busy));
         }
         self.fill_items(plans);
-        let (mut chosen, mut decision) = self.pick(config, roster, plans);
+        let (mut chosen, mut decision) = self.pick(config, table, plans);
         if let Decision::Cost(_) = decision {
-            self.disturb(config);
-            chosen = self.cheapest(&mut roster.rng, config.temperature);
+            self.add_disturbance(config);
+            chosen = self.cheapest(&mut table.rng, config.temperature);
         }
-        if let Some(by_session) = self.by_session(roster, plans) {
-            (chosen, decision) = (by_session, Decision::Session);
+        if let Some(session_candidate) = self.session_candidate(table, plans) {
+            chosen = session_candidate;
+            decision = Decision::Session;
         }
-        self.priced(config, roster, plans, chosen, decision)
+        self.priced_assignment(config, table, plans, chosen, decision)
     }
 
     /// Returns the assignment of a candidate, with its cost.
-    fn priced(
+    fn priced_assignment(
         &self,
         config: &RouterConfig,
-        roster: &Roster,
+        table: &WorkerTable,
         plans: &[RouteRequest<'_>],
         at: usize,
         decision: Decision,
-    ) -> Result<Priced, RouteError> {
+    ) -> Result<PricedAssignment, RouteError> {
         let candidate = &self.candidates[at];
-        let assignment = self.assignment(config, roster, plans, at, decision)?;
+        let assignment = self.assignment(config, table, plans, at, decision)?;
         let work_until_computed = candidate.waiting_work + assignment.pending.work;
-        Ok(Priced {
+        Ok(PricedAssignment {
             assignment,
-            place: place(candidate),
+            location: location(candidate),
             cost: candidate.cost,
             work_until_computed,
         })
     }
 
-    /// A worker that decodes has answers waiting for each prompt that it computes.
-    fn disturb(&mut self, config: &RouterConfig) {
+    /// Adds, for workers that decode, the cost of the answers that wait while the worker computes
+    /// this prompt.
+    fn add_disturbance(&mut self, config: &RouterConfig) {
         let Self { candidates, plans, .. } = self;
         for candidate in candidates.iter_mut().filter(|candidate| candidate.role == Role::Decode) {
             let encode = candidate.encode(&plans[candidate.plan as usize].items);
-            let waiting = (candidate.requests + 1) as f64;
+            let delayed = (candidate.requests + 1) as f64;
             candidate.cost +=
-                config.stages.disturb * waiting * candidate.work(encode, &config.weights);
+                config.stages.disturb * delayed * candidate.work(encode, &config.weights);
         }
     }
 
-    /// Of the workers for the prompt and those for the answer behind it the two that cost the least
-    /// together, of those that hand over prompts to each other: the latter by what they have to do
-    /// and to be sent, or that of the session. `None` if there are no two.
-    fn cheapest_pair(
+    /// Returns the cheapest pair of a worker for the prompt and one that answers, of those that can
+    /// hand over prompts to each other; `None` if there is no such pair.
+    ///
+    /// The answering worker is chosen by its load and by the blocks that have to be sent, or is
+    /// that of the session.
+    fn cheapest_split(
         &self,
         config: &RouterConfig,
-        roster: &mut Roster,
+        table: &mut WorkerTable,
         plans: &[RouteRequest<'_>],
-        prefills: Vec<Priced>,
-    ) -> Result<Option<(Stages, f64)>, RouteError> {
+        prefills: Vec<PricedAssignment>,
+    ) -> Result<Option<PricedStages>, RouteError> {
         let decodes = |at: &usize| self.candidates[*at].role == Role::Decode;
-        let by_session = self.by_session(roster, plans).filter(decodes);
+        let session_candidate = self.session_candidate(table, plans).filter(decodes);
         let decoding = (0..self.candidates.len())
-            .filter(|at| decodes(at) && by_session.is_none_or(|only| only == *at));
+            .filter(|at| decodes(at) && session_candidate.is_none_or(|only| only == *at));
         let StageWeights { transfer, network_transfer, .. } = config.stages;
         let near = self.pairs(
             config,
             &prefills,
             decoding.clone(),
             transfer,
-            |place| place,
-            &mut roster.rng,
+            |location| location,
+            &mut table.rng,
         );
-        // The two that are cheapest within a network may be of one machine: then they are priced
-        // above, and lower.
-        let networked =
-            decoding.filter(|&at| self.candidates[at].hands_over_in != self.candidates[at].machine);
+        // A pair within a network may be on one machine. Then it is also among the pairs above,
+        // with a lower cost.
+        let networked = decoding
+            .filter(|&at| self.candidates[at].handover_domain != self.candidates[at].machine);
         let far = self.pairs(
             config,
             &prefills,
             networked,
             network_transfer,
-            |(network, _)| network,
-            &mut roster.rng,
+            |location| location.handover_domain,
+            &mut table.rng,
         );
         let cheapest =
             near.into_iter().chain(far).min_by(|one, other| one.cost.total_cmp(&other.cost));
-        let Some(Pair { prefills: nth, answers: at, transfer, cost }) = cheapest else {
+        let Some(StagePair { prefill, answer, transfer, cost }) = cheapest else {
             return Ok(None);
         };
-        let Some(Priced { assignment: prefill, .. }) = prefills.into_iter().nth(nth) else {
+        let Some(PricedAssignment { assignment: prefill, .. }) = prefills.into_iter().nth(prefill)
+        else {
             return Ok(None);
         };
-        let candidate = &self.candidates[at];
+        let candidate = &self.candidates[answer];
         let assignment =
-            self.assignment(config, roster, plans, at, Decision::Cost(config.policy))?;
-        // It computes nothing but the last token.
+            self.assignment(config, table, plans, answer, Decision::Cost(config.policy))?;
+        // The answering worker computes only the last token of the prompt.
         let work = transfer * candidate.missing();
-        let answers = Assignment {
-            pending: Pending { tokens: 1, work },
-            encodes_from: usize::MAX,
+        let answer = Assignment {
+            pending: PendingWork { tokens: 1, work },
+            first_encoded: usize::MAX,
             ..assignment
         };
-        Ok(Some((Stages::new(answers, Some(prefill)), cost)))
+        Ok(Some(PricedStages { stages: Stages::new(answer, Some(prefill)), cost }))
     }
 
-    /// Each worker for the prompt, and of these for the answer behind it the cheapest that has the
-    /// same key, with what a block takes to be sent from the one to the other.
+    /// Pairs each worker for the prompt with the cheapest decoding candidate that has the same key.
+    /// `transfer` is the cost of sending a block between the two.
     fn pairs<K: Ord>(
         &self,
         config: &RouterConfig,
-        prefills: &[Priced],
+        prefills: &[PricedAssignment],
         decoding: impl Iterator<Item = usize>,
         transfer: f64,
-        key: impl Fn(Place) -> K,
+        key: impl Fn(Location) -> K,
         rng: &mut SmallRng,
-    ) -> Vec<Pair> {
-        let key_of = |candidate: &Candidate| key(place(candidate));
-        let cost = |at: usize, work_before: f64| {
-            self.candidates[at].cost_behind(config, transfer, work_before)
+    ) -> Vec<StagePair> {
+        let candidate_key = |candidate: &Candidate| key(location(candidate));
+        let cost = |at: usize, prefill_work: f64| {
+            self.candidates[at].decode_cost(config, transfer, prefill_work)
         };
-        // Equals with equal chance, so that idle workers all get something to hold.
-        let of_each = self.of_each(key_of, decoding, |at| (cost(at, 0.0), rng.random()));
-        let pair = |(nth, prefill): (usize, &Priced)| {
-            let at = of_each
+        // Ties are broken at random, so that all idle workers get blocks to hold.
+        let answers =
+            self.best_per_key(candidate_key, decoding, |at| (cost(at, 0.0), rng.random()));
+        let pair = |(index, prefill): (usize, &PricedAssignment)| {
+            let answer = answers
                 .iter()
                 .copied()
-                .find(|&at| key_of(&self.candidates[at]) == key(prefill.place))?;
-            let cost = prefill.cost + cost(at, prefill.work_until_computed);
-            Some(Pair { prefills: nth, answers: at, transfer, cost })
+                .find(|&at| candidate_key(&self.candidates[at]) == key(prefill.location))?;
+            let cost = prefill.cost + cost(answer, prefill.work_until_computed);
+            Some(StagePair { prefill: index, answer, transfer, cost })
         };
         prefills.iter().enumerate().filter_map(pair).collect()
     }
 
-    /// The worker that the request's session went to, if it may get the request.
-    fn by_session(&self, roster: &mut Roster, plans: &[RouteRequest<'_>]) -> Option<usize> {
-        let session = plans.first()?.session?;
-        self.of_session(roster, session)
-    }
-
-    /// Of these candidates the first with each key, in the order of `rank`.
-    fn of_each<K: Ord>(
+    /// Returns the candidate with the lowest rank for each key.
+    fn best_per_key<K: Ord>(
         &self,
         key: impl Fn(&Candidate) -> K,
         candidates: impl Iterator<Item = usize>,
@@ -292,6 +313,8 @@ impl Scratch {
     }
 }
 
-fn place(candidate: &Candidate) -> Place {
-    (candidate.hands_over_in, candidate.machine)
+/// Returns the location of a candidate.
+fn location(candidate: &Candidate) -> Location {
+    let Candidate { handover_domain, machine, .. } = *candidate;
+    Location { handover_domain, machine }
 }

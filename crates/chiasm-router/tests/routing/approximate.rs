@@ -1,4 +1,4 @@
-//! Workers whose engines publish no events: the router goes by its own decisions.
+//! Tests of workers whose engines publish no events: the router goes by its own decisions.
 
 use std::time::Duration;
 
@@ -6,21 +6,26 @@ use crate::workload::{INFO, Prompt};
 use chiasm_router::{Clock, Knowledge, Router, RouterConfig, VirtualClock, WorkerInfo};
 use chiasm_types::WorkerId;
 
-const SILENT: WorkerInfo = WorkerInfo { publishes_events: false, total_blocks: 30, ..INFO };
+const WITHOUT_EVENTS: WorkerInfo = WorkerInfo { publishes_events: false, total_blocks: 30, ..INFO };
 
-fn at(clock: &VirtualClock, time: Duration) {
-    clock.set(time.as_nanos() as u64);
+fn set_seconds(clock: &VirtualClock, seconds: u64) {
+    clock.set(Duration::from_secs(seconds).as_nanos() as u64);
 }
 
-fn silent(workers: u32) -> (Router, VirtualClock) {
+/// Creates a router with workers without events, whose blocks expire after a minute.
+fn router_without_events(workers: u32) -> (Router, VirtualClock) {
     let clock = VirtualClock::default();
-    let config =
-        RouterConfig { seed: Some(1), believed_for: Duration::from_secs(60), ..Default::default() };
+    let config = RouterConfig {
+        seed: Some(1),
+        approximate_ttl: Duration::from_secs(60),
+        ..Default::default()
+    };
     let router = Router::with_clock(config, Clock::Virtual(clock.clone()));
-    (0..workers).for_each(|id| router.add_worker(WorkerId(id), SILENT));
+    (0..workers).for_each(|id| router.add_worker(WorkerId(id), WITHOUT_EVENTS));
     (router, clock)
 }
 
+/// Sends a prompt to a worker that computes it. Returns the worker and its overlap.
 fn compute(router: &Router, prompt: &Prompt) -> (WorkerId, usize) {
     let mut reservation = prompt.select(router);
     assert_eq!(reservation.knowledge, Knowledge::Approximate);
@@ -29,8 +34,8 @@ fn compute(router: &Router, prompt: &Prompt) -> (WorkerId, usize) {
 }
 
 #[test]
-fn what_was_computed_is_believed_to_be_held() {
-    let (router, _) = silent(4);
+fn computed_prompt_is_assumed_to_be_held() {
+    let (router, _) = router_without_events(4);
     let (worker, overlap) = compute(&router, &Prompt::text(1, 160));
     assert_eq!(overlap, 0);
     for _ in 0..5 {
@@ -44,31 +49,31 @@ fn what_was_computed_is_believed_to_be_held() {
 }
 
 #[test]
-fn what_was_not_computed_is_not() {
-    let (router, _) = silent(1);
+fn prompt_without_first_token_is_not_held() {
+    let (router, _) = router_without_events(1);
     drop(Prompt::text(1, 160).select(&router));
     assert_eq!(compute(&router, &Prompt::text(1, 160)), (WorkerId(0), 0));
 }
 
 #[test]
-fn beliefs_end_after_their_time() {
-    let (router, clock) = silent(1);
+fn approximate_blocks_expire_after_the_ttl() {
+    let (router, clock) = router_without_events(1);
     compute(&router, &Prompt::text(1, 160));
-    at(&clock, Duration::from_secs(30));
+    set_seconds(&clock, 30);
     compute(&router, &Prompt::text(2, 160));
-    at(&clock, Duration::from_secs(61));
+    set_seconds(&clock, 61);
     assert_eq!(compute(&router, &Prompt::text(2, 160)).1, 10);
     assert_eq!(router.workers()[0].index.blocks, 10, "the first prompt was not used for a minute");
-    at(&clock, Duration::from_secs(123));
+    set_seconds(&clock, 123);
     assert_eq!(compute(&router, &Prompt::text(2, 160)).1, 0);
 }
 
 #[test]
-fn many_beliefs_end_bit_by_bit_and_all_of_them_with_the_next_requests() {
-    let (router, clock) = silent(0);
-    router.add_worker(WorkerId(0), WorkerInfo { total_blocks: 20_000, ..SILENT });
+fn many_blocks_expire_in_steps_with_the_next_requests() {
+    let (router, clock) = router_without_events(0);
+    router.add_worker(WorkerId(0), WorkerInfo { total_blocks: 20_000, ..WITHOUT_EVENTS });
     compute(&router, &Prompt::text(1, 160_000));
-    at(&clock, Duration::from_secs(61));
+    set_seconds(&clock, 61);
     let known = || {
         drop(Prompt::text(2, 16).select(&router));
         router.workers()[0].index.blocks
@@ -77,10 +82,10 @@ fn many_beliefs_end_bit_by_bit_and_all_of_them_with_the_next_requests() {
 }
 
 #[test]
-fn no_more_is_believed_than_the_cache_has_room_for() {
-    let (router, clock) = silent(1);
+fn approximate_blocks_are_bounded_by_the_cache_size() {
+    let (router, clock) = router_without_events(1);
     for text in 0..20 {
-        at(&clock, Duration::from_secs(u64::from(text)));
+        set_seconds(&clock, u64::from(text));
         compute(&router, &Prompt::text(text, 160));
         assert!(router.workers()[0].index.blocks <= 30);
     }
@@ -90,18 +95,18 @@ fn no_more_is_believed_than_the_cache_has_room_for() {
 }
 
 #[test]
-fn another_engine_in_its_place_holds_nothing() {
-    let (router, _) = silent(1);
+fn replaced_worker_holds_nothing() {
+    let (router, _) = router_without_events(1);
     compute(&router, &Prompt::text(1, 160));
     router.remove_worker(WorkerId(0));
-    router.add_worker(WorkerId(0), SILENT);
+    router.add_worker(WorkerId(0), WITHOUT_EVENTS);
     assert_eq!(router.workers()[0].index.blocks, 0);
     assert_eq!(compute(&router, &Prompt::text(1, 160)).1, 0);
 }
 
 #[test]
-fn a_worker_whose_history_is_lost_is_known_by_what_it_computes_until_its_cache_is_cleared() {
-    let (router, _) = silent(0);
+fn worker_with_unknown_history_is_approximate_until_cleared() {
+    let (router, _) = router_without_events(0);
     let id = WorkerId(0);
     router.add_worker(id, INFO);
     router.set_caught_up(id, true);
@@ -115,7 +120,7 @@ fn a_worker_whose_history_is_lost_is_known_by_what_it_computes_until_its_cache_i
     router.set_caught_up(id, false);
     assert_eq!(known(), Knowledge::CatchingUp);
     router.set_caught_up(id, true);
-    // What events tell counts beside it, and stays when the beliefs go.
+    // Blocks from events count as well, and remain when the approximate blocks are dropped.
     router.apply(id, &Prompt::text(2, 160).stored());
     router.set_history_known(id, true);
     assert_eq!((known(), router.workers()[0].index.blocks), (Knowledge::Exact, 10));
@@ -123,15 +128,13 @@ fn a_worker_whose_history_is_lost_is_known_by_what_it_computes_until_its_cache_i
 }
 
 #[test]
-fn a_worker_with_events_is_exact_once_it_has_caught_up() {
-    let (router, _) = silent(1);
+fn worker_with_events_is_exact_once_caught_up() {
+    let (router, _) = router_without_events(1);
     router.add_worker(WorkerId(1), INFO);
-    let of = |id: usize| router.workers()[id].knowledge;
-    assert_eq!((of(0), of(1)), (Knowledge::Approximate, Knowledge::CatchingUp));
+    let knowledge = |id: usize| router.workers()[id].knowledge;
+    assert_eq!(knowledge(0), Knowledge::Approximate);
+    assert_eq!(knowledge(1), Knowledge::CatchingUp);
     (0..2).for_each(|id| router.set_caught_up(WorkerId(id), true));
-    assert_eq!(
-        (of(0), of(1)),
-        (Knowledge::Approximate, Knowledge::Exact),
-        "nobody can say so of the silent one"
-    );
+    assert_eq!(knowledge(0), Knowledge::Approximate, "no effect without events");
+    assert_eq!(knowledge(1), Knowledge::Exact);
 }

@@ -1,4 +1,4 @@
-//! What takes time in proportion to blocks is done elsewhere, and nobody waits for it.
+//! Tests that work proportional to a worker's blocks is done in the background.
 
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
@@ -11,11 +11,11 @@ use chiasm_types::WorkerId;
 const LARGE: WorkerId = WorkerId(0);
 const OTHER: WorkerId = WorkerId(1);
 
-/// Both workers hold the first prompt; the large one holds 2,000 more.
+/// Creates a router with two workers that hold the first prompt; the large one holds 1,999 more.
 fn filled() -> (Router, Receiver<Chore>) {
     let (send, chores) = channel();
     let config = RouterConfig { seed: Some(1), ..Default::default() };
-    let router = Router::in_background(config, move |chore| send.send(chore).unwrap());
+    let router = Router::with_background(config, move |chore| send.send(chore).unwrap());
     [LARGE, OTHER].into_iter().for_each(|id| router.add_worker(id, INFO));
     (0..2000).for_each(|number| router.apply(LARGE, &Prompt::text(number, 64).stored()));
     router.apply(OTHER, &Prompt::text(0, 64).stored());
@@ -24,7 +24,7 @@ fn filled() -> (Router, Receiver<Chore>) {
 }
 
 #[test]
-fn selections_complete_while_the_blocks_of_a_large_worker_are_given_back() {
+fn selections_complete_while_a_large_worker_is_freed() {
     let changes: [fn(&Router); 4] = [
         |router| router.remove_worker(LARGE),
         |router| router.add_worker(LARGE, INFO),
@@ -34,19 +34,20 @@ fn selections_complete_while_the_blocks_of_a_large_worker_are_given_back() {
     for change in changes {
         let (router, chores) = filled();
         change(&router);
-        let (chore, full) = (chores.try_recv().unwrap(), router.index_totals());
+        let chore = chores.try_recv().unwrap();
+        let full = router.index_totals();
         // Overlaps are right from the call on, and nothing is locked.
         let select = || {
-            let (first, other) =
-                (Prompt::text(0, 64).select(&router), Prompt::text(1, 64).select(&router));
+            let first = Prompt::text(0, 64).select(&router);
+            let other = Prompt::text(1, 64).select(&router);
             assert_eq!((first.worker, first.overlap_blocks, other.overlap_blocks), (OTHER, 4, 0));
         };
         select();
-        let giving_back = thread::spawn(chore);
-        while !giving_back.is_finished() {
+        let freeing = thread::spawn(chore);
+        while !freeing.is_finished() {
             select();
         }
-        giving_back.join().unwrap();
+        freeing.join().unwrap();
         select();
         let left = router.index_totals();
         assert!(full.blocks > 2000 && left.blocks == 4, "{full:?}, then {left:?}");
@@ -55,7 +56,7 @@ fn selections_complete_while_the_blocks_of_a_large_worker_are_given_back() {
 }
 
 #[test]
-fn what_a_worker_without_events_was_believed_to_hold_is_dropped_elsewhere_too() {
+fn approximate_cache_is_dropped_in_the_background() {
     for change in [
         |router: &Router| router.remove_worker(OTHER),
         |router: &Router| router.reset_worker_blocks(OTHER),
@@ -64,7 +65,7 @@ fn what_a_worker_without_events_was_believed_to_hold_is_dropped_elsewhere_too() 
         router.add_worker(OTHER, WorkerInfo { publishes_events: false, ..INFO });
         chores.try_iter().for_each(|chore| chore());
         let prompt = Prompt::text(5000, 64);
-        prompt.select_but(&router, &[LARGE]).unwrap().first_token();
+        prompt.select_excluding(&router, &[LARGE]).unwrap().first_token();
         assert_eq!(router.workers()[1].index.blocks, 4);
         change(&router);
         assert_eq!(chores.try_iter().map(|chore| chore()).count(), 2);

@@ -1,4 +1,4 @@
-//! Random lives of requests, against a plain list of them.
+//! Tests the load of workers under random requests against a plain list of the requests.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ fn policy() -> impl Strategy<Value = Policy> {
 
 proptest! {
     #[test]
-    fn load_is_what_the_live_reservations_add_up_to(
+    fn load_is_the_sum_of_the_live_reservations(
         policy in policy(),
         seed in any::<u64>(),
         steps in vec(step(), 0..60),
@@ -49,10 +49,10 @@ proptest! {
             config.seed = Some(seed);
             config.promise_grace = Duration::ZERO;
         });
-        // Reservations with the life of the worker that they were made in.
+        // The reservations, each with the generation of its worker.
         let mut running: Vec<(Reservation, u32)> = Vec::new();
-        let mut lives = [0; WORKERS as usize];
-        // Copies of the blocks of each image's question 0, per worker.
+        let mut generations = [0; WORKERS as usize];
+        // The number of copies of the blocks of each image's question 0, per worker.
         let mut copies = [[0u32; 3]; WORKERS as usize];
         for step in steps {
             match step {
@@ -60,16 +60,22 @@ proptest! {
                     let reservation = Prompt::image_question(image, question).select(&router);
                     let worker = reservation.worker.0 as usize;
                     let held = copies[worker][image as usize] > 0;
-                    let expected = match (held, question) { (false, _) => 0, (true, 0) => 12, (true, _) => 10 };
+                    let expected = match question {
+                        _ if !held => 0,
+                        0 => 12,
+                        _ => 10,
+                    };
                     prop_assert_eq!(reservation.overlap_blocks, expected);
                     prop_assert_eq!(reservation.total_blocks, 13);
-                    running.push((reservation, lives[worker]));
+                    running.push((reservation, generations[worker]));
                 }
                 Step::FirstToken(which) if !running.is_empty() => {
                     let at = which.index(running.len());
                     running[at].0.first_token();
                 }
-                Step::End(which) if !running.is_empty() => drop(running.swap_remove(which.index(running.len()))),
+                Step::End(which) if !running.is_empty() => {
+                    drop(running.swap_remove(which.index(running.len())));
+                }
                 Step::FirstToken(_) | Step::End(_) => {}
                 Step::Stored { worker, image } => {
                     router.apply(WorkerId(worker), &Prompt::image_question(image, 0).stored());
@@ -87,22 +93,26 @@ proptest! {
                 Step::Restart { worker } => {
                     router.remove_worker(WorkerId(worker));
                     router.add_worker(WorkerId(worker), INFO);
-                    lives[worker as usize] += 1;
+                    generations[worker as usize] += 1;
                     copies[worker as usize] = [0; 3];
                 }
             }
             for worker in router.workers() {
                 let at = worker.id.0 as usize;
-                let of_this_life = running.iter().filter(|(reservation, life)| {
-                    reservation.worker == worker.id && *life == lives[at]
+                let live = running.iter().filter(|(reservation, generation)| {
+                    reservation.worker == worker.id && *generation == generations[at]
                 });
-                let requests = of_this_life.count();
-                prop_assert_eq!((worker.requests, worker.blocks_in_use), (requests, 13 * requests as u64));
-                prop_assert_eq!(worker.index.blocks, 12 * copies[at].iter().filter(|copies| **copies > 0).count());
+                let requests = live.count();
+                prop_assert_eq!(worker.requests, requests);
+                prop_assert_eq!(worker.blocks_in_use, 13 * requests as u64);
+                let held_images = copies[at].iter().filter(|copies| **copies > 0).count();
+                prop_assert_eq!(worker.index.blocks, 12 * held_images);
             }
         }
         running.clear();
         drop(Prompt::text(99, 64).select(&router));
-        prop_assert!(router.workers().iter().all(|worker| worker.promised_blocks == 0 && worker.pending_tokens == 0));
+        for worker in router.workers() {
+            prop_assert_eq!((worker.promised_blocks, worker.pending_tokens), (0, 0));
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! What a worker's cost is made of, term by term.
+//! Tests of the terms of a worker's cost, and of the other rules of a selection.
 
 use crate::workload::{BLOCK, INFO, Prompt, batch, per_worker, router};
 use chiasm_kv::event::KvEvent;
@@ -7,7 +7,8 @@ use chiasm_router::{
 };
 use chiasm_types::{MmHash, WorkerId};
 
-/// The item of `Prompt::image_question`: 160 placeholder tokens from `start` on.
+/// Returns an item of 160 placeholder tokens from `start` on, like that of
+/// `Prompt::image_question`.
 fn item(image: u8, start: usize) -> RouteItem {
     RouteItem { hash: MmHash::new([image; 32]), end: start + 160, embeds: 160, elements: 10_000 }
 }
@@ -30,17 +31,17 @@ fn select(router: &Router, prompt: &Prompt, media: &[RouteItem]) -> Reservation 
     router.select(&RouteRequest { media, ..prompt.request() }).unwrap()
 }
 
-/// Texts of different prompts that no cache helps with, each with the same image after it.
+/// Routes a text that no cache holds, followed by an image.
 fn text_then_image(router: &Router, text: u32, image: u8) -> Reservation {
     select(router, &Prompt::text(text, 320), &[item(image, 160)])
 }
 
 #[test]
-fn the_same_image_after_another_text_goes_where_its_pixels_are() {
+fn repeated_image_goes_to_the_worker_with_its_tensors() {
     let router = router(8, |_| ());
     let first = text_then_image(&router, 1, 9).worker;
     for text in 2..12 {
-        // One at a time: nothing but the image draws them.
+        // One request at a time, so that only the image attracts it.
         assert_eq!(text_then_image(&router, text, 9).worker, first);
     }
     let others: Vec<_> =
@@ -49,14 +50,14 @@ fn the_same_image_after_another_text_goes_where_its_pixels_are() {
 }
 
 #[test]
-fn policy_kv_is_blind_to_images_beyond_their_blocks() {
+fn kv_policy_ignores_reusable_images() {
     let router = router(8, |config| config.policy = Policy::Kv);
     let workers: Vec<_> = (0..40).map(|text| text_then_image(&router, text, 9).worker).collect();
     assert!(workers.iter().any(|worker| *worker != workers[0]));
 }
 
 #[test]
-fn an_image_whose_blocks_are_held_needs_no_encoder() {
+fn image_within_held_blocks_needs_no_encoder() {
     let encode_only = Weights { encode: 1.0, ..NO_WEIGHTS };
     let router = weighted(3, encode_only);
     let prompt = Prompt::image_question(1, 1);
@@ -64,14 +65,14 @@ fn an_image_whose_blocks_are_held_needs_no_encoder() {
     for _ in 0..10 {
         assert_eq!(select(&router, &prompt, &[item(1, 0)]).worker, WorkerId(2));
     }
-    // Nobody has encoded it, so an image that ends after what is held costs the same everywhere.
+    // No worker has encoded these images, which end after the held blocks: all cost the same.
     let later: Vec<_> =
         (0..30).map(|n| select(&router, &prompt, &[item(100 + n, 40)]).worker).collect();
     assert!((0..3).all(|id| later.contains(&WorkerId(id))));
 }
 
 #[test]
-fn embeddings_are_forgotten_with_the_encoder_cache_and_tensors_with_the_receiver_cache() {
+fn media_is_assumed_cached_until_the_caches_are_full() {
     // 2,000 tokens hold 12 images of 160; a megabyte holds 104 of 10,000 bytes.
     let caches = [
         (Weights { encode: 1.0, ..NO_WEIGHTS }, 12),
@@ -79,21 +80,17 @@ fn embeddings_are_forgotten_with_the_encoder_cache_and_tensors_with_the_receiver
     ];
     for (weights, capacity) in caches {
         let returns_after = |others: u8, seed| {
-            let router = router(2, |config| (config.weights, config.seed) = (weights, Some(seed)));
+            let router = router(2, |config| {
+                config.weights = weights;
+                config.seed = Some(seed);
+            });
             let first = text_then_image(&router, 1, 0).worker;
             let exclude = [WorkerId(1 - first.0)];
             let prompt = Prompt::text(2, 320);
             for image in 1..=others {
                 let media = [item(image, 160)];
-                drop(
-                    router
-                        .select(&RouteRequest {
-                            media: &media,
-                            exclude: &exclude,
-                            ..prompt.request()
-                        })
-                        .unwrap(),
-                );
+                let request = RouteRequest { media: &media, exclude: &exclude, ..prompt.request() };
+                drop(router.select(&request).unwrap());
             }
             text_then_image(&router, 3, 0).worker == first
         };
@@ -103,7 +100,7 @@ fn embeddings_are_forgotten_with_the_encoder_cache_and_tensors_with_the_receiver
 }
 
 #[test]
-fn blocks_on_the_cpu_are_loaded_where_that_is_cheaper_than_computing() {
+fn cpu_blocks_are_loaded_if_cheaper_than_computing() {
     let prompt = Prompt::text(1, 160);
     let pick = |fetch| {
         let router = weighted(2, Weights { prefill: 16.0, fetch, ..NO_WEIGHTS });
@@ -114,27 +111,28 @@ fn blocks_on_the_cpu_are_loaded_where_that_is_cheaper_than_computing() {
             panic!("stored")
         };
         offloaded.medium = Some("CPU".to_owned());
-        // As vLLM tells of its lower tiers: hashes alone, known from the device.
-        (offloaded.token_ids, offloaded.extra_keys) = (Vec::new(), None);
+        // vLLM's events of its lower tiers have only hashes, which are known from the device.
+        offloaded.token_ids = Vec::new();
+        offloaded.extra_keys = None;
         router.apply(WorkerId(1), &prompt.stored());
         router.apply(WorkerId(1), &batch(KvEvent::BlockStored(offloaded)));
         router.apply(WorkerId(1), &prompt.removed());
         router.apply(WorkerId(1), &Prompt::text(1, 64).stored());
-        let other = prompt.select_but(&router, &[WorkerId(0)]).unwrap();
+        let other = prompt.select_excluding(&router, &[WorkerId(0)]).unwrap();
         assert_eq!(other.overlap_blocks, 4, "the overlap is that of the device");
-        let busy = router.workers()[1].pending_tokens;
+        let pending = router.workers()[1].pending_tokens;
         drop(other);
-        // Who would get it if worker 0 had to compute two blocks that worker 1 can load.
+        // Now worker 0 has to compute two blocks that worker 1 can load.
         router.apply(WorkerId(0), &prompt.removed());
         router.apply(WorkerId(0), &Prompt::text(1, 128).stored());
-        (prompt.select(&router).worker, busy)
+        (prompt.select(&router).worker, pending)
     };
-    assert_eq!(pick(1.0), (WorkerId(1), 1), "6 loaded against 2 computed");
+    assert_eq!(pick(1.0), (WorkerId(1), 1), "6 blocks to load against 2 to compute");
     assert_eq!(pick(16.0).0, WorkerId(0));
 }
 
 #[test]
-fn work_that_waits_counts_until_the_first_token() {
+fn pending_work_counts_until_the_first_token() {
     let router = weighted(2, Weights { prefill: 1.0, queue: 1.0, ..NO_WEIGHTS });
     let mut long = Prompt::text(1, 16 * 100).select(&router);
     assert_eq!(router.workers()[long.worker.0 as usize].pending_tokens, 1600);
@@ -154,7 +152,7 @@ fn work_that_waits_counts_until_the_first_token() {
 }
 
 #[test]
-fn what_is_held_does_not_wait() {
+fn held_blocks_are_not_pending() {
     let router = weighted(1, Weights::default());
     let prompt = Prompt::text(1, 170);
     router.apply(WorkerId(0), &Prompt::text(1, 160).stored());
@@ -162,34 +160,32 @@ fn what_is_held_does_not_wait() {
     assert_eq!(router.workers()[0].pending_tokens, 10);
     let _promised = Prompt::text(2, 1000).select(&router);
     let again = Prompt::text(2, 1000).select(&router);
-    assert_eq!(
-        (again.overlap_blocks, router.workers()[0].pending_tokens),
-        (0, 10 + 1000 + 1000 - 62 * 16)
-    );
+    assert_eq!(again.overlap_blocks, 0);
     assert_eq!(BLOCK.get(), 16);
+    assert_eq!(router.workers()[0].pending_tokens, 10 + 1000 + 1000 - 62 * 16);
 }
 
 #[test]
-fn embeddings_that_are_there_do_not_wait_for_the_encoder() {
+fn cached_embeddings_are_not_pending() {
     let router = weighted(2, Weights { encode: 1.0, queue: 1.0, ..NO_WEIGHTS });
-    let knows = text_then_image(&router, 1, 0).worker;
-    let waiting = text_then_image(&router, 2, 0);
-    assert_eq!(waiting.worker, knows);
-    // Nothing sets the workers apart for other images.
-    assert!((1..30).any(|image| text_then_image(&router, 3, image).worker == knows));
+    let holder = text_then_image(&router, 1, 0).worker;
+    let running = text_then_image(&router, 2, 0);
+    assert_eq!(running.worker, holder);
+    // For other images both workers cost the same.
+    assert!((1..30).any(|image| text_then_image(&router, 3, image).worker == holder));
 }
 
 #[test]
-fn requests_of_others_that_wait_in_an_engine_count_as_usual_ones() {
+fn waiting_requests_of_others_count_as_typical_ones() {
     let router = weighted(2, Weights { prefill: 1.0, queue: 1.0, ..NO_WEIGHTS });
-    // So that there is a usual one.
+    // Sets the work of a typical request.
     (0..500).for_each(|text| drop(Prompt::text(text, 160).select(&router)));
     router.set_stats(
         WorkerId(0),
         EngineStats { running: 3, waiting: 2, kv_usage: 0.1, ..EngineStats::default() },
     );
     assert!((1000..1020).all(|text| Prompt::text(text, 160).select(&router).worker == WorkerId(1)));
-    // Running ones don't wait, and those that this router sent are known better.
+    // Running requests don't wait, and this router's own are counted exactly.
     router.set_stats(
         WorkerId(0),
         EngineStats { running: 30, waiting: 0, kv_usage: 0.1, ..EngineStats::default() },
@@ -198,32 +194,32 @@ fn requests_of_others_that_wait_in_an_engine_count_as_usual_ones() {
 }
 
 #[test]
-fn own_requests_that_an_engine_told_of_are_nobody_elses_once_they_have_ended() {
+fn own_ended_requests_do_not_count_as_those_of_others() {
     let router = weighted(2, Weights { prefill: 1.0, queue: 1.0, ..NO_WEIGHTS });
     (0..500).for_each(|text| drop(Prompt::text(text, 160).select(&router)));
     let own: Vec<_> = (1000..1010)
-        .map(|text| Prompt::text(text, 160).select_but(&router, &[WorkerId(1)]).unwrap())
+        .map(|text| Prompt::text(text, 160).select_excluding(&router, &[WorkerId(1)]).unwrap())
         .collect();
-    // Servers tell once a second, and answer many requests in that time.
+    // Servers report once a second, and answer many requests in that time.
     router.set_stats(
         WorkerId(0),
         EngineStats { running: 1, waiting: 9, kv_usage: 0.1, ..EngineStats::default() },
     );
     drop(own);
     assert!((2000..2050).any(|text| Prompt::text(text, 160).select(&router).worker == WorkerId(0)));
-    // Nor are others' fewer when own ones come.
+    // New own requests don't reduce the number of others either.
     router.set_stats(
         WorkerId(0),
         EngineStats { running: 1, waiting: 2, kv_usage: 0.1, ..EngineStats::default() },
     );
-    let _own = Prompt::text(3000, 0).select_but(&router, &[WorkerId(1)]).unwrap();
-    let _more = Prompt::text(3001, 0).select_but(&router, &[WorkerId(1)]).unwrap();
-    let _most = Prompt::text(3002, 0).select_but(&router, &[WorkerId(1)]).unwrap();
+    let _own = Prompt::text(3000, 0).select_excluding(&router, &[WorkerId(1)]).unwrap();
+    let _more = Prompt::text(3001, 0).select_excluding(&router, &[WorkerId(1)]).unwrap();
+    let _most = Prompt::text(3002, 0).select_excluding(&router, &[WorkerId(1)]).unwrap();
     assert!((4000..4020).all(|text| Prompt::text(text, 160).select(&router).worker == WorkerId(1)));
 }
 
 #[test]
-fn a_busy_worker_gets_nothing_and_if_all_are_busy_that_is_said() {
+fn busy_worker_is_skipped_until_all_busy_is_an_error() {
     let stats = EngineStats { running: 10, waiting: 5, kv_usage: 0.9, ..EngineStats::default() };
     for threshold in 0..3 {
         let router = router(2, |config| match threshold {
@@ -231,36 +227,36 @@ fn a_busy_worker_gets_nothing_and_if_all_are_busy_that_is_said() {
             1 => config.busy.waiting = Some(5),
             _ => config.busy.pending_tokens = Some(1600),
         });
-        let make_busy = |id: u32| match threshold {
-            2 => {
-                Some(Prompt::text(10 + id, 1600).select_but(&router, &[WorkerId(1 - id)]).unwrap())
+        let make_busy = |id: u32| {
+            if threshold == 2 {
+                let prompt = Prompt::text(10 + id, 1600);
+                return Some(prompt.select_excluding(&router, &[WorkerId(1 - id)]).unwrap());
             }
-            _ => {
-                router.set_stats(WorkerId(id), stats);
-                None
-            }
+            router.set_stats(WorkerId(id), stats);
+            None
         };
         let first = make_busy(0);
         assert!(
             (100..120).all(|text| Prompt::text(text, 160).select(&router).worker == WorkerId(1))
         );
         let second = make_busy(1);
-        let error = Prompt::text(200, 160).select_but(&router, &[]).unwrap_err();
+        let error = Prompt::text(200, 160).select_excluding(&router, &[]).unwrap_err();
         assert_eq!(error, RouteError::Busy(2), "threshold {threshold}");
-        let excluded =
-            Prompt::text(200, 160).select_but(&router, &[WorkerId(0), WorkerId(1)]).unwrap_err();
+        let excluded = Prompt::text(200, 160)
+            .select_excluding(&router, &[WorkerId(0), WorkerId(1)])
+            .unwrap_err();
         assert_eq!(excluded, RouteError::NoWorker);
         router.set_stats(WorkerId(0), EngineStats::default());
         drop((first, second));
         assert_eq!(
-            Prompt::text(300, 160).select_but(&router, &[WorkerId(1)]).unwrap().worker,
+            Prompt::text(300, 160).select_excluding(&router, &[WorkerId(1)]).unwrap().worker,
             WorkerId(0)
         );
     }
 }
 
 #[test]
-fn a_temperature_spreads_by_the_difference_in_cost() {
+fn temperature_spreads_by_the_difference_in_cost() {
     let picks = |temperature: f64| {
         let router = router(2, |config| {
             config.weights = Weights { prefill: 1.0, ..NO_WEIGHTS };
@@ -271,7 +267,7 @@ fn a_temperature_spreads_by_the_difference_in_cost() {
         (0..1000).filter(|_| prompt.select(&router).worker == WorkerId(0)).count()
     };
     assert_eq!(picks(0.0), 1000);
-    // Worker 1 costs 10 more: its chance is e^(-10/t) of the other's.
+    // Worker 1 costs 10 more: its probability is e^(-10/t) of the other's.
     for (temperature, expected) in [(10.0, 731), (3.0, 965), (1e9, 500)] {
         assert!(
             picks(temperature).abs_diff(expected) < 60,
@@ -283,32 +279,34 @@ fn a_temperature_spreads_by_the_difference_in_cost() {
 
 #[test]
 fn two_choices_balance_better_than_one() {
-    let most = |policy| {
+    let max_requests = |policy| {
         let router = router(50, |config| config.policy = policy);
         let running: Vec<_> =
             (0..1000).map(|text| Prompt::text(text, 160).select(&router)).collect();
         per_worker(50, &running).into_iter().max().unwrap()
     };
-    assert!(most(Policy::PowerOfTwo) <= 24, "{}", most(Policy::PowerOfTwo));
-    assert!(most(Policy::Random) >= 26, "{}", most(Policy::Random));
+    let power_of_two = max_requests(Policy::PowerOfTwo);
+    assert!(power_of_two <= 24, "{power_of_two}");
+    let random = max_requests(Policy::Random);
+    assert!(random >= 26, "{random}");
 }
 
 #[test]
-fn a_session_stays_on_its_worker_while_that_can_take_it() {
+fn session_stays_on_its_worker_while_that_is_available() {
     for policy in Policy::ALL {
         let router = router(4, |config| config.policy = policy);
-        let go = |session, text, exclude: &[WorkerId]| {
+        let route = |session, text, exclude: &[WorkerId]| {
             let prompt = Prompt::text(text, 160);
             router.select(&RouteRequest { session, exclude, ..prompt.request() }).unwrap().worker
         };
-        let first = go(Some(7), 1, &[]);
-        assert!((2..20).all(|text| go(Some(7), text, &[]) == first), "{policy}");
-        let moved = go(Some(7), 30, &[first]);
+        let first = route(Some(7), 1, &[]);
+        assert!((2..20).all(|text| route(Some(7), text, &[]) == first), "{policy}");
+        let moved = route(Some(7), 30, &[first]);
         assert_ne!(moved, first);
-        assert_eq!(go(Some(7), 31, &[]), moved, "it stays where it went");
+        assert_eq!(route(Some(7), 31, &[]), moved, "the session has moved");
         router.remove_worker(moved);
         router.add_worker(moved, INFO);
-        let spread: Vec<_> = (100..140).map(|session| go(Some(session), 40, &[])).collect();
+        let spread: Vec<_> = (100..140).map(|session| route(Some(session), 40, &[])).collect();
         assert!(spread.iter().any(|worker| *worker != spread[0]), "{policy}");
     }
 }
@@ -319,17 +317,17 @@ fn sessions_are_bounded() {
         config.policy = Policy::Random;
         config.max_sessions = 2;
     });
-    let go = |session| {
+    let route = |session| {
         let prompt = Prompt::text(1, 160);
         router.select(&RouteRequest { session: Some(session), ..prompt.request() }).unwrap().worker
     };
-    let first = go(1);
-    assert_eq!((go(1), go(1)), (first, first));
+    let first = route(1);
+    assert_eq!([route(1), route(1)], [first, first]);
     let again: Vec<_> = (10..20)
         .map(|other| {
-            go(other);
-            go(other + 100);
-            go(1)
+            route(other);
+            route(other + 100);
+            route(1)
         })
         .collect();
     assert!(again.iter().any(|worker| *worker != first));

@@ -1,4 +1,4 @@
-//! The router from outside, with events as engines send them.
+//! Tests of the router's public interface, with events as engines send them.
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
 mod admission;
@@ -8,9 +8,9 @@ mod balance;
 mod bookkeeping;
 mod classes;
 mod cost;
-mod elsewhere;
 mod encoders;
 mod explained;
+mod peer_router;
 mod scenarios;
 mod stages;
 mod threads;

@@ -1,4 +1,4 @@
-//! Who gets what: the situations that routing is for.
+//! Tests of the situations that routing is for.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn promised(router: &Router) -> usize {
 }
 
 #[test]
-fn a_repeat_lands_on_the_worker_that_holds_it_even_under_modest_load() {
+fn repeat_goes_to_its_holder_even_under_modest_load() {
     let router = router(4, |_| ());
     let prompt = Prompt::image_question(1, 1);
     router.apply(WorkerId(2), &prompt.stored());
@@ -34,27 +34,27 @@ fn a_repeat_lands_on_the_worker_that_holds_it_even_under_modest_load() {
 }
 
 #[test]
-fn a_burst_of_questions_about_one_new_image_goes_to_one_worker() {
+fn burst_about_a_new_image_goes_to_one_worker() {
     let router = router(4, |_| ());
     let mut ask = |question| Prompt::photo_question(1, question).select(&router);
     let burst: Vec<Reservation> = (0..5).map(&mut ask).collect();
     assert!(burst.iter().all(|reservation| reservation.worker == burst[0].worker));
     assert!(
         burst.iter().all(|reservation| reservation.overlap_blocks == 0),
-        "nothing is confirmed yet"
+        "no block is confirmed yet"
     );
-    // In the end computing it elsewhere is faster than waiting here, and the next ones follow
-    // there.
+    // Eventually computing the image on another worker is faster than waiting, and the next
+    // questions follow there.
     let more: Vec<Reservation> = (5..20).map(&mut ask).collect();
     let counts = per_worker(4, burst.iter().chain(&more));
     assert!(counts.iter().all(|count| *count == 0 || *count >= 4), "{counts:?}");
 }
 
 #[test]
-fn images_of_the_same_layout_are_different_prompts() {
+fn different_images_of_one_layout_share_no_blocks() {
     let router = router(2, |_| ());
     router.apply(WorkerId(0), &Prompt::image_question(1, 1).stored());
-    // Something else runs there, so that only overlap could draw the request to it.
+    // Another request runs there, so that only an overlap could attract this one.
     let _running = Prompt::image_question(1, 1).select(&router);
     let other = Prompt::image_question(2, 1).select(&router);
     assert_eq!((other.worker, other.overlap_blocks), (WorkerId(1), 0));
@@ -69,7 +69,7 @@ fn new_prompts_spread() {
 }
 
 #[test]
-fn a_long_prompt_weighs_more_than_a_short_one() {
+fn long_prompt_weighs_more_than_a_short_one() {
     let router = router(2, |_| ());
     let long = Prompt::text(1, 1600).select(&router);
     let short: Vec<_> = (2..12).map(|text| Prompt::text(text, 160).select(&router)).collect();
@@ -77,7 +77,7 @@ fn a_long_prompt_weighs_more_than_a_short_one() {
 }
 
 #[test]
-fn a_hot_worker_sheds_when_it_is_busier_by_the_ratio_of_the_weights() {
+fn hot_worker_sheds_load_at_the_ratio_of_the_weights() {
     for ratio in [1, 4, 16] {
         let weights =
             Weights { prefill: ratio as f64, load: 1.0, queue: 0.0, ..Weights::default() };
@@ -85,7 +85,7 @@ fn a_hot_worker_sheds_when_it_is_busier_by_the_ratio_of_the_weights() {
         let prompt = Prompt::text(1, 160);
         router.apply(WorkerId(0), &prompt.stored());
         let mut running = Vec::new();
-        // At `ratio` requests more the two cost the same.
+        // With `ratio` additional requests the two workers cost the same.
         for _ in 0..ratio {
             running.push(prompt.select(&router));
         }
@@ -95,7 +95,7 @@ fn a_hot_worker_sheds_when_it_is_busier_by_the_ratio_of_the_weights() {
             running.iter().any(|reservation| reservation.worker == WorkerId(1)),
             "ratio {ratio}"
         );
-        // Now both have it, one by promise: the rest goes half and half.
+        // Now both have the prompt, one by promise: they share the rest evenly.
         running.extend((0..100).map(|_| prompt.select(&router)));
         let counts = per_worker(2, &running);
         assert!(counts[0].abs_diff(counts[1]) <= ratio + 1, "{counts:?}");
@@ -103,7 +103,7 @@ fn a_hot_worker_sheds_when_it_is_busier_by_the_ratio_of_the_weights() {
 }
 
 #[test]
-fn load_is_given_back_when_the_request_ends() {
+fn load_is_released_when_the_request_ends() {
     let router = router(1, |_| ());
     let reservation = Prompt::text(1, 170).select(&router);
     let busy = router.workers()[0];
@@ -114,7 +114,7 @@ fn load_is_given_back_when_the_request_ends() {
 }
 
 #[test]
-fn ties_spread_at_random_and_reproducibly() {
+fn ties_spread_reproducibly_at_random() {
     let picks = |seed| -> Vec<WorkerId> {
         let router = router(4, |config| config.seed = Some(seed));
         (0..400).map(|text| Prompt::text(text, 64).select(&router).worker).collect()
@@ -136,41 +136,45 @@ fn excluded_workers_are_never_picked() {
         let exclude = [WorkerId(0), WorkerId(2)];
         for _ in 0..20 {
             assert_eq!(
-                prompt.select_but(&router, &exclude).unwrap().worker,
+                prompt.select_excluding(&router, &exclude).unwrap().worker,
                 WorkerId(1),
                 "{policy}"
             );
         }
         let all = [WorkerId(0), WorkerId(1), WorkerId(2)];
-        assert_eq!(prompt.select_but(&router, &all).unwrap_err(), RouteError::NoWorker, "{policy}");
+        assert_eq!(
+            prompt.select_excluding(&router, &all).unwrap_err(),
+            RouteError::NoWorker,
+            "{policy}"
+        );
         assert_eq!(router.workers().iter().map(|worker| worker.requests).sum::<usize>(), 0);
     }
 }
 
 #[test]
-fn without_workers_there_is_nobody_to_pick() {
+fn router_without_workers_refuses_requests() {
     assert_eq!(
-        Prompt::text(1, 64).select_but(&router(0, |_| ()), &[]).unwrap_err(),
+        Prompt::text(1, 64).select_excluding(&router(0, |_| ()), &[]).unwrap_err(),
         RouteError::NoWorker
     );
 }
 
 #[test]
-fn a_failed_try_leaves_nothing_behind() {
+fn failed_attempt_leaves_no_promises() {
     let router = router(2, |_| ());
     let prompt = Prompt::image_question(1, 1);
     let failed = prompt.select(&router);
     let first = failed.worker;
     drop(failed);
     assert_eq!(promised(&router), 0);
-    let retry = prompt.select_but(&router, &[first]).unwrap();
+    let retry = prompt.select_excluding(&router, &[first]).unwrap();
     assert_ne!(retry.worker, first);
-    // Whoever comes now follows the retry.
+    // Later requests follow the retry.
     assert_eq!(prompt.select(&router).worker, retry.worker);
 }
 
 #[test]
-fn after_a_well_ended_request_its_blocks_stay_promised_until_the_events_arrive() {
+fn ended_request_stays_promised_until_its_events_arrive() {
     let router = router(4, |config| config.promise_grace = Duration::from_secs(3600));
     let prompt = Prompt::image_question(1, 1);
     let mut first = prompt.select(&router);
@@ -180,22 +184,18 @@ fn after_a_well_ended_request_its_blocks_stay_promised_until_the_events_arrive()
     assert_eq!(promised(&router), 12);
     for _ in 0..20 {
         let next = prompt.select(&router);
-        assert_eq!(
-            (next.worker, next.overlap_blocks),
-            (worker, 0),
-            "drawn there, but nothing is confirmed"
-        );
+        assert_eq!((next.worker, next.overlap_blocks), (worker, 0), "promised, but not confirmed");
     }
     router.apply(worker, &prompt.stored());
     assert_eq!(promised(&router), 0);
     assert_eq!(prompt.select(&router).overlap_blocks, 12);
     router.apply(worker, &prompt.removed());
     assert_eq!(prompt.select(&router).overlap_blocks, 0);
-    assert_eq!(promised(&router), 0, "what was confirmed and evicted is not promised any more");
+    assert_eq!(promised(&router), 0, "confirmed and evicted blocks are not promised any more");
 }
 
 #[test]
-fn the_grace_ends() {
+fn promises_end_with_the_grace_time() {
     let router = router(1, |config| config.promise_grace = Duration::ZERO);
     let mut first = Prompt::text(1, 64).select(&router);
     first.first_token();
@@ -204,7 +204,7 @@ fn the_grace_ends() {
 }
 
 #[test]
-fn events_take_over_from_promises_while_the_request_runs() {
+fn events_replace_promises_of_a_running_request() {
     let router = router(2, |_| ());
     let prompt = Prompt::text(1, 160);
     let running = prompt.select(&router);
@@ -220,7 +220,7 @@ fn events_take_over_from_promises_while_the_request_runs() {
 }
 
 #[test]
-fn a_dead_worker_takes_its_blocks_and_promises_with_it() {
+fn removed_worker_loses_its_blocks_with_its_promises() {
     let router = router(2, |_| ());
     let prompt = Prompt::image_question(1, 1);
     router.apply(WorkerId(0), &prompt.stored());
@@ -232,22 +232,18 @@ fn a_dead_worker_takes_its_blocks_and_promises_with_it() {
     router.apply(WorkerId(0), &prompt.stored());
 
     router.add_worker(WorkerId(0), INFO);
-    let reborn = router.workers()[0];
-    assert_eq!((reborn.requests, reborn.blocks_in_use, reborn.index.blocks), (0, 0, 0));
-    let after = prompt.select_but(&router, &[WorkerId(1)]).unwrap();
+    let replaced = router.workers()[0];
+    assert_eq!((replaced.requests, replaced.blocks_in_use, replaced.index.blocks), (0, 0, 0));
+    let after = prompt.select_excluding(&router, &[WorkerId(1)]).unwrap();
     assert_eq!(after.overlap_blocks, 0);
     drop(before);
-    assert_eq!(
-        router.workers()[0].requests,
-        1,
-        "a request of the former life is not this worker's"
-    );
+    assert_eq!(router.workers()[0].requests, 1, "unchanged by a request of the old worker");
     drop(after);
     assert_eq!(router.workers()[0].requests, 0);
 }
 
 #[test]
-fn lost_events_drop_the_blocks_and_keep_the_worker() {
+fn lost_events_drop_the_blocks_but_keep_the_worker() {
     let router = router(1, |_| ());
     let prompt = Prompt::text(1, 64);
     router.apply(WorkerId(0), &prompt.stored());
@@ -257,7 +253,7 @@ fn lost_events_drop_the_blocks_and_keep_the_worker() {
 }
 
 #[test]
-fn a_cleared_cache_overlaps_with_nothing() {
+fn cleared_cache_has_no_overlap() {
     let router = router(1, |_| ());
     let prompt = Prompt::text(1, 64);
     router.apply(WorkerId(0), &prompt.stored());
@@ -267,22 +263,22 @@ fn a_cleared_cache_overlaps_with_nothing() {
 }
 
 #[test]
-fn round_robin_goes_round_past_the_gone_and_the_excluded() {
+fn round_robin_skips_removed_or_excluded_workers() {
     let router = router(4, with_policy(Policy::RoundRobin));
     let prompt = Prompt::text(1, 64);
-    let turn = |exclude: &[u32]| {
+    let next = |exclude: &[u32]| {
         let exclude: Vec<_> = exclude.iter().copied().map(WorkerId).collect();
-        prompt.select_but(&router, &exclude).unwrap().worker.0
+        prompt.select_excluding(&router, &exclude).unwrap().worker.0
     };
-    assert_eq!([turn(&[]), turn(&[]), turn(&[]), turn(&[]), turn(&[])], [0, 1, 2, 3, 0]);
-    assert_eq!([turn(&[1, 2]), turn(&[0]), turn(&[])], [3, 1, 2]);
+    assert_eq!([next(&[]), next(&[]), next(&[]), next(&[]), next(&[])], [0, 1, 2, 3, 0]);
+    assert_eq!([next(&[1, 2]), next(&[0]), next(&[])], [3, 1, 2]);
     router.remove_worker(WorkerId(3));
-    let turn = || prompt.select(&router).worker.0;
-    assert_eq!([turn(), turn(), turn(), turn()], [0, 1, 2, 0]);
+    let next = || prompt.select(&router).worker.0;
+    assert_eq!([next(), next(), next(), next()], [0, 1, 2, 0]);
 }
 
 #[test]
-fn every_policy_reports_what_the_picked_worker_holds() {
+fn every_policy_reports_the_overlap_of_the_picked_worker() {
     for policy in [Policy::RoundRobin, Policy::Random, Policy::LeastLoaded] {
         let router = router(2, with_policy(policy));
         let prompt = Prompt::text(1, 64);
@@ -299,7 +295,7 @@ fn every_policy_reports_what_the_picked_worker_holds() {
 }
 
 #[test]
-fn least_loaded_looks_at_blocks_in_use_only() {
+fn least_loaded_counts_only_blocks_in_use() {
     let router = router(2, with_policy(Policy::LeastLoaded));
     let prompt = Prompt::text(1, 160);
     router.apply(WorkerId(0), &prompt.stored());
@@ -308,7 +304,7 @@ fn least_loaded_looks_at_blocks_in_use_only() {
 }
 
 #[test]
-fn random_picks_everybody() {
+fn random_policy_picks_all_workers() {
     let router = router(3, with_policy(Policy::Random));
     let prompt = Prompt::text(1, 160);
     router.apply(WorkerId(0), &prompt.stored());
@@ -317,18 +313,18 @@ fn random_picks_everybody() {
 }
 
 #[test]
-fn workers_with_another_block_size_share_no_blocks_but_can_be_picked() {
+fn worker_with_another_block_size_can_be_picked() {
     let router = router(1, |_| ());
     router.add_worker(WorkerId(1), WorkerInfo { block_size: BlockSize::new(64).unwrap(), ..INFO });
     let prompt = Prompt::text(1, 170);
     router.apply(WorkerId(1), &prompt.stored());
-    let other = prompt.select_but(&router, &[WorkerId(0)]).unwrap();
+    let other = prompt.select_excluding(&router, &[WorkerId(0)]).unwrap();
     assert_eq!((other.overlap_blocks, other.total_blocks), (0, 3));
     assert_eq!(BLOCK.get(), 16);
 }
 
 #[test]
-fn work_counts_by_its_tokens_whatever_the_blocks_of_a_worker_are() {
+fn work_is_counted_in_tokens_for_all_block_sizes() {
     let router = router(1, |_| ());
     router.add_worker(WorkerId(1), WorkerInfo { block_size: BlockSize::new(64).unwrap(), ..INFO });
     let running: Vec<_> = (0..20).map(|text| Prompt::text(text, 640).select(&router)).collect();
@@ -336,7 +332,7 @@ fn work_counts_by_its_tokens_whatever_the_blocks_of_a_worker_are() {
 }
 
 #[test]
-fn a_prompt_shorter_than_a_block_is_routed_by_load() {
+fn prompt_shorter_than_a_block_is_routed_by_load() {
     let router = router(2, |_| ());
     let running: Vec<_> = (0..10).map(|text| Prompt::text(text, 5).select(&router)).collect();
     assert_eq!(per_worker(2, &running), [5, 5]);
@@ -344,7 +340,7 @@ fn a_prompt_shorter_than_a_block_is_routed_by_load() {
 }
 
 #[test]
-fn what_engines_say_about_themselves_shows_in_the_snapshot() {
+fn engine_stats_appear_in_the_snapshot() {
     let router = router(1, |_| ());
     assert_eq!(router.workers()[0].engine, None);
     let stats = EngineStats { running: 3, waiting: 2, kv_usage: 0.25, ..EngineStats::default() };

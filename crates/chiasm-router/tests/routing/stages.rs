@@ -1,4 +1,4 @@
-//! Workers that prefill for others and workers that decode.
+//! Tests of workers that prefill for others, and of workers that decode.
 
 use chiasm_router::{
     Policy, Route, RouteError, RouteItem, RouteRequest, Router, RouterConfig, Splitting, WorkerInfo,
@@ -12,7 +12,7 @@ const OTHER_PREFILL: WorkerId = WorkerId(1);
 const DECODE: WorkerId = WorkerId(2);
 const OTHER_DECODE: WorkerId = WorkerId(3);
 
-/// Two workers of each role.
+/// Creates two workers of each role.
 fn fleet(change: impl FnOnce(&mut RouterConfig)) -> Router {
     let router = router(0, change);
     for id in [PREFILL, OTHER_PREFILL, DECODE, OTHER_DECODE] {
@@ -23,74 +23,72 @@ fn fleet(change: impl FnOnce(&mut RouterConfig)) -> Router {
     router
 }
 
+/// Routes a prompt that may be split.
 fn split(router: &Router, prompt: &Prompt) -> Route {
     router.select_stages(&[prompt.request()], Splitting::Allowed).unwrap()
 }
 
-/// Who computes the prompt, if not whoever answers.
-fn prefills(route: &Route) -> Option<WorkerId> {
-    route.prefills.as_ref().map(|prefills| prefills.worker)
+/// Returns the worker that computes the prompt, if it is not the one that answers.
+fn prefill_worker(route: &Route) -> Option<WorkerId> {
+    route.prefill.as_ref().map(|prefill| prefill.worker)
 }
 
-/// As if several answers were under way on each worker that decodes.
-fn busy(router: &Router, answers: usize) -> Vec<Route> {
-    let others = [Splitting::Forbidden].into_iter().cycle().take(2 * answers);
-    let mut routes: Vec<Route> = others
-        .enumerate()
-        .map(|(number, splitting)| {
-            let prompt = Prompt::text(1000 + number as u32, 16);
-            router.select_stages(&[prompt.request()], splitting).unwrap()
+/// Starts this number of answers on each worker that decodes.
+fn start_answers(router: &Router, per_worker: u32) -> Vec<Route> {
+    let mut routes: Vec<Route> = (0..2 * per_worker)
+        .map(|number| {
+            let prompt = Prompt::text(1000 + number, 16);
+            router.select_stages(&[prompt.request()], Splitting::Forbidden).unwrap()
         })
         .collect();
-    routes.iter_mut().for_each(|route| route.answers.first_token());
+    routes.iter_mut().for_each(|route| route.answer.first_token());
     routes
 }
 
 #[test]
-fn long_prompts_are_computed_elsewhere_where_many_answers_would_wait_and_short_ones_are_not() {
+fn only_long_prompts_are_split_from_busy_decode_workers() {
     let router = fleet(|_| {});
-    let (long, short) = (Prompt::text(1, 4000), Prompt::text(2, 200));
-    // Nobody would wait but the request itself.
-    assert_eq!(prefills(&split(&router, &long)), None);
-    let _answers = busy(&router, 40);
+    let long = Prompt::text(1, 4000);
+    let short = Prompt::text(2, 200);
+    // No other request would wait.
+    assert_eq!(prefill_worker(&split(&router, &long)), None);
+    let _answers = start_answers(&router, 40);
     let route = split(&router, &long);
-    assert!(prefills(&route).is_some_and(|id| id < DECODE) && route.answers.worker >= DECODE);
-    assert_eq!(prefills(&split(&router, &short)), None);
+    assert!(prefill_worker(&route).is_some_and(|id| id < DECODE) && route.answer.worker >= DECODE);
+    assert_eq!(prefill_worker(&split(&router, &short)), None);
 }
 
 #[test]
-fn what_a_worker_that_decodes_holds_is_not_computed_elsewhere() {
+fn prompt_held_by_a_decode_worker_is_not_split() {
     let router = fleet(|_| {});
-    let _answers = busy(&router, 40);
+    let _answers = start_answers(&router, 40);
     let prompt = Prompt::text(1, 4000);
     router.apply(OTHER_DECODE, &prompt.stored());
     let route = split(&router, &prompt);
-    assert_eq!((prefills(&route), route.answers.worker), (None, OTHER_DECODE));
+    assert_eq!((prefill_worker(&route), route.answer.worker), (None, OTHER_DECODE));
 }
 
 #[test]
-fn a_prompt_goes_to_the_worker_of_its_role_that_holds_most_of_it() {
+fn split_prompt_goes_to_the_prefill_worker_that_holds_it() {
     let router = fleet(|config| config.stages.disturb = 1000.0);
     let prompt = Prompt::text(1, 4000);
     for holder in [OTHER_PREFILL, PREFILL] {
         router.apply(holder, &prompt.stored());
         let route = split(&router, &prompt);
-        let prefills = route.prefills.as_ref().unwrap();
-        assert_eq!(
-            (prefills.worker, prefills.overlap_blocks, route.answers.overlap_blocks),
-            (holder, 250, 0)
-        );
+        let prefill = route.prefill.as_ref().unwrap();
+        assert_eq!((prefill.worker, prefill.overlap_blocks), (holder, 250));
+        assert_eq!(route.answer.overlap_blocks, 0);
         router.apply(holder, &prompt.removed());
     }
 }
 
 #[test]
-fn of_those_that_decode_the_one_with_less_to_do_answers() {
+fn split_requests_spread_over_both_roles() {
     let router = fleet(|config| config.stages.disturb = 1000.0);
     let first = split(&router, &Prompt::text(1, 4000));
     let second = split(&router, &Prompt::text(2, 4000));
-    assert_ne!(first.answers.worker, second.answers.worker);
-    assert_ne!(prefills(&first), prefills(&second));
+    assert_ne!(first.answer.worker, second.answer.worker);
+    assert_ne!(prefill_worker(&first), prefill_worker(&second));
 }
 
 #[test]
@@ -99,42 +97,47 @@ fn burst_of_long_prompts_is_computed_by_all_workers() {
     let routes: Vec<Route> =
         (0..8).map(|number| split(&router, &Prompt::text(number, 4000))).collect();
     for worker in [PREFILL, OTHER_PREFILL, DECODE, OTHER_DECODE] {
-        let computes = |route: &&Route| prefills(route).unwrap_or(route.answers.worker) == worker;
+        let computes =
+            |route: &&Route| prefill_worker(route).unwrap_or(route.answer.worker) == worker;
         assert_eq!(routes.iter().filter(computes).count(), 2, "{worker}");
     }
 }
 
 #[test]
-fn a_request_that_must_not_be_split_is_not() {
+fn forbidden_splitting_keeps_one_worker() {
     let router = fleet(|config| config.stages.disturb = 1000.0);
     let prompt = Prompt::text(1, 4000);
     let route = router.select_stages(&[prompt.request()], Splitting::Forbidden).unwrap();
-    assert!(route.prefills.is_none() && route.answers.worker >= DECODE);
+    assert!(route.prefill.is_none() && route.answer.worker >= DECODE);
 }
 
 #[test]
-fn who_is_left_does_what_there_is_to_do() {
+fn remaining_workers_take_over_missing_stages() {
     let router = fleet(|config| config.stages.disturb = 1000.0);
     let prompt = Prompt::text(1, 4000);
-    let but = |exclude: &[WorkerId]| {
+    let workers_without = |exclude: &[WorkerId]| {
         let request = RouteRequest { exclude, ..prompt.request() };
         let route = router.select_stages(&[request], Splitting::Allowed)?;
-        Ok::<_, RouteError>((prefills(&route), route.answers.worker))
+        Ok::<_, RouteError>((prefill_worker(&route), route.answer.worker))
     };
-    assert_eq!(but(&[PREFILL, DECODE]), Ok((Some(OTHER_PREFILL), OTHER_DECODE)));
-    assert_eq!(but(&[PREFILL, OTHER_PREFILL, DECODE]), Ok((None, OTHER_DECODE)));
-    assert_eq!(but(&[PREFILL, DECODE, OTHER_DECODE]), Ok((None, OTHER_PREFILL)));
-    assert_eq!(but(&[PREFILL, OTHER_PREFILL, DECODE, OTHER_DECODE]), Err(RouteError::NoWorker));
+    assert_eq!(workers_without(&[PREFILL, DECODE]), Ok((Some(OTHER_PREFILL), OTHER_DECODE)));
+    assert_eq!(workers_without(&[PREFILL, OTHER_PREFILL, DECODE]), Ok((None, OTHER_DECODE)));
+    assert_eq!(workers_without(&[PREFILL, DECODE, OTHER_DECODE]), Ok((None, OTHER_PREFILL)));
+    assert_eq!(
+        workers_without(&[PREFILL, OTHER_PREFILL, DECODE, OTHER_DECODE]),
+        Err(RouteError::NoWorker)
+    );
 }
 
 #[test]
-fn policies_without_costs_take_each_worker_for_what_it_is_there_for() {
+fn policies_without_costs_always_split() {
     for policy in [Policy::RoundRobin, Policy::Random, Policy::LeastLoaded, Policy::PowerOfTwo] {
         let router = fleet(|config| config.policy = policy);
         for number in 0..8 {
             let route = split(&router, &Prompt::text(number, 32));
             assert!(
-                prefills(&route).is_some_and(|id| id < DECODE) && route.answers.worker >= DECODE,
+                prefill_worker(&route).is_some_and(|id| id < DECODE)
+                    && route.answer.worker >= DECODE,
                 "{policy}"
             );
         }
@@ -142,7 +145,7 @@ fn policies_without_costs_take_each_worker_for_what_it_is_there_for() {
 }
 
 #[test]
-fn a_session_is_answered_where_it_was() {
+fn session_is_answered_by_its_worker() {
     let router = fleet(|config| config.stages.disturb = 1000.0);
     let ask = |number| {
         let prompt = Prompt::text(number, 4000);
@@ -152,24 +155,24 @@ fn a_session_is_answered_where_it_was() {
     let first = ask(1);
     for number in 2..6 {
         let next = ask(number);
-        assert_eq!(next.answers.worker, first.answers.worker);
-        assert!(prefills(&next).is_some());
+        assert_eq!(next.answer.worker, first.answer.worker);
+        assert!(prefill_worker(&next).is_some());
     }
 }
 
 #[test]
-fn both_workers_are_let_go_of() {
+fn both_workers_are_released() {
     let router = fleet(|config| config.stages.disturb = 1000.0);
     let mut route = split(&router, &Prompt::text(1, 4000));
     let requests = || router.workers().iter().map(|worker| worker.requests).sum::<usize>();
     assert_eq!(requests(), 2);
     let promised = || router.workers().iter().map(|worker| worker.promised_blocks).sum::<usize>();
     assert_eq!(promised(), 500);
-    if let Some(mut prefills) = route.prefills.take() {
-        prefills.first_token();
+    if let Some(mut prefill) = route.prefill.take() {
+        prefill.first_token();
     }
     assert_eq!(requests(), 1);
-    route.answers.first_token();
+    route.answer.first_token();
     drop(route);
     assert_eq!(requests(), 0);
     assert!(
@@ -189,39 +192,38 @@ fn prompts_are_handed_over_within_a_machine() {
         (DECODE, Role::Decode, 2),
         (OTHER_DECODE, Role::Decode, 3),
     ] {
-        router.add_worker(id, WorkerInfo { role, machine, hands_over_in: machine, ..INFO });
+        router.add_worker(id, WorkerInfo { role, machine, handover_domain: machine, ..INFO });
         router.set_caught_up(id, true);
     }
     let prompt = Prompt::text(1, 4000);
-    // What another machine holds is of no use.
+    // The other machine holds the prompt, but can't hand it over.
     router.apply(PREFILL, &prompt.stored());
     let route = split(&router, &prompt);
-    assert_eq!((prefills(&route), route.answers.worker), (Some(OTHER_PREFILL), DECODE));
-    let but = RouteRequest { exclude: &[DECODE], ..prompt.request() };
-    let route = router.select_stages(&[but], Splitting::Allowed).unwrap();
-    assert_eq!((prefills(&route), route.answers.worker), (None, OTHER_DECODE));
+    assert_eq!((prefill_worker(&route), route.answer.worker), (Some(OTHER_PREFILL), DECODE));
+    let request = RouteRequest { exclude: &[DECODE], ..prompt.request() };
+    let route = router.select_stages(&[request], Splitting::Allowed).unwrap();
+    assert_eq!((prefill_worker(&route), route.answer.worker), (None, OTHER_DECODE));
 }
 
-/// Where prompts are handed over on a network of these machines.
+/// Handover domains of two networks.
 const NETWORK: u64 = 1 << 63;
 const OTHER_NETWORK: u64 = 1 << 62;
 
-/// Engines with their roles, the networks or machines that they hand over prompts in, and their
-/// machines.
-fn on_machines(engines: [(WorkerId, Role, u64, u64); 4], network_transfer: f64) -> Router {
+/// Creates workers with these ids, roles, handover domains and machines.
+fn on_machines(workers: [(WorkerId, Role, u64, u64); 4], network_transfer: f64) -> Router {
     let router = router(0, |config| {
         config.stages.disturb = 1000.0;
         config.stages.network_transfer = network_transfer;
     });
-    for (id, role, hands_over_in, machine) in engines {
-        router.add_worker(id, WorkerInfo { role, machine, hands_over_in, ..INFO });
+    for (id, role, handover_domain, machine) in workers {
+        router.add_worker(id, WorkerInfo { role, machine, handover_domain, ..INFO });
         router.set_caught_up(id, true);
     }
     router
 }
 
 #[test]
-fn prompts_are_handed_over_between_machines_of_one_private_network_and_of_no_two() {
+fn prompts_are_handed_over_within_a_network_only() {
     let router = on_machines(
         [
             (PREFILL, Role::Prefill, NETWORK, 1),
@@ -232,21 +234,21 @@ fn prompts_are_handed_over_between_machines_of_one_private_network_and_of_no_two
         2.0,
     );
     let prompt = Prompt::text(1, 4000);
-    // What is on another network is of no use.
+    // The worker on the other network holds the prompt, but can't hand it over.
     router.apply(OTHER_PREFILL, &prompt.stored());
     let route = split(&router, &prompt);
-    assert_eq!((prefills(&route), route.answers.worker), (Some(PREFILL), DECODE));
+    assert_eq!((prefill_worker(&route), route.answer.worker), (Some(PREFILL), DECODE));
     let without = |exclude: WorkerId| {
         let request = RouteRequest { exclude: &[exclude], ..prompt.request() };
         router.select_stages(&[request], Splitting::Allowed).unwrap()
     };
-    assert_eq!(prefills(&without(PREFILL)), None);
+    assert_eq!(prefill_worker(&without(PREFILL)), None);
     let route = without(DECODE);
-    assert_eq!((prefills(&route), route.answers.worker), (None, OTHER_DECODE));
+    assert_eq!((prefill_worker(&route), route.answer.worker), (None, OTHER_DECODE));
 }
 
 #[test]
-fn a_machine_with_and_one_without_a_network_are_no_pair_although_they_are_one_machine() {
+fn different_handover_domains_on_one_machine_are_no_pair() {
     let router = on_machines(
         [
             (PREFILL, Role::Prefill, NETWORK, 1),
@@ -257,13 +259,13 @@ fn a_machine_with_and_one_without_a_network_are_no_pair_although_they_are_one_ma
         2.0,
     );
     for number in 0..4 {
-        assert_eq!(prefills(&split(&router, &Prompt::text(number, 4000))), None);
+        assert_eq!(prefill_worker(&split(&router, &Prompt::text(number, 4000))), None);
     }
 }
 
 #[test]
-fn a_prompt_goes_to_another_machine_if_that_has_less_to_do_for_what_the_network_takes() {
-    let engines = |decode_machine| {
+fn network_transfer_is_weighed_against_held_blocks() {
+    let workers = |decode_machine| {
         [
             (PREFILL, Role::Prefill, NETWORK, 1),
             (OTHER_PREFILL, Role::Prefill, NETWORK, 2),
@@ -273,31 +275,31 @@ fn a_prompt_goes_to_another_machine_if_that_has_less_to_do_for_what_the_network_
     };
     let prompt = Prompt::text(1, 4000);
     let pair = |router: &Router| {
-        // 128 of 250 blocks need not be computed by the one, which is worth 16 each.
+        // This worker holds 128 of the 250 blocks, which would cost 16 each.
         router.apply(PREFILL, &Prompt::text(1, 2048).stored());
         let route = split(router, &prompt);
-        (prefills(&route), route.answers.worker)
+        (prefill_worker(&route), route.answer.worker)
     };
-    assert_eq!(pair(&on_machines(engines(1), 1000.0)), (Some(PREFILL), DECODE));
-    // Both decode on the other machine: what is held elsewhere is worth a cheap way, and not a dear
-    // one.
-    let (by, _) = pair(&on_machines(engines(2), 2.0));
-    assert_eq!(by, Some(PREFILL));
-    let (by, _) = pair(&on_machines(engines(2), 1000.0));
-    assert_eq!(by, Some(OTHER_PREFILL));
+    assert_eq!(pair(&on_machines(workers(1), 1000.0)), (Some(PREFILL), DECODE));
+    // Both decode workers are on the other machine: the held blocks are worth a cheap transfer, but
+    // not an expensive one.
+    let (prefill, _) = pair(&on_machines(workers(2), 2.0));
+    assert_eq!(prefill, Some(PREFILL));
+    let (prefill, _) = pair(&on_machines(workers(2), 1000.0));
+    assert_eq!(prefill, Some(OTHER_PREFILL));
 }
 
 #[test]
-fn one_after_the_other_means_those_of_a_role() {
+fn round_robin_alternates_within_a_role() {
     let router = fleet(|config| config.policy = Policy::RoundRobin);
     let routes: Vec<Route> =
         (0..4).map(|number| split(&router, &Prompt::text(number, 160))).collect();
-    let prefill: Vec<_> = routes.iter().filter_map(prefills).collect();
-    assert_eq!(prefill, [PREFILL, OTHER_PREFILL, PREFILL, OTHER_PREFILL]);
+    let prefill_workers: Vec<_> = routes.iter().filter_map(prefill_worker).collect();
+    assert_eq!(prefill_workers, [PREFILL, OTHER_PREFILL, PREFILL, OTHER_PREFILL]);
 }
 
 #[test]
-fn the_tensors_of_a_split_request_are_at_both_workers() {
+fn tensors_of_a_split_request_are_on_both_workers() {
     let router = fleet(|config| config.stages.disturb = 1000.0);
     let ask = |question: u32| {
         let prompt = Prompt::photo_question(7, question);
@@ -308,9 +310,10 @@ fn the_tensors_of_a_split_request_are_at_both_workers() {
     };
     let (first, _) = ask(1);
     let (_, explanation) = ask(2);
-    let of = |id: WorkerId| {
-        explanation.candidates.iter().find(|considered| considered.worker == id).unwrap().terms
+    let terms = |id: WorkerId| {
+        explanation.candidates.iter().find(|candidate| candidate.worker == id).unwrap().terms
     };
-    let (here, elsewhere) = (of(first.answers.worker), of(WorkerId(5 - first.answers.worker.0)));
-    assert!(here.process < elsewhere.process, "{here:?} {elsewhere:?}");
+    let same = terms(first.answer.worker);
+    let other = terms(WorkerId(5 - first.answer.worker.0));
+    assert!(same.process < other.process, "{same:?} {other:?}");
 }

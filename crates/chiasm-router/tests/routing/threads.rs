@@ -1,4 +1,4 @@
-//! Many threads select while events are applied and workers come and go.
+//! Tests that threads can select while events are applied and workers come and go.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread;
@@ -8,14 +8,16 @@ use crate::workload::{INFO, Prompt, router};
 use chiasm_router::EngineStats;
 use chiasm_types::WorkerId;
 
-/// Per thread, and as many more as it takes to see events applied in between.
+/// The minimum number of selections per thread. Threads go on until events have been applied in
+/// between.
 const SELECTIONS: usize = 2000;
 
 #[test]
-fn books_balance_after_many_threads_selected_while_events_were_applied() {
+fn load_returns_to_zero_after_concurrent_selections() {
     let router = router(4, |config| config.promise_grace = Duration::ZERO);
     let prompts: Vec<_> = (0..8).map(|image| Prompt::image_question(image, 1)).collect();
-    let (selecting, overlapped) = (AtomicBool::new(true), AtomicUsize::new(0));
+    let selecting = AtomicBool::new(true);
+    let overlapped = AtomicUsize::new(0);
 
     thread::scope(|scope| {
         // Workers 0 and 1 compute and evict; 2 dies and comes back; 3 loses its events.
@@ -51,7 +53,9 @@ fn books_balance_after_many_threads_selected_while_events_were_applied() {
         });
         let selectors: Vec<_> = (0..4usize)
             .map(|thread| {
-                let (router, prompts, overlapped) = (&router, &prompts, &overlapped);
+                let router = &router;
+                let prompts = &prompts;
+                let overlapped = &overlapped;
                 scope.spawn(move || {
                     let mut running = Vec::new();
                     let mut turn = 0;
@@ -72,7 +76,8 @@ fn books_balance_after_many_threads_selected_while_events_were_applied() {
                 })
             })
             .collect();
-        // The others stop first: a selector's panic must not leave them running.
+        // The results are checked last: a selector's panic must not leave the other threads
+        // running.
         let ended: Vec<_> = selectors.into_iter().map(|selector| selector.join()).collect();
         selecting.store(false, Relaxed);
         ended.into_iter().for_each(|end| end.unwrap());

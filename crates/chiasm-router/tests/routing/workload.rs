@@ -1,4 +1,4 @@
-//! Prompts, and the events of an engine that has computed them.
+//! Test prompts, and the events of an engine that has computed them.
 
 use chiasm_kv::event::{BlockRemoved, BlockStored, ExternalHash, ExtraKey, KvEvent, KvEventBatch};
 use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks, block_keys};
@@ -14,11 +14,12 @@ pub(crate) struct Prompt {
 }
 
 impl Prompt {
+    /// Creates a prompt of `length` tokens; texts with different numbers share no blocks.
     pub(crate) fn text(text: u32, length: usize) -> Self {
         Self::new((0..length as u32).map(|i| TokenId(1000 * text + i % 1000)).collect(), Vec::new())
     }
 
-    /// An image of 160 placeholder tokens and 40 tokens of question: 12 full blocks and a half.
+    /// Creates an image of 160 placeholder tokens and a question of 40 tokens: 12.5 blocks.
     pub(crate) fn image_question(image: u8, question: u32) -> Self {
         let mut tokens = vec![TokenId(7); 160];
         tokens.extend((0..40).map(|i| TokenId(1000 * question + i)));
@@ -28,7 +29,7 @@ impl Prompt {
         )
     }
 
-    /// An image of 1,024 placeholder tokens and 40 tokens of question: 66 full blocks and a half.
+    /// Creates an image of 1,024 placeholder tokens and a question of 40 tokens: 66.5 blocks.
     pub(crate) fn photo_question(image: u8, question: u32) -> Self {
         let mut tokens = vec![TokenId(7); 1024];
         tokens.extend((0..40).map(|i| TokenId(1000 * question + i)));
@@ -47,10 +48,10 @@ impl Prompt {
     }
 
     pub(crate) fn select(&self, router: &Router) -> Reservation {
-        self.select_but(router, &[]).unwrap()
+        self.select_excluding(router, &[]).unwrap()
     }
 
-    pub(crate) fn select_but(
+    pub(crate) fn select_excluding(
         &self,
         router: &Router,
         exclude: &[WorkerId],
@@ -62,22 +63,22 @@ impl Prompt {
         RouteRequest { keys: &self.keys, prompt_tokens: self.tokens.len(), ..Default::default() }
     }
 
-    /// The events of an engine that has computed the whole prompt. It names blocks by half of our
-    /// key.
+    /// Returns the events of an engine that has computed the whole prompt. The engine's names of
+    /// the blocks are half of our keys.
     pub(crate) fn stored(&self) -> KvEventBatch {
         let blocks = self.keys.len();
         let extra_keys = (0..blocks)
             .map(|block| {
                 let start = (block * BLOCK.get()) as i64;
-                self.media
+                let overlapping = self
+                    .media
                     .iter()
                     .filter(|span| (span.offset as i64) < start + BLOCK.get() as i64)
-                    .filter(|span| (span.offset + span.length) as i64 > start)
-                    .map(|span| {
-                        let identifier = span.hash.to_string();
-                        vec![ExtraKey::Media { identifier, offset: span.offset as i64 - start }]
-                    })
-                    .next()
+                    .find(|span| (span.offset + span.length) as i64 > start);
+                overlapping.map(|span| {
+                    let identifier = span.hash.to_string();
+                    vec![ExtraKey::Media { identifier, offset: span.offset as i64 - start }]
+                })
             })
             .collect();
         batch(KvEvent::BlockStored(BlockStored {
@@ -89,6 +90,7 @@ impl Prompt {
         }))
     }
 
+    /// Returns the events of an engine that has evicted the whole prompt.
     pub(crate) fn removed(&self) -> KvEventBatch {
         batch(KvEvent::BlockRemoved(BlockRemoved {
             block_hashes: self.hashes(),
@@ -115,12 +117,12 @@ pub(crate) const INFO: WorkerInfo = WorkerInfo {
     role: chiasm_types::Role::Aggregated,
     embedding_store_bytes: 0,
     machine: 0,
-    hands_over_in: 0,
+    handover_domain: 0,
     max_prompt_tokens: usize::MAX,
     max_encoder_tokens: usize::MAX,
 };
 
-/// A router with workers 0, 1, … and a seed, so that a failure comes again.
+/// Creates a router with workers 0, 1, … and a fixed seed, so that failures are reproducible.
 pub(crate) fn router(workers: u32, change: impl FnOnce(&mut RouterConfig)) -> Router {
     let mut config = RouterConfig { seed: Some(42), ..Default::default() };
     change(&mut config);
@@ -129,7 +131,7 @@ pub(crate) fn router(workers: u32, change: impl FnOnce(&mut RouterConfig)) -> Ro
     router
 }
 
-/// How many of the reservations each worker got.
+/// Returns the number of reservations on each worker.
 pub(crate) fn per_worker<'a>(
     workers: usize,
     reservations: impl IntoIterator<Item = &'a Reservation>,

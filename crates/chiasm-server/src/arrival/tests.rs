@@ -28,27 +28,27 @@ fn limits() -> HttpLimits {
     HttpLimits { body_bytes: 100, ..HttpLimits::default() }
 }
 
-async fn arrives(
+async fn receive_json(
     headers: &[(&str, &str)],
     body: Body,
     budget: &ByteBudget,
-) -> Result<Arrived, HttpError> {
-    arrive(&head(headers), body, None, &limits(), budget, &connection()).await
+) -> Result<ReceivedBody, HttpError> {
+    receive(&head(headers), body, None, &limits(), budget, &connection()).await
 }
 
 async fn status(headers: &[(&str, &str)], body: Body) -> u16 {
-    arrives(headers, body, &ByteBudget::new(1000))
+    receive_json(headers, body, &ByteBudget::new(1000))
         .await
         .map_or_else(|error| error.status.as_u16(), |_| 200)
 }
 
-/// A body of unknown length.
+/// Returns a body of unknown length, in pieces of ten bytes.
 fn in_pieces(pieces: usize) -> Body {
     Body::from_stream(stream::iter((0..pieces).map(|_| Ok::<_, io::Error>(vec![0; 10]))))
 }
 
-/// Pieces of so many bytes with a pause before each.
-fn slowly(
+/// Returns pieces of `bytes` bytes with a pause before each.
+fn slow_pieces(
     pieces: usize,
     bytes: usize,
     pause: Duration,
@@ -60,30 +60,30 @@ fn slowly(
 }
 
 #[tokio::test]
-async fn a_body_may_have_as_many_bytes_as_the_limit_and_no_more() {
+async fn body_over_size_limit_is_refused() {
     assert_eq!(status(JSON, Body::from(vec![0; 100])).await, 200);
     assert_eq!(status(JSON, Body::from(vec![0; 101])).await, 413);
 }
 
 #[tokio::test]
-async fn a_body_of_unknown_length_is_counted() {
+async fn body_of_unknown_length_is_counted() {
     assert_eq!(status(JSON, in_pieces(10)).await, 200);
     assert_eq!(status(JSON, in_pieces(11)).await, 413);
 }
 
 #[tokio::test]
-async fn a_body_that_memory_has_no_room_for_is_refused_for_now() {
+async fn body_over_memory_budget_gets_503() {
     let budget = ByteBudget::new(100);
-    let held = arrives(JSON, in_pieces(10), &budget).await.unwrap();
+    let held = receive_json(JSON, in_pieces(10), &budget).await.unwrap();
     assert_eq!(budget.held(), 100);
-    let error = arrives(JSON, in_pieces(10), &budget).await.unwrap_err();
+    let error = receive_json(JSON, in_pieces(10), &budget).await.unwrap_err();
     assert_eq!(error.status, StatusCode::SERVICE_UNAVAILABLE);
     drop(held);
     assert_eq!(budget.held(), 0);
 }
 
 #[tokio::test]
-async fn only_what_is_called_json_is_read() {
+async fn body_without_json_content_type_is_refused() {
     for json in [
         "application/json",
         "Application/JSON",
@@ -97,26 +97,26 @@ async fn only_what_is_called_json_is_read() {
     {
         assert_eq!(status(&[("content-type", other)], Body::from("{}")).await, 415, "{other}");
     }
-    let unnamed = arrives(&[], Body::from("{}"), &ByteBudget::new(100)).await.unwrap_err();
+    let unnamed = receive_json(&[], Body::from("{}"), &ByteBudget::new(100)).await.unwrap_err();
     assert_eq!((unnamed.status.as_u16(), unnamed.param()), (415, Some("content-type")));
 }
 
 #[tokio::test]
-async fn compressed_bodies_are_not_read() {
+async fn compressed_body_is_refused() {
     let encoded = |coding| [("content-encoding", coding), JSON[0]];
     assert_eq!(status(&encoded("identity"), Body::from("{}")).await, 200);
     for coding in ["gzip", "br", "identity, gzip", "zstd"] {
         assert_eq!(status(&encoded(coding), Body::from("{}")).await, 415, "{coding}");
     }
     let error =
-        arrives(&encoded("gzip"), Body::from("{}"), &ByteBudget::new(100)).await.unwrap_err();
+        receive_json(&encoded("gzip"), Body::from("{}"), &ByteBudget::new(100)).await.unwrap_err();
     assert_eq!(error.param(), Some("content-encoding"));
 }
 
-/// A body that fails the test when it is asked for, as asking invites a client that waits.
-fn uninvited(announced: usize) -> Body {
-    struct Uninvited(usize);
-    impl HttpBody for Uninvited {
+/// Returns a body that panics when it is polled, as polling makes hyper send `100 Continue`.
+fn unpolled_body(length: usize) -> Body {
+    struct UnpolledBody(usize);
+    impl HttpBody for UnpolledBody {
         type Data = Bytes;
         type Error = io::Error;
 
@@ -124,39 +124,35 @@ fn uninvited(announced: usize) -> Body {
             self: Pin<&mut Self>,
             _: &mut Context<'_>,
         ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
-            panic!("the body was asked for")
+            panic!("the body was polled")
         }
 
         fn size_hint(&self) -> SizeHint {
             SizeHint::with_exact(self.0 as u64)
         }
     }
-    Body::new(Uninvited(announced))
+    Body::new(UnpolledBody(length))
 }
 
 #[tokio::test]
-async fn a_client_that_asks_first_is_refused_before_it_sends() {
-    let asks = |kind| [("expect", "100-Continue"), ("content-type", kind)];
-    assert_eq!(status(&asks("application/json"), uninvited(99_000_000_000)).await, 413);
-    assert_eq!(status(&asks("text/plain"), uninvited(5)).await, 415);
-    assert_eq!(status(&asks("application/json"), Body::from("{}")).await, 200);
+async fn expect_continue_is_refused_before_the_body() {
+    let headers = |kind| [("expect", "100-Continue"), ("content-type", kind)];
+    assert_eq!(status(&headers("application/json"), unpolled_body(99_000_000_000)).await, 413);
+    assert_eq!(status(&headers("text/plain"), unpolled_body(5)).await, 415);
+    assert_eq!(status(&headers("application/json"), Body::from("{}")).await, 200);
 }
 
 #[tokio::test]
-async fn a_refused_body_is_read_as_far_as_the_limit() {
+async fn refused_body_is_read_up_to_the_limit() {
     let (sent, body) = counted(1000);
     assert_eq!(status(&[], body).await, 415);
-    assert_eq!(
-        sent.load(Ordering::Relaxed),
-        11,
-        "as much as the limit, and what shows that there is more"
-    );
+    assert_eq!(sent.load(Ordering::Relaxed), 11, "up to the limit, and the piece that exceeds it");
     let (sent, body) = counted(5);
     assert_eq!(status(&[], body).await, 415);
     assert_eq!(sent.load(Ordering::Relaxed), 5);
 }
 
-/// A body of pieces of ten bytes that counts those that were read.
+/// Returns a body of pieces of ten bytes, and the number of pieces read so far.
 fn counted(pieces: usize) -> (Arc<AtomicUsize>, Body) {
     let sent = Arc::<AtomicUsize>::default();
     let count = sent.clone();
@@ -167,13 +163,13 @@ fn counted(pieces: usize) -> (Arc<AtomicUsize>, Body) {
     (sent, Body::from_stream(pieces))
 }
 
-/// The outcome, and after how many seconds it was there.
+/// Receives a body. Returns the outcome and the seconds until then.
 async fn timed(
     body: impl Stream<Item = Result<Vec<u8>, io::Error>> + Send + 'static,
     limits: &HttpLimits,
 ) -> (String, u64) {
     let started = Instant::now();
-    let outcome = arrive(
+    let outcome = receive(
         &head(JSON),
         Body::from_stream(body),
         None,
@@ -190,41 +186,41 @@ async fn timed(
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_that_stops_coming_is_not_waited_for() {
+async fn stalled_body_is_refused_after_the_rate_window() {
     let limits = HttpLimits { min_body_rate: 100, ..HttpLimits::default() };
-    // A good start does not help.
+    // A fast start does not help.
     let stuck = stream::iter([Ok(vec![0; 500_000])]).chain(stream::pending());
     let (outcome, seconds) = timed(stuck, &limits).await;
     assert!(outcome.starts_with("408: less than 100 bytes/s"), "{outcome}");
     assert_eq!(seconds, 10);
-    let (outcome, seconds) = timed(slowly(100, 99, Duration::from_secs(1)), &limits).await;
+    let (outcome, seconds) = timed(slow_pieces(100, 99, Duration::from_secs(1)), &limits).await;
     assert!(outcome.contains("--min-body-rate"), "{outcome}");
     assert_eq!(seconds, 10);
     assert_eq!(
-        timed(slowly(50, 101, Duration::from_secs(1)), &limits).await,
+        timed(slow_pieces(50, 101, Duration::from_secs(1)), &limits).await,
         ("read".to_owned(), 50)
     );
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_may_take_so_long_and_no_longer() {
+async fn body_over_timeout_is_refused() {
     let limits = HttpLimits { min_body_rate: 100, ..HttpLimits::default() };
-    let (outcome, seconds) = timed(slowly(1000, 200, Duration::from_secs(1)), &limits).await;
+    let (outcome, seconds) = timed(slow_pieces(1000, 200, Duration::from_secs(1)), &limits).await;
     assert!(outcome.contains("60 s (--body-timeout)"), "{outcome}");
     assert_eq!(seconds, 60);
     let any_rate =
         HttpLimits { min_body_rate: 0, body_timeout: Duration::MAX, ..HttpLimits::default() };
     assert_eq!(
-        timed(slowly(2, 1, Duration::from_secs(25)), &any_rate).await,
+        timed(slow_pieces(2, 1, Duration::from_secs(25)), &any_rate).await,
         ("read".to_owned(), 50)
     );
 }
 
 #[tokio::test]
-async fn every_value_but_the_first_is_counted() {
+async fn values_beside_the_first_are_counted() {
     let values = async |pieces: Vec<Vec<u8>>| {
         let body = Body::from_stream(stream::iter(pieces.into_iter().map(Ok::<_, io::Error>)));
-        arrive(
+        receive(
             &head(JSON),
             body,
             None,
@@ -245,7 +241,7 @@ async fn every_value_but_the_first_is_counted() {
     assert_eq!(values(vec![vec![b'x'; 5000]]).await, 0);
 }
 
-/// A body whose length is known before it comes.
+/// A body with an announced length.
 struct Announced(Body, u64);
 
 impl HttpBody for Announced {
@@ -265,18 +261,21 @@ impl HttpBody for Announced {
 }
 
 #[tokio::test]
-async fn a_connection_knows_while_a_large_body_arrives() {
+async fn large_body_is_marked_while_it_arrives() {
     let large_from = async |announced: bool| {
-        let (connection, limits) = (Arc::new(connection()), HttpLimits::default());
-        let (seen, its) = (Arc::<Mutex<Vec<bool>>>::default(), connection.clone());
+        let connection = Arc::new(connection());
+        let limits = HttpLimits::default();
+        let seen = Arc::<Mutex<Vec<bool>>>::default();
+        let observed = connection.clone();
         let notes = seen.clone();
         let pieces = stream::iter(0..3).map(move |_| {
-            notes.lock().unwrap().push(its.has_large_body());
-            Ok::<_, io::Error>(vec![b' '; LARGE])
+            notes.lock().unwrap().push(observed.has_large_body());
+            Ok::<_, io::Error>(vec![b' '; LARGE_BODY_BYTES])
         });
         let body = Body::from_stream(pieces);
-        let body = if announced { Body::new(Announced(body, 3 * LARGE as u64)) } else { body };
-        arrive(&head(JSON), body, None, &limits, &ByteBudget::new(1 << 30), &connection)
+        let body =
+            if announced { Body::new(Announced(body, 3 * LARGE_BODY_BYTES as u64)) } else { body };
+        receive(&head(JSON), body, None, &limits, &ByteBudget::new(1 << 30), &connection)
             .await
             .unwrap();
         assert!(!connection.has_large_body(), "after the body");

@@ -1,4 +1,4 @@
-//! The body of an answer, whose end is the end of the request.
+//! The body of an answer; its end is the end of the request.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use hyper::body::{Frame, SizeHint};
 
 use crate::connection::Connection;
 
-/// An answer's body. When it is dropped, all of it has been handed to the connection, which waits
-/// for its client again.
+/// The body of an answer. When this is dropped, the whole body has been handed to the connection,
+/// which then waits for its client again.
 pub(super) struct AnswerBody {
     body: Body,
     connection: Arc<Connection>,
@@ -45,6 +45,6 @@ impl HttpBody for AnswerBody {
 
 impl Drop for AnswerBody {
     fn drop(&mut self) {
-        self.connection.answered();
+        self.connection.finish_request();
     }
 }

@@ -1,28 +1,28 @@
 //! Threads for connections whose clients send large bodies.
 //!
-//! A large body takes milliseconds to copy. On the threads that serve everybody, each step of a
-//! small request would wait for pieces of all bodies that arrive, and those threads would look busy
-//! to the operating system, which lets busy threads wait.
+//! Copying a large body takes milliseconds. On the main async threads, each step of a small request
+//! would wait for pieces of all bodies that arrive. Those threads would also look busy to the
+//! operating system, which lets busy threads wait.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 
-use chiasm_pipeline::cpu::give_way;
+use chiasm_pipeline::cpu::lower_priority;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 
 use crate::connection::Connection;
 
-/// The smallest large body, in bytes: less is copied in some 0.7 ms. Most photographs are smaller,
-/// and need no memory on more threads.
-pub(crate) const LARGE: usize = 1536 << 10;
+/// The size in bytes from which a body is large: less is copied in some 0.7 ms. Most photographs
+/// are smaller and so need no memory on further threads.
+pub(crate) const LARGE_BODY_BYTES: usize = 1536 << 10;
 
-/// What is added to the niceness of these threads: as for work of usual size.
+/// The increase of the threads' niceness, the same as for CPU work of usual size.
 const NICENESS: i32 = 5;
 
-/// The threads, started when the first large body comes.
+/// The threads, started when the first large body arrives.
 pub(crate) struct BulkThreads {
     threads: usize,
     /// `None` if they could not be started.
@@ -30,30 +30,30 @@ pub(crate) struct BulkThreads {
 }
 
 impl BulkThreads {
-    /// So many threads, at least one.
+    /// Creates a pool of `threads` threads, at least one.
     pub(crate) fn new(threads: usize) -> Self {
         Self { threads: threads.max(1), runtime: OnceLock::new() }
     }
 
-    /// Serves a connection to its end: by these threads while a large body arrives, else by the
-    /// caller's.
+    /// Serves a connection to its end: on these threads while a large body arrives, otherwise on
+    /// the caller's.
     pub(super) async fn serve(
         &self,
         connection: Arc<Connection>,
-        served: impl Future<Output = ()> + Send + 'static,
+        serve: impl Future<Output = ()> + Send + 'static,
     ) {
-        let mut served = Stretches { served: Box::pin(served), connection };
-        while !served.while_body_is(false).await {
-            let Some(runtime) = self.runtime() else { return served.served.await };
-            // What is moved ends with this set.
+        let mut migrating = MigratingConnection { serve: Box::pin(serve), connection };
+        while !migrating.run_while_body_is(false).await {
+            let Some(runtime) = self.runtime() else { return migrating.serve.await };
+            // Dropping the set aborts the task.
             let mut moved = JoinSet::new();
             moved.spawn_on(
-                async move { (served.while_body_is(true).await, served) },
+                async move { (migrating.run_while_body_is(true).await, migrating) },
                 runtime.handle(),
             );
             match moved.join_next().await {
-                Some(Ok((false, back))) => served = back,
-                // Served to its end, or a panic that has been told.
+                Some(Ok((false, returned))) => migrating = returned,
+                // The connection has ended, or its task has panicked, which is logged already.
                 _ => return,
             }
         }
@@ -65,10 +65,12 @@ impl BulkThreads {
             builder
                 .worker_threads(self.threads)
                 .thread_name("bulk")
-                .on_thread_start(|| give_way(NICENESS));
+                .on_thread_start(|| lower_priority(NICENESS));
             let started = builder.enable_all().build();
             started
-                .inspect_err(|error| tracing::warn!(%error, "large bodies are read by the threads of small ones"))
+                .inspect_err(|error| {
+                    tracing::warn!(%error, "large bodies are read by the threads of small ones")
+                })
                 .ok()
         };
         self.runtime.get_or_init(start).as_ref()
@@ -77,27 +79,27 @@ impl BulkThreads {
 
 impl Drop for BulkThreads {
     fn drop(&mut self) {
-        // The last to know of these threads may be a task, which must not wait for them.
+        // The last owner of these threads may be a task, which must not block on their shutdown.
         if let Some(Some(runtime)) = self.runtime.take() {
             runtime.shutdown_background();
         }
     }
 }
 
-/// A connection that is served for a while here and for a while there.
-struct Stretches {
-    served: Pin<Box<dyn Future<Output = ()> + Send>>,
+/// A connection that moves between the main threads and the bulk threads.
+struct MigratingConnection {
+    serve: Pin<Box<dyn Future<Output = ()> + Send>>,
     connection: Arc<Connection>,
 }
 
-impl Stretches {
-    /// Serves while the body that arrives is large (`true`), or while none is (`false`). Returns
-    /// whether that was the end.
-    async fn while_body_is(&mut self, large: bool) -> bool {
-        self.connection.set_bulk(large);
-        poll_fn(|context| match self.served.as_mut().poll(context) {
+impl MigratingConnection {
+    /// Serves while a large body arrives (`true`) or while none does (`false`). Returns `true` if
+    /// the connection has ended.
+    async fn run_while_body_is(&mut self, is_large: bool) -> bool {
+        self.connection.set_bulk(is_large);
+        poll_fn(|context| match self.serve.as_mut().poll(context) {
             Poll::Ready(()) => Poll::Ready(true),
-            Poll::Pending if self.connection.has_large_body() == large => Poll::Pending,
+            Poll::Pending if self.connection.has_large_body() == is_large => Poll::Pending,
             Poll::Pending => Poll::Ready(false),
         })
         .await
@@ -111,8 +113,8 @@ mod tests {
 
     use super::*;
 
-    /// Where a step was taken.
-    fn place() -> String {
+    /// Returns the name of the current thread.
+    fn thread_name() -> String {
         std::thread::current().name().unwrap_or_default().to_owned()
     }
 
@@ -121,52 +123,56 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn large_bodies_are_read_elsewhere_and_answered_here() {
-        let (threads, connection) = (BulkThreads::new(1), connection());
-        let places = Arc::<Mutex<Vec<String>>>::default();
-        let (its, seen) = (connection.clone(), places.clone());
-        let served = async move {
+    async fn large_body_moves_to_bulk_threads_until_read() {
+        let threads = BulkThreads::new(1);
+        let connection = connection();
+        let names = Arc::<Mutex<Vec<String>>>::default();
+        let served = connection.clone();
+        let seen = names.clone();
+        let serve = async move {
             let step = async || {
                 tokio::time::sleep(Duration::from_millis(1)).await;
-                seen.lock().unwrap().push(place());
+                seen.lock().unwrap().push(thread_name());
             };
             step().await;
             for _ in 0..2 {
-                let large = its.receive_large_body();
+                let large = served.receive_large_body();
                 step().await;
                 drop(large);
                 step().await;
             }
         };
-        threads.serve(connection, served).await;
-        let here = place();
+        threads.serve(connection, serve).await;
+        let here = thread_name();
         assert_eq!(
-            *places.lock().unwrap(),
+            *names.lock().unwrap(),
             [here.clone(), "bulk".into(), here.clone(), "bulk".into(), here]
         );
     }
 
     #[tokio::test]
-    async fn a_connection_that_is_closed_ends_elsewhere_too() {
-        let (threads, connection) = (Arc::new(BulkThreads::new(1)), connection());
-        let (held, its) = (Arc::new(()), connection.clone());
-        let (moved, there) = tokio::sync::oneshot::channel();
+    async fn aborted_connection_ends_on_bulk_threads_too() {
+        let threads = Arc::new(BulkThreads::new(1));
+        let connection = connection();
+        let held = Arc::new(());
+        let served = connection.clone();
+        let (sender, moved_to) = tokio::sync::oneshot::channel();
         let holder = held.clone();
-        let served = async move {
+        let serve = async move {
             let _held = holder;
-            let _large = its.receive_large_body();
+            let _large = served.receive_large_body();
             tokio::task::yield_now().await;
-            moved.send(place()).unwrap();
+            sender.send(thread_name()).unwrap();
             std::future::pending().await
         };
-        let task = tokio::spawn(async move { threads.serve(connection, served).await });
-        assert_eq!(there.await.unwrap(), "bulk");
+        let task = tokio::spawn(async move { threads.serve(connection, serve).await });
+        assert_eq!(moved_to.await.unwrap(), "bulk");
         task.abort();
         let ended = async {
             while Arc::strong_count(&held) > 1 {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), ended).await.expect("its end");
+        tokio::time::timeout(Duration::from_secs(20), ended).await.expect("the end in time");
     }
 }

@@ -1,4 +1,4 @@
-//! What HTTP is read from and written to: a client's socket as it is, or within TLS.
+//! The byte stream under HTTP: a client's socket, plain or with TLS.
 
 use std::io;
 use std::pin::Pin;
@@ -18,27 +18,27 @@ use super::socket::Socket;
 use crate::connection::Connection;
 use crate::connection_metrics::ConnectionMetrics;
 
-/// The longest that a client may take for the handshake of TLS, which is two steps of a fraction of
-/// a second each.
-const HANDSHAKE: Duration = Duration::from_secs(10);
-/// What an answer to a client's hello costs: a key exchange and a signature, of which one by RSA
-/// takes most of a millisecond.
-const PRICE: Duration = Duration::from_millis(1);
+/// The maximum time for a TLS handshake, which is two steps of a fraction of a second each.
+const MAX_HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+/// The CPU time that answering a ClientHello is charged: a key exchange and a signature, of which
+/// an RSA signature takes most of a millisecond.
+const HELLO_COST: Duration = Duration::from_millis(1);
 
-/// The channel to a client.
+/// The byte stream to a client.
 pub(super) enum Channel {
     Plain(Socket),
-    /// What TLS makes of the bytes goes through the socket like any others: it moves, is watched
-    /// and fails as they do.
+    /// TLS over the socket. Its ciphertext passes through the socket like plain bytes: it moves
+    /// between threads, is watched and fails in the same way.
     Encrypted(Box<TlsStream<Socket>>),
 }
 
 impl Channel {
-    /// As [`Socket`] does for a plain one: fails if the client has left whom an engine works for,
-    /// and wakes the task when it leaves. A client takes leave within TLS, so what it sent has to
-    /// be deciphered to see that.
+    /// Does for TLS what [`Socket`] does for plain connections: fails if a client has left for whom
+    /// an engine works, and wakes the task when it leaves.
+    ///
+    /// With TLS a client may leave by an alert, so received bytes have to be decrypted to see it.
     fn check_client(stream: &mut TlsStream<Socket>, cx: &mut Context<'_>) -> io::Result<()> {
-        if !stream.get_ref().0.is_ended_by_client() {
+        if !stream.get_ref().0.cancels_on_disconnect() {
             return Ok(());
         }
         match Pin::new(stream).poll_fill_buf(cx) {
@@ -48,8 +48,8 @@ impl Channel {
         }
     }
 
-    /// Looks after the client when TLS can't write.
-    fn watched<T>(
+    /// Checks the client if TLS could not write.
+    fn check_after_write<T>(
         stream: &mut TlsStream<Socket>,
         cx: &mut Context<'_>,
         written: Poll<io::Result<T>>,
@@ -74,8 +74,8 @@ impl AsyncRead for Channel {
     }
 }
 
-// Not vectored: what frames an event of a stream, and the event, are some bytes each, which are
-// faster copied together than told to the system one by one.
+// Not vectored: an event of a stream and its framing are a few bytes each, which are faster copied
+// together than passed to the system separately.
 impl AsyncWrite for Channel {
     fn poll_write(
         self: Pin<&mut Self>,
@@ -86,7 +86,7 @@ impl AsyncWrite for Channel {
             Self::Plain(socket) => Pin::new(socket).poll_write(cx, bytes),
             Self::Encrypted(stream) => {
                 let written = Pin::new(&mut *stream).poll_write(cx, bytes);
-                Self::watched(stream, cx, written)
+                Self::check_after_write(stream, cx, written)
             }
         }
     }
@@ -109,44 +109,50 @@ impl AsyncWrite for Channel {
     }
 }
 
-/// The handshake of TLS that a connection begins with.
+/// The TLS handshake at the start of a connection.
 pub(super) struct Handshake {
     pub(super) tls: Arc<ServerConfig>,
     pub(super) cpu: CpuPool,
-    /// The time for the head of a request, which the handshake is given, too, but no more than
-    /// [`HANDSHAKE`].
+    /// The timeout for a request head, which is also that of the handshake, capped at
+    /// [`MAX_HANDSHAKE_TIME`].
     pub(super) head_timeout: Duration,
-    /// Its other end is dropped when the server goes down: until then nobody has asked for
-    /// anything.
+    /// Closed when the server shuts down. A client in a handshake has sent no request yet, so the
+    /// connection ends then.
     pub(super) serving: watch::Receiver<()>,
     pub(super) metrics: ConnectionMetrics,
 }
 
 impl Handshake {
-    /// The channel, if the client agrees on TLS in time. Else that is counted.
-    pub(super) async fn shake(self, socket: Socket, connection: &Connection) -> Option<Channel> {
+    /// Performs the handshake. Returns `None` and counts the failure if it fails or takes too long.
+    pub(super) async fn perform(self, socket: Socket, connection: &Connection) -> Option<Channel> {
         let Self { tls, cpu, head_timeout, mut serving, metrics } = self;
-        let accepted =
-            tokio::time::timeout(head_timeout.min(HANDSHAKE), accept(tls, cpu, socket, connection));
+        let timeout = head_timeout.min(MAX_HANDSHAKE_TIME);
+        let accepted = tokio::time::timeout(timeout, accept(tls, cpu, socket, connection));
         let accepted = tokio::select! {
             accepted = accepted => accepted,
-            // Nothing is ever sent: this is its end.
+            // Nothing is ever sent, so this means that the sender was dropped.
             _ = serving.changed() => return None,
         };
-        let failed = match accepted {
+        let error = match accepted {
             Ok(Ok(stream)) => return Some(Channel::Encrypted(Box::new(stream))),
             Ok(Err(error)) => error.to_string(),
-            Err(late) => late.to_string(),
+            Err(elapsed) => elapsed.to_string(),
         };
-        metrics.closed_unencrypted();
-        tracing::debug!(peer = %connection.peer(), error = failed, "a connection is closed: no TLS was agreed on");
+        metrics.count_failed_handshake();
+        tracing::debug!(
+            peer = %connection.peer(),
+            error,
+            "a connection is closed: the TLS handshake failed"
+        );
         None
     }
 }
 
-/// Agrees with a client on TLS. A hello costs its sender nothing and us a signature, so these take
-/// turns by who asks for them, like all work that costs: an address that says hello without end
-/// delays others by one such answer.
+/// Performs the server side of a TLS handshake.
+///
+/// A ClientHello costs its sender nothing and the server a signature, so handshakes are queued
+/// fairly by owner like all CPU work: an address that sends hellos without end delays others by one
+/// signature.
 async fn accept(
     tls: Arc<ServerConfig>,
     cpu: CpuPool,
@@ -155,7 +161,7 @@ async fn accept(
 ) -> io::Result<TlsStream<Socket>> {
     let hello = LazyConfigAcceptor::new(Acceptor::default(), socket).await?;
     let ticket = CpuBudget::new(connection.owner(), Duration::MAX)
-        .ticket(PRICE)
+        .ticket(HELLO_COST)
         .map_err(io::Error::other)?;
     cpu.run(&ticket, move || hello.into_stream(tls)).await.map_err(io::Error::other)?.await
 }

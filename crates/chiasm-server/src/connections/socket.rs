@@ -1,4 +1,5 @@
-//! The socket of a connection: what is written gets on, and a client that leaves is noticed.
+//! The socket of a connection: it limits reads, times out stalled writes and detects clients that
+//! disconnect.
 
 use std::io;
 use std::pin::Pin;
@@ -14,30 +15,31 @@ use crate::connection::Connection;
 use crate::connection_metrics::ConnectionMetrics;
 use crate::poll_epoch::PollEpoch;
 
-/// The bytes that are read of a client before other tasks run. Some bytes take longer to parse than
-/// to read, and hyper reads on while there are more: a chunk's size may begin with any number of
-/// zeros.
+/// The maximum number of bytes read from a client before other tasks run.
+///
+/// Some bytes take longer to parse than to read, and hyper reads on while there are more: a chunk's
+/// size may begin with any number of zeros.
 const MAX_READ_PER_POLL: usize = 256 << 10;
 
-/// A client's socket. Writing fails when nothing of what there is to write was taken for
-/// `write_timeout`.
+/// A client's socket. Writing fails if the system has taken nothing for `write_timeout`.
 ///
-/// hyper would end a request as soon as the client closes its side, even where the answer is ready,
-/// or never look. So it is told never to look (`half_close`), and it is done here while an engine
-/// works for the client, whenever hyper writes or flushes, which is each time that it is woken.
+/// hyper would either cancel a request as soon as the client closes its sending side, even if the
+/// answer is ready, or never check for that. So hyper is configured never to check (`half_close`).
+/// This socket checks instead while an engine works for the client, whenever hyper writes or
+/// flushes, which is each time that it is woken.
 pub(super) struct Socket {
-    /// There between two polls.
+    /// Always `Some` between two polls.
     stream: Option<TcpStream>,
-    /// Whether the bulk threads watch the stream.
+    /// `true` if the stream is registered with the bulk threads' runtime.
     is_bulk: bool,
     connection: Arc<Connection>,
     write_timeout: Duration,
     metrics: ConnectionMetrics,
-    /// Runs while the system takes nothing more.
+    /// The timer that runs while the system takes nothing more.
     stalled: Option<Pin<Box<Sleep>>>,
-    /// The epoch in which something was read last, and the bytes read in it.
+    /// The epoch of the last read, and the bytes read in it.
     epoch: Option<PollEpoch>,
-    read: usize,
+    read_in_epoch: usize,
 }
 
 impl Socket {
@@ -55,17 +57,17 @@ impl Socket {
             metrics,
             stalled: None,
             epoch: None,
-            read: 0,
+            read_in_epoch: 0,
         }
     }
 
-    /// Whether the request under way ends with its client.
-    pub(super) fn is_ended_by_client(&self) -> bool {
-        self.connection.is_ended_by_client()
+    /// Returns `true` if a disconnect of the client cancels the current request.
+    pub(super) fn cancels_on_disconnect(&self) -> bool {
+        self.connection.cancels_on_disconnect()
     }
 
-    /// The stream, watched by the threads that serve the connection now: else those that don't
-    /// would be woken for each piece.
+    /// Returns the stream, registered with the runtime that serves the connection now. Otherwise
+    /// the other runtime would be woken for each piece.
     fn stream(&mut self) -> io::Result<Pin<&mut TcpStream>> {
         if self.is_bulk != self.connection.is_bulk() {
             self.is_bulk = !self.is_bulk;
@@ -77,8 +79,9 @@ impl Socket {
         self.stream.as_mut().map(Pin::new).ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    /// Watches over an attempt to write.
-    fn watched(
+    /// Handles the result of a write: checks the client and the write timeout if nothing was
+    /// written.
+    fn check_after_write(
         &mut self,
         cx: &mut Context<'_>,
         written: Poll<io::Result<usize>>,
@@ -88,22 +91,25 @@ impl Socket {
             return written;
         }
         self.check_client(cx)?;
-        let stalled = self.stalled.get_or_insert_with(|| {
-            if !self.connection.is_ended_by_client() {
-                self.connection.wait();
+        let timer = self.stalled.get_or_insert_with(|| {
+            if !self.connection.cancels_on_disconnect() {
+                self.connection.start_waiting();
             }
             Box::pin(tokio::time::sleep(self.write_timeout))
         });
-        ready!(stalled.as_mut().poll(cx));
-        self.metrics.closed_unread();
-        tracing::debug!(peer = %self.connection.peer(), "a connection is closed: its client does not read (--write-timeout)");
+        ready!(timer.as_mut().poll(cx));
+        self.metrics.count_closed_unread();
+        tracing::debug!(
+            peer = %self.connection.peer(),
+            "a connection is closed: its client does not read (--write-timeout)"
+        );
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 
-    /// Fails if the client has left whom an engine works for; wakes the task when it leaves. Behind
-    /// a request that was sent ahead nothing can be seen.
+    /// Fails if a client has left for whom an engine works, and wakes the task when it leaves. A
+    /// disconnect can't be seen while a pipelined request is unread.
     fn check_client(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        if !self.connection.is_ended_by_client() {
+        if !self.connection.cancels_on_disconnect() {
             return Ok(());
         }
         let mut next = [0];
@@ -124,15 +130,15 @@ impl AsyncRead for Socket {
         let epoch = PollEpoch::current();
         if epoch.is_none() || epoch != self.epoch {
             self.epoch = epoch;
-            self.read = 0;
+            self.read_in_epoch = 0;
         }
-        if self.read >= MAX_READ_PER_POLL {
+        if self.read_in_epoch >= MAX_READ_PER_POLL {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
         let before = buf.filled().len();
         let read = self.stream()?.poll_read(cx, buf);
-        self.read += buf.filled().len() - before;
+        self.read_in_epoch += buf.filled().len() - before;
         read
     }
 }
@@ -144,7 +150,7 @@ impl AsyncWrite for Socket {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let written = self.stream()?.poll_write(cx, bytes);
-        self.watched(cx, written)
+        self.check_after_write(cx, written)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -168,7 +174,7 @@ mod tests {
     use crate::poll_epoch::with_epochs;
 
     #[tokio::test]
-    async fn client_that_sends_without_end_lets_other_tasks_run() {
+    async fn endless_sender_lets_other_tasks_run() {
         const SENT: usize = 4 * MAX_READ_PER_POLL;
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();

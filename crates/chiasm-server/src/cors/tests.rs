@@ -2,12 +2,12 @@ use axum::body::Body;
 
 use super::*;
 
-fn these(names: &[&str]) -> Allowed {
-    Allowed::new(names.iter().map(|name| (*name).to_owned()).collect())
+fn allow(names: &[&str]) -> AllowList {
+    AllowList::new(names.iter().map(|name| (*name).to_owned()).collect())
 }
 
 fn cors(origins: &[&str], methods: &[&str], headers: &[&str], allows_credentials: bool) -> Cors {
-    Cors::new(these(origins), these(methods), these(headers), allows_credentials).unwrap()
+    Cors::new(allow(origins), allow(methods), allow(headers), allows_credentials).unwrap()
 }
 
 fn request(method: &str, headers: &[(&str, &str)]) -> Request {
@@ -17,36 +17,36 @@ fn request(method: &str, headers: &[(&str, &str)]) -> Request {
     builder.body(Body::empty()).unwrap()
 }
 
-/// What a browser is told when it asks: the status, and the headers by their names without
-/// `access-control-`.
+/// Returns the response to a preflight: the status, and the CORS headers without `access-control-`
+/// in their names.
 fn preflight(cors: &Cors, origin: &str, method: &str, headers: Option<&str>) -> (u16, Vec<String>) {
-    let mut asked = vec![("origin", origin), ("access-control-request-method", method)];
-    asked.extend(headers.map(|headers| ("access-control-request-headers", headers)));
-    let mut answer = cors.preflight(&request("OPTIONS", &asked)).unwrap();
-    cors.tell(Some(&origin.parse().unwrap()), answer.headers_mut());
-    (answer.status().as_u16(), told(answer.headers()))
+    let mut sent = vec![("origin", origin), ("access-control-request-method", method)];
+    sent.extend(headers.map(|headers| ("access-control-request-headers", headers)));
+    let mut response = cors.preflight(&request("OPTIONS", &sent)).unwrap();
+    cors.add_headers(Some(&origin.parse().unwrap()), response.headers_mut());
+    (response.status().as_u16(), cors_headers(response.headers()))
 }
 
-fn told(headers: &HeaderMap) -> Vec<String> {
-    let told = headers.iter().filter_map(|(name, value)| {
+fn cors_headers(headers: &HeaderMap) -> Vec<String> {
+    let lines = headers.iter().filter_map(|(name, value)| {
         let name = name.as_str().strip_prefix("access-control-")?;
         Some(format!("{name}: {}", value.to_str().unwrap()))
     });
-    let mut told: Vec<_> = told.collect();
-    told.sort();
-    told
+    let mut lines: Vec<_> = lines.collect();
+    lines.sort();
+    lines
 }
 
-/// What stands at an answer to a page of this origin.
+/// Returns the CORS headers of a response to a page of this origin.
 fn simple(cors: &Cors, origin: Option<&str>) -> Vec<String> {
     let mut headers = HeaderMap::new();
-    cors.tell(origin.map(|origin| origin.parse().unwrap()).as_ref(), &mut headers);
+    cors.add_headers(origin.map(|origin| origin.parse().unwrap()).as_ref(), &mut headers);
     assert_eq!(headers[VARY], "origin");
-    told(&headers)
+    cors_headers(&headers)
 }
 
 #[test]
-fn all_may_ask_where_all_are_allowed() {
+fn wildcard_policy_allows_every_origin() {
     let all = cors(&["*"], &["*"], &["*"], false);
     let expected = [
         "allow-methods: DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT",
@@ -57,32 +57,33 @@ fn all_may_ask_where_all_are_allowed() {
         preflight(&all, "https://a.example", "POST", None),
         (200, expected.map(str::to_owned).to_vec())
     );
-    let (status, told) = preflight(&all, "null", "PATCH", Some("Authorization, x-a"));
-    assert_eq!((status, told[0].as_str()), (200, "allow-headers: Authorization, x-a"));
+    let (status, headers) = preflight(&all, "null", "PATCH", Some("Authorization, x-a"));
+    assert_eq!((status, headers[0].as_str()), (200, "allow-headers: Authorization, x-a"));
     assert_eq!(simple(&all, Some("https://a.example")), ["allow-origin: *"]);
     assert_eq!(simple(&all, None), [""; 0]);
-    // With credentials each is told its own name.
+    // With credentials each origin is echoed.
     let all = cors(&["*"], &["*"], &["*"], true);
     let expected = ["allow-credentials: true", "allow-origin: https://a.example"];
     assert_eq!(simple(&all, Some("https://a.example")), expected);
-    let (status, told) = preflight(&all, "https://a.example", "POST", None);
+    let (status, headers) = preflight(&all, "https://a.example", "POST", None);
     assert_eq!(
-        (status, &told[0], &told[2]),
+        (status, &headers[0], &headers[2]),
         (200, &expected[0].to_owned(), &expected[1].to_owned())
     );
 }
 
 #[test]
-fn some_may_ask_for_what_they_are_allowed() {
+fn listed_origins_get_listed_methods_with_headers() {
     let some =
         cors(&["https://a.example", "http://localhost:3000"], &["POST"], &["Authorization"], false);
     for origin in ["https://a.example", "http://localhost:3000"] {
-        let (status, told) = preflight(&some, origin, "POST", Some("content-type,AUTHORIZATION"));
-        let headers =
+        let (status, headers) =
+            preflight(&some, origin, "POST", Some("content-type,AUTHORIZATION"));
+        let allowed =
             "allow-headers: authorization, accept, accept-language, content-language, content-type";
         let expected =
-            [headers, "allow-methods: POST", &format!("allow-origin: {origin}"), "max-age: 600"];
-        assert_eq!((status, told), (200, expected.map(str::to_owned).to_vec()));
+            [allowed, "allow-methods: POST", &format!("allow-origin: {origin}"), "max-age: 600"];
+        assert_eq!((status, headers), (200, expected.map(str::to_owned).to_vec()));
         assert_eq!(simple(&some, Some(origin)), [format!("allow-origin: {origin}")]);
     }
     for wrong in [
@@ -95,17 +96,17 @@ fn some_may_ask_for_what_they_are_allowed() {
         assert_eq!(preflight(&some, wrong, "POST", None), (400, vec![]), "{wrong}");
         assert_eq!(simple(&some, Some(wrong)), [""; 0], "{wrong}");
     }
-    // It may read why not.
+    // An allowed origin may read the error.
     let refused = (400, vec!["allow-origin: https://a.example".to_owned()]);
     assert_eq!(preflight(&some, "https://a.example", "GET", None), refused);
     assert_eq!(preflight(&some, "https://a.example", "POST", Some("authorization, x-a")), refused);
 }
 
 #[test]
-fn only_questions_of_browsers_are_answered() {
+fn only_preflights_are_answered() {
     let all = cors(&["*"], &["*"], &["*"], false);
-    let (origin, method) =
-        (("origin", "https://a.example"), ("access-control-request-method", "POST"));
+    let origin = ("origin", "https://a.example");
+    let method = ("access-control-request-method", "POST");
     for (sent, headers) in [
         ("OPTIONS", &[][..]),
         ("OPTIONS", &[origin]),
@@ -117,9 +118,9 @@ fn only_questions_of_browsers_are_answered() {
 }
 
 #[test]
-fn what_no_browser_says_is_refused() {
+fn invalid_names_are_refused() {
     let new = |origin: &str, method: &str, header: &str| {
-        Cors::new(these(&[origin]), these(&[method]), these(&[header]), false).map(drop)
+        Cors::new(allow(&[origin]), allow(&[method]), allow(&[header]), false).map(drop)
     };
     for fine in ["https://a.example", "http://[::1]:8080", "chrome-extension://abc", "null", "*"] {
         assert_eq!(new(fine, "*", "*"), Ok(()), "{fine}");

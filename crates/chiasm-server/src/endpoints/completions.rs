@@ -1,4 +1,4 @@
-//! The two completion endpoints: parse, prepare, generate, and put the answer into OpenAI's shape.
+//! OpenAI's two completion endpoints: parse, prepare, generate, and format the answer.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,15 +9,17 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use chiasm_api::StreamApi;
 use chiasm_api::openai::chat::{self, ChatRequest};
-use chiasm_api::openai::completions::{self, CompletionRequest, Echo, Echoed, Shown, ShownChoice};
-use chiasm_api::openai::{AnswerHead, Common, Lists, Told, Usage};
+use chiasm_api::openai::completions::{
+    self, ChunkOptions, CompletionChoice, CompletionRequest, Echo, EchoedPrompt,
+};
+use chiasm_api::openai::{AnswerHead, CommonFields, LogprobLists, LogprobState, Usage};
 use chiasm_backend::InputForm;
 use chiasm_fleet::adapters::ServedAdapter;
 use chiasm_media::Charge;
 use chiasm_pipeline::cpu::{CpuBudget, price};
 use chiasm_pipeline::{
-    Caller, Generation, Prepared, RequestError, check_prompt_logprobs_of_all, collect, detokenize,
-    prepare,
+    Generation, Prepared, RequestContext, RequestError, check_total_prompt_logprobs, collect,
+    detokenize, prepare,
 };
 use chiasm_request::{ChoiceDelta, FinishedChoice, GenerateRequest, RouteOutcome};
 use chiasm_types::TokenId;
@@ -33,15 +35,17 @@ use crate::meter::{self, Meter};
 use crate::routing_headers::routing_headers;
 use crate::sse;
 
-/// Log probabilities that are written in a hundred microseconds.
-const FEW_CANDIDATES: usize = 100;
-/// Tokens that take as long to write as one of them.
-pub(crate) const TOKENS_OF_CANDIDATE: usize = 16;
-/// Memory that each takes while an answer is written, which holds its text and what it stands in.
-const BYTES_OF_CANDIDATE: u64 = 256;
-/// So many are not counted, which take a megabyte: a usual answer should not fail at its very end
-/// for want of memory.
-const UNCOUNTED_CANDIDATES: usize = 4096;
+/// The maximum number of log probabilities that are written on an async thread, which takes a
+/// hundred microseconds.
+const MAX_INLINE_CANDIDATES: usize = 100;
+/// The number of tokens that take as long to write as one log probability.
+pub(crate) const TOKENS_PER_CANDIDATE: usize = 16;
+/// The memory that a log probability takes while an answer is written, in bytes: its text and its
+/// entry.
+const BYTES_PER_CANDIDATE: u64 = 256;
+/// The maximum number of log probabilities whose memory, a megabyte, is not charged. A usual answer
+/// should not fail at its very end for lack of memory.
+const MAX_UNCHARGED_CANDIDATES: usize = 4096;
 
 /// `POST /v1/chat/completions`
 pub(crate) async fn chat(
@@ -49,52 +53,51 @@ pub(crate) async fn chat(
     request: Admitted<ChatRequest>,
 ) -> Result<Response, HttpError> {
     let state = &state;
-    let told = |error| state.http_error(error);
+    let to_http = |error| state.http_error(error);
     let Admitted { caller, admission, body: JsonBody { request, charge } } = request;
     let ChatRequest { common, generate } = request;
     let adapter = find_model(&state.pipeline, common.model.as_deref())?;
-    admission.record.adapter(adapter.as_ref());
-    admission.ends_with_client();
-    let prepared = planned(state, generate, adapter.clone(), &caller).await.map_err(told)?;
+    admission.record.set_adapter(adapter.as_ref());
+    admission.cancel_on_disconnect();
+    let prepared =
+        prepare_for_engines(state, generate, adapter.clone(), &caller).await.map_err(to_http)?;
     drop(charge);
     let head = AnswerHead::new("chatcmpl", &caller.id, model_name(state, adapter.as_ref()));
     let tokenizer = state.pipeline.model.tokenizer.clone();
 
     let Some(options) = common.stream else {
-        let (choices, attempted) = collect(&state.pipeline, &prepared).await.map_err(told)?;
+        let (choices, route) = collect(&state.pipeline, &prepared).await.map_err(to_http)?;
         let reads_reasoning = prepared.reads_reasoning();
-        let usage = usage(&attempted, &choices, reads_reasoning);
-        state.metrics.used(usage);
-        admission.record.attempted(attempted);
-        admission.record.used(usage);
-        let prompt_tokens = shown_prompt(&prepared, &attempted, common.return_token_ids).cloned();
-        let (fields, nvext) = (
-            state.reasoning_fields,
-            common.extra_fields.for_request(&attempted, caller.arrived.elapsed()),
-        );
-        let candidates = choices.iter().map(candidates).sum();
-        let mut response = written(state, &caller, candidates, move || {
-            let shown = chat::Shown {
+        let usage = answer_usage(&route, &choices, reads_reasoning);
+        state.metrics.count_tokens(usage);
+        admission.record.set_route(route);
+        admission.record.set_usage(usage);
+        let prompt_tokens = shown_prompt(&prepared, &route, common.return_token_ids).cloned();
+        let fields = state.reasoning_fields;
+        let nvext = common.extra_fields.for_request(&route, caller.arrived.elapsed());
+        let candidates = choices.iter().map(count_candidates).sum();
+        let mut response = json_response(state, &caller, candidates, move || {
+            let shown = chat::AnswerOptions {
                 fields,
                 prompt_tokens: prompt_tokens.as_ref().map(|tokens| tokens.as_slice()),
             };
             serde_json::to_vec(&chat::answer(&head, &tokenizer, &choices, shown, usage, nvext))
         })
         .await?;
-        routing_headers(response.headers_mut(), &attempted);
+        routing_headers(response.headers_mut(), &route);
         return Ok(response);
     };
 
-    let generation = Generation::start(&state.pipeline, &prepared).await.map_err(told)?;
-    let attempted = generation.attempted();
-    let shown = shown_prompt(&prepared, &attempted, common.return_token_ids)
-        .map(|tokens| tokens.as_slice());
+    let generation = Generation::start(&state.pipeline, &prepared).await.map_err(to_http)?;
+    let route = generation.route();
+    let shown =
+        shown_prompt(&prepared, &route, common.return_token_ids).map(|tokens| tokens.as_slice());
     let chunks = chat::Chunks::new(&head, tokenizer, state.reasoning_fields, shown.is_some());
-    let meter = Meter::new(state, options, vec![attempted], admission, prepared.reads_reasoning());
+    let meter = Meter::new(state, options, vec![route], admission, prepared.reads_reasoning());
     let mut begin = Vec::new();
     (0..prepared.sampling().n as usize)
-        .for_each(|index| chunks.write_role(&mut begin, index, shown, meter.in_chunks(0)));
-    // A client has no use for chunks without anything.
+        .for_each(|index| chunks.write_role(&mut begin, index, shown, meter.chunk_usage(0)));
+    // Empty chunks are of no use to clients.
     let skips_empty = prepared.parses_answers() && shown.is_none();
     let chunks = Arc::new(chunks);
     let at_end = chunks.clone();
@@ -108,12 +111,15 @@ pub(crate) async fn chat(
                 Err(error) => return StreamApi::Completions.write_failure(events, &error, 0),
             };
             let usage = meter.count(0, &delta);
-            if delta.is_for_counts() || skips_empty && usage.is_none() && delta.says_nothing() {
+            if delta.has_only_counts()
+                || skips_empty && usage.is_none() && delta.is_empty_for_client()
+            {
                 return;
             }
-            let nvext = delta.finish.as_ref().and_then(|_| {
-                common.extra_fields.for_request(&attempted, caller.arrived.elapsed())
-            });
+            let nvext = delta
+                .finish
+                .as_ref()
+                .and_then(|_| common.extra_fields.for_request(&route, caller.arrived.elapsed()));
             chunks.write_delta(events, &delta, usage, nvext);
         },
         move |usage, events| {
@@ -122,7 +128,7 @@ pub(crate) async fn chat(
         },
     );
     let mut response = sse::response(events);
-    routing_headers(response.headers_mut(), &attempted);
+    routing_headers(response.headers_mut(), &route);
     Ok(response)
 }
 
@@ -132,43 +138,47 @@ pub(crate) async fn completions(
     request: Admitted<CompletionRequest>,
 ) -> Result<Response, HttpError> {
     let state = &state;
-    let told = |error| state.http_error(error);
+    let to_http = |error| state.http_error(error);
     let Admitted { caller, admission, body: JsonBody { request, charge } } = request;
     let CompletionRequest { common, generate, echo } = request;
     let adapter = find_model(&state.pipeline, common.model.as_deref())?;
-    admission.record.adapter(adapter.as_ref());
-    admission.ends_with_client();
-    let preparing =
-        generate.into_iter().map(|request| planned(state, request, adapter.clone(), &caller));
-    let prepared = try_join_all(preparing).await.map_err(told)?;
+    admission.record.set_adapter(adapter.as_ref());
+    admission.cancel_on_disconnect();
+    let preparing = generate
+        .into_iter()
+        .map(|request| prepare_for_engines(state, request, adapter.clone(), &caller));
+    let prepared = try_join_all(preparing).await.map_err(to_http)?;
     drop(charge);
-    // All of them are told in one answer.
+    // One answer has the log probabilities of all prompts.
     let tokens = prepared.iter().map(|prompt| prompt.text_tokens().len()).sum();
-    check_prompt_logprobs_of_all(&common.sampling, tokens).map_err(told)?;
-    let echoed = echoed(state, &caller, echo, &prepared, &common).await.map_err(told)?;
+    check_total_prompt_logprobs(&common.sampling, tokens).map_err(to_http)?;
+    let echoed = echoed_prompts(state, &caller, echo, &prepared, &common).await.map_err(to_http)?;
     let head = AnswerHead::new("cmpl", &caller.id, model_name(state, adapter.as_ref()));
     let with_ids = common.return_token_ids;
 
     let Some(options) = common.stream else {
-        return completions_at_once(state, &caller, head, (&prepared, &echoed), &common, admission)
+        return complete_at_once(state, &caller, head, (&prepared, &echoed), &common, admission)
             .await;
     };
     let starting = prepared.iter().map(|prompt| Generation::start(&state.pipeline, prompt));
-    let generations = try_join_all(starting).await.map_err(told)?;
-    let attempted: Vec<_> = generations.iter().map(Generation::attempted).collect();
-    let first = attempted.first().copied();
-    let of_prompts = attempted.clone();
+    let generations = try_join_all(starting).await.map_err(to_http)?;
+    let routes: Vec<_> = generations.iter().map(Generation::route).collect();
+    let first_route = routes.first().copied();
+    let prompt_routes = routes.clone();
     let prompts: Vec<_> = prepared
         .iter()
-        .zip(&attempted)
-        .map(|(prompt, attempted)| shown_prompt(prompt, attempted, with_ids).cloned())
+        .zip(&routes)
+        .map(|(prompt, route)| shown_prompt(prompt, route, with_ids).cloned())
         .collect();
-    let meter = Meter::new(state, options, attempted, admission, false);
+    let meter = Meter::new(state, options, routes, admission, false);
 
     let deltas =
         generations.into_iter().zip(&echoed).enumerate().map(|(prompt, (started, echoed))| {
-            let (state, cpu, echoed) = (state.clone(), caller.cpu.clone(), echoed.clone());
-            let with_lists = move |delta| listed(state.clone(), cpu.clone(), echoed.clone(), delta);
+            let state = state.clone();
+            let cpu = caller.cpu.clone();
+            let echoed = echoed.clone();
+            let with_lists =
+                move |delta| with_logprob_lists(state.clone(), cpu.clone(), echoed.clone(), delta);
             started
                 .into_deltas()
                 .then(with_lists)
@@ -178,32 +188,41 @@ pub(crate) async fn completions(
     let deltas = select_all(deltas);
     let chunks = Arc::new(completions::Chunks::new(&head, state.pipeline.model.tokenizer.clone()));
     let at_end = chunks.clone();
-    let mut told_so_far: HashMap<usize, Told> = HashMap::new();
+    let mut states: HashMap<usize, LogprobState> = HashMap::new();
     let events = meter::events(
         Vec::new(),
         deltas,
         meter,
-        move |delta: Result<(usize, ChoiceDelta, Lists), _>, meter, events| {
+        move |delta: Result<(usize, ChoiceDelta, LogprobLists), _>, meter, events| {
             let (prompt, delta, lists) = match delta {
                 Ok(delta) => delta,
                 Err(error) => return StreamApi::Completions.write_failure(events, &error, 0),
             };
             let usage = meter.count(prompt, &delta);
             let index = prompt * prepared[prompt].sampling().n as usize + delta.index;
-            let first = !told_so_far.contains_key(&index);
-            if !first && delta.is_for_counts() {
+            let is_first = !states.contains_key(&index);
+            if !is_first && delta.has_only_counts() {
                 return;
             }
-            let told = told_so_far.entry(index).or_default();
+            let logprob_state = states.entry(index).or_default();
             let prompt_tokens =
-                prompts[prompt].as_ref().filter(|_| first).map(|tokens| tokens.as_slice());
+                prompts[prompt].as_ref().filter(|_| is_first).map(|tokens| tokens.as_slice());
             let last = delta.finish.as_ref();
             let nvext = last.and_then(|_| {
-                common.extra_fields.for_request(&of_prompts[prompt], caller.arrived.elapsed())
+                common.extra_fields.for_request(&prompt_routes[prompt], caller.arrived.elapsed())
             });
-            let echoed = echoed[prompt].as_deref().filter(|_| first).map(|echoed| (echoed, lists));
-            let shown = Shown { index, told, with_ids, prompt_tokens, echoed, usage, nvext };
-            chunks.write_delta(events, &delta, shown);
+            let echoed =
+                echoed[prompt].as_deref().filter(|_| is_first).map(|echoed| (echoed, lists));
+            let options = ChunkOptions {
+                index,
+                logprob_state,
+                with_ids,
+                prompt_tokens,
+                echoed,
+                usage,
+                nvext,
+            };
+            chunks.write_delta(events, &delta, options);
         },
         move |usage, events| {
             usage.into_iter().for_each(|usage| at_end.write_usage(events, usage));
@@ -211,18 +230,18 @@ pub(crate) async fn completions(
         },
     );
     let mut response = sse::response(events);
-    if let Some(first) = first {
-        routing_headers(response.headers_mut(), &first);
+    if let Some(route) = first_route {
+        routing_headers(response.headers_mut(), &route);
     }
     Ok(response)
 }
 
-async fn completions_at_once(
+async fn complete_at_once(
     state: &Arc<EndpointState>,
-    caller: &Caller,
+    caller: &RequestContext,
     head: AnswerHead,
-    (prepared, echoed): (&[Prepared], &[Option<Arc<Echoed>>]),
-    common: &Common,
+    (prepared, echoed): (&[Prepared], &[Option<Arc<EchoedPrompt>>]),
+    common: &CommonFields,
     admission: Admission,
 ) -> Result<Response, HttpError> {
     let answers = join_all(prepared.iter().map(|prompt| collect(&state.pipeline, prompt))).await;
@@ -230,46 +249,46 @@ async fn completions_at_once(
         answers.into_iter().collect::<Result<_, _>>().map_err(|error| state.http_error(error))?;
     let mut total = Usage::default();
     let mut choices = Vec::new();
-    let first = answers.first().map(|(_, attempted)| *attempted);
-    for ((prompt, echoed), (finished, attempted)) in prepared.iter().zip(echoed).zip(answers) {
-        let usage = usage(&attempted, &finished, false);
+    let first_route = answers.first().map(|(_, route)| *route);
+    for ((prompt, echoed), (finished, route)) in prepared.iter().zip(echoed).zip(answers) {
+        let usage = answer_usage(&route, &finished, false);
         total += usage;
-        admission.record.attempted(attempted);
-        admission.record.used_by(attempted.explained, usage);
-        let shown = shown_prompt(prompt, &attempted, common.return_token_ids).cloned();
-        choices.extend(finished.into_iter().map(|choice| ShownChoice {
+        admission.record.set_route(route);
+        admission.record.set_prompt_usage(route.explanation_id, usage);
+        let shown = shown_prompt(prompt, &route, common.return_token_ids).cloned();
+        choices.extend(finished.into_iter().map(|choice| CompletionChoice {
             choice,
             prompt_tokens: shown.clone(),
             echoed: echoed.clone(),
         }));
     }
-    state.metrics.used(total);
-    admission.record.used(total);
-    // The first of several prompts tells, as in the headers.
-    let nvext =
-        first.and_then(|first| common.extra_fields.for_request(&first, caller.arrived.elapsed()));
+    state.metrics.count_tokens(total);
+    admission.record.set_usage(total);
+    // Like the headers, these fields are of the first of several prompts.
+    let nvext = first_route
+        .and_then(|route| common.extra_fields.for_request(&route, caller.arrived.elapsed()));
     let tokenizer = state.pipeline.model.tokenizer.clone();
-    let candidates = choices.iter().map(|shown| candidates(&shown.choice)).sum();
-    let mut response = written(state, caller, candidates, move || {
+    let candidates = choices.iter().map(|shown| count_candidates(&shown.choice)).sum();
+    let mut response = json_response(state, caller, candidates, move || {
         serde_json::to_vec(&completions::answer(&head, &tokenizer, &choices, total, nvext))
     })
     .await?;
-    if let Some(attempted) = first {
-        routing_headers(response.headers_mut(), &attempted);
+    if let Some(route) = first_route {
+        routing_headers(response.headers_mut(), &route);
     }
     Ok(response)
 }
 
-/// The prompts that begin their answers. As in vLLM their text does not, where token ids are asked
-/// for.
-async fn echoed(
+/// Returns the prompts to be echoed at the beginning of their answers. As in vLLM, their text is
+/// left out if token ids are requested.
+async fn echoed_prompts(
     state: &EndpointState,
-    caller: &Caller,
+    caller: &RequestContext,
     echo: Option<Echo>,
     prepared: &[Prepared],
-    common: &Common,
-) -> Result<Vec<Option<Arc<Echoed>>>, RequestError> {
-    let Some(Echo { texts, only }) = echo else { return Ok(vec![None; prepared.len()]) };
+    common: &CommonFields,
+) -> Result<Vec<Option<Arc<EchoedPrompt>>>, RequestError> {
+    let Some(Echo { texts, prompt_only }) = echo else { return Ok(vec![None; prepared.len()]) };
     let top = common.sampling.logprobs;
     let mut echoed = Vec::with_capacity(prepared.len());
     for (prompt, text) in prepared.iter().zip(texts) {
@@ -279,86 +298,94 @@ async fn echoed(
             Some(text) => text,
             None => detokenize(&state.pipeline, "prompt", tokens.clone(), caller).await?,
         };
-        echoed.push(Some(Arc::new(Echoed { text, tokens, top, only })));
+        echoed.push(Some(Arc::new(EchoedPrompt { text, tokens, top, prompt_only })));
     }
     Ok(echoed)
 }
 
-/// A delta with the lists of its prompt's log probabilities, if it brings any.
-async fn listed(
+/// Returns a delta with the lists of its prompt's log probabilities, if it has any.
+async fn with_logprob_lists(
     state: Arc<EndpointState>,
     cpu: CpuBudget,
-    echoed: Option<Arc<Echoed>>,
+    echoed: Option<Arc<EchoedPrompt>>,
     delta: Result<ChoiceDelta, RequestError>,
-) -> Result<(ChoiceDelta, Lists), RequestError> {
+) -> Result<(ChoiceDelta, LogprobLists), RequestError> {
     let mut delta = delta?;
     let (Some(echoed), Some(logprobs)) = (echoed, delta.prompt_logprobs.take()) else {
-        return Ok((delta, Lists::default()));
+        return Ok((delta, LogprobLists::default()));
     };
     let tokenizer = state.pipeline.model.tokenizer.clone();
-    let (small, cost) =
-        (logprobs.tokens.len() <= FEW_CANDIDATES, price::logprobs(logprobs.tokens.len()));
-    let list = move || echoed.lists(&tokenizer, Some(&logprobs));
-    let lists = state.pipeline.cpu.run_or_here(small, &cpu, cost, list).await?;
+    let is_small = logprobs.tokens.len() <= MAX_INLINE_CANDIDATES;
+    let cost = price::logprobs(logprobs.tokens.len());
+    let list = move || echoed.logprob_lists(&tokenizer, Some(&logprobs));
+    let lists = state.pipeline.cpu.run_inline_if(is_small, &cpu, cost, list).await?;
     Ok((delta, lists))
 }
 
-/// Log probabilities that an answer tells of a continuation and its prompt; its tokens count as
-/// some of them.
-fn candidates(choice: &FinishedChoice) -> usize {
-    let of_prompt = choice.prompt_logprobs.as_ref().map_or(0, |logprobs| logprobs.tokens.len());
-    let of_answer: usize = choice.logprobs.iter().flatten().map(|token| 1 + token.top.len()).sum();
-    of_prompt + of_answer + choice.tokens.len() / TOKENS_OF_CANDIDATE
+/// Counts the log probabilities of a continuation and its prompt. Its tokens count as some of them.
+fn count_candidates(choice: &FinishedChoice) -> usize {
+    let prompt_logprobs =
+        choice.prompt_logprobs.as_ref().map_or(0, |logprobs| logprobs.tokens.len());
+    let answer_logprobs: usize =
+        choice.logprobs.iter().flatten().map(|token| 1 + token.top.len()).sum();
+    prompt_logprobs + answer_logprobs + choice.tokens.len() / TOKENS_PER_CANDIDATE
 }
 
-/// Writes an answer. With many log probabilities, each of which has a text, that is not for the
-/// async threads; and as a few bytes of a request can ask for gigabytes of them, such an answer is
-/// counted like a request's body until its client has read it.
-pub(crate) async fn written(
+/// Serializes an answer and returns the response.
+///
+/// An answer with many log probabilities, each of which has a text, is written off the async
+/// threads. As a few bytes of a request can ask for gigabytes of them, such an answer is charged
+/// like a request body until its client has read it.
+pub(crate) async fn json_response(
     state: &EndpointState,
-    caller: &Caller,
+    caller: &RequestContext,
     candidates: usize,
     write: impl FnOnce() -> serde_json::Result<Vec<u8>> + Send + 'static,
 ) -> Result<Response, HttpError> {
-    let (small, cost) = (candidates <= FEW_CANDIDATES, price::logprobs(candidates));
-    let bytes =
-        if candidates <= UNCOUNTED_CANDIDATES { 0 } else { candidates as u64 * BYTES_OF_CANDIDATE };
+    let is_small = candidates <= MAX_INLINE_CANDIDATES;
+    let cost = price::logprobs(candidates);
+    let bytes = if candidates <= MAX_UNCHARGED_CANDIDATES {
+        0
+    } else {
+        candidates as u64 * BYTES_PER_CANDIDATE
+    };
     let budget = state.pipeline.media.budget();
     if bytes > budget.limit() {
         let message = format!(
-            "the answer would take {bytes} bytes to write, more than there may be (--max-bytes-in-flight)"
+            "the answer would take {bytes} bytes to write, \
+             more than there may be (--max-bytes-in-flight)"
         );
         return Err(HttpError::too_many("body", message));
     }
     let mut charge = budget.charge(bytes)?;
-    let json = state.pipeline.cpu.run_or_here(small, &caller.cpu, cost, write).await;
+    let json = state.pipeline.cpu.run_inline_if(is_small, &caller.cpu, cost, write).await;
     let json = json.map_err(|error| state.http_error(error.into()))?;
     let json =
         json.map_err(|error| HttpError::internal(format!("the answer can't be written: {error}")))?;
     charge.shrink_to(json.capacity() as u64);
-    let json = Bytes::from_owner(Counted { json, _charge: charge });
+    let json = Bytes::from_owner(ChargedJson { json, _charge: charge });
     Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], json)
         .into_response())
 }
 
-/// An answer, and what it takes of the memory that there may be.
-struct Counted {
+/// A serialized answer, and the charge for its memory.
+struct ChargedJson {
     json: Vec<u8>,
     _charge: Charge,
 }
 
-impl AsRef<[u8]> for Counted {
+impl AsRef<[u8]> for ChargedJson {
     fn as_ref(&self) -> &[u8] {
         &self.json
     }
 }
 
-/// Prepares a request for the workers that are given tokens and there now.
-pub(crate) async fn planned(
+/// Prepares a request for the current workers that take tokens.
+pub(crate) async fn prepare_for_engines(
     state: &EndpointState,
     request: GenerateRequest,
     adapter: Option<Arc<ServedAdapter>>,
-    caller: &Caller,
+    caller: &RequestContext,
 ) -> Result<Prepared, RequestError> {
     let mut classes = state.pipeline.fleet.classes();
     if classes.iter().any(|class| class.input != InputForm::Tokens) {
@@ -366,12 +393,14 @@ pub(crate) async fn planned(
             classes.iter().filter(|class| class.input == InputForm::Tokens).cloned().collect();
     }
     if classes.is_empty() {
-        return Err(caller.tried.or_servers(&state.pipeline, RequestError::not_ready()));
+        return Err(caller
+            .attempts
+            .or_leave_to_servers(&state.pipeline, RequestError::not_ready()));
     }
     prepare(&state.pipeline, request, adapter, caller, classes).await
 }
 
-/// The name of what answers.
+/// Returns the name of the model or adapter that answers.
 pub(crate) fn model_name<'a>(
     state: &'a EndpointState,
     adapter: Option<&'a Arc<ServedAdapter>>,
@@ -379,18 +408,18 @@ pub(crate) fn model_name<'a>(
     adapter.map_or(&state.pipeline.model.name, |adapter| &adapter.name)
 }
 
-/// Returns the prompt as the worker that answered got it, if the client wants to see it.
+/// Returns the prompt as it was sent to the worker that answered, if the client wants to see it.
 fn shown_prompt<'a>(
     prepared: &'a Prepared,
-    attempted: &RouteOutcome,
+    route: &RouteOutcome,
     wanted: bool,
 ) -> Option<&'a Arc<Vec<TokenId>>> {
-    prepared.tokens(attempted.class).filter(|_| wanted)
+    prepared.tokens(route.class).filter(|_| wanted)
 }
 
-/// The tokens of an answer.
-pub(crate) fn usage(
-    attempted: &RouteOutcome,
+/// Returns the usage of an answer.
+pub(crate) fn answer_usage(
+    route: &RouteOutcome,
     choices: &[FinishedChoice],
     reads_reasoning: bool,
 ) -> Usage {
@@ -398,6 +427,6 @@ pub(crate) fn usage(
     Usage {
         completion_tokens: sum(|choice| choice.tokens.len()),
         reasoning_tokens: reads_reasoning.then(|| sum(|choice| choice.reasoning_tokens)),
-        ..Usage::of_prompt(attempted, reads_reasoning)
+        ..Usage::for_prompt(route, reads_reasoning)
     }
 }

@@ -1,4 +1,4 @@
-//! `POST /v1/load_lora_adapter` and `POST /v1/unload_lora_adapter`: there only where they are
+//! `POST /v1/load_lora_adapter` and `POST /v1/unload_lora_adapter`, which exist only where they are
 //! allowed.
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::admission::Admitted;
 use crate::endpoint_state::EndpointState;
 use crate::error::HttpError;
 
-/// `POST /v1/load_lora_adapter`: answers when all engines have the adapter.
+/// `POST /v1/load_lora_adapter`: responds when all engines have loaded the adapter.
 pub(crate) async fn load(
     State(state): State<Arc<EndpointState>>,
     request: Admitted<LoadRequest>,
@@ -20,12 +20,13 @@ pub(crate) async fn load(
     let LoadRequest { name, path, in_place } = request.body.request;
     let source = AdapterSource { name, path };
     if source.name == state.pipeline.model.name {
-        return Err(told(LoadError::IsModel(source.name)));
+        return Err(to_http(LoadError::IsModel(source.name)));
     }
-    let (fleet, name) = (state.pipeline.fleet.clone(), source.name.clone());
-    // A client that goes away must not leave half of the engines with it.
+    let fleet = state.pipeline.fleet.clone();
+    let name = source.name.clone();
+    // Spawned, so that a disconnect does not leave the adapter in only half of the engines.
     let loading = tokio::spawn(async move { fleet.load_adapter(source, in_place).await });
-    loading.await.map_err(|error| HttpError::internal(error.to_string()))?.map_err(told)?;
+    loading.await.map_err(|error| HttpError::internal(error.to_string()))?.map_err(to_http)?;
     Ok(format!("Success: LoRA adapter '{name}' added successfully."))
 }
 
@@ -35,12 +36,13 @@ pub(crate) async fn unload(
     request: Admitted<UnloadRequest>,
 ) -> Result<String, HttpError> {
     let UnloadRequest { name } = request.body.request;
-    state.pipeline.fleet.unload_adapter(&name).await.map_err(told)?;
+    state.pipeline.fleet.unload_adapter(&name).await.map_err(to_http)?;
     Ok(format!("Success: LoRA adapter '{name}' removed successfully."))
 }
 
-/// As vLLM tells it, but that an adapter which engines refuse is the client's fault.
-fn told(error: LoadError) -> HttpError {
+/// Converts an error as vLLM does, except that an adapter which engines refuse is the client's
+/// fault.
+fn to_http(error: LoadError) -> HttpError {
     let message = error.to_string();
     let not_found = |param| HttpError::no_adapter(param, message.clone());
     match error {
@@ -52,7 +54,7 @@ fn told(error: LoadError) -> HttpError {
         LoadError::Empty(field) => HttpError::invalid(field, message),
         LoadError::IsModel(_)
         | LoadError::IsLoaded(_)
-        | LoadError::OfAgents(_)
+        | LoadError::OwnedByAgents(_)
         | LoadError::Full(_) => HttpError::invalid("lora_name", message),
         LoadError::Files { .. } | LoadError::Engine(_) => HttpError::invalid("lora_path", message),
     }

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::admission::Admitted;
 use crate::body::JsonBody;
 use crate::endpoint_state::EndpointState;
-use crate::endpoints::completions::{model_name, planned, usage};
+use crate::endpoints::completions::{answer_usage, model_name, prepare_for_engines};
 use crate::endpoints::find_model;
 use crate::error::HttpError;
 use crate::meter::{self, Meter};
@@ -30,35 +30,36 @@ pub(crate) async fn messages(
     request: Admitted<MessagesRequest>,
 ) -> Result<Response, HttpError> {
     let state = &state;
-    let told = |error| state.http_error(error);
+    let to_http = |error| state.http_error(error);
     let Admitted { caller, admission, body: JsonBody { request, charge } } = request;
     let MessagesRequest { model, is_streamed, generate } = request;
     let adapter = find_model(&state.pipeline, model.as_deref())?;
-    admission.record.adapter(adapter.as_ref());
-    admission.ends_with_client();
-    let generate = in_order(state, generate).await.map_err(told)?;
-    let prepared = planned(state, generate, adapter.clone(), &caller).await.map_err(told)?;
+    admission.record.set_adapter(adapter.as_ref());
+    admission.cancel_on_disconnect();
+    let generate = order_messages(state, generate).await.map_err(to_http)?;
+    let prepared =
+        prepare_for_engines(state, generate, adapter.clone(), &caller).await.map_err(to_http)?;
     drop(charge);
     let head = Head::new(&caller.id, model_name(state, adapter.as_ref()));
 
     if !is_streamed {
-        let (choices, attempted) = collect(&state.pipeline, &prepared).await.map_err(told)?;
-        let usage = usage(&attempted, &choices, prepared.reads_reasoning());
-        state.metrics.used(usage);
-        admission.record.attempted(attempted);
-        admission.record.used(usage);
+        let (choices, route) = collect(&state.pipeline, &prepared).await.map_err(to_http)?;
+        let usage = answer_usage(&route, &choices, prepared.reads_reasoning());
+        state.metrics.count_tokens(usage);
+        admission.record.set_route(route);
+        admission.record.set_usage(usage);
         let choice = choices.first().ok_or_else(|| HttpError::internal("there is no answer"))?;
-        let mut response = Json(response::whole(&head, choice, usage)).into_response();
-        routing_headers(response.headers_mut(), &attempted);
+        let mut response = Json(response::whole_message(&head, choice, usage)).into_response();
+        routing_headers(response.headers_mut(), &route);
         return Ok(response);
     }
 
-    let generation = Generation::start(&state.pipeline, &prepared).await.map_err(told)?;
-    let attempted = generation.attempted();
-    let start = events::start(&head, usage(&attempted, &[], prepared.reads_reasoning()));
+    let generation = Generation::start(&state.pipeline, &prepared).await.map_err(to_http)?;
+    let route = generation.route();
+    let start = events::message_start(&head, answer_usage(&route, &[], prepared.reads_reasoning()));
     let options = StreamOptions::ALL_USAGE;
-    let meter = Meter::new(state, options, vec![attempted], admission, prepared.reads_reasoning());
-    let mut told = events::Events::default();
+    let meter = Meter::new(state, options, vec![route], admission, prepared.reads_reasoning());
+    let mut writer = events::Events::default();
     let events = meter::events(
         start.into(),
         generation.into_deltas(),
@@ -66,26 +67,28 @@ pub(crate) async fn messages(
         move |delta: Result<ChoiceDelta, _>, meter, events| match delta {
             Ok(delta) => {
                 let usage = meter.count(0, &delta).unwrap_or_default();
-                told.of(&delta, usage).into_iter().for_each(|told| events.extend_from_slice(&told));
+                if let Some(written) = writer.push(&delta, usage) {
+                    events.extend_from_slice(&written);
+                }
             }
             Err(error) => StreamApi::Messages.write_failure(events, &error, 0),
         },
-        // The last delta has already sent the usage.
-        |_, events| events.extend_from_slice(&events::stop()),
+        // The last delta has already written the usage.
+        |_, events| events.extend_from_slice(&events::message_stop()),
     );
     let mut response = sse::response(events);
-    routing_headers(response.headers_mut(), &attempted);
+    routing_headers(response.headers_mut(), &route);
     Ok(response)
 }
 
 /// Returns the request with its messages in an order that the model's template accepts.
-pub(crate) async fn in_order(
+pub(crate) async fn order_messages(
     state: &EndpointState,
     mut request: GenerateRequest,
 ) -> Result<GenerateRequest, RequestError> {
     if let Prompt::Chat(chat) = &mut request.prompt
         && chat.messages.iter().skip(1).any(|message| message.role == "system")
-        && state.pipeline.takes_system_first_alone().await?
+        && state.pipeline.requires_system_first().await?
     {
         put_system_first(&mut chat.messages);
     }
@@ -98,8 +101,8 @@ pub(crate) async fn in_order(
     Ok(request)
 }
 
-/// `POST /v1/messages/count_tokens`: the prompt is made as for an answer, which is then not asked
-/// for. Where it differs from worker to worker, the longest one tells.
+/// `POST /v1/messages/count_tokens`: prepares the prompt as for an answer, but generates none. If
+/// workers expand the prompt differently, the longest one counts.
 pub(crate) async fn count_tokens(
     State(state): State<Arc<EndpointState>>,
     request: Admitted<CountRequest>,
@@ -107,9 +110,10 @@ pub(crate) async fn count_tokens(
     let Admitted { caller, admission, body: JsonBody { request, charge: _charge } } = request;
     let CountRequest { model, generate } = request;
     let adapter = find_model(&state.pipeline, model.as_deref())?;
-    admission.ends_with_client();
-    let generate = in_order(&state, generate).await.map_err(|error| state.http_error(error))?;
-    let prepared = planned(&state, generate, adapter, &caller)
+    admission.cancel_on_disconnect();
+    let generate =
+        order_messages(&state, generate).await.map_err(|error| state.http_error(error))?;
+    let prepared = prepare_for_engines(&state, generate, adapter, &caller)
         .await
         .map_err(|error| state.http_error(error))?;
     Ok(Json(json!({"input_tokens": prepared.prompt_tokens()})))

@@ -1,4 +1,4 @@
-//! The endpoints: parse, prepare, generate, and put the answer into the API's shape.
+//! The endpoints: parse, prepare, generate, and format the answer for the API.
 //!
 //! | module | is |
 //! |---|---|
@@ -6,7 +6,7 @@
 //! | `responses` | OpenAI's Responses API |
 //! | `messages` | Anthropic's Messages API |
 //! | `tokenize` | prompts as tokens, and back |
-//! | `lora` | LoRA adapters that are loaded and unloaded |
+//! | `lora` | loading and unloading LoRA adapters |
 
 pub(crate) mod completions;
 pub(crate) mod lora;

@@ -7,7 +7,10 @@ use chiasm_pipeline::Pipeline;
 
 use crate::error::HttpError;
 
-/// A request names the served model, none, or a LoRA adapter.
+/// Returns the LoRA adapter that a request names; `None` if it names the served model or no model.
+///
+/// # Errors
+/// Fails if the name is neither the model's nor an adapter's.
 pub(crate) fn find_model(
     pipeline: &Pipeline,
     model: Option<&str>,

@@ -13,7 +13,7 @@ use chiasm_request::ChoiceDelta;
 use crate::admission::Admitted;
 use crate::body::JsonBody;
 use crate::endpoint_state::EndpointState;
-use crate::endpoints::completions::{model_name, planned, usage, written};
+use crate::endpoints::completions::{answer_usage, json_response, model_name, prepare_for_engines};
 use crate::endpoints::find_model;
 use crate::error::HttpError;
 use crate::meter::{self, Meter};
@@ -26,13 +26,14 @@ pub(crate) async fn create(
     request: Admitted<ResponsesRequest>,
 ) -> Result<Response, HttpError> {
     let state = &state;
-    let told = |error| in_own_words(state.http_error(error));
+    let to_http = |error| with_input_param(state.http_error(error));
     let Admitted { caller, admission, body: JsonBody { request, charge } } = request;
     let ResponsesRequest { common, generate, echo, names } = request;
     let adapter = find_model(&state.pipeline, common.model.as_deref())?;
-    admission.record.adapter(adapter.as_ref());
-    admission.ends_with_client();
-    let prepared = planned(state, generate, adapter.clone(), &caller).await.map_err(told)?;
+    admission.record.set_adapter(adapter.as_ref());
+    admission.cancel_on_disconnect();
+    let prepared =
+        prepare_for_engines(state, generate, adapter.clone(), &caller).await.map_err(to_http)?;
     let name = model_name(state, adapter.as_ref());
     let head = Head::new(
         &caller.id,
@@ -45,28 +46,28 @@ pub(crate) async fn create(
     let wants_logprobs = prepared.sampling().logprobs.is_some();
 
     let Some(options) = common.stream else {
-        let (mut choices, attempted) = collect(&state.pipeline, &prepared).await.map_err(told)?;
-        let usage = usage(&attempted, &choices, prepared.reads_reasoning());
-        state.metrics.used(usage);
-        admission.record.attempted(attempted);
-        admission.record.used(usage);
+        let (mut choices, route) = collect(&state.pipeline, &prepared).await.map_err(to_http)?;
+        let usage = answer_usage(&route, &choices, prepared.reads_reasoning());
+        state.metrics.count_tokens(usage);
+        admission.record.set_route(route);
+        admission.record.set_usage(usage);
         let choice = choices.pop().ok_or_else(|| HttpError::internal("there is no answer"))?;
         let candidates = choice.text_logprobs.iter().map(|token| 1 + token.logprob.top.len()).sum();
         let logprobs =
             wants_logprobs.then(|| LogprobWriter::whole(state.pipeline.model.tokenizer.clone()));
         let id = caller.id.clone();
-        let mut response = written(state, &caller, candidates, move || {
+        let mut response = json_response(state, &caller, candidates, move || {
             let answer = Answer::whole(id.as_str(), names, logprobs, choice);
             serde_json::to_vec(&answer.response(&head, usage))
         })
         .await?;
-        routing_headers(response.headers_mut(), &attempted);
+        routing_headers(response.headers_mut(), &route);
         return Ok(response);
     };
 
-    let generation = Generation::start(&state.pipeline, &prepared).await.map_err(told)?;
-    let attempted = generation.attempted();
-    let meter = Meter::new(state, options, vec![attempted], admission, prepared.reads_reasoning());
+    let generation = Generation::start(&state.pipeline, &prepared).await.map_err(to_http)?;
+    let route = generation.route();
+    let meter = Meter::new(state, options, vec![route], admission, prepared.reads_reasoning());
     let writer = || {
         LogprobWriter::streamed(
             state.pipeline.model.tokenizer.clone(),
@@ -90,13 +91,13 @@ pub(crate) async fn create(
                 }
                 Err(error) => answer.fail(&head, &error),
             }
-            answer.take_events().into_iter().for_each(|told| events.extend_from_slice(&told));
+            answer.take_events().into_iter().for_each(|event| events.extend_from_slice(&event));
         },
-        // The last event has told it.
+        // The last delta has already written the end of the stream.
         |_, _| {},
     );
     let mut response = sse::response(events);
-    routing_headers(response.headers_mut(), &attempted);
+    routing_headers(response.headers_mut(), &route);
     Ok(response)
 }
 
@@ -106,9 +107,9 @@ pub(crate) async fn not_kept(id: Result<Path<String>, PathRejection>) -> Result<
     Err(HttpError::no_such_response(&id))
 }
 
-/// An error that names fields as this endpoint does: the pipeline says `messages` of any
+/// Renames the field at fault to this API's `input`: the pipeline names it `messages` for any
 /// conversation.
-fn in_own_words(error: HttpError) -> HttpError {
+fn with_input_param(error: HttpError) -> HttpError {
     match error.param() {
         Some("messages" | "continue_final_message") => {
             let renamed = ApiError { param: Some("input".to_owned()), ..error.error };

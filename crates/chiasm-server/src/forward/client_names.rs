@@ -1,48 +1,48 @@
-//! Clients' own names for media items (`uuid`), which are resolved here and reach no server.
+//! Clients' own names for media items (`uuid`), which are resolved here and not forwarded.
 //!
-//! A server takes two items with the same name for one item, even if they are different clients',
-//! and it knows only the names that were sent to it. So each named item is opened here, as for an
-//! engine. The request is then passed on as if the client had sent the item itself without a name.
+//! A server takes two items with the same name for one item, even if different clients chose the
+//! name, and it only knows names that were sent to it. So each named item is opened here, as for an
+//! engine. The request is then forwarded as if the client had sent the item itself without a name.
 
 use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use chiasm_api::forward::{ForwardBody, place_of_model};
+use chiasm_api::forward::{ForwardBody, model_name_range};
 use chiasm_api::openai::media_parts::{MEDIA_KINDS, MediaKind};
 use chiasm_media::{Charge, EncodedMedia, MediaInput, MediaName, MediaPart};
 use chiasm_pipeline::cpu::price;
-use chiasm_pipeline::{Caller, RequestError, check_counts};
+use chiasm_pipeline::{RequestContext, RequestError, check_counts};
 use chiasm_request::MediaRef;
 use futures_util::future::try_join_all;
 use serde_json::{Map, Value, json};
 
-use super::SMALL;
+use super::MAX_INLINE_BYTES;
 use crate::endpoint_state::EndpointState;
 
 type Fields = Map<String, Value>;
 
 /// The fields of a request that are lists of messages.
-const LISTS: [&str; 2] = ["messages", "input"];
+const MESSAGE_FIELDS: [&str; 2] = ["messages", "input"];
 /// The fields of a message that are lists of parts.
-const PARTS: [&str; 2] = ["content", "output"];
+const PART_FIELDS: [&str; 2] = ["content", "output"];
 
 /// A part of a request that has a `uuid`.
 struct NamedPart {
-    /// The part's place, as a JSON pointer.
+    /// The part's path, as a JSON pointer.
     pointer: String,
-    /// The item; `None` if the part is of no known kind of media, or if the name is no string.
+    /// The item; `None` if the part is of no known kind of media, or if the name is not a string.
     media: Option<(&'static MediaKind, MediaRef)>,
 }
 
-/// A change to one part: its names are removed, and `item` is inserted.
+/// A change to one part: its names are removed and `item` is inserted.
 struct Change {
     pointer: String,
-    /// `None` if the part holds its item itself, or if the item is left to the server.
+    /// `None` if the part already has its item, or if the item is left to the server.
     item: Option<(&'static MediaKind, EncodedMedia)>,
 }
 
-/// Returns the request without clients' names. A part that has only a name, or a name and a URL,
+/// Returns the request without clients' names. A part with only a name, or with a name and a URL,
 /// gets the item itself. The charge covers these items for as long as the request is kept.
 ///
 /// An item that can't be fetched here stays in the request as its URL, and is not remembered under
@@ -52,7 +52,7 @@ struct Change {
 /// Fails for an unknown name without an item, for a malformed name, and for too many named items.
 pub(super) async fn resolve(
     state: &EndpointState,
-    caller: &Caller,
+    caller: &RequestContext,
     request: ForwardBody,
 ) -> Result<(ForwardBody, Option<Charge>), RequestError> {
     let named = named_parts(&request.fields);
@@ -62,7 +62,7 @@ pub(super) async fn resolve(
     let items: Vec<MediaRef> =
         named.iter().filter_map(|part| Some(part.media.as_ref()?.1.clone())).collect();
     check_counts(&items, |modality| state.pipeline.limits.items_per_prompt.get(modality))?;
-    // The sources of the items are copies of parts of the body.
+    // The items' sources are copies of parts of the body.
     let mut charge = state
         .pipeline
         .media
@@ -74,32 +74,32 @@ pub(super) async fn resolve(
     let changes = try_join_all(named.into_iter().map(|part| open(state, owner, part))).await?;
     let added: u64 =
         changes.iter().filter_map(|change| Some(base64_len(&change.item.as_ref()?.1))).sum();
-    // Each item is kept twice: in the fields and in the body.
+    // Each item is held twice: in the fields and in the body.
     charge.grow(2 * added).map_err(RequestError::from)?;
     let bytes = request.body.len() + added as usize;
-    let rewritten = move || rewrite(request, changes);
+    let apply = move || rewrite(request, changes);
     let rewritten = state
         .pipeline
         .cpu
-        .run_or_here(bytes <= SMALL, &caller.cpu, price::json(bytes, 0), rewritten)
+        .run_inline_if(bytes <= MAX_INLINE_BYTES, &caller.cpu, price::json(bytes, 0), apply)
         .await?;
     Ok((rewritten?, Some(charge)))
 }
 
-/// Finds the parts that have names.
+/// Returns the parts that have names.
 fn named_parts(fields: &Fields) -> Vec<NamedPart> {
     let mut named = Vec::new();
-    for list in LISTS {
-        for (at, element) in elements(fields.get(list)) {
-            for content in PARTS {
-                for (part_at, part) in elements(element.get(content)) {
+    for list in MESSAGE_FIELDS {
+        for (index, element) in elements(fields.get(list)) {
+            for content in PART_FIELDS {
+                for (part_index, part) in elements(element.get(content)) {
                     let path = PartPath {
-                        pointer: format!("/{list}/{at}/{content}/{part_at}"),
-                        field: format!("{list}[{at}].{content}[{part_at}]"),
+                        pointer: format!("/{list}/{index}/{content}/{part_index}"),
+                        field: format!("{list}[{index}].{content}[{part_index}]"),
                     };
                     // A tool's result has parts of its own.
-                    for (inner_at, inner) in elements(part.get("content")) {
-                        named.extend(named_part(inner, path.below(inner_at)));
+                    for (inner_index, inner) in elements(part.get("content")) {
+                        named.extend(named_part(inner, path.inner(inner_index)));
                     }
                     named.extend(named_part(part, path));
                 }
@@ -111,35 +111,35 @@ fn named_parts(fields: &Fields) -> Vec<NamedPart> {
 
 fn elements(list: Option<&Value>) -> impl Iterator<Item = (usize, &Fields)> {
     let elements = list.and_then(Value::as_array).into_iter().flatten().enumerate();
-    elements.filter_map(|(at, element)| Some((at, element.as_object()?)))
+    elements.filter_map(|(index, element)| Some((index, element.as_object()?)))
 }
 
-/// A part's place in a request.
+/// A part's path in a request.
 struct PartPath {
-    /// As a JSON pointer.
+    /// The path as a JSON pointer.
     pointer: String,
-    /// As error messages name it: `messages[0].content[1]`.
+    /// The path as error messages name it: `messages[0].content[1]`.
     field: String,
 }
 
 impl PartPath {
-    fn below(&self, at: usize) -> Self {
+    fn inner(&self, index: usize) -> Self {
         Self {
-            pointer: format!("{}/content/{at}", self.pointer),
-            field: format!("{}.content[{at}]", self.field),
+            pointer: format!("{}/content/{index}", self.pointer),
+            field: format!("{}.content[{index}]", self.field),
         }
     }
 }
 
 /// Returns the part if it has a name in any of the places where servers look for one.
 fn named_part(part: &Fields, path: PartPath) -> Option<NamedPart> {
-    let within = MEDIA_KINDS.iter().find_map(|kind| part.get(kind.field)?.get("uuid"));
+    let inner = MEDIA_KINDS.iter().find_map(|kind| part.get(kind.field)?.get("uuid"));
     let outer = part.get("uuid");
-    outer.or(within)?;
+    outer.or(inner)?;
     let PartPath { pointer, field } = path;
-    let name = [outer, within].into_iter().flatten().find_map(Value::as_str);
+    let name = [outer, inner].into_iter().flatten().find_map(Value::as_str);
     let media = MediaKind::find(part).zip(name).map(|(kind, name)| {
-        let source = source_of(part, kind).map(|text| MediaInput::Url(text.into()));
+        let source = source_url(part, kind).map(|text| MediaInput::Url(text.into()));
         let field = format!("{field}.{}", kind.field);
         (
             kind,
@@ -154,8 +154,8 @@ fn named_part(part: &Fields, path: PartPath) -> Option<NamedPart> {
     Some(NamedPart { pointer, media })
 }
 
-/// Returns the URL of a part's item; a data URL for an item that is inline.
-fn source_of(part: &Fields, kind: &MediaKind) -> Option<String> {
+/// Returns the URL of a part's item, or a data URL for an inline item.
+fn source_url(part: &Fields, kind: &MediaKind) -> Option<String> {
     let value = part.get(kind.field)?;
     if kind.is_inline {
         return value.get("data")?.as_str().map(|data| format!("data:;base64,{data}"));
@@ -189,7 +189,7 @@ async fn open(
     Ok(Change { pointer, item })
 }
 
-/// Returns `true` if the source is the item itself.
+/// Returns `true` if the source is a data URL, which has the item itself.
 fn is_data(source: &MediaInput) -> bool {
     source.text().get(..5).is_some_and(|scheme| scheme.eq_ignore_ascii_case(b"data:"))
 }
@@ -217,11 +217,12 @@ fn rewrite(request: ForwardBody, changes: Vec<Change>) -> Result<ForwardBody, Re
     }
     let body =
         serde_json::to_vec(&fields).map_err(|error| RequestError::internal(error.to_string()))?;
-    let model = place_of_model(&body).map_err(|error| RequestError::internal(error.to_string()))?;
+    let model_range =
+        model_name_range(&body).map_err(|error| RequestError::internal(error.to_string()))?;
     let Value::Object(fields) = fields else {
         return Err(RequestError::internal("a body is no object"));
     };
-    Ok(ForwardBody { body: body.into(), model, fields: Arc::new(fields), ..request })
+    Ok(ForwardBody { body: body.into(), model_range, fields: Arc::new(fields), ..request })
 }
 
 /// Inserts an item into a part of its kind.
@@ -282,18 +283,30 @@ mod tests {
         let request = rewrite(request, changes).unwrap();
         let written: Value = serde_json::from_slice(&request.body).unwrap();
         assert_eq!(Value::Object(Arc::unwrap_or_clone(request.fields)), written);
-        assert_eq!(&request.body[request.model.unwrap()], b"\"m\"");
+        assert_eq!(&request.body[request.model_range.unwrap()], b"\"m\"");
         written
     }
 
     #[test]
-    fn names_go_and_items_stay() {
-        let parts = |parts: Value| json!({"model": "m", "uuid": "x", "messages": [{"role": "user", "uuid": "x", "content": parts}]});
+    fn names_are_removed_but_items_stay() {
+        let body = |parts: Value| {
+            let messages = json!([{"role": "user", "uuid": "x", "content": parts}]);
+            json!({"model": "m", "uuid": "x", "messages": messages})
+        };
         let url = image().to_data_url();
         for (part, expected) in [
             (
-                json!({"type": "image_url", "image_url": {"url": "http://a", "detail": "low"}, "uuid": "x", "z": 1}),
-                json!({"type": "image_url", "image_url": {"url": "http://a", "detail": "low"}, "z": 1}),
+                json!({
+                    "type": "image_url",
+                    "image_url": {"url": "http://a", "detail": "low"},
+                    "uuid": "x",
+                    "z": 1,
+                }),
+                json!({
+                    "type": "image_url",
+                    "image_url": {"url": "http://a", "detail": "low"},
+                    "z": 1,
+                }),
             ),
             (json!({"image_url": null, "uuid": "x"}), json!({"image_url": {"url": url}})),
             (
@@ -318,20 +331,26 @@ mod tests {
             ),
             (
                 json!({"type": "tool_result", "content": [{"type": "image_url", "uuid": "x"}]}),
-                json!({"type": "tool_result", "content": [{"type": "image_url", "image_url": {"url": url}}]}),
+                json!({
+                    "type": "tool_result",
+                    "content": [{"type": "image_url", "image_url": {"url": url}}],
+                }),
             ),
         ] {
             assert_eq!(
-                rewritten(&parts(json!(["a", part]))),
-                parts(json!(["a", expected])),
+                rewritten(&body(json!(["a", part]))),
+                body(json!(["a", expected])),
                 "{part}"
             );
         }
     }
 
     #[test]
-    fn names_in_items_of_responses_go_too() {
-        let body = |part: Value| json!({"model": "m", "input": [{"type": "function_call_output", "output": [part]}]});
+    fn names_in_responses_input_are_removed() {
+        let body = |part: Value| {
+            let output = json!({"type": "function_call_output", "output": [part]});
+            json!({"model": "m", "input": [output]})
+        };
         let named = json!({"type": "input_image", "image_url": "http://a", "uuid": "x"});
         assert_eq!(
             rewritten(&body(named)),
@@ -340,16 +359,16 @@ mod tests {
     }
 
     #[test]
-    fn arguments_of_calls_are_no_names() {
+    fn uuid_in_call_arguments_is_no_name() {
         let call = json!({"type": "tool_use", "name": "f", "input": {"uuid": "x"}});
         let body = json!({"model": "m", "messages": [{"role": "assistant", "content": [call]}]});
         assert!(named_parts(body.as_object().unwrap()).is_empty());
     }
 
     #[test]
-    fn recording_is_filled_with_its_format() {
+    fn inserted_recording_has_its_format() {
         let mut part = json!({"type": "input_audio", "input_audio": null});
-        let recording = EncodedMedia::of(
+        let recording = EncodedMedia::new(
             b"RIFF".as_slice().into(),
             &chiasm_types::Modality::Audio,
             &Default::default(),

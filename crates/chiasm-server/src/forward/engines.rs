@@ -1,29 +1,30 @@
-//! Requests for which an engine that is given tokens is the better place than a server that is
-//! given messages.
+//! Requests that are better answered by an engine that takes tokens than by a server that takes
+//! whole requests.
 
 use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use chiasm_api::openai::RequestBody;
-use chiasm_pipeline::Caller;
+use chiasm_pipeline::RequestContext;
 
 use crate::admission::{Admission, Admitted};
-use crate::arrival::Arrived;
+use crate::arrival::ReceivedBody;
 use crate::body::parse;
 use crate::endpoint_state::EndpointState;
 use crate::endpoints::{completions, messages, responses};
 use crate::error::HttpError;
 use crate::paths::ModelEndpoint;
 
-/// Has an engine answer a request to `endpoint`. The body is parsed once more, as that endpoint's,
-/// and refused if it can't be.
+/// Has an engine answer a request to `endpoint`.
+///
+/// The body is parsed again, in that endpoint's format, and refused if that fails.
 pub(super) async fn answer(
     endpoint: ModelEndpoint,
     state: Arc<EndpointState>,
-    caller: Caller,
+    caller: RequestContext,
     admission: Admission,
-    body: Arrived,
+    body: ReceivedBody,
 ) -> Result<Response, HttpError> {
     let shared = State(state.clone());
     match endpoint {
@@ -49,9 +50,9 @@ pub(super) async fn answer(
 
 async fn read<T: RequestBody>(
     state: &EndpointState,
-    caller: Caller,
+    caller: RequestContext,
     admission: Admission,
-    body: Arrived,
+    body: ReceivedBody,
 ) -> Result<Admitted<T>, HttpError> {
     let body = parse(state, &caller.cpu, body).await?;
     Ok(Admitted { caller, admission, body })

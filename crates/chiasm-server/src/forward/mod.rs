@@ -1,21 +1,21 @@
-//! Requests that are passed on as they came, to servers that take messages.
+//! Forwarding of requests, unchanged, to servers that take whole requests.
 //!
-//! `chiasm_pipeline` finds the server. Only the model's name and the names of media items are
-//! changed; nothing is refused. A fleet may also have engines that are given tokens. A
-//! request then goes to the better of both kinds, and may move from one kind to the other as long
-//! as its client has been sent nothing.
+//! `chiasm_pipeline` picks the server. Only the model's name and the names of media items are
+//! changed; nothing is refused. A fleet may also have engines that take tokens. A request then goes
+//! to the better of both kinds, and may move from one kind to the other as long as nothing has been
+//! sent to its client.
 //!
 //! | module | is |
 //! |---|---|
-//! | `begun` | the wait for an answer's first content |
-//! | `client_names` | clients' names of media items, which are not passed on |
+//! | `client_names` | clients' names of media items, which are not forwarded |
 //! | `engines` | answers of engines, in a fleet of both kinds |
-//! | `passage` | the answer as it comes |
+//! | `first_content` | the wait for an answer's first content |
+//! | `proxied_response` | the relayed answer |
 
-mod begun;
 mod client_names;
 mod engines;
-mod passage;
+mod first_content;
+mod proxied_response;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,69 +24,68 @@ use axum::extract::State;
 use axum::response::Response;
 use bytes::Bytes;
 use chiasm_api::anthropic::MessagesRequest;
-use chiasm_api::forward::{ForwardBody, pieces, place_of_model, with_names};
+use chiasm_api::forward::{ForwardBody, body_with_named_images, model_name_range, prompt_pieces};
 use chiasm_api::openai::chat::ChatRequest;
 use chiasm_api::openai::completions::CompletionRequest;
 use chiasm_api::responses::ResponsesRequest;
-use chiasm_backend::{Forward, Forwarded, InputForm, JobError, JobItem};
+use chiasm_backend::{ForwardRequest, ForwardResponse, InputForm, JobError, JobItem};
 use chiasm_fleet::{PresentClass, Worker};
 use chiasm_pipeline::{
-    Attempts, Caller, Cause, Deadlines, ForwardedRequest, Place, RequestError, Understood,
-    find_place, within,
+    Attempts, Cause, Deadlines, ForwardOutcome, ForwardedRequest, ParsedRequest, RequestContext,
+    RequestError, forward_request, within,
 };
 use chiasm_types::TokenId;
 use futures_util::future::{BoxFuture, FutureExt};
 use serde_json::{Map, Value};
 
-use self::begun::begun;
-use self::passage::response;
+use self::first_content::wait_for_content;
+use self::proxied_response::response;
 use crate::admission::{Admission, Admitted};
-use crate::arrival::Arrived;
+use crate::arrival::ReceivedBody;
 use crate::body::{JsonBody, parse};
 use crate::endpoint_state::EndpointState;
 use crate::endpoints::find_model;
-use crate::endpoints::messages::in_order;
+use crate::endpoints::messages::order_messages;
 use crate::error::HttpError;
 use crate::paths::ModelEndpoint;
 
-/// Text up to this many bytes is cut into pieces at once.
-const SMALL: usize = 64 << 10;
+/// The largest text, in bytes, that is cut into pieces on an async thread.
+const MAX_INLINE_BYTES: usize = 64 << 10;
 
-/// The request of a client, as its protocol has it.
+/// A client's request in the format of its API.
 struct ClientRequest {
     endpoint: ModelEndpoint,
     fields: Arc<Map<String, Value>>,
 }
 
 impl ForwardedRequest for ClientRequest {
-    fn pieces(&self, items: &[usize]) -> Vec<TokenId> {
-        pieces(&self.fields, items)
+    fn approximate_prompt(&self, items: &[usize]) -> Vec<TokenId> {
+        prompt_pieces(&self.fields, items)
     }
 
-    fn with_names(&self, items: &[JobItem]) -> Option<(Bytes, Option<Range<usize>>)> {
-        let body = Bytes::from(with_names(&self.fields, items)?);
-        let model = place_of_model(&body).ok()?;
-        Some((body, model))
+    fn with_item_names(&self, items: &[JobItem]) -> Option<(Bytes, Option<Range<usize>>)> {
+        let body = Bytes::from(body_with_named_images(&self.fields, items)?);
+        let model_range = model_name_range(&body).ok()?;
+        Some((body, model_range))
     }
 
-    fn begun<'a>(
+    fn wait_for_content<'a>(
         &'a self,
-        answer: Forwarded,
+        answer: ForwardResponse,
         server: &'a Worker,
-    ) -> BoxFuture<'a, Result<Forwarded, JobError>> {
-        begun(self.endpoint, answer, server).boxed()
+    ) -> BoxFuture<'a, Result<ForwardResponse, JobError>> {
+        wait_for_content(self.endpoint, answer, server).boxed()
     }
 }
 
-/// Passes on a request to `endpoint`, unless an engine that is given tokens is the better place for
-/// it.
+/// Forwards a request to `endpoint`, unless an engine that takes tokens is the better place for it.
 pub(crate) async fn forward(
     endpoint: ModelEndpoint,
     State(state): State<Arc<EndpointState>>,
     request: Admitted<ForwardBody>,
 ) -> Result<Response, HttpError> {
     let Admitted { mut caller, admission, body: JsonBody { request, charge } } = request;
-    let is_for_adapter = find_model(&state.pipeline, request.name.as_deref())?.is_some();
+    let is_for_adapter = find_model(&state.pipeline, request.model_name.as_deref())?.is_some();
     let classes = state.pipeline.fleet.classes();
     let has_engines = classes.iter().any(|class| class.input == InputForm::Tokens);
     if is_for_adapter && !has_engines {
@@ -95,37 +94,37 @@ pub(crate) async fn forward(
             "is an adapter, and none are used at servers that somebody else has started",
         ));
     }
-    admission.ends_with_client();
-    let arrived = arrived(&request);
-    // Counting needs no engine.
+    admission.cancel_on_disconnect();
+    let body = body_of(&request);
+    // Tokens are counted here, without an engine's help.
     if has_engines && (is_for_adapter || endpoint == ModelEndpoint::CountTokens) {
-        return engines::answer(endpoint, state, caller, admission, arrived).await;
+        return engines::answer(endpoint, state, caller, admission, body).await;
     }
     let taken = place(&state, endpoint, &caller, request, &classes).await;
     drop(charge);
     match taken.map_err(|error| state.http_error(error))? {
-        Place::Server(answer) => {
-            state.pipeline.retries.earn();
+        ForwardOutcome::Server(answer) => {
+            state.pipeline.retries.on_request();
             Ok(response(endpoint, state, admission, *answer, caller.arrived))
         }
-        Place::Engine(tried) => {
+        ForwardOutcome::Engine(attempts) => {
             if let Some(observer) = &state.pipeline.observer {
-                caller.entries.begin_anew(&**observer);
+                caller.entries.restart(&**observer);
             }
-            caller.tried = Attempts { may_be_passed_on: true, ..tried };
-            by_engine(endpoint, state, caller, admission, arrived).await
+            caller.attempts = Attempts { can_forward: true, ..attempts };
+            answer_by_engine(endpoint, state, caller, admission, body).await
         }
     }
 }
 
-/// Has an engine answer. Where none can, and the client has been sent nothing, a server is tried
-/// after all: for that the body is kept until the answer begins.
-async fn by_engine(
+/// Has an engine answer. If none can and nothing has been sent to the client, tries a server; for
+/// that the body is kept until the answer begins.
+async fn answer_by_engine(
     endpoint: ModelEndpoint,
     state: Arc<EndpointState>,
-    mut caller: Caller,
+    mut caller: RequestContext,
     admission: Admission,
-    body: Arrived,
+    body: ReceivedBody,
 ) -> Result<Response, HttpError> {
     let answer =
         engines::answer(endpoint, state.clone(), caller.clone(), admission.clone(), body.clone())
@@ -134,8 +133,8 @@ async fn by_engine(
         Ok(answer) => return Ok(answer),
         Err(error) => error,
     };
-    let Some(tried) = error.left_to_servers.take() else { return Err(error) };
-    caller.tried = *tried;
+    let Some(attempts) = error.left_to_servers.take() else { return Err(error) };
+    caller.attempts = *attempts;
     let JsonBody { request, charge } = parse::<ForwardBody>(&state, &caller.cpu, body).await?;
     let classes = state.pipeline.fleet.classes();
     let servers: Vec<_> =
@@ -143,12 +142,14 @@ async fn by_engine(
     let taken = place(&state, endpoint, &caller, request, &servers).await;
     drop(charge);
     match taken {
-        Ok(Place::Server(answer)) => {
+        Ok(ForwardOutcome::Server(answer)) => {
             Ok(response(endpoint, state, admission, *answer, caller.arrived))
         }
-        // A request that no server takes is still valid if an engine takes it: the engine's error
-        // is told.
-        Ok(Place::Engine(_)) | Err(RequestError { cause: Cause::Invalid(_), .. }) => Err(error),
+        // A request that no server takes may still be valid for engines, so the engine's error is
+        // returned.
+        Ok(ForwardOutcome::Engine(_)) | Err(RequestError { cause: Cause::Invalid(_), .. }) => {
+            Err(error)
+        }
         Err(error) => Err(state.http_error(error)),
     }
 }
@@ -157,41 +158,41 @@ async fn by_engine(
 async fn place(
     state: &Arc<EndpointState>,
     endpoint: ModelEndpoint,
-    caller: &Caller,
+    caller: &RequestContext,
     request: ForwardBody,
     classes: &[PresentClass],
-) -> Result<Place, RequestError> {
-    let deadlines = Deadlines::of(caller.arrived, &state.pipeline.limits);
+) -> Result<ForwardOutcome, RequestError> {
+    let deadlines = Deadlines::new(caller.arrived, &state.pipeline.limits);
     if let Some(observer) = &state.pipeline.observer {
-        caller.entries.begin_anew(&**observer);
+        caller.entries.restart(&**observer);
     }
     let placing = async {
         let (request, _charge) = client_names::resolve(state, caller, request).await?;
-        let understood = understood(state, endpoint, arrived(&request), caller);
-        let ForwardBody { body, model, fields, .. } = request;
-        let below = endpoint.path().trim_start_matches('/');
-        let forward = Forward {
+        let understood = understood(state, endpoint, body_of(&request), caller);
+        let ForwardBody { body, model_range, fields, .. } = request;
+        let path = endpoint.path().trim_start_matches('/');
+        let forward = ForwardRequest {
             id: caller.id.clone(),
-            path: below,
+            path,
             body,
-            model,
+            model: model_range,
             trace: caller.trace.clone(),
             prompt: None,
         };
         let request = Arc::new(ClientRequest { endpoint, fields });
-        find_place(&state.pipeline, caller, request, forward, classes, understood).await
+        forward_request(&state.pipeline, caller, request, forward, classes, understood).await
     };
     within(deadlines.first_token, placing).await.and_then(|taken| taken)
 }
 
-/// Returns what a request asks for. `None` if it has parts that are not understood here, or more
-/// than one prompt, or is wrong, which the server says then.
+/// Parses a request as one that engines understand. `None` if it has unsupported parts or several
+/// prompts, or if it is invalid; the server reports the error then.
 async fn understood(
     state: &EndpointState,
     endpoint: ModelEndpoint,
-    body: Arrived,
-    caller: &Caller,
-) -> Option<Understood> {
+    body: ReceivedBody,
+    caller: &RequestContext,
+) -> Option<ParsedRequest> {
     let cpu = &caller.cpu;
     let request = match endpoint {
         ModelEndpoint::Chat => parse::<ChatRequest>(state, cpu, body).await.ok()?.request.generate,
@@ -205,16 +206,16 @@ async fn understood(
         }
         ModelEndpoint::Messages => {
             let request = parse::<MessagesRequest>(state, cpu, body).await.ok()?.request.generate;
-            in_order(state, request).await.ok()?
+            order_messages(state, request).await.ok()?
         }
         ModelEndpoint::CountTokens => return None,
     };
-    let takes_names = endpoint == ModelEndpoint::Chat;
-    let is_counted = matches!(endpoint, ModelEndpoint::Chat | ModelEndpoint::Completions);
-    Some(Understood { request, takes_names, is_counted })
+    let accepts_item_names = endpoint == ModelEndpoint::Chat;
+    let has_same_token_count = matches!(endpoint, ModelEndpoint::Chat | ModelEndpoint::Completions);
+    Some(ParsedRequest { request, accepts_item_names, has_same_token_count })
 }
 
-/// The body of a request, to be parsed as another type.
-fn arrived(request: &ForwardBody) -> Arrived {
-    Arrived { bytes: request.body.clone(), values: request.values() }
+/// Returns a request's body, to be parsed as another type.
+fn body_of(request: &ForwardBody) -> ReceivedBody {
+    ReceivedBody { bytes: request.body.clone(), values: request.count_values() }
 }

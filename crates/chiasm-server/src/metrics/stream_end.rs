@@ -4,17 +4,17 @@ chiasm_types::every_variant! {
     /// The end of a streamed answer.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) enum StreamEnd {
-        /// It was sent to its end.
+        /// The answer was sent completely.
         Finished,
-        /// An error ended it.
+        /// An error ended the answer.
         Failed,
-        /// The client left.
+        /// The client disconnected.
         Left,
     }
 }
 
 impl StreamEnd {
-    /// The name in metrics and the log.
+    /// Returns the name in metrics and the log.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Finished => "finished",

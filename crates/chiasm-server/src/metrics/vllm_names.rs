@@ -1,12 +1,12 @@
-//! The measures that dashboards and autoscalers made for vLLM look for, under vLLM's names.
+//! Metrics under vLLM's names, for dashboards and autoscalers made for vLLM.
 //!
-//! A frontend looks like one vLLM server: counts are of all its workers together, so that what
-//! reads one series per server, like the endpoint picker of the Gateway API Inference Extension,
-//! reads the whole. The engines behind it serve no metrics of their own, so nothing is counted
-//! twice. Names, labels and meanings are those of `v1/metrics/loggers.py` of vLLM 0.33, but for the
-//! label `engine`: what differs by worker is told by `chiasm_worker_…`.
+//! A frontend looks like one vLLM server: counts are totals over all its workers. So a reader of
+//! one series per server, such as the endpoint picker of the Gateway API Inference Extension, sees
+//! the whole. The engines behind the frontend serve no metrics of their own, so nothing is counted
+//! twice. Names, labels and meanings are those of `v1/metrics/loggers.py` of vLLM 0.33, except for
+//! the label `engine`: `chiasm_worker_…` has the values per worker.
 //!
-//! Histograms and counters are the same objects that `chiasm_…` has: a request is not counted
+//! Histograms and counters are the same objects as those of `chiasm_…`: a request is not counted
 //! twice, only written twice.
 
 use std::borrow::Cow;
@@ -21,44 +21,43 @@ use prometheus_client::registry::{Registry, Unit};
 
 use super::Metrics;
 
-/// The two of vLLM's settings of its KV cache that endpoint pickers read, to know how much a server
-/// holds.
+/// The two settings of vLLM's KV cache that endpoint pickers read, to know a server's capacity.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct CacheLabels {
-    /// Tokens.
+    /// The block size in tokens.
     block_size: u32,
-    /// Blocks of all workers' KV caches.
+    /// The number of blocks of all workers' KV caches.
     num_gpu_blocks: u64,
 }
 
-/// What all engines together do.
+/// The load of all engines together.
 #[derive(Debug, Default, PartialEq)]
-struct Engines {
+struct EngineTotals {
     running: u64,
     waiting: u64,
-    /// The mean over the engines that have said something, 0 to 1.
+    /// The mean over the engines that have reported, 0 to 1.
     kv_usage: f64,
 }
 
-impl Engines {
-    fn of(workers: &[WorkerSnapshot]) -> Self {
-        let mut all = Self::default();
-        let told: Vec<EngineStats> = workers.iter().filter_map(|worker| worker.engine).collect();
-        for engine in &told {
-            all.running += engine.running;
-            all.waiting += engine.waiting;
-            all.kv_usage += engine.kv_usage / told.len() as f64;
+impl EngineTotals {
+    fn from_workers(workers: &[WorkerSnapshot]) -> Self {
+        let mut totals = Self::default();
+        let stats: Vec<EngineStats> = workers.iter().filter_map(|worker| worker.engine).collect();
+        for engine in &stats {
+            totals.running += engine.running;
+            totals.waiting += engine.waiting;
+            totals.kv_usage += engine.kv_usage / stats.len() as f64;
         }
-        all
+        totals
     }
 }
 
-/// The measures as they are now.
+/// Returns a registry of the metrics with their current values.
 pub(super) fn registry(metrics: &Metrics, pipeline: &Pipeline) -> Registry {
     let name = Cow::from(pipeline.model.name.clone());
     let mut r = Registry::with_labels(std::iter::once((Cow::from("model_name"), name)));
     let workers = pipeline.fleet.router().workers();
-    let Engines { running, waiting, kv_usage } = Engines::of(&workers);
+    let EngineTotals { running, waiting, kv_usage } = EngineTotals::from_workers(&workers);
     register_gauge(
         &mut r,
         "vllm:num_requests_running",
@@ -86,7 +85,7 @@ pub(super) fn registry(metrics: &Metrics, pipeline: &Pipeline) -> Registry {
     r
 }
 
-fn register_requests(r: &mut Registry, metrics: &Metrics, of_pipeline: &PipelineMetrics) {
+fn register_requests(r: &mut Registry, metrics: &Metrics, pipeline: &PipelineMetrics) {
     r.register("vllm:prompt_tokens", "Tokens of expanded prompts", metrics.prompt_tokens.clone());
     r.register("vllm:generation_tokens", "New tokens", metrics.completion_tokens.clone());
     r.register(
@@ -102,25 +101,25 @@ fn register_requests(r: &mut Registry, metrics: &Metrics, of_pipeline: &Pipeline
     r.register(
         "vllm:request_success",
         "Continuations that ran to their end, by reason",
-        of_pipeline.finished_choices(),
+        pipeline.finished_choices(),
     );
     r.register_with_unit(
         "vllm:time_to_first_token",
         "From a request's arrival to its first token",
         Unit::Seconds,
-        of_pipeline.time_to_first_token.clone(),
+        pipeline.time_to_first_token.clone(),
     );
     r.register_with_unit(
         "vllm:request_queue_time",
         "Time that requests waited in an engine",
         Unit::Seconds,
-        of_pipeline.queue_time(),
+        pipeline.queue_time(),
     );
     r.register_with_unit(
         "vllm:inter_token_latency",
         "Between two tokens of an answer after the first",
         Unit::Seconds,
-        of_pipeline.inter_token_latency.clone(),
+        pipeline.inter_token_latency.clone(),
     );
     r.register_with_unit(
         "vllm:e2e_request_latency",
@@ -130,8 +129,8 @@ fn register_requests(r: &mut Registry, metrics: &Metrics, of_pipeline: &Pipeline
     );
 }
 
-/// Nothing where there is no worker, or workers have blocks of different sizes: a sum of those
-/// would say nothing.
+/// Returns the size of all KV caches together. `None` if there is no worker, or if block sizes
+/// differ: a sum of such blocks has no meaning.
 fn cache_labels(workers: &[WorkerSnapshot]) -> Option<CacheLabels> {
     let block_size = workers.first()?.info.block_size;
     let is_uniform = workers.iter().all(|worker| worker.info.block_size == block_size);

@@ -1,4 +1,4 @@
-//! The events for open pages: the whole state when a page opens, and once a second the changes.
+//! The events for open pages: the whole state when a page opens, then the changes once a second.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -12,19 +12,20 @@ use tokio::sync::broadcast;
 use tokio::time::Instant;
 
 use super::fleet::{Row, rows};
-use super::history::{STEP, Step};
+use super::history::{STEP_SECONDS, Step};
 use super::media::Media;
 use super::requests::Summary;
 use super::{PageState, lock};
 
-/// Between two things that pages are told.
-pub(super) const PERIOD: Duration = Duration::from_secs(1);
-/// Pages that may be open at once.
-const MOST_PAGES: usize = 16;
-/// Events that wait for a slow page. One that misses any is told everything anew.
-const WAITING: usize = 4;
+/// The interval between two events.
+pub(super) const TICK_INTERVAL: Duration = Duration::from_secs(1);
+/// The maximum number of open pages.
+const MAX_PAGES: usize = 16;
+/// The maximum number of events queued for a slow page. A page that misses any gets the whole state
+/// again.
+const MAX_QUEUED_EVENTS: usize = 4;
 
-/// Tells open pages. All of them are told the same, which is written once.
+/// The feed of all open pages. Each event is serialized once for all of them.
 #[derive(Default)]
 pub(super) struct Feed {
     state: Mutex<State>,
@@ -32,20 +33,20 @@ pub(super) struct Feed {
 
 #[derive(Default)]
 struct State {
-    /// `None` while no page was opened, and when the process is about to end.
-    told: Option<broadcast::Sender<Bytes>>,
+    /// `None` before the first page is opened, and when the process is about to end.
+    sender: Option<broadcast::Sender<Bytes>>,
     has_ended: bool,
-    /// The workers as pages know them; none while no page is open.
+    /// The workers as they were last sent to pages; empty while no page is open.
     rows: BTreeMap<WorkerId, Row>,
-    step_began: Option<Instant>,
+    step_start: Option<Instant>,
 }
 
-/// Everything, for a page that opens.
+/// The whole state, for a page that opens.
 #[derive(Serialize)]
 struct Start<'a> {
     model: &'a str,
     version: &'static str,
-    /// There are keys, and so sessions that can be ended.
+    /// `true` if the server has API keys, so that sessions exist and can be ended.
     has_keys: bool,
     rows: Vec<&'a Row>,
     requests: Vec<Summary>,
@@ -58,7 +59,7 @@ struct Start<'a> {
 #[derive(Serialize)]
 struct Tick<'a> {
     rows: Vec<&'a Row>,
-    /// Workers that have left.
+    /// The ids of workers that have left.
     gone: Vec<String>,
     requests: Vec<Summary>,
     step: Option<Step>,
@@ -68,7 +69,7 @@ struct Tick<'a> {
 
 #[derive(Serialize)]
 struct Totals {
-    /// Workers that can take requests and answer.
+    /// Workers that answer and can take requests.
     ready: usize,
     in_flight: i64,
     /// Requests that may be in flight at once.
@@ -76,72 +77,73 @@ struct Totals {
 }
 
 impl Feed {
-    /// Notes how things are, and tells the open pages.
-    pub(super) fn tell(&self, of: &PageState) {
+    /// Records the current state and publishes the changes to open pages.
+    pub(super) fn publish(&self, server: &PageState) {
         let mut state = lock(&self.state);
-        let step = state.end_step(of);
-        let requests = of.page.requests.take_changed();
-        if of.draining.has_begun() {
-            // A stream that goes on would hold up the end of the process.
-            state.told = None;
+        let step = state.end_step(server);
+        let requests = server.page.requests.take_changed();
+        if server.draining.has_begun() {
+            // An open stream would delay the end of the process.
+            state.sender = None;
             state.has_ended = true;
         }
-        let is_watched = state.told.as_ref().is_some_and(|told| told.receiver_count() > 0);
-        of.page.requests.set_watched(is_watched);
+        let is_watched = state.sender.as_ref().is_some_and(|sender| sender.receiver_count() > 0);
+        server.page.requests.set_watched(is_watched);
         if !is_watched {
             state.rows.clear();
             return;
         }
-        let now = rows(&of.pipeline);
+        let current = rows(&server.pipeline);
         let changed =
-            now.iter().filter(|(id, row)| state.rows.get(id) != Some(row)).map(|(_, row)| row);
-        let gone = state.rows.keys().filter(|id| !now.contains_key(id)).map(ToString::to_string);
+            current.iter().filter(|(id, row)| state.rows.get(id) != Some(row)).map(|(_, row)| row);
+        let gone =
+            state.rows.keys().filter(|id| !current.contains_key(id)).map(ToString::to_string);
         let tick = Tick {
             rows: changed.collect(),
             gone: gone.collect(),
             requests,
             step,
-            media: Media::now(&of.pipeline, &lock(&of.page.repeated)),
-            totals: Totals::now(of),
+            media: Media::new(&server.pipeline, &lock(&server.page.frequent_items)),
+            totals: Totals::new(server),
         };
         let event = event("tick", &tick);
-        state.rows = now;
-        if let Some(told) = &state.told {
-            // The last page may have closed in this moment.
-            let _ = told.send(event);
+        state.rows = current;
+        if let Some(sender) = &state.sender {
+            // Fails if the last page has just closed.
+            let _ = sender.send(event);
         }
     }
 
-    /// Everything as it is now, and what is told from then on. `None` when enough pages are open,
-    /// or the process is about to end.
-    fn open(&self, of: &PageState) -> Option<(Bytes, broadcast::Receiver<Bytes>)> {
+    /// Returns the event with the whole state, and a receiver of later events. `None` if too many
+    /// pages are open or the process is about to end.
+    fn open(&self, server: &PageState) -> Option<(Bytes, broadcast::Receiver<Bytes>)> {
         let mut state = lock(&self.state);
         if state.has_ended {
             return None;
         }
-        let told = state.told.get_or_insert_with(|| broadcast::Sender::new(WAITING));
-        if told.receiver_count() >= MOST_PAGES {
+        let sender = state.sender.get_or_insert_with(|| broadcast::Sender::new(MAX_QUEUED_EVENTS));
+        if sender.receiver_count() >= MAX_PAGES {
             return None;
         }
-        let receiver = told.subscribe();
+        let receiver = sender.subscribe();
         if state.rows.is_empty() {
-            state.rows = rows(&of.pipeline);
+            state.rows = rows(&server.pipeline);
         }
         let start = Start {
-            model: &of.pipeline.model.name,
+            model: &server.pipeline.model.name,
             version: env!("CARGO_PKG_VERSION"),
-            has_keys: of.keys.current().are_asked_for(),
+            has_keys: server.keys.current().are_required(),
             rows: state.rows.values().collect(),
-            requests: of.page.requests.all(),
-            steps: lock(&of.page.history).steps().iter().cloned().collect(),
-            media: Media::now(&of.pipeline, &lock(&of.page.repeated)),
-            totals: Totals::now(of),
+            requests: server.page.requests.all(),
+            steps: lock(&server.page.history).steps().iter().cloned().collect(),
+            media: Media::new(&server.pipeline, &lock(&server.page.frequent_items)),
+            totals: Totals::new(server),
         };
         Some((event("start", &start), receiver))
     }
 
-    /// Returns the events for one more page. They end when `is_admitted` turns false: after a
-    /// logout, at the end of the session, or when its key was removed. `None` in the cases of
+    /// Returns the events for one more page. They end when `is_admitted` returns `false`: after a
+    /// logout, at the end of the session, or when its key was removed. `None` in the same cases as
     /// [`Feed::open`].
     pub(super) fn follow<A>(
         state: Arc<PageState>,
@@ -160,8 +162,8 @@ impl Feed {
                 Ok(event) => event,
                 Err(broadcast::error::RecvError::Lagged(_)) => {
                     drop(receiver);
-                    let (start, anew) = state.page.feed.open(&state)?;
-                    receiver = anew;
+                    let (start, new_receiver) = state.page.feed.open(&state)?;
+                    receiver = new_receiver;
                     start
                 }
                 Err(broadcast::error::RecvError::Closed) => return None,
@@ -172,30 +174,31 @@ impl Feed {
 }
 
 impl State {
-    /// Ends a step of the history if it is time.
-    fn end_step(&mut self, of: &PageState) -> Option<Step> {
-        let tokens = of.pipeline.metrics.found_in_all();
-        let Some(began) = self.step_began else {
-            self.step_began = Some(Instant::now());
-            lock(&of.page.history).begin(&of.pipeline.metrics, tokens);
+    /// Ends the current step of the history if its time is over.
+    fn end_step(&mut self, server: &PageState) -> Option<Step> {
+        let tokens = server.pipeline.metrics.total_prompt_tokens();
+        let Some(start) = self.step_start else {
+            self.step_start = Some(Instant::now());
+            lock(&server.page.history).begin(&server.pipeline.metrics, tokens);
             return None;
         };
-        let took = began.elapsed();
-        // The next second would be nearer to the step's end than this one.
-        if took + PERIOD / 2 < Duration::from_secs(STEP) {
+        let duration = start.elapsed();
+        // Wait for the next tick if it is closer to the step's end than this one.
+        if duration + TICK_INTERVAL / 2 < Duration::from_secs(STEP_SECONDS) {
             return None;
         }
-        self.step_began = Some(began + took);
-        Some(lock(&of.page.history).end_step(&of.pipeline.metrics, tokens, took).clone())
+        self.step_start = Some(start + duration);
+        let mut history = lock(&server.page.history);
+        Some(history.end_step(&server.pipeline.metrics, tokens, duration).clone())
     }
 }
 
 impl Totals {
-    fn now(of: &PageState) -> Self {
+    fn new(server: &PageState) -> Self {
         Self {
-            ready: of.pipeline.fleet.ready_workers(),
-            in_flight: of.metrics.requests_in_flight(),
-            slots: of.slots.limit(),
+            ready: server.pipeline.fleet.ready_workers(),
+            in_flight: server.metrics.requests_in_flight(),
+            slots: server.slots.limit(),
         }
     }
 }

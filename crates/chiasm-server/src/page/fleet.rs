@@ -1,4 +1,4 @@
-//! The workers, as open pages are told of them.
+//! The workers as pages show them.
 
 use std::collections::BTreeMap;
 
@@ -9,26 +9,26 @@ use chiasm_router::WorkerSnapshot;
 use chiasm_types::{Role, WorkerId};
 use serde::Serialize;
 
-/// One worker.
+/// A worker.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Row {
     id: String,
     /// The engine and its version.
     runs: Option<String>,
-    /// Which stages of requests it computes; `None` for all.
+    /// The stages of requests that the worker computes; `None` for all.
     role: Option<&'static str>,
-    /// The address of its machine; `None` for this one.
+    /// The address of the worker's machine; `None` for this one.
     machine: Option<String>,
     condition: Option<&'static str>,
-    /// The state of its breaker, open or half-open; `None` if it is closed.
+    /// The state of the circuit breaker, open or half-open; `None` if it is closed.
     breaker: Option<&'static str>,
     knowledge: &'static str,
     draining: bool,
-    /// Nothing names its agent any more.
+    /// `true` if its agent is not named any more.
     unnamed: bool,
     running: Option<u64>,
     waiting: Option<u64>,
-    /// Requests of this frontend.
+    /// Requests of this frontend at the worker.
     requests: usize,
     /// The part of the KV cache that running requests use, 0 to 1.
     kv_usage: Option<f64>,
@@ -37,12 +37,12 @@ pub(super) struct Row {
     promised_blocks: usize,
     pending_tokens: u64,
     hit_rate: Option<f64>,
-    /// Bytes of media items that it keeps, at most.
+    /// The maximum size of the worker's receiver cache, in bytes.
     receiver_cache_bytes: u64,
     arena: Option<Arena>,
 }
 
-/// Shared memory of a worker, in bytes.
+/// The shared memory of a worker, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 struct Arena {
     reserved: u64,
@@ -50,18 +50,18 @@ struct Arena {
     slots: usize,
 }
 
-/// Every worker, in the order of their ids.
+/// Returns every worker, ordered by id.
 pub(super) fn rows(pipeline: &Pipeline) -> BTreeMap<WorkerId, Row> {
     let fleet = &pipeline.fleet;
     let workers = fleet.router().workers();
-    let found = pipeline.metrics.found(&workers);
+    let cache_stats = pipeline.metrics.cache_stats(&workers);
     let unnamed = fleet.unnamed();
     let present: BTreeMap<_, _> =
         fleet.workers().into_iter().map(|worker| (worker.id, worker)).collect();
-    let row = |worker: &WorkerSnapshot| {
-        let hit_rate = found.of_worker(worker.id).tokens.hit_rate();
-        let present = present.get(&worker.id).map(|worker| &**worker);
-        (worker.id, Row::new(worker, present, unnamed.contains(&worker.id), hit_rate))
+    let row = |snapshot: &WorkerSnapshot| {
+        let hit_rate = cache_stats.worker(snapshot.id).tokens.hit_rate();
+        let worker = present.get(&snapshot.id).map(|worker| &**worker);
+        (snapshot.id, Row::new(snapshot, worker, unnamed.contains(&snapshot.id), hit_rate))
     };
     workers.iter().map(row).collect()
 }
@@ -73,13 +73,13 @@ impl Row {
         unnamed: bool,
         hit_rate: Option<f64>,
     ) -> Self {
-        let can = present.map(|worker| worker.backend.capabilities());
+        let capabilities = present.map(|worker| worker.backend.capabilities());
         let engine = worker.engine;
         Self {
             id: worker.id.to_string(),
-            runs: can.map(|can| can.engine.clone()),
+            runs: capabilities.map(|capabilities| capabilities.engine.clone()),
             role: Some(worker.info.role).filter(|role| *role != Role::Aggregated).map(Role::name),
-            machine: can.and_then(|can| match &can.locality {
+            machine: capabilities.and_then(|capabilities| match &capabilities.locality {
                 Locality::Here => None,
                 Locality::Host(address) => Some(address.to_string()),
                 Locality::Unknown => Some("unknown".to_owned()),
@@ -95,14 +95,15 @@ impl Row {
             running: engine.map(|engine| engine.running),
             waiting: engine.map(|engine| engine.waiting),
             requests: worker.requests,
-            // Finer steps than are seen would make every row a new one.
+            // Rounded to what pages show: finer changes would mark every row as changed.
             kv_usage: engine.map(|engine| thousandths(engine.kv_usage)),
             known_blocks: worker.index.blocks,
             total_blocks: worker.info.total_blocks,
             promised_blocks: worker.promised_blocks,
             pending_tokens: worker.pending_tokens,
             hit_rate: hit_rate.map(thousandths),
-            receiver_cache_bytes: can.map_or(0, |can| can.receiver_cache_bytes),
+            receiver_cache_bytes: capabilities
+                .map_or(0, |capabilities| capabilities.receiver_cache_bytes),
             arena: present.and_then(|worker| worker.backend.memory()).map(Arena::from),
         }
     }

@@ -1,23 +1,24 @@
-//! How media items travelled, and which come again and again.
+//! Transfers of media items, and the most frequent items.
 
 use std::collections::BTreeMap;
 
-use chiasm_backend::JobItem;
 use chiasm_pipeline::{Pipeline, by_source};
 use chiasm_types::{MmHash, Modality};
 use serde::Serialize;
 
-/// Items that are counted at once.
-const COUNTED: usize = 256;
-/// Items that pages are told of.
-const TOLD: usize = 20;
+/// The maximum number of items that are counted at once.
+const MAX_COUNTED_ITEMS: usize = 256;
+/// The maximum number of items that pages show.
+const MAX_SHOWN_ITEMS: usize = 20;
 
-/// Counts of the items that come most often, by their identities. Space-Saving (Metwally, Agrawal
-/// and El Abbadi, 2005): an item that is not counted takes the place of the one with the lowest
-/// count, and goes on from there. So every item that comes more often than one in [`COUNTED`] times
-/// is among them, and a count is too high by no more than what the place had before.
+/// Counts of the most frequent items, by identity, with the Space-Saving algorithm (Metwally,
+/// Agrawal and El Abbadi, 2005).
+///
+/// An item that is not counted yet replaces the one with the lowest count and continues from that
+/// count. So every item that makes up more than one in [`MAX_COUNTED_ITEMS`] of all items is
+/// counted, and a count is too high by at most the count that it replaced.
 #[derive(Default)]
-pub(super) struct Repeated {
+pub(super) struct FrequentItems {
     counts: Vec<Count>,
 }
 
@@ -26,40 +27,33 @@ struct Count {
     hash: MmHash,
     modality: Modality,
     times: u64,
-    /// By how much `times` may be too high.
+    /// The amount by which `times` may be too high.
     at_most_over: u64,
 }
 
-/// An item that comes again and again.
+/// A frequent item, as pages show it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Told {
+pub(super) struct FrequentItem {
     hash: String,
     modality: String,
     times: u64,
     at_most_over: u64,
 }
 
-impl Repeated {
-    /// An item was in a request.
-    pub(super) fn saw(&mut self, item: &JobItem) {
-        self.count(item.hash, &item.modality);
-    }
-
-    fn count(&mut self, hash: MmHash, modality: &Modality) {
+impl FrequentItems {
+    /// Counts an item of a request.
+    pub(super) fn count(&mut self, hash: MmHash, modality: &Modality) {
         if let Some(count) = self.counts.iter_mut().find(|count| count.hash == hash) {
             count.times += 1;
             return;
         }
-        let before = match self.counts.len() {
-            COUNTED => self
-                .counts
-                .iter()
-                .enumerate()
-                .min_by_key(|(_, count)| count.times)
-                .map(|(at, _)| at),
-            _ => None,
+        let replaced = if self.counts.len() == MAX_COUNTED_ITEMS {
+            let counts = self.counts.iter().enumerate();
+            counts.min_by_key(|(_, count)| count.times).map(|(index, _)| index)
+        } else {
+            None
         };
-        let times = before.map_or(0, |at| self.counts.swap_remove(at).times);
+        let times = replaced.map_or(0, |index| self.counts.swap_remove(index).times);
         self.counts.push(Count {
             hash,
             modality: modality.clone(),
@@ -68,40 +62,40 @@ impl Repeated {
         });
     }
 
-    /// Those that certainly came more than once, the most frequent first.
-    fn told(&self) -> Vec<Told> {
+    /// Returns the items that certainly came more than once, the most frequent first.
+    fn top(&self) -> Vec<FrequentItem> {
         let mut repeated: Vec<&Count> =
             self.counts.iter().filter(|count| count.times - count.at_most_over > 1).collect();
         repeated.sort_unstable_by_key(|count| std::cmp::Reverse(count.times));
-        let told = |count: &&Count| Told {
+        let item = |count: &&Count| FrequentItem {
             hash: count.hash.to_string(),
             modality: count.modality.to_string(),
             times: count.times,
             at_most_over: count.at_most_over,
         };
-        repeated.iter().take(TOLD).map(told).collect()
+        repeated.iter().take(MAX_SHOWN_ITEMS).map(item).collect()
     }
 }
 
-/// Media items since the start.
+/// Counts of media items since the start.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Media {
-    /// Items handed to engines, by how they travelled.
+    /// Items handed to engines, by transfer.
     ways: BTreeMap<&'static str, u64>,
-    /// Items asked for, by where they were found.
+    /// Items requested, by source.
     opened: BTreeMap<&'static str, u64>,
     decoded: u64,
     reused: u64,
-    /// Bytes of encoded items that are kept.
+    /// Bytes of cached encoded items.
     cached_bytes: u64,
-    /// Bytes of processed items that are kept for engines without shared memory.
+    /// Bytes of processed items kept for engines without shared memory.
     processed_bytes: u64,
-    repeated: Vec<Told>,
+    repeated: Vec<FrequentItem>,
 }
 
 impl Media {
-    /// How it is now.
-    pub(super) fn now(pipeline: &Pipeline, repeated: &Repeated) -> Self {
+    /// Reads the current counts.
+    pub(super) fn new(pipeline: &Pipeline, frequent: &FrequentItems) -> Self {
         let counts = pipeline.media.counts();
         Self {
             ways: pipeline.fleet.metrics().transfers(),
@@ -110,7 +104,7 @@ impl Media {
             reused: pipeline.metrics.media_reused.get(),
             cached_bytes: counts.cached_bytes,
             processed_bytes: pipeline.images.kept_bytes(),
-            repeated: repeated.told(),
+            repeated: frequent.top(),
         }
     }
 }
@@ -126,33 +120,35 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_often_is_found_among_many_that_come_once() {
-        let mut repeated = Repeated::default();
+    fn frequent_items_are_found_among_many_rare_ones() {
+        let mut frequent = FrequentItems::default();
         for number in 0..5000 {
-            repeated.count(hash(10 + number), &Modality::Image);
+            frequent.count(hash(10 + number), &Modality::Image);
             if number % 10 == 0 {
-                repeated.count(hash(1), &Modality::Image);
+                frequent.count(hash(1), &Modality::Image);
             }
             if number % 50 == 0 {
-                repeated.count(hash(2), &Modality::Video);
+                frequent.count(hash(2), &Modality::Video);
             }
         }
-        let told = repeated.told();
-        assert_eq!(repeated.counts.len(), COUNTED);
+        let top = frequent.top();
+        assert_eq!(frequent.counts.len(), MAX_COUNTED_ITEMS);
         assert_eq!(
-            (told[0].hash.clone(), told[1].hash.clone()),
+            (top[0].hash.clone(), top[1].hash.clone()),
             (hash(1).to_string(), hash(2).to_string())
         );
-        let right = |told: &Told, times: u64| {
-            told.times >= times && told.times - told.at_most_over <= times
+        let is_right = |item: &FrequentItem, times: u64| {
+            item.times >= times && item.times - item.at_most_over <= times
         };
-        assert!(right(&told[0], 500) && right(&told[1], 100), "{told:?}");
+        assert!(is_right(&top[0], 500) && is_right(&top[1], 100), "{top:?}");
     }
 
     #[test]
-    fn what_came_once_is_not_told() {
-        let mut repeated = Repeated::default();
-        (0..COUNTED as u32 + 9).for_each(|number| repeated.count(hash(number), &Modality::Image));
-        assert_eq!(repeated.told(), []);
+    fn items_seen_once_are_not_shown() {
+        let mut frequent = FrequentItems::default();
+        for number in 0..MAX_COUNTED_ITEMS as u32 + 9 {
+            frequent.count(hash(number), &Modality::Image);
+        }
+        assert_eq!(frequent.top(), []);
     }
 }

@@ -1,19 +1,19 @@
-//! The live page at `/ui/`: what the fleet does now, where the last requests went and why, how
-//! media items travelled, and the last quarter of an hour.
+//! The live page at `/ui/`: the state of the fleet, the last requests with the reasons for their
+//! routes, the transfers of media items, and the last quarter of an hour.
 //!
-//! Everything that it shows is noted here while requests are served, within bounds, and told to
-//! open pages once a second by one stream of events. Without an open page only what is needed to
-//! begin with is kept: a count for each request and, for some, what the router compared.
+//! Everything that the page shows is recorded here while requests are served, within bounds. Open
+//! pages get it once a second by one stream of events. Without an open page only the minimum for
+//! the next one is kept: a count for each request and, for some, the router's comparison.
 //!
 //! | module | is |
 //! |---|---|
-//! | `routes` | its paths |
+//! | `routes` | the page's paths |
 //! | `state` | the state that routes and feed share |
-//! | `session` | the cookie of whoever has shown a key |
-//! | `feed` | what open pages are told |
-//! | `fleet` | the workers, as they are told of |
-//! | `requests` | the last requests, with what the router compared for them |
-//! | `media` | how media items travelled, and which come again and again |
+//! | `session` | the sessions of browsers that have shown a key |
+//! | `feed` | the events for open pages |
+//! | `fleet` | the workers as pages show them |
+//! | `requests` | the last requests, with the router's comparison for each |
+//! | `media` | the transfers of media items, and the most frequent items |
 //! | `history` | a quarter of an hour in steps of five seconds |
 //! | `web` | the page itself: plain HTML, CSS and JavaScript |
 
@@ -35,8 +35,8 @@ use chiasm_router::Explanation;
 
 use feed::Feed;
 use history::History;
-use media::Repeated;
-pub(crate) use requests::{Found, Outcome};
+use media::FrequentItems;
+pub(crate) use requests::{Outcome, TokenCounts};
 use requests::{Plan, Requests};
 pub(crate) use routes::router;
 use session::Sessions;
@@ -45,8 +45,7 @@ pub(crate) use state::PageState;
 /// The options of the live page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageOptions {
-    /// Clients come by HTTPS alone, so that the cookie of a session must not be sent by anything
-    /// else.
+    /// Set if clients use HTTPS only: browsers must not send the session cookie over anything else.
     pub secure: bool,
 }
 
@@ -54,7 +53,7 @@ pub struct PageOptions {
 pub struct Page {
     sessions: Sessions,
     pub(crate) requests: Requests,
-    repeated: Mutex<Repeated>,
+    frequent_items: Mutex<FrequentItems>,
     history: Mutex<History>,
     feed: Feed,
 }
@@ -65,55 +64,56 @@ impl Page {
         Self {
             sessions: Sessions::new(options.secure),
             requests: Requests::default(),
-            repeated: Mutex::default(),
+            frequent_items: Mutex::default(),
             history: Mutex::default(),
             feed: Feed::default(),
         }
     }
 
-    /// A request ended otherwise than its client had hoped, for a reason of this name.
-    pub(crate) fn failed(&self, cause: &'static str) {
-        lock(&self.history).failed(cause);
+    /// Counts a request that was not answered completely, by cause.
+    pub(crate) fn count_failure(&self, cause: &'static str) {
+        lock(&self.history).count_failure(cause);
     }
 }
 
 impl RouteObserver for Page {
-    fn wants_explanation(&self) -> bool {
-        self.requests.wants_next()
+    fn should_explain(&self) -> bool {
+        self.requests.should_explain()
     }
 
-    fn explained(
+    fn record_explanation(
         &self,
         id: &RequestId,
         plans: &[ExplainedPlan<'_>],
         explanation: Explanation,
     ) -> Option<u64> {
-        self.requests.sent(id, plans.iter().map(Plan::from).collect(), explanation)
+        self.requests.add(id, plans.iter().map(Plan::from).collect(), explanation)
     }
 
-    fn moved(&self, number: u64) {
-        self.requests.moved(number);
+    fn record_move(&self, number: u64) {
+        self.requests.mark_moved(number);
     }
 
-    fn sent(&self, items: &[JobItem]) {
+    fn record_sent(&self, items: &[JobItem]) {
         if !items.is_empty() {
-            let mut repeated = lock(&self.repeated);
-            items.iter().for_each(|item| repeated.saw(item));
+            let mut frequent = lock(&self.frequent_items);
+            items.iter().for_each(|item| frequent.count(item.hash, &item.modality));
         }
     }
 }
 
-/// Notes the state of everything once a second, and tells the open pages.
-pub(crate) async fn keep(state: Arc<PageState>) -> Infallible {
-    let mut seconds = tokio::time::interval(feed::PERIOD);
-    seconds.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+/// Records the state of the server once a second and publishes it to open pages.
+pub(crate) async fn update(state: Arc<PageState>) -> Infallible {
+    let mut interval = tokio::time::interval(feed::TICK_INTERVAL);
+    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        seconds.tick().await;
-        state.page.feed.tell(&state);
+        interval.tick().await;
+        state.page.feed.publish(&state);
     }
 }
 
-/// Locks counts. A panic elsewhere has left at worst one of them wrong, so poison is ignored.
+/// Locks state that is only for display. Poison is ignored: a panic elsewhere has at worst left one
+/// value wrong.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! The last requests, with what the router compared for each.
+//! The last requests, with the router's comparison for each.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -7,44 +7,45 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use chiasm_backend::RequestId;
 use chiasm_pipeline::ExplainedPlan;
-use chiasm_router::{Considered, Decision, Explanation, Terms, Weights};
+use chiasm_router::{CandidateExplanation, CostTerms, Decision, Explanation, Weights};
 use serde::Serialize;
 use tokio::time::Instant;
 
 use super::lock;
 
-/// Requests that are kept.
-const KEPT: usize = 100;
-/// Requests that may be kept at once, after a pause.
-const BURST: u64 = 32;
-/// Between two requests that are kept, on the average: while a page is open, and else.
+/// The number of requests that are kept.
+const MAX_REQUESTS: usize = 100;
+/// The maximum number of requests kept at once after a pause.
+const MAX_BURST: u64 = 32;
+/// The mean interval between two kept requests while a page is open.
 const PAUSE_OPEN: Duration = Duration::from_millis(100);
+/// The mean interval between two kept requests while no page is open.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The last requests that were explained: not all, as an explanation of a large fleet takes longer
-/// than a choice.
+/// The last requests that were explained. Not all requests are, as explaining a choice in a large
+/// fleet takes longer than making it.
 pub(crate) struct Requests {
     started: Instant,
-    /// The earliest time of the next one at an even pace, in nanoseconds from `started`.
+    /// The time at which the next request is due at an even pace, in nanoseconds from `started`.
     due: AtomicU64,
     is_watched: AtomicBool,
-    kept: Mutex<Kept>,
+    kept: Mutex<KeptRequests>,
 }
 
 #[derive(Default)]
-struct Kept {
-    /// The number of the first of `last`.
+struct KeptRequests {
+    /// The number of the first request in `last`.
     first: u64,
     last: VecDeque<Request>,
-    /// Numbers of those that have changed since pages were told.
+    /// The numbers of the requests that have changed since the last event for pages.
     changed: Vec<u64>,
 }
 
-/// A request as pages are told of it at first.
+/// A request as pages list it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Summary {
     number: u64,
-    /// The request's identity.
+    /// The request's id.
     id: String,
     /// The time at which a worker was picked, in milliseconds since the epoch.
     at: u64,
@@ -54,7 +55,7 @@ pub(super) struct Summary {
     blocks: u64,
     items: usize,
     prompt_tokens: usize,
-    /// The request went on to another worker: this one had not taken it, or was lost with it.
+    /// The request moved to another worker: this one did not take it, or was lost with it.
     moved: bool,
     outcome: Option<Outcome>,
 }
@@ -64,19 +65,19 @@ pub(super) struct Summary {
 pub(crate) struct Outcome {
     pub(crate) endpoint: &'static str,
     pub(crate) status: u16,
-    /// The end of its stream, for a streamed answer.
+    /// The end of the stream, for a streamed answer.
     pub(crate) stream: Option<&'static str>,
-    /// The counts of its prompt and answer; `None` if nobody has counted.
-    pub(crate) found: Option<Found>,
-    /// Seconds from its arrival to its first token.
+    /// The token counts of the prompt and the answer; `None` if they were not counted.
+    pub(crate) found: Option<TokenCounts>,
+    /// Seconds from the request's arrival to its first token.
     pub(crate) ttft: Option<f64>,
-    /// Seconds from its arrival to its end.
+    /// Seconds from the request's arrival to its end.
     pub(crate) total: f64,
 }
 
 /// The token counts of a prompt and its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(crate) struct Found {
+pub(crate) struct TokenCounts {
     /// Prompt tokens that the engine found in its cache.
     pub(crate) cached_tokens: usize,
     pub(crate) completion_tokens: usize,
@@ -105,9 +106,9 @@ struct Item {
     length: usize,
 }
 
-/// Why a request went where it went, as pages are told of it when they ask.
+/// The explanation of a request's route, as pages show it on demand.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Why {
+pub(super) struct RouteExplanation {
     request: Summary,
     decision: &'static str,
     policy: Option<&'static str>,
@@ -126,7 +127,7 @@ struct Candidate {
     overlap: u32,
     expected: u32,
     loadable: u32,
-    /// M, F, E, P, W, B and X.
+    /// The cost terms M, F, E, P, W, B and X.
     terms: [f64; 7],
     cost: f64,
 }
@@ -144,32 +145,33 @@ impl Default for Requests {
 
 impl Requests {
     /// Returns `true` if the next request is to be explained. Called for each request, so it must
-    /// cost next to nothing.
-    pub(crate) fn wants_next(&self) -> bool {
+    /// be cheap.
+    pub(crate) fn should_explain(&self) -> bool {
         let pause = if self.is_watched.load(Ordering::Relaxed) { PAUSE_OPEN } else { PAUSE };
-        self.wants_at(self.started.elapsed(), pause)
+        self.should_explain_at(self.started.elapsed(), pause)
     }
 
-    fn wants_at(&self, now: Duration, pause: Duration) -> bool {
-        let [now, pause] =
-            [now, pause].map(|time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+    fn should_explain_at(&self, now: Duration, pause: Duration) -> bool {
+        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let now = nanoseconds(now);
+        let pause = nanoseconds(pause);
         let due = self.due.load(Ordering::Relaxed);
         let next = due.max(now).saturating_add(pause);
-        // Of several at once one is enough.
-        next - now <= BURST * pause
+        // Of several concurrent requests, only one is explained.
+        next - now <= MAX_BURST * pause
             && self.due.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
     /// Sets whether a page is open.
     pub(super) fn set_watched(&self, is_watched: bool) {
         if self.is_watched.swap(is_watched, Ordering::Relaxed) != is_watched {
-            // What was kept at another pace does not count.
+            // Requests kept at the other pace do not count.
             self.due.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Keeps a request that was sent to a worker. Returns its number.
-    pub(crate) fn sent(
+    /// Adds a request that was sent to a worker. Returns its number.
+    pub(crate) fn add(
         &self,
         id: &RequestId,
         plans: Vec<Plan>,
@@ -196,7 +198,7 @@ impl Requests {
             outcome: None,
         };
         let mut kept = lock(&self.kept);
-        if kept.last.len() == KEPT {
+        if kept.last.len() == MAX_REQUESTS {
             kept.last.pop_front();
             kept.first += 1;
         }
@@ -207,8 +209,8 @@ impl Requests {
         Some(number)
     }
 
-    /// A request that was kept has ended.
-    pub(crate) fn ended(&self, number: u64, outcome: Outcome) {
+    /// Records the end of a kept request.
+    pub(crate) fn finish(&self, number: u64, outcome: Outcome) {
         let mut kept = lock(&self.kept);
         if let Some(request) = kept.get_mut(number) {
             request.summary.outcome = Some(outcome);
@@ -216,8 +218,8 @@ impl Requests {
         }
     }
 
-    /// Marks the entry of an attempt that another one follows.
-    pub(super) fn moved(&self, number: u64) {
+    /// Marks the entry of an attempt that another attempt follows.
+    pub(super) fn mark_moved(&self, number: u64) {
         let mut kept = lock(&self.kept);
         if let Some(request) = kept.get_mut(number) {
             request.summary.moved = true;
@@ -225,7 +227,7 @@ impl Requests {
         }
     }
 
-    /// All that are kept, the oldest first.
+    /// Returns all kept requests, oldest first.
     pub(super) fn all(&self) -> Vec<Summary> {
         lock(&self.kept).last.iter().map(|request| request.summary.clone()).collect()
     }
@@ -242,16 +244,16 @@ impl Requests {
             .collect()
     }
 
-    /// Why a request went where it went. `None` if it is not kept any more.
-    pub(super) fn why(&self, number: u64) -> Option<Why> {
-        lock(&self.kept).get_mut(number).map(|request| Why::of(request))
+    /// Returns the explanation of a request's route; `None` if the request is not kept any more.
+    pub(super) fn explain(&self, number: u64) -> Option<RouteExplanation> {
+        lock(&self.kept).get_mut(number).map(|request| RouteExplanation::from(&*request))
     }
 }
 
-impl Kept {
+impl KeptRequests {
     fn get_mut(&mut self, number: u64) -> Option<&mut Request> {
-        let at = usize::try_from(number.checked_sub(self.first)?).ok()?;
-        self.last.get_mut(at)
+        let index = usize::try_from(number.checked_sub(self.first)?).ok()?;
+        self.last.get_mut(index)
     }
 }
 
@@ -271,8 +273,8 @@ impl From<&ExplainedPlan<'_>> for Plan {
     }
 }
 
-impl Why {
-    fn of(request: &Request) -> Self {
+impl From<&Request> for RouteExplanation {
+    fn from(request: &Request) -> Self {
         let Request { summary, explanation, plans } = request;
         let (decision, policy) = match explanation.decision {
             Decision::Cost(policy) => ("cost", Some(policy.name())),
@@ -287,24 +289,24 @@ impl Why {
             weights: [prefill, fetch, encode, process, queue, load, balance],
             busy: explanation.busy,
             plans: plans.clone(),
-            candidates: explanation.candidates.iter().map(Candidate::of).collect(),
+            candidates: explanation.candidates.iter().map(Candidate::from).collect(),
         }
     }
 }
 
-impl Candidate {
-    fn of(considered: &Considered) -> Self {
-        let Terms { compute, fetch, encode, process, waiting, load, excess } = considered.terms;
+impl From<&CandidateExplanation> for Candidate {
+    fn from(candidate: &CandidateExplanation) -> Self {
+        let CostTerms { compute, fetch, encode, process, waiting, load, excess } = candidate.terms;
         Self {
-            worker: considered.worker.to_string(),
-            class: considered.class.0,
-            block_size: considered.block_size,
-            blocks: considered.blocks,
-            overlap: considered.overlap,
-            expected: considered.expected,
-            loadable: considered.loadable,
+            worker: candidate.worker.to_string(),
+            class: candidate.class.0,
+            block_size: candidate.block_size,
+            blocks: candidate.blocks,
+            overlap: candidate.overlap,
+            expected: candidate.expected,
+            loadable: candidate.loadable,
             terms: [compute, fetch, encode, process, waiting, load, excess],
-            cost: considered.cost,
+            cost: candidate.cost,
         }
     }
 }

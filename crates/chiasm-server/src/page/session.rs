@@ -14,8 +14,8 @@ use tokio::time::Instant;
 use super::lock;
 
 /// The cookie's name.
-const NAME: &str = "chiasm_ui";
-/// The longest time of a session.
+const COOKIE_NAME: &str = "chiasm_ui";
+/// The maximum lifetime of a session.
 const LIFETIME: Duration = Duration::from_secs(12 * 3600);
 /// The maximum number of sessions. One more ends the oldest.
 const MAX_SESSIONS: usize = 1000;
@@ -29,17 +29,17 @@ pub(super) struct Sessions {
 
 struct Session {
     began: Instant,
-    /// The digest of the key that was shown.
+    /// The digest of the session's key.
     key: blake3::Hash,
 }
 
 impl Sessions {
-    /// Creates an empty table. Browsers send the cookies over HTTPS only if `secure`.
+    /// Creates an empty table. If `secure`, browsers send the cookies over HTTPS only.
     pub(super) fn new(secure: bool) -> Self {
         Self { secure, live: Mutex::default() }
     }
 
-    /// Begins a session after a browser has shown this key. Returns the header that sets its
+    /// Begins a session for a browser that has sent this key. Returns the header that sets its
     /// cookie.
     pub(super) fn begin(&self, key: blake3::Hash) -> Option<HeaderValue> {
         let value = blake3::Hash::from_bytes(rand::random()).to_hex();
@@ -54,7 +54,7 @@ impl Sessions {
         self.set_cookie(&value, LIFETIME)
     }
 
-    /// Ends the session that a request comes from. Returns the header that removes its cookie.
+    /// Ends the session of a request. Returns the header that removes its cookie.
     pub(super) fn end(&self, headers: &HeaderMap) -> Option<HeaderValue> {
         let mut live = lock(&self.live);
         digests(headers).for_each(|digest| {
@@ -71,13 +71,15 @@ impl Sessions {
             .any(|session| session.is_current() && is_key(&session.key))
     }
 
-    /// Without a path the cookie is for the paths beside that of the form, whatever prefix a proxy
-    /// gives them.
+    /// Returns the header that sets the cookie.
+    ///
+    /// The cookie has no path, so browsers send it to paths in the form's folder, with any prefix
+    /// that a proxy adds.
     fn set_cookie(&self, value: &str, lifetime: Duration) -> Option<HeaderValue> {
         let secure = if self.secure { "; Secure" } else { "" };
         let seconds = lifetime.as_secs();
         let cookie =
-            format!("{NAME}={value}; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}");
+            format!("{COOKIE_NAME}={value}; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}");
         HeaderValue::from_str(&cookie).ok()
     }
 }
@@ -88,15 +90,15 @@ impl Session {
     }
 }
 
-/// Returns the digests of the values that a request's cookies of this name have. Digests are looked
-/// up, so timing reveals nothing about the values.
+/// Returns the digests of a request's session cookies. Lookups compare digests, so timing reveals
+/// nothing about the values.
 fn digests(headers: &HeaderMap) -> impl Iterator<Item = blake3::Hash> {
     let cookies =
         headers.get_all(header::COOKIE).iter().filter_map(|cookies| cookies.to_str().ok());
     let pairs = cookies
         .flat_map(|cookies| cookies.split(';'))
         .filter_map(|cookie| cookie.trim().split_once('='));
-    pairs.filter(|(name, _)| *name == NAME).map(|(_, value)| blake3::hash(value.as_bytes()))
+    pairs.filter(|(name, _)| *name == COOKIE_NAME).map(|(_, value)| blake3::hash(value.as_bytes()))
 }
 
 #[cfg(test)]
@@ -121,20 +123,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn session_is_known_among_other_cookies_until_its_time() {
+    async fn session_is_found_among_cookies_until_it_expires() {
         let sessions = Sessions::new(false);
         let cookie = begin(&sessions);
         assert!(has(&sessions, &format!("a=b; {cookie}; c")));
-        assert!(!has(&Sessions::new(false), &cookie), "of another process");
+        assert!(!has(&Sessions::new(false), &cookie), "the cookie of another process");
         assert!(!sessions.has(&HeaderMap::new(), |_| true));
         tokio::time::advance(LIFETIME).await;
         assert!(!has(&sessions, &cookie));
         begin(&sessions);
-        assert_eq!(lock(&sessions.live).len(), 1, "the old one is forgotten");
+        assert_eq!(lock(&sessions.live).len(), 1, "the expired session is removed");
     }
 
     #[test]
-    fn changed_cookie_is_no_session() {
+    fn modified_cookie_is_no_session() {
         let sessions = Sessions::new(false);
         let cookie = begin(&sessions);
         for value in
@@ -145,12 +147,12 @@ mod tests {
     }
 
     #[test]
-    fn logout_ends_the_session_and_no_other() {
+    fn logout_ends_only_its_session() {
         let sessions = Sessions::new(false);
         let cookies = [begin(&sessions), begin(&sessions)];
         let removed = sessions.end(&headers(&cookies[0])).unwrap();
         assert_eq!(removed, "chiasm_ui=; Max-Age=0; HttpOnly; SameSite=Strict");
-        assert!(!has(&sessions, &cookies[0]), "whoever has kept the cookie");
+        assert!(!has(&sessions, &cookies[0]), "even if the cookie was kept");
         assert!(has(&sessions, &cookies[1]));
     }
 
@@ -162,7 +164,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_session_too_many_ends_the_oldest() {
+    async fn session_over_the_limit_ends_the_oldest() {
         let sessions = Sessions::new(false);
         let oldest = begin(&sessions);
         tokio::time::advance(Duration::from_secs(1)).await;
@@ -172,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn cookie_is_hidden_from_scripts_and_other_sites() {
+    fn cookie_has_strict_attributes() {
         let set = Sessions::new(true).begin(key()).unwrap();
         let set = set.to_str().unwrap();
         assert!(

@@ -4,14 +4,14 @@ use std::net::{IpAddr, SocketAddr};
 
 use axum::http::HeaderMap;
 
-/// The addresses of `X-Forwarded-For`, the nearest first; `None` in place of what is no address. No
-/// iterator without the header.
+/// Returns the addresses of `X-Forwarded-For`, nearest first; `None` if the header is missing. An
+/// item is `None` if its entry is not an address.
 pub(super) fn x_forwarded_for(headers: &HeaderMap) -> Option<impl Iterator<Item = Option<IpAddr>>> {
     Some(entries(headers, "x-forwarded-for")?.map(address))
 }
 
-/// The `for` addresses of `Forwarded`, the nearest first; `None` in place of an entry without one,
-/// or with a hidden one. No iterator without the header.
+/// Returns the `for` addresses of `Forwarded`, nearest first; `None` if the header is missing. An
+/// item is `None` if its entry has no address or hides it.
 pub(super) fn forwarded(headers: &HeaderMap) -> Option<impl Iterator<Item = Option<IpAddr>>> {
     let address_in = |entry: &str| {
         let mut pairs = entry.split(';').filter_map(|pair| pair.split_once('='));
@@ -21,18 +21,18 @@ pub(super) fn forwarded(headers: &HeaderMap) -> Option<impl Iterator<Item = Opti
     Some(entries(headers, "forwarded")?.map(address_in))
 }
 
-/// The entries of all lines of a header, the last one first.
+/// Returns the entries of all lines of a header, last first; `None` if the header is missing.
 fn entries<'a>(
     headers: &'a HeaderMap,
     name: &'static str,
 ) -> Option<impl Iterator<Item = &'a str>> {
     let lines = headers.get_all(name);
     lines.iter().next()?;
-    // Bytes that are no text make an entry that can't be read.
+    // A line that is not text becomes one unreadable entry.
     Some(lines.iter().rev().flat_map(|line| line.to_str().unwrap_or_default().rsplit(',')))
 }
 
-/// An address, perhaps with a port.
+/// Parses an address with or without a port.
 fn address(text: &str) -> Option<IpAddr> {
     let text = text.trim();
     let with_port = || text.parse::<SocketAddr>().ok().map(|address| address.ip());

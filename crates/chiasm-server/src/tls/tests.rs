@@ -3,22 +3,22 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// A certificate for `localhost` that was made just now, in the files of a folder of its own.
-pub(crate) struct Made {
+/// A newly generated certificate for `localhost`, in files in a temporary folder.
+pub(crate) struct TestCertificate {
     pub(crate) folder: TempDir,
-    /// The authority that has to be trusted.
+    /// The root certificate that clients have to trust.
     pub(crate) root: CertificateDer<'static>,
 }
 
-impl Made {
-    /// One that proves itself.
-    pub(crate) fn alone() -> Self {
+impl TestCertificate {
+    /// Generates a self-signed certificate.
+    pub(crate) fn self_signed() -> Self {
         let CertifiedKey { cert, signing_key } =
             rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
         Self::write(&cert.pem(), &signing_key.serialize_pem(), cert.der().clone())
     }
 
-    /// One that an authority signed which another one signed.
+    /// Generates a certificate signed by an intermediate authority, which a root authority signed.
     pub(crate) fn chain() -> Self {
         let authority = || {
             let mut params = CertificateParams::default();
@@ -28,13 +28,13 @@ impl Made {
         let (params, key) = authority();
         let root = CertifiedIssuer::self_signed(params, key).unwrap();
         let (params, key) = authority();
-        let between = CertifiedIssuer::signed_by(params, key, &root).unwrap();
+        let intermediate = CertifiedIssuer::signed_by(params, key, &root).unwrap();
         let key = KeyPair::generate().unwrap();
         let own = CertificateParams::new(["localhost".to_owned()])
             .unwrap()
-            .signed_by(&key, &between)
+            .signed_by(&key, &intermediate)
             .unwrap();
-        let chain = own.pem() + &between.as_ref().pem();
+        let chain = own.pem() + &intermediate.as_ref().pem();
         Self::write(&chain, &key.serialize_pem(), root.as_ref().der().clone())
     }
 
@@ -53,8 +53,8 @@ impl Made {
         Certificate::load(self.path("chain.pem"), self.path("key.pem"))
     }
 
-    /// Puts another one's file into the place of this one's.
-    fn take(&self, name: &str, other: &Self) {
+    /// Replaces a file by that of another certificate.
+    fn replace_file(&self, name: &str, other: &Self) {
         fs::copy(other.path(name), self.path(name)).unwrap();
     }
 }
@@ -64,52 +64,61 @@ fn tls(certificate: &Certificate) -> Arc<ServerConfig> {
 }
 
 #[tokio::test]
-async fn files_that_change_are_taken_when_they_fit() {
-    let (made, other) = (Made::alone(), Made::chain());
-    let certificate = made.load().unwrap();
+async fn changed_files_are_loaded_once_they_match() {
+    let files = TestCertificate::self_signed();
+    let other = TestCertificate::chain();
+    let certificate = files.load().unwrap();
     let first = tls(&certificate);
     assert_eq!(first.alpn_protocols, [b"http/1.1"]);
     assert!(!certificate.reload().await.unwrap());
     // The files are exchanged one after the other.
-    made.take("chain.pem", &other);
-    let told = certificate.reload().await.unwrap_err().to_string();
+    files.replace_file("chain.pem", &other);
+    let error = certificate.reload().await.unwrap_err().to_string();
     assert!(
-        told.contains("chain.pem") && told.contains("key.pem") && told.contains("can't be served"),
-        "{told}"
+        error.contains("chain.pem")
+            && error.contains("key.pem")
+            && error.contains("can't be served"),
+        "{error}"
     );
-    fs::remove_file(made.path("key.pem")).unwrap();
+    fs::remove_file(files.path("key.pem")).unwrap();
     assert!(matches!(certificate.reload().await, Err(CertificateError::File { .. })));
-    assert!(Arc::ptr_eq(&first, &tls(&certificate)), "the old one stays");
-    made.take("key.pem", &other);
+    assert!(Arc::ptr_eq(&first, &tls(&certificate)), "the old certificate stays");
+    files.replace_file("key.pem", &other);
     assert!(certificate.reload().await.unwrap());
     assert!(!Arc::ptr_eq(&first, &tls(&certificate)));
     assert!(!certificate.reload().await.unwrap());
 }
 
 #[tokio::test(start_paused = true)]
-async fn files_are_looked_at_again_and_again() {
-    let (made, other) = (Made::alone(), Made::alone());
-    let certificate = made.load().unwrap();
+async fn follow_reloads_changed_files() {
+    let files = TestCertificate::self_signed();
+    let other = TestCertificate::self_signed();
+    let certificate = files.load().unwrap();
     for (from, name) in [(&other, "chain.pem"), (&other, "key.pem")] {
-        made.take(name, from);
-        // Longer than it takes to look twice.
-        let looked = tokio::time::timeout(3 * LOOK_EVERY, certificate.follow()).await;
-        assert!(looked.is_err(), "it never ends");
+        files.replace_file(name, from);
+        // Long enough for two checks.
+        let followed = tokio::time::timeout(3 * RELOAD_INTERVAL, certificate.follow()).await;
+        assert!(followed.is_err(), "it never ends");
     }
-    assert!(!certificate.reload().await.unwrap(), "it was seen");
+    assert!(!certificate.reload().await.unwrap(), "the change was already loaded");
 }
 
 #[test]
-fn what_can_t_be_served_is_told_with_its_file() {
-    let (made, other) = (Made::alone(), Made::alone());
+fn certificate_errors_name_the_file() {
+    let files = TestCertificate::self_signed();
+    let other = TestCertificate::self_signed();
     let key = fs::read_to_string(other.path("key.pem")).unwrap();
     let broken = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
-    for (name, content, told) in [
+    for (name, content, expected) in [
         ("chain.pem", String::new(), "chain.pem has no chain"),
         ("chain.pem", key.clone(), "chain.pem has no chain"),
         ("chain.pem", "-----BEGIN CERTIFICATE-----\nAA".to_owned(), "chain.pem has no chain"),
         ("chain.pem", broken.to_owned(), "chain.pem and the key"),
-        ("chain.pem", " ".repeat(MOST as usize + 1), "chain.pem is no file of at most 1 MiB"),
+        (
+            "chain.pem",
+            " ".repeat(MAX_FILE_BYTES as usize + 1),
+            "chain.pem is no file of at most 1 MiB",
+        ),
         ("key.pem", "no key".to_owned(), "key.pem has no private key"),
         ("key.pem", key.replace("PRIVATE", "ENCRYPTED PRIVATE"), "key.pem has no private key"),
         (
@@ -119,17 +128,17 @@ fn what_can_t_be_served_is_told_with_its_file() {
         ),
         ("key.pem", key.clone(), "can't be served"),
     ] {
-        let before = fs::read(made.path(name)).unwrap();
-        fs::write(made.path(name), &content).unwrap();
-        let error = made.load().unwrap_err().to_string();
-        assert!(error.contains(told), "{error}");
-        fs::write(made.path(name), before).unwrap();
+        let before = fs::read(files.path(name)).unwrap();
+        fs::write(files.path(name), &content).unwrap();
+        let error = files.load().unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+        fs::write(files.path(name), before).unwrap();
     }
-    made.load().unwrap();
+    files.load().unwrap();
     let error =
-        Certificate::load(made.path("none.pem"), made.path("key.pem")).unwrap_err().to_string();
+        Certificate::load(files.path("none.pem"), files.path("key.pem")).unwrap_err().to_string();
     assert!(error.contains("none.pem: "), "{error}");
-    let error = Certificate::load(made.folder.path().to_owned(), made.path("key.pem"))
+    let error = Certificate::load(files.folder.path().to_owned(), files.path("key.pem"))
         .unwrap_err()
         .to_string();
     assert!(error.contains("is no file"), "{error}");

@@ -8,12 +8,12 @@ use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use axum::routing::post;
 use chiasm_backend::fake::{FakeBackend, Script};
-use chiasm_backend::{Death, Finish, JobError};
+use chiasm_backend::{DeathReason, Finish, JobError};
 use chiasm_otlp::{Endpoint, Headers};
 use http_body_util::BodyExt;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
-use opentelemetry_proto::tonic::trace::v1::Span as Told;
+use opentelemetry_proto::tonic::trace::v1::Span as ExportedSpan;
 use prost::Message;
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 
@@ -24,21 +24,21 @@ use crate::{Server, ServerSettings, layers};
 
 const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
-/// A frontend before one fake backend, and what its collector was told.
-struct Stage {
+/// A frontend in front of one fake backend, and the spans that its collector received.
+struct TestHarness {
     server: Arc<Server>,
     backend: FakeBackend,
-    told: UnboundedReceiver<Vec<Told>>,
+    received: UnboundedReceiver<Vec<ExportedSpan>>,
 }
 
-impl Stage {
-    async fn with(sample: f64) -> Self {
-        let (endpoint, told) = collector().await;
+impl TestHarness {
+    async fn with_sample(sample: f64) -> Self {
+        let (endpoint, received) = collector().await;
         let exporter = Exporter::start(endpoint, Headers::default(), "test", "1").unwrap();
         let traces = Some(Traces::new(exporter, sample));
         let TestServer { server, mut test } =
-            TestServer::set(ServerSettings { traces, ..Default::default() }).await;
-        Self { server, backend: test.backends.remove(0), told }
+            TestServer::with_settings(ServerSettings { traces, ..Default::default() }).await;
+        Self { server, backend: test.backends.remove(0), received }
     }
 
     async fn post(&self, body: &str, traceparent: Option<&str>) -> Response {
@@ -52,28 +52,28 @@ impl Stage {
         layers::answer(self.server.app(), self.server.parts().3.clone(), connection, request).await
     }
 
-    /// The spans of all requests so far.
-    async fn spans(mut self) -> Vec<Told> {
+    /// Returns the spans of all requests so far.
+    async fn spans(mut self) -> Vec<ExportedSpan> {
         self.server.finish_traces(Duration::from_secs(10)).await;
         let mut spans = Vec::new();
-        while let Ok(more) = self.told.try_recv() {
+        while let Ok(more) = self.received.try_recv() {
             spans.extend(more);
         }
         spans
     }
 }
 
-async fn collector() -> (Endpoint, UnboundedReceiver<Vec<Told>>) {
+async fn collector() -> (Endpoint, UnboundedReceiver<Vec<ExportedSpan>>) {
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let (told, receiver) = mpsc::unbounded_channel();
-    let take = async move |body: Bytes| {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let receive = async move |body: Bytes| {
         let request = ExportTraceServiceRequest::decode(body).unwrap();
         let scopes = request.resource_spans.into_iter().flat_map(|resource| resource.scope_spans);
-        told.send(scopes.flat_map(|scope| scope.spans).collect()).unwrap();
+        sender.send(scopes.flat_map(|scope| scope.spans).collect()).unwrap();
     };
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
-    let app = axum::Router::new().route("/v1/traces", post(take));
+    let app = axum::Router::new().route("/v1/traces", post(receive));
     tokio::spawn(async move {
         let listener = listener;
         loop {
@@ -88,11 +88,12 @@ async fn collector() -> (Endpoint, UnboundedReceiver<Vec<Told>>) {
 
 fn body(more: &str) -> String {
     format!(
-        "{{\"messages\": [{{\"role\": \"user\", \"content\": \"hello\"}}], \"max_tokens\": 2, \"temperature\": 0.5{more}}}"
+        "{{\"messages\": [{{\"role\": \"user\", \"content\": \"hello\"}}], \
+         \"max_tokens\": 2, \"temperature\": 0.5{more}}}"
     )
 }
 
-fn attributes(span: &Told) -> BTreeMap<&str, String> {
+fn attributes(span: &ExportedSpan) -> BTreeMap<&str, String> {
     let text = |value: &Value| match value {
         Value::StringValue(text) => text.clone(),
         Value::IntValue(number) => number.to_string(),
@@ -106,15 +107,15 @@ fn attributes(span: &Told) -> BTreeMap<&str, String> {
 }
 
 #[tokio::test]
-async fn a_request_is_a_span_of_its_clients_trace_and_the_engines_is_below_it() {
-    let stage = Stage::with(0.0).await;
-    stage.backend.next_job(Script::tokens(&[40, 41]).finish(Finish::Length));
-    let answer = stage.post(&body(""), Some(PARENT)).await;
+async fn spans_of_a_request_join_the_clients_trace() {
+    let harness = TestHarness::with_sample(0.0).await;
+    harness.backend.next_job(Script::tokens(&[40, 41]).finish(Finish::Length));
+    let answer = harness.post(&body(""), Some(PARENT)).await;
     assert_eq!(answer.status(), 200);
     let id = answer.headers()["x-request-id"].to_str().unwrap().to_owned();
     drop(answer.into_body().collect().await);
-    let job = stage.backend.jobs().remove(0);
-    let spans = stage.spans().await;
+    let job = harness.backend.jobs().remove(0);
+    let spans = harness.spans().await;
     let [root, parts @ ..] = &spans[..] else { panic!("no spans") };
     let (parent_trace, parent_span) = TraceContext::parse(PARENT, None).unwrap().ids();
     assert_eq!(
@@ -125,9 +126,9 @@ async fn a_request_is_a_span_of_its_clients_trace_and_the_engines_is_below_it() 
         (root.name.as_str(), root.trace_state.as_str(), &root.status),
         ("chat m", "a=b", &None)
     );
-    let told = job.trace.as_ref().unwrap();
+    let job_trace = job.trace.as_ref().unwrap();
     assert_eq!(
-        (&told.ids().0[..], &told.ids().1[..]),
+        (&job_trace.ids().0[..], &job_trace.ids().1[..]),
         (&parent_trace[..], &root.span_id[..]),
         "the engine's parent"
     );
@@ -158,46 +159,46 @@ async fn a_request_is_a_span_of_its_clients_trace_and_the_engines_is_below_it() 
 }
 
 #[tokio::test]
-async fn a_trace_that_nobody_wants_is_passed_on_as_it_came() {
-    let stage = Stage::with(1.0).await;
-    stage.backend.next_job(Script::tokens(&[40]).finish(Finish::Length));
-    let unwanted = format!("{}00", &PARENT[..53]);
-    drop(stage.post(&body(""), Some(&unwanted)).await.into_body().collect().await);
-    let job = stage.backend.jobs().remove(0);
+async fn unsampled_trace_context_is_forwarded_unchanged() {
+    let harness = TestHarness::with_sample(1.0).await;
+    harness.backend.next_job(Script::tokens(&[40]).finish(Finish::Length));
+    let unsampled = format!("{}00", &PARENT[..53]);
+    drop(harness.post(&body(""), Some(&unsampled)).await.into_body().collect().await);
+    let job = harness.backend.jobs().remove(0);
     let headers: Vec<_> = job.trace.iter().flat_map(TraceContext::headers).collect();
-    assert_eq!(headers, [("traceparent", unwanted.as_str()), ("tracestate", "a=b")]);
-    assert_eq!(stage.spans().await, []);
+    assert_eq!(headers, [("traceparent", unsampled.as_str()), ("tracestate", "a=b")]);
+    assert_eq!(harness.spans().await, []);
 }
 
 #[tokio::test]
-async fn requests_without_a_trace_begin_one_or_none() {
+async fn request_without_traceparent_is_sampled() {
     for sample in [0.0, 1.0] {
-        let stage = Stage::with(sample).await;
-        stage.backend.next_job(Script::tokens(&[40]).finish(Finish::Length));
-        drop(stage.post(&body(""), None).await.into_body().collect().await);
-        let job = stage.backend.jobs().remove(0);
-        let spans = stage.spans().await;
+        let harness = TestHarness::with_sample(sample).await;
+        harness.backend.next_job(Script::tokens(&[40]).finish(Finish::Length));
+        drop(harness.post(&body(""), None).await.into_body().collect().await);
+        let job = harness.backend.jobs().remove(0);
+        let spans = harness.spans().await;
         let roots: Vec<_> = spans.iter().filter(|span| span.parent_span_id.is_empty()).collect();
-        let told = job.trace.as_ref().expect("the engine is told in either case");
-        assert_eq!((roots.len(), told.is_sampled()), (sample as usize, sample > 0.0));
+        let context = job.trace.as_ref().expect("the engine gets a context in either case");
+        assert_eq!((roots.len(), context.is_sampled()), (sample as usize, sample > 0.0));
     }
 }
 
 #[tokio::test]
-async fn a_streams_span_ends_with_it_and_says_how() {
-    let stage = Stage::with(1.0).await;
-    let died = JobError::Dead(Death::new("it was unplugged"));
-    stage.backend.next_job(Script::tokens(&[40]).fail(died));
-    let stream = stage.post(&body(", \"stream\": true"), None).await;
+async fn span_of_a_stream_has_its_failure() {
+    let harness = TestHarness::with_sample(1.0).await;
+    let died = JobError::Dead(DeathReason::new("it was unplugged"));
+    harness.backend.next_job(Script::tokens(&[40]).fail(died));
+    let stream = harness.post(&body(", \"stream\": true"), None).await;
     assert_eq!(
         stream.headers()[header::CONTENT_TYPE],
         HeaderValue::from_static("text/event-stream; charset=utf-8")
     );
     drop(stream.into_body().collect().await);
-    stage.backend.next_job(Script::tokens(&[40]));
-    let left = stage.post(&body(", \"stream\": true"), None).await;
+    harness.backend.next_job(Script::tokens(&[40]));
+    let left = harness.post(&body(", \"stream\": true"), None).await;
     drop(left);
-    let spans = stage.spans().await;
+    let spans = harness.spans().await;
     let failures: Vec<_> = spans
         .iter()
         .filter(|span| span.parent_span_id.is_empty())
@@ -207,12 +208,12 @@ async fn a_streams_span_ends_with_it_and_says_how() {
 }
 
 #[tokio::test]
-async fn a_clients_own_mistake_is_told_and_is_no_failure_of_the_server() {
-    let stage = Stage::with(1.0).await;
-    let refused = stage.post(&body(", \"nonsense\": 1"), None).await;
+async fn client_error_does_not_fail_the_span() {
+    let harness = TestHarness::with_sample(1.0).await;
+    let refused = harness.post(&body(", \"nonsense\": 1"), None).await;
     assert_eq!(refused.status(), 400);
     drop(refused);
-    let spans = stage.spans().await;
+    let spans = harness.spans().await;
     assert_eq!((spans.len(), &spans[0].status), (1, &None));
     let attributes = attributes(&spans[0]);
     assert_eq!(

@@ -1,4 +1,4 @@
-use super::told_cache::ToldCache;
+use super::cache_with_events::CacheWithEvents;
 use super::*;
 use std::collections::HashMap;
 
@@ -12,7 +12,7 @@ fn tokens(from: u32, count: usize) -> Vec<TokenId> {
     (from..).take(count).map(TokenId).collect()
 }
 
-/// A request that goes through the cache as the scheduler would take it.
+/// A request that goes through the cache as in the scheduler.
 struct Prompt {
     tokens: Vec<TokenId>,
     chain: BlockChain,
@@ -26,8 +26,8 @@ impl Prompt {
         Self { tokens, chain, table: BlockTable::default() }
     }
 
-    /// Returns the number of tokens found in the cache, `None` if there was no room.
-    fn compute(&mut self, cache: &mut ToldCache) -> Option<usize> {
+    /// Returns the number of tokens found in the cache; `None` if the request does not fit.
+    fn compute(&mut self, cache: &mut CacheWithEvents) -> Option<usize> {
         let hits = cache.find(self.chain.hashes(), self.tokens.len() - 1);
         let end = self.tokens.len();
         cache.grow(&mut self.table, &hits, end).then(|| {
@@ -37,7 +37,7 @@ impl Prompt {
     }
 }
 
-/// `+hash` for each stored block, `-hash` for each removed one, `!` for all.
+/// Formats events: `+hash` for each stored block, `-hash` for each removed one, `!` for all.
 fn summary(events: &[KvEvent]) -> Vec<String> {
     let name = |sign: &str, hash: &ExternalHash| match hash {
         ExternalHash::U64(hash) => format!("{sign}{hash:x}"),
@@ -64,8 +64,8 @@ fn names(sign: &str, hashes: &[BlockHash]) -> Vec<String> {
 }
 
 #[test]
-fn the_null_block_counts_but_is_never_used() {
-    let mut cache = ToldCache::new(4, BLOCK);
+fn null_block_counts_but_is_never_used() {
+    let mut cache = CacheWithEvents::new(4, BLOCK);
     assert_eq!(cache.usage(), 0.0);
     let mut prompt = Prompt::new(tokens(0, 12));
     assert_eq!(prompt.compute(&mut cache), Some(0));
@@ -74,8 +74,8 @@ fn the_null_block_counts_but_is_never_used() {
 }
 
 #[test]
-fn a_repeat_hits_all_but_the_last_token() {
-    let mut cache = ToldCache::new(20, BLOCK);
+fn repeated_prompt_hits_all_but_the_last_token() {
+    let mut cache = CacheWithEvents::new(20, BLOCK);
     for (length, expected) in [(9, 8), (8, 4), (4, 0), (3, 0)] {
         Prompt::new(tokens(length, length as usize)).compute(&mut cache);
         assert_eq!(
@@ -87,8 +87,8 @@ fn a_repeat_hits_all_but_the_last_token() {
 }
 
 #[test]
-fn a_stored_run_names_its_parent_its_tokens_and_its_kind() {
-    let mut cache = ToldCache::new(20, BLOCK);
+fn stored_event_has_parent_tokens_kind() {
+    let mut cache = CacheWithEvents::new(20, BLOCK);
     let mut first = Prompt::new(tokens(0, 6));
     first.compute(&mut cache);
     cache.take_events();
@@ -109,11 +109,12 @@ fn a_stored_run_names_its_parent_its_tokens_and_its_kind() {
 }
 
 #[test]
-fn equal_blocks_are_stored_and_removed_as_often_as_they_exist() {
-    // As captured from vLLM 0.32 (chiasm-kv/tests/fixtures/kv_events, topic_dup_*): the second of
-    // two equal prompts recomputes its last block.
-    let mut cache = ToldCache::new(5, BLOCK);
-    let (mut one, mut two) = (Prompt::new(tokens(0, 8)), Prompt::new(tokens(0, 8)));
+fn equal_blocks_have_one_event_per_copy() {
+    // Captured from vLLM 0.32 (chiasm-kv/tests/fixtures/kv_events, topic_dup_*): the second of two
+    // equal prompts recomputes its last block.
+    let mut cache = CacheWithEvents::new(5, BLOCK);
+    let mut one = Prompt::new(tokens(0, 8));
+    let mut two = Prompt::new(tokens(0, 8));
     assert_eq!(one.compute(&mut cache), Some(0));
     assert_eq!(two.compute(&mut cache), Some(4));
     let hashes = one.chain.hashes().to_vec();
@@ -122,8 +123,8 @@ fn equal_blocks_are_stored_and_removed_as_often_as_they_exist() {
 
     cache.release(&mut one.table);
     cache.release(&mut two.table);
-    // Four blocks, one never used. The tail of the first is the oldest, then the second's tail,
-    // then the shared head.
+    // Four blocks, one never used. The tail of the first request is the oldest, then the second's
+    // tail, then the shared head.
     let mut three = Prompt::new(tokens(100, 15));
     assert_eq!(three.compute(&mut cache), Some(0));
     let events = summary(&cache.take_events());
@@ -134,8 +135,8 @@ fn equal_blocks_are_stored_and_removed_as_often_as_they_exist() {
 }
 
 #[test]
-fn blocks_without_a_hash_are_reused_first_then_the_oldest_tail_first() {
-    let mut cache = ToldCache::new(8, BLOCK);
+fn unhashed_blocks_are_reused_before_oldest_tails() {
+    let mut cache = CacheWithEvents::new(8, BLOCK);
     let mut old = Prompt::new(tokens(0, 10));
     let mut new = Prompt::new(tokens(50, 12));
     old.compute(&mut cache);
@@ -143,8 +144,8 @@ fn blocks_without_a_hash_are_reused_first_then_the_oldest_tail_first() {
     cache.release(&mut old.table);
     cache.release(&mut new.table);
     cache.take_events();
-    // 7 usable blocks: 2 unhashed (the partial one and one never used), then old's 2, then new's 3,
-    // tails first.
+    // 7 usable blocks: 2 without a hash (the partial block and one never used), then 2 of `old`,
+    // then 3 of `new`, tails first.
     let mut third = Prompt::new(tokens(200, 20));
     third.compute(&mut cache);
     let expected: Vec<_> =
@@ -153,12 +154,12 @@ fn blocks_without_a_hash_are_reused_first_then_the_oldest_tail_first() {
 }
 
 #[test]
-fn a_hit_on_a_free_block_uses_it_up() {
-    let mut cache = ToldCache::new(4, BLOCK);
+fn hit_on_a_free_block_consumes_it() {
+    let mut cache = CacheWithEvents::new(4, BLOCK);
     let mut first = Prompt::new(tokens(0, 12));
     first.compute(&mut cache);
     cache.release(&mut first.table);
-    // The two hits leave one free block; a fourth block is not there.
+    // The two hits leave one free block, and a fourth block would be needed.
     let mut longer = Prompt::new(tokens(0, 13));
     assert_eq!(longer.compute(&mut cache), None);
     assert_eq!(longer.table.len(), 0);
@@ -166,8 +167,8 @@ fn a_hit_on_a_free_block_uses_it_up() {
 }
 
 #[test]
-fn it_can_be_emptied_only_when_nothing_runs() {
-    let mut cache = ToldCache::new(9, BLOCK);
+fn reset_fails_while_blocks_are_in_use() {
+    let mut cache = CacheWithEvents::new(9, BLOCK);
     let mut prompt = Prompt::new(tokens(0, 12));
     prompt.compute(&mut cache);
     assert!(!cache.reset());
@@ -179,7 +180,7 @@ fn it_can_be_emptied_only_when_nothing_runs() {
     assert_eq!(
         summary(&cache.take_events()).len(),
         3,
-        "nothing is removed that was cleared before"
+        "blocks that were cleared are not removed again"
     );
 }
 
@@ -202,13 +203,15 @@ fn operation() -> impl Strategy<Value = Operation> {
 }
 
 proptest! {
-    /// `chiasm-engine-model` tests what the cache does; this is about the events.
+    /// `chiasm-engine-model` tests the cache itself; this test is about the events.
     #[test]
-    fn events_tell_what_can_be_found(operations in prop::collection::vec(operation(), 1..120)) {
-        let mut cache = ToldCache::new(24, BLOCK);
+    fn events_describe_the_findable_blocks(
+        operations in prop::collection::vec(operation(), 1..120),
+    ) {
+        let mut cache = CacheWithEvents::new(24, BLOCK);
         let mut live: Vec<Prompt> = Vec::new();
         let mut chains: Vec<BlockChain> = Vec::new();
-        // What a listener knows: copies by hash.
+        // The state of a listener: copies by hash.
         let mut copies: HashMap<String, i32> = HashMap::new();
         for operation in operations {
             match operation {
@@ -249,14 +252,17 @@ proptest! {
             for change in summary(&cache.take_events()) {
                 match change.split_at(1) {
                     ("+", hash) => *copies.entry(hash.to_owned()).or_default() += 1,
-                    ("-", hash) => *copies.get_mut(hash).expect("only stored blocks are removed") -= 1,
+                    ("-", hash) => {
+                        *copies.get_mut(hash).expect("only stored blocks are removed") -= 1;
+                    }
                     _ => copies.clear(),
                 }
             }
             copies.retain(|_, count| *count != 0);
             prop_assert!(copies.values().all(|count| *count > 0));
             for chain in live.iter().map(|prompt| &prompt.chain).chain(&chains) {
-                let known = |hash: &BlockHash| copies.contains_key(&format!("{:x}", hash.external()));
+                let known =
+                    |hash: &BlockHash| copies.contains_key(&format!("{:x}", hash.external()));
                 for (at, hash) in chain.hashes().iter().enumerate() {
                     let found = cache.find(&chain.hashes()[at..=at], BLOCK).len() == 1;
                     prop_assert_eq!(found, known(hash));

@@ -1,6 +1,6 @@
-//! Does what vLLM's own KVCacheManager did: see `tests/goldens/make_kv_cache_trace.py`.
+//! Replays what vLLM's own KVCacheManager did: see `tests/goldens/make_kv_cache_trace.py`.
 
-use super::told_cache::ToldCache;
+use super::cache_with_events::CacheWithEvents;
 use super::*;
 use std::collections::HashMap;
 
@@ -32,32 +32,34 @@ fn media(value: &Value) -> Vec<MediaRange> {
     value.as_array().unwrap().iter().map(range).collect()
 }
 
-/// Hashes are numbered in the order in which they appear.
+/// Hashes, numbered in the order of their first use.
 #[derive(Default)]
-struct Names(HashMap<ExternalHash, usize>);
+struct HashNumbers(HashMap<ExternalHash, usize>);
 
-impl Names {
-    fn of(&mut self, hash: &ExternalHash) -> usize {
+impl HashNumbers {
+    fn number(&mut self, hash: &ExternalHash) -> usize {
         let next = self.0.len();
         *self.0.entry(hash.clone()).or_insert(next)
     }
 
-    fn all(&mut self, hashes: &[ExternalHash]) -> Vec<usize> {
-        hashes.iter().map(|hash| self.of(hash)).collect()
+    fn numbers(&mut self, hashes: &[ExternalHash]) -> Vec<usize> {
+        hashes.iter().map(|hash| self.number(hash)).collect()
     }
 
     fn event(&mut self, event: &KvEvent) -> Value {
         match event {
             KvEvent::BlockStored(stored) => {
-                // The order matters: vLLM's script names the blocks first.
-                let blocks = self.all(&stored.block_hashes);
-                let parent = stored.parent_block_hash.as_ref().map(|hash| self.of(hash));
+                // The order matters: vLLM's script numbers the blocks first.
+                let blocks = self.numbers(&stored.block_hashes);
+                let parent = stored.parent_block_hash.as_ref().map(|hash| self.number(hash));
                 let tokens: Vec<u32> = stored.token_ids.iter().map(|token| token.0).collect();
                 let keys = stored.extra_keys.as_ref().unwrap().iter();
                 let keys: Vec<_> = keys.map(|keys| keys.as_deref().map(extra_keys)).collect();
                 json!({ "stored": blocks, "parent": parent, "tokens": tokens, "extra_keys": keys })
             }
-            KvEvent::BlockRemoved(removed) => json!({ "removed": self.all(&removed.block_hashes) }),
+            KvEvent::BlockRemoved(removed) => {
+                json!({ "removed": self.numbers(&removed.block_hashes) })
+            }
             KvEvent::AllBlocksCleared => json!({ "cleared": true }),
             other => panic!("{other:?}"),
         }
@@ -74,13 +76,13 @@ fn extra_keys(keys: &[ExtraKey]) -> Value {
 }
 
 #[test]
-fn the_cache_does_what_vllms_does() {
+fn cache_replays_vllms_trace() {
     let trace: Value = serde_json::from_str(TRACE).unwrap();
     let size = |name: &str| trace[name].as_u64().unwrap();
     let block_size = size("block_size") as usize;
-    let mut cache = ToldCache::new(size("num_blocks") as u32, block_size);
+    let mut cache = CacheWithEvents::new(size("num_blocks") as u32, block_size);
     let mut live: HashMap<String, Live> = HashMap::new();
-    let mut names = Names::default();
+    let mut hash_numbers = HashNumbers::default();
 
     for (at, operation) in trace["operations"].as_array().unwrap().iter().enumerate() {
         let id = operation["id"].as_str().unwrap_or_default().to_owned();
@@ -125,7 +127,7 @@ fn the_cache_does_what_vllms_does() {
             other => panic!("{other}"),
         };
         let events: Vec<Value> =
-            cache.take_events().iter().map(|event| names.event(event)).collect();
+            cache.take_events().iter().map(|event| hash_numbers.event(event)).collect();
         assert_eq!(result, operation["result"], "result of operation {at}: {operation}");
         assert_eq!(
             Value::from(events),

@@ -61,7 +61,7 @@ impl Scheduler {
         self.add(Sequence::new(request, items, self.executor.config.block_size.get()), 1.0)
     }
 
-    /// One step: its work and its outputs.
+    /// Takes one step and returns its work and its outputs.
     fn step(&mut self) -> (StepWork, Vec<EngineCoreOutput>) {
         let work = self.schedule(1.0).unwrap();
         let outputs =
@@ -83,28 +83,29 @@ fn cached(output: &EngineCoreOutput) -> u64 {
 }
 
 #[test]
-fn an_image_that_an_engine_has_encoded_is_encoded_by_no_other() {
+fn image_of_an_encoder_is_not_encoded_again() {
     let folder = tempfile::tempdir().unwrap();
-    let of = |leaves| EmbeddingFolder { folder: folder.path().to_owned(), leaves };
-    let mut computes = scheduler(|config| config.embeddings = Some(of(false)));
+    let embeddings =
+        |encode_only| EmbeddingFolder { folder: folder.path().to_owned(), encode_only };
+    let mut computes = scheduler(|config| config.embeddings = Some(embeddings(false)));
     computes.start(with_image(request("a", 1, 8, 1), "one", 0));
-    assert_eq!(computes.step().0.images, 1, "nobody has encoded it");
-    let mut encodes = scheduler(|config| config.embeddings = Some(of(true)));
+    assert_eq!(computes.step().0.images, 1, "no engine has encoded the image");
+    let mut encodes = scheduler(|config| config.embeddings = Some(embeddings(true)));
     encodes.start(with_image(request("b", 2, 4, 1), "other", 0));
     let (work, outputs) = encodes.step();
-    let said = outputs[0].ec_transfer_params.as_ref().unwrap();
+    let params = outputs[0].ec_transfer_params.as_ref().unwrap();
     assert_eq!((work.images, outputs[0].finish_reason), (1, Some(FinishReason::Stop)));
-    assert!(outputs[0].new_token_ids.is_empty() && said["other"]["bytes"].as_u64() > Some(0));
+    assert!(outputs[0].new_token_ids.is_empty() && params["other"]["bytes"].as_u64() > Some(0));
     computes.start(with_image(request("c", 3, 8, 1), "other", 0));
-    assert_eq!(computes.step().0.images, 0, "it is there");
-    // What is there under that name is something else.
+    assert_eq!(computes.step().0.images, 0, "the embeddings are stored");
+    // The file of the third item has embeddings of another item.
     std::fs::write(folder.path().join("third.safetensors"), "4 embeddings of other").unwrap();
     computes.start(with_image(request("d", 4, 8, 1), "third", 0));
     assert!(computes.schedule(1.0).is_err());
 }
 
 #[test]
-fn prefill_and_decode_share_steps() {
+fn prefill_shares_steps_with_decode() {
     let mut scheduler = scheduler(|_| {});
     scheduler.start(request("a", 1, 10, 3));
     assert_eq!(scheduler.step().0, StepWork { prefill_tokens: 10, ..StepWork::default() });
@@ -115,19 +116,19 @@ fn prefill_and_decode_share_steps() {
 }
 
 #[test]
-fn a_long_prompt_is_computed_in_chunks_and_answers_after_the_last() {
+fn long_prompt_is_computed_in_chunks() {
     let mut scheduler = scheduler(|config| config.max_num_batched_tokens = 8);
     scheduler.start(request("a", 1, 20, 3));
     for (tokens, outputs) in [(8, 0), (8, 0), (4, 1)] {
         let (work, found) = scheduler.step();
         assert_eq!((work.prefill_tokens, found.len()), (tokens, outputs));
     }
-    // Each chunk stores what it fills.
+    // Each chunk stores the blocks that it fills.
     assert_eq!(scheduler.take_kv_events().len(), 3);
 }
 
 #[test]
-fn requests_of_the_same_step_already_share_blocks() {
+fn requests_of_one_step_share_blocks() {
     let mut scheduler = scheduler(|_| {});
     scheduler.start(request("a", 1, 10, 3));
     scheduler.start(request("b", 1, 10, 3));
@@ -137,12 +138,12 @@ fn requests_of_the_same_step_already_share_blocks() {
 }
 
 #[test]
-fn an_image_is_encoded_once_and_not_at_all_when_its_tokens_are_cached() {
+fn image_is_encoded_once_or_not_if_cached() {
     let mut scheduler = scheduler(|_| {});
     let images = |scheduler: &mut Scheduler| scheduler.step().0.images;
     scheduler.start(with_image(request("a", 1, 11, 1), "x", 0));
     assert_eq!(images(&mut scheduler), 1);
-    // The same image in another prompt: only its embeddings are known.
+    // The same image in another prompt: only its embeddings are cached.
     scheduler.start(with_image(request("b", 2, 11, 1), "x", 5));
     assert_eq!(images(&mut scheduler), 0);
     scheduler.reset_encoder_cache();
@@ -159,7 +160,7 @@ fn an_image_is_encoded_once_and_not_at_all_when_its_tokens_are_cached() {
 }
 
 #[test]
-fn seats_are_limited() {
+fn running_requests_are_limited() {
     let mut scheduler = scheduler(|config| config.max_num_seqs = 2);
     for id in ["a", "b", "c"] {
         scheduler.start(request(id, id.bytes().map(u32::from).sum(), 6, 2));
@@ -171,7 +172,7 @@ fn seats_are_limited() {
 }
 
 #[test]
-fn a_prompt_waits_until_all_of_it_fits() {
+fn prompt_waits_until_it_fits_completely() {
     // 32 blocks of 4 tokens
     let mut scheduler = scheduler(|config| config.max_num_batched_tokens = 16);
     scheduler.start(request("a", 1, 70, 60));
@@ -186,7 +187,7 @@ fn a_prompt_waits_until_all_of_it_fits() {
 }
 
 #[test]
-fn the_last_one_is_preempted_and_goes_on_where_it_was() {
+fn last_request_is_preempted_but_resumes() {
     let mut scheduler = scheduler(|_| {});
     scheduler.start(request("a", 1, 60, 40));
     scheduler.start(request("b", 2, 60, 40));
@@ -195,7 +196,7 @@ fn the_last_one_is_preempted_and_goes_on_where_it_was() {
     while scheduler.has_unfinished() {
         for output in scheduler.step().1 {
             *tokens.entry(output.request_id.clone()).or_default() += output.new_token_ids.len();
-            if output.events.iter().any(|event| event.kind == Moment::Preempted as u32) {
+            if output.events.iter().any(|event| event.kind == EventKind::Preempted as u32) {
                 preemptions += 1;
                 assert_eq!(output.request_id, "b");
                 assert_eq!(output.prefill_stats, None, "only the first prefill is reported");
@@ -220,7 +221,7 @@ fn ended_requests_cause_one_more_step() {
 }
 
 #[test]
-fn each_client_gets_its_own_message_and_the_first_the_stats() {
+fn each_client_gets_a_message_but_only_one_has_stats() {
     let mut scheduler = scheduler(|_| {});
     for (id, client) in [("a", 1), ("b", 0), ("c", 1)] {
         scheduler.start(EngineCoreRequest { client_index: client, ..request(id, client, 6, 3) });
@@ -252,7 +253,7 @@ fn lookups_are_counted_once_per_admission() {
 }
 
 #[test]
-fn a_duplicate_and_a_prompt_that_is_too_long_are_fatal() {
+fn duplicate_id_or_too_long_prompt_is_fatal() {
     let mut scheduler = scheduler(|_| {});
     scheduler.start(request("a", 1, 10, 3));
     assert!(scheduler.try_start(request("a", 1, 10, 3)).is_err());
@@ -275,7 +276,7 @@ fn slots_are_held_until_the_step_after_the_end() {
 }
 
 #[test]
-fn a_request_with_a_slot_that_was_written_to_is_not_admitted() {
+fn request_with_overwritten_slot_is_not_admitted() {
     let mut scheduler = scheduler(|_| {});
     let (image, lent) = by_slot(item(4, 4));
     let add = |scheduler: &mut Scheduler, id: &str| {
@@ -285,20 +286,20 @@ fn a_request_with_a_slot_that_was_written_to_is_not_admitted() {
     add(&mut scheduler, "a");
     assert_eq!(scheduler.step().0.images, 1);
     lent[0].overwrite();
-    // Nothing would have to be encoded: its embeddings are still there.
+    // Nothing has to be encoded, because the embeddings are still cached.
     add(&mut scheduler, "b");
     let Err(Fatal(reason)) = scheduler.schedule(1.0) else { panic!("it was admitted") };
     assert!(reason.ends_with("was written to while it was lent"), "{reason}");
 }
 
 #[test]
-fn an_image_is_not_encoded_from_a_slot_that_was_written_to() {
+fn image_is_not_encoded_from_an_overwritten_slot() {
     let mut scheduler = scheduler(|config| config.max_num_batched_tokens = 4);
     let (image, lent) = by_slot(item(4, 4));
     let request = with_image(request("a", 1, 11, 1), "x", 5);
     scheduler.add(Sequence::new(request, vec![Some(image)], 4), 1.0).unwrap();
     assert_eq!(scheduler.step().0, StepWork { prefill_tokens: 4, ..StepWork::default() });
-    // Admitted long ago, encoded only now.
+    // The request was admitted before, and the image is encoded only now.
     lent[0].overwrite();
     let Err(Fatal(reason)) = scheduler.schedule(1.0) else { panic!("it was encoded") };
     assert!(reason.ends_with("was written to while it was lent"), "{reason}");

@@ -1,10 +1,10 @@
-//! Messages exchanged with vLLM's own types, without an engine: what we write is read by them, what
-//! they write is read by us.
+//! Messages exchanged with vLLM's own types, without an engine: vLLM's types decode our messages,
+//! and we decode theirs.
 //!
 //! `cargo xtask vllm-drift VERSION` runs this for one version of vLLM, in turn with
-//! `python/vllm_drift/exchange.py`, over the folder that `CHIASM_EXCHANGE_DIR` names. A message is
-//! some files `NAME.fN`, its frames; `requests.json` and `outputs.json` have the names of the
-//! messages and what they mean, written by whoever wrote the message.
+//! `python/vllm_drift/exchange.py`, over the folder in `CHIASM_EXCHANGE_DIR`. A message is a set of
+//! files `NAME.fN`, its frames. `requests.json` and `outputs.json` list the messages and their
+//! meanings; the writer of a message also writes its meaning.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod meanings;
@@ -50,7 +50,8 @@ fn outputs_are_read() {
             .map(|i| fs::read(folder.join(format!("{name}.f{i}"))).unwrap().into())
             .collect();
         let read = meanings::read(message["kind"].as_str().unwrap(), &frames);
-        let (read, meant) = (read.map(without_nothing), without_nothing(message["means"].clone()));
+        let read = read.map(without_empty);
+        let meant = without_empty(message["means"].clone());
         match read {
             Ok(read) if read == meant => println!("{name}: read as meant"),
             Ok(read) => different.push(format!("{name}\n  meant {meant}\n  read  {read}")),
@@ -66,20 +67,20 @@ fn outputs_are_read() {
     );
 }
 
-/// Leaves out what says nothing, because Python's `None`, an empty list and a field that is not
-/// there are one thing on the wire.
-fn without_nothing(value: Value) -> Value {
+/// Removes empty values, because Python's `None`, an empty list and a missing field are equal on
+/// the wire.
+fn without_empty(value: Value) -> Value {
     match value {
         Value::Object(map) => {
-            let entries = map.into_iter().map(|(key, value)| (key, without_nothing(value)));
-            Value::Object(entries.filter(|(_, value)| !is_nothing(value)).collect())
+            let entries = map.into_iter().map(|(key, value)| (key, without_empty(value)));
+            Value::Object(entries.filter(|(_, value)| !is_empty(value)).collect())
         }
-        Value::Array(list) => list.into_iter().map(without_nothing).collect(),
+        Value::Array(list) => list.into_iter().map(without_empty).collect(),
         other => other,
     }
 }
 
-fn is_nothing(value: &Value) -> bool {
+fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,
         Value::Bool(value) => !value,

@@ -1,4 +1,4 @@
-//! What our decoders make of a message, in the words of vLLM's types.
+//! The results of our decoders, in the form of vLLM's types.
 
 use std::collections::BTreeMap;
 
@@ -12,14 +12,22 @@ use chiasm_kv::event::{self, ExternalHash, ExtraKey, KvEvent};
 use chiasm_types::TokenId;
 use serde_json::{Value, json};
 
-/// Decodes a message of a kind.
+/// Decodes a message of this kind.
 pub(crate) fn read(kind: &str, frames: &[Bytes]) -> Result<Value, String> {
     match kind {
-        "outputs" => output::decode(frames).map(|message| outputs(&message)).map_err(|error| error.to_string()),
-        "kv_events" => event::decode(&frames[0]).map(|batch| batch_of(&batch)).map_err(|error| error.to_string()),
-        "ready" => EngineReady::decode(&frames[0]).map(|ready| ready_of(&ready)).map_err(|error| error.to_string()),
+        "outputs" => output::decode(frames)
+            .map(|message| outputs(&message))
+            .map_err(|error| error.to_string()),
+        "kv_events" => event::decode(&frames[0])
+            .map(|batch| kv_event_batch(&batch))
+            .map_err(|error| error.to_string()),
+        "ready" => EngineReady::decode(&frames[0])
+            .map(|engine_ready| ready(&engine_ready))
+            .map_err(|error| error.to_string()),
         "hello" => Hello::decode(&frames[0])
-            .map(|Hello { status, local, headless }| json!({"status": status, "local": local, "headless": headless}))
+            .map(|Hello { status, local, headless }| {
+                json!({"status": status, "local": local, "headless": headless})
+            })
             .map_err(|error| error.to_string()),
         other => Err(format!("no kind of message: {other}")),
     }
@@ -34,7 +42,7 @@ fn outputs(message: &EngineMessage) -> Value {
     finished.sort();
     json!({
         "engine_index": outputs.engine_index,
-        "outputs": outputs.outputs.iter().map(output_of).collect::<Vec<_>>(),
+        "outputs": outputs.outputs.iter().map(engine_output).collect::<Vec<_>>(),
         "scheduler_stats": outputs.scheduler_stats.as_ref().map(stats),
         "timestamp": outputs.timestamp,
         "utility_output": outputs.utility_output.as_ref().map(utility),
@@ -45,10 +53,12 @@ fn outputs(message: &EngineMessage) -> Value {
     })
 }
 
-fn output_of(output: &EngineCoreOutput) -> Value {
+fn engine_output(output: &EngineCoreOutput) -> Value {
     let events: Vec<_> =
         output.events.iter().map(|event| json!([event.kind, event.timestamp])).collect();
-    let error = output.error.as_ref();
+    let error = output.error.as_ref().map(
+        |error| json!({"code": error.code, "message": error.message, "retryable": error.retryable}),
+    );
     json!({
         "request_id": output.request_id,
         "new_token_ids": ids(&output.new_token_ids),
@@ -60,11 +70,11 @@ fn output_of(output: &EngineCoreOutput) -> Value {
             StopReason::Text(text) => json!(text),
         }),
         "events": events,
-        "kv_transfer_params": output.kv_transfer_params.as_ref().map(unpacked),
+        "kv_transfer_params": output.kv_transfer_params.as_ref().map(unpack),
         "prefill_stats": output.prefill_stats.as_ref().map(prefill),
         "num_nans_in_logits": output.num_nans_in_logits,
         "mm_cache_miss_hashes": output.mm_cache_miss_hashes,
-        "error": error.map(|error| json!({"code": error.code, "message": error.message, "retryable": error.retryable})),
+        "error": error,
     })
 }
 
@@ -79,7 +89,7 @@ fn finish_reason(reason: FinishReason) -> &'static str {
         FinishReason::Abort => "ABORT",
         FinishReason::Error => "ERROR",
         FinishReason::Repetition => "REPETITION",
-        FinishReason::Other(_) => "one that we do not know",
+        FinishReason::Other(_) => "an unknown reason",
     }
 }
 
@@ -103,11 +113,12 @@ fn prefill(stats: &PrefillStats) -> Value {
 
 fn stats(stats: &SchedulerStats) -> Value {
     let prefix = &stats.prefix_cache_stats;
+    let fetches: BTreeMap<_, _> = stats.num_kv_fetch_reqs_by_stage.iter().cloned().collect();
     json!({
         "num_running_reqs": stats.num_running_reqs,
         "num_waiting_reqs": stats.num_waiting_reqs,
         "num_skipped_waiting_reqs": stats.num_skipped_waiting_reqs,
-        "num_kv_fetch_reqs_by_stage": stats.num_kv_fetch_reqs_by_stage.iter().cloned().collect::<BTreeMap<_, _>>(),
+        "num_kv_fetch_reqs_by_stage": fetches,
         "step_counter": stats.step_counter,
         "current_wave": stats.current_wave,
         "kv_cache_usage": stats.kv_cache_usage,
@@ -125,12 +136,12 @@ fn stats(stats: &SchedulerStats) -> Value {
 
 fn utility(output: &UtilityOutput) -> Value {
     match &output.result {
-        Ok(result) => json!({"call_id": output.call_id, "result": unpacked(result)}),
+        Ok(result) => json!({"call_id": output.call_id, "result": unpack(result)}),
         Err(failure) => json!({"call_id": output.call_id, "failure_message": failure.0}),
     }
 }
 
-fn unpacked(value: &Packed) -> Value {
+fn unpack(value: &Packed) -> Value {
     match value {
         Packed::Nil => Value::Null,
         Packed::Boolean(value) => json!(value),
@@ -138,25 +149,28 @@ fn unpacked(value: &Packed) -> Value {
         Packed::F32(value) => json!(value),
         Packed::F64(value) => json!(value),
         Packed::String(text) => json!(text.as_str()),
-        Packed::Array(list) => list.iter().map(unpacked).collect(),
+        Packed::Array(list) => list.iter().map(unpack).collect(),
         Packed::Map(map) => Value::Object(
             map.iter()
-                .map(|(key, value)| (key.as_str().unwrap().to_owned(), unpacked(value)))
+                .map(|(key, value)| (key.as_str().unwrap().to_owned(), unpack(value)))
                 .collect(),
         ),
         other => json!(other.to_string()),
     }
 }
 
-fn batch_of(batch: &event::KvEventBatch) -> Value {
+fn kv_event_batch(batch: &event::KvEventBatch) -> Value {
     json!({
         "ts": batch.timestamp,
-        "events": batch.events.iter().map(event_of).collect::<Vec<_>>(),
+        "events": batch.events.iter().map(kv_event).collect::<Vec<_>>(),
         "data_parallel_rank": batch.data_parallel_rank,
     })
 }
 
-fn event_of(event: &KvEvent) -> Value {
+fn kv_event(event: &KvEvent) -> Value {
+    let block_keys = |keys: &Option<Vec<ExtraKey>>| -> Option<Value> {
+        Some(keys.as_ref()?.iter().map(extra_key).collect())
+    };
     match event {
         KvEvent::BlockStored(stored) => json!({
             "type": "BlockStored",
@@ -168,7 +182,7 @@ fn event_of(event: &KvEvent) -> Value {
             "medium": stored.medium,
             "lora_name": stored.lora_name,
             "extra_keys": stored.extra_keys.as_ref().map(|blocks| {
-                blocks.iter().map(|keys| keys.as_ref().map(|keys| keys.iter().map(extra_key).collect())).collect::<Vec<Option<Value>>>()
+                blocks.iter().map(block_keys).collect::<Vec<Option<Value>>>()
             }),
             "group_idx": stored.group_idx,
             "kv_cache_spec_kind": stored.kv_cache_spec_kind,
@@ -190,7 +204,7 @@ fn event_of(event: &KvEvent) -> Value {
         }),
         KvEvent::AllBlocksCleared => json!({"type": "AllBlocksCleared"}),
         KvEvent::Unknown(name) => json!({"type": format!("unknown: {name}")}),
-        _ => json!({"type": "one that this test does not know"}),
+        _ => json!({"type": "an event that is unknown to this test"}),
     }
 }
 
@@ -207,11 +221,11 @@ fn extra_key(key: &ExtraKey) -> Value {
     match key {
         ExtraKey::Media { identifier, offset } => json!([identifier, offset]),
         ExtraKey::Text(text) => json!(text),
-        ExtraKey::Other(_) => json!("one that we do not know"),
+        ExtraKey::Other(_) => json!("an unknown key"),
     }
 }
 
-fn ready_of(ready: &EngineReady) -> Value {
+fn ready(ready: &EngineReady) -> Value {
     json!({
         "max_model_len": ready.max_model_len,
         "num_gpu_blocks": ready.num_gpu_blocks,

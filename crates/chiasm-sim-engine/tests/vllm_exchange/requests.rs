@@ -1,7 +1,7 @@
-//! Everything that a frontend sends, with what it means in the words of vLLM's types.
+//! All messages that a frontend sends, with their meanings in the form of vLLM's types.
 //!
-//! Fields that a meaning does not name have vLLM's defaults. The bytes of tensors are not spelled
-//! out: byte `i` is `(i * step + 3) % 251`.
+//! Fields that a meaning omits have vLLM's defaults. The bytes of tensors are not listed: byte `i`
+//! is `(i * step + 3) % 251`.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use chiasm_engine::wire::{
 use chiasm_types::{Dtype, Placeholder, TokenId};
 use serde_json::{Value, json};
 
-/// A message and what it means.
+/// A message and its meaning.
 pub(crate) struct Message {
     pub(crate) name: &'static str,
     /// `add`, `abort`, `utility` or `init`.
@@ -51,11 +51,15 @@ fn tokens(ids: &[u32]) -> Vec<TokenId> {
 
 /// A request with a LoRA adapter.
 fn adapter() -> Message {
-    let (name, path) = ("a@1".to_owned(), "/adapters/a".to_owned());
+    let name = "a@1".to_owned();
+    let path = "/adapters/a".to_owned();
     let lora = LoraRequest { name, id: LoraRequest::MAX_ID, path };
     let means = json!({
-        "request_id": "adapter", "prompt_token_ids": PROMPT, "arrival_time": 1_700_000_000.25, "sampling_params": {},
-        "lora_request": {"lora_name": "a@1", "lora_int_id": LoraRequest::MAX_ID, "lora_path": "/adapters/a"},
+        "request_id": "adapter", "prompt_token_ids": PROMPT, "arrival_time": 1_700_000_000.25,
+        "sampling_params": {},
+        "lora_request": {
+            "lora_name": "a@1", "lora_int_id": LoraRequest::MAX_ID, "lora_path": "/adapters/a",
+        },
     });
     add(
         "adapter",
@@ -64,12 +68,12 @@ fn adapter() -> Message {
     )
 }
 
-/// One message for each constraint; the meaning has what differs from `StructuredOutputsParams` of
-/// its defaults.
+/// Returns one message for each constraint. A meaning has the fields of `StructuredOutputsParams`
+/// that differ from the defaults.
 fn constraints() -> Vec<Message> {
-    let (schema, tag) =
-        (r#"{"type":"object"}"#, r#"{"type":"structural_tag","format":{"type":"any_text"}}"#);
-    let of_each = [
+    let schema = r#"{"type":"object"}"#;
+    let tag = r#"{"type":"structural_tag","format":{"type":"any_text"}}"#;
+    let constraints = [
         ("json_schema", Constraint::JsonSchema(schema.into()), json!({"json": schema})),
         ("json_object", Constraint::JsonObject, json!({"json_object": true})),
         ("regex", Constraint::Regex("a+".into()), json!({"regex": "a+"})),
@@ -91,10 +95,10 @@ fn constraints() -> Vec<Message> {
         });
         add(name, &EngineCoreRequest { sampling_params, ..request(name) }, means)
     };
-    of_each.into_iter().map(message).collect()
+    constraints.into_iter().map(message).collect()
 }
 
-/// Ids of all widths that msgpack has for them.
+/// Ids of all widths that msgpack has for numbers.
 const PROMPT: [u32; 8] = [0, 1, 127, 128, 255, 256, 65_535, 151_643];
 
 fn request(id: &str) -> EngineCoreRequest {
@@ -107,7 +111,10 @@ fn request(id: &str) -> EngineCoreRequest {
 }
 
 fn plain_text() -> Message {
-    let means = json!({"request_id": "plain", "prompt_token_ids": PROMPT, "arrival_time": 1_700_000_000.25, "sampling_params": {}});
+    let means = json!({
+        "request_id": "plain", "prompt_token_ids": PROMPT, "arrival_time": 1_700_000_000.25,
+        "sampling_params": {},
+    });
     add("plain_text", &request("plain"), means)
 }
 
@@ -121,20 +128,22 @@ fn greedy_text() -> Message {
     };
     let means = json!({
         "request_id": "greedy", "prompt_token_ids": PROMPT, "arrival_time": 1_700_000_000.25,
-        "sampling_params": {"temperature": 0.0, "max_tokens": 300, "_eos_token_id": 2, "_all_stop_token_ids": [2]},
+        "sampling_params": {
+            "temperature": 0.0, "max_tokens": 300, "_eos_token_id": 2, "_all_stop_token_ids": [2],
+        },
     });
     add("greedy_text", &EngineCoreRequest { sampling_params, ..request("greedy") }, means)
 }
 
-/// A part of what an engine says of a prompt that it has left for another one.
-fn handed_over() -> Packed {
+/// Returns some of the `kv_transfer_params` of an engine that keeps a prompt for another one.
+fn kv_transfer_params() -> Packed {
     let blocks = Packed::Array(vec![Packed::Array(vec![7.into(), 300.into()])]);
-    let said = [
+    let params = [
         ("do_remote_prefill", true.into()),
         ("remote_block_ids", blocks),
         ("remote_port", 5600.into()),
     ];
-    Packed::Map(said.into_iter().map(|(name, value)| (name.into(), value)).collect())
+    Packed::Map(params.into_iter().map(|(name, value)| (name.into(), value)).collect())
 }
 
 fn every_setting() -> Message {
@@ -167,7 +176,7 @@ fn every_setting() -> Message {
             min_count: 3,
         }),
         extra_args: Some(ExtraArgs {
-            kv_transfer_params: Some(handed_over()),
+            kv_transfer_params: Some(kv_transfer_params()),
             ec_transfer_params: None,
         }),
     };
@@ -186,15 +195,24 @@ fn every_setting() -> Message {
         "request_id": "every", "prompt_token_ids": PROMPT, "arrival_time": 1_700_000_000.25,
         "cache_salt": "salt", "client_index": 1, "priority": -3,
         "trace_headers": {"traceparent": "00-aa-bb-01"}, "external_req_id": "user's",
-        "reasoning_ended": true, "reasoning_parser_kwargs": {"chat_template_kwargs": {"thinking": false, "enable_thinking": true}},
+        "reasoning_ended": true,
+        "reasoning_parser_kwargs": {
+            "chat_template_kwargs": {"thinking": false, "enable_thinking": true},
+        },
         "sampling_params": {
-            "presence_penalty": 0.5, "frequency_penalty": -0.25, "repetition_penalty": 1.5, "temperature": 0.75, "top_p": 0.875,
-            "top_k": 40, "min_p": 0.125, "seed": 1_u64 << 40, "stop_token_ids": [7, 70_000], "ignore_eos": true,
-            "max_tokens": 70_000, "min_tokens": 3, "logprobs": 5, "prompt_logprobs": -1, "_all_stop_token_ids": [7, 70_000],
-            "logit_bias": {"9": -100.0, "300": 2.5}, "allowed_token_ids": [7, 9, 300, 70_000], "skip_reading_prefix_cache": true,
+            "presence_penalty": 0.5, "frequency_penalty": -0.25, "repetition_penalty": 1.5,
+            "temperature": 0.75, "top_p": 0.875, "top_k": 40, "min_p": 0.125,
+            "seed": 1_u64 << 40, "stop_token_ids": [7, 70_000], "ignore_eos": true,
+            "max_tokens": 70_000, "min_tokens": 3, "logprobs": 5, "prompt_logprobs": -1,
+            "_all_stop_token_ids": [7, 70_000], "logit_bias": {"9": -100.0, "300": 2.5},
+            "allowed_token_ids": [7, 9, 300, 70_000], "skip_reading_prefix_cache": true,
             "_bad_words_token_ids": [[7], [300, 70_000]], "thinking_token_budget": 300,
-            "repetition_detection": {"max_pattern_size": 20, "min_pattern_size": 2, "min_count": 3},
-            "extra_args": {"kv_transfer_params": {"do_remote_prefill": true, "remote_block_ids": [[7, 300]], "remote_port": 5600}},
+            "repetition_detection": {
+                "max_pattern_size": 20, "min_pattern_size": 2, "min_count": 3,
+            },
+            "extra_args": {"kv_transfer_params": {
+                "do_remote_prefill": true, "remote_block_ids": [[7, 300]], "remote_port": 5600,
+            }},
         },
     });
     add("every_setting", &request, means)
@@ -216,8 +234,7 @@ fn feature(name: &str, offset: usize, length: usize, data: Option<MmItem>) -> Mm
     }
 }
 
-/// Tensors below and above the size from which they are frames of their own, in all kinds of
-/// fields.
+/// Tensors below and above the size from which they are separate frames, in all kinds of fields.
 fn images() -> Message {
     let flat =
         |dim| FieldKind::Flat { slices: vec![[Some(4), Some(12), None]], dim, keep_on_cpu: true };
@@ -251,31 +268,47 @@ fn images() -> Message {
         mm_features: vec![feature("first", 1, 2, Some(first)), masked],
         ..request("images")
     };
+    let batched = |keep_on_cpu: bool| -> Value {
+        json!(["MultiModalBatchedField", {"keep_on_cpu": keep_on_cpu}])
+    };
+    let flat = |slice: [usize; 2], dim: i32, keep_on_cpu: bool| -> Value {
+        let [start, end] = slice;
+        let slices = json!([[start, end, null]]);
+        json!(["MultiModalFlatField", {"slices": slices, "dim": dim, "keep_on_cpu": keep_on_cpu}])
+    };
+    let first = json!({
+        "pixel_values": {
+            "field": flat([0, 24], 0, false), "dtype": "uint8", "shape": [24, 32], "step": 7,
+        },
+        "image_grid_thw": {"field": batched(true), "dtype": "int64", "shape": [3], "step": 5},
+        "patches": {
+            "field": flat([4, 12], 1, true), "dtype": "bfloat16", "shape": [8, 2], "step": 11,
+        },
+        "shared": {
+            "field": ["MultiModalSharedField", {"batch_size": 1, "keep_on_cpu": false}],
+            "dtype": "float32", "shape": [1], "step": 1,
+        },
+        "nested": {
+            "field": batched(false),
+            "list": [{"dtype": "int64", "shape": [2], "step": 1}, {"number": 7}, {"number": 0.5}],
+        },
+        "none": {"field": batched(false), "number": null},
+    });
+    let second = json!({"pixel_values": {
+        "field": batched(false), "dtype": "float16", "shape": [3, 16, 16], "step": 13,
+    }});
     let means = json!({
-        "request_id": "images", "prompt_token_ids": PROMPT, "arrival_time": 1_700_000_000.25, "sampling_params": {},
+        "request_id": "images", "prompt_token_ids": PROMPT, "arrival_time": 1_700_000_000.25,
+        "sampling_params": {},
         "mm_features": [
             {
                 "modality": "image", "identifier": "first-identifier", "mm_hash": "first-hash",
-                "mm_position": {"offset": 1, "length": 2},
-                "data": {
-                    "pixel_values": {"field": ["MultiModalFlatField", {"slices": [[0, 24, null]], "dim": 0, "keep_on_cpu": false}],
-                        "dtype": "uint8", "shape": [24, 32], "step": 7},
-                    "image_grid_thw": {"field": ["MultiModalBatchedField", {"keep_on_cpu": true}],
-                        "dtype": "int64", "shape": [3], "step": 5},
-                    "patches": {"field": ["MultiModalFlatField", {"slices": [[4, 12, null]], "dim": 1, "keep_on_cpu": true}],
-                        "dtype": "bfloat16", "shape": [8, 2], "step": 11},
-                    "shared": {"field": ["MultiModalSharedField", {"batch_size": 1, "keep_on_cpu": false}],
-                        "dtype": "float32", "shape": [1], "step": 1},
-                    "nested": {"field": ["MultiModalBatchedField", {"keep_on_cpu": false}],
-                        "list": [{"dtype": "int64", "shape": [2], "step": 1}, {"number": 7}, {"number": 0.5}]},
-                    "none": {"field": ["MultiModalBatchedField", {"keep_on_cpu": false}], "number": null},
-                },
+                "mm_position": {"offset": 1, "length": 2}, "data": first,
             },
             {
                 "modality": "image", "identifier": "second-identifier", "mm_hash": null,
                 "mm_position": {"offset": 5, "length": 3, "is_embed": [false, true, true]},
-                "data": {"pixel_values": {"field": ["MultiModalBatchedField", {"keep_on_cpu": false}],
-                    "dtype": "float16", "shape": [3, 16, 16], "step": 13}},
+                "data": second,
             },
         ],
     });
@@ -286,7 +319,8 @@ fn cached() -> Message {
     let request =
         EngineCoreRequest { mm_features: vec![feature("cached", 2, 4, None)], ..request("cached") };
     let means = json!({
-        "request_id": "cached", "prompt_token_ids": PROMPT, "arrival_time": 1_700_000_000.25, "sampling_params": {},
+        "request_id": "cached", "prompt_token_ids": PROMPT, "arrival_time": 1_700_000_000.25,
+        "sampling_params": {},
         "mm_features": [{
             "modality": "image", "identifier": "cached-identifier", "mm_hash": "cached-hash",
             "mm_position": {"offset": 2, "length": 4}, "data": null,
@@ -295,9 +329,12 @@ fn cached() -> Message {
     add("cached_image", &request, means)
 }
 
-/// A tensor in shared memory: a handle in place of its bytes, as `chiasm_vllm` resolves it.
+/// A tensor in shared memory, with a handle in place of its bytes, as `chiasm_vllm` resolves it.
 fn lent() -> Message {
-    let handle = json!({"chiasm": 1, "arena": "00000000000000ff", "lease": 3, "generation": 9, "offset": 4096, "length": 768});
+    let handle = json!({
+        "chiasm": 1, "arena": "00000000000000ff", "lease": 3, "generation": 9, "offset": 4096,
+        "length": 768,
+    });
     let map = handle.as_object().unwrap().iter().map(|(key, value)| {
         let value =
             value.as_str().map_or_else(|| Packed::from(value.as_u64().unwrap()), Packed::from);
@@ -310,13 +347,15 @@ fn lent() -> Message {
         mm_features: vec![feature("lent", 2, 4, Some(item))],
         ..request("lent")
     };
+    let field =
+        json!(["MultiModalFlatField", {"slices": [[0, 24, null]], "dim": 0, "keep_on_cpu": false}]);
+    let pixels = json!({"field": field, "dtype": "uint8", "shape": [24, 32], "handle": handle});
     let means = json!({
-        "request_id": "lent", "prompt_token_ids": PROMPT, "arrival_time": 1_700_000_000.25, "sampling_params": {},
+        "request_id": "lent", "prompt_token_ids": PROMPT, "arrival_time": 1_700_000_000.25,
+        "sampling_params": {},
         "mm_features": [{
             "modality": "image", "identifier": "lent-identifier", "mm_hash": "lent-hash",
-            "mm_position": {"offset": 2, "length": 4},
-            "data": {"pixel_values": {"field": ["MultiModalFlatField", {"slices": [[0, 24, null]], "dim": 0, "keep_on_cpu": false}],
-                "dtype": "uint8", "shape": [24, 32], "handle": handle}},
+            "mm_position": {"offset": 2, "length": 4}, "data": {"pixel_values": pixels},
         }],
     });
     add("lent_image", &request, means)
@@ -327,7 +366,7 @@ fn abort() -> Message {
     Message { name: "abort", kind: "abort", frames: request::encode_abort(&ids), means: json!(ids) }
 }
 
-/// The methods that Chiasm calls. The plugin's is not vLLM's own.
+/// The methods that Chiasm calls. `chiasm_attach` is the plugin's.
 fn calls() -> Vec<Message> {
     let call = |name, method: &str, args: Vec<Packed>, means| {
         let call = Utility { client_index: 0, call_id: -7, method: method.to_owned(), args };
@@ -366,7 +405,8 @@ fn calls() -> Vec<Message> {
 }
 
 fn init() -> Message {
-    let (input, output) = ("ipc:///run/chiasm/engine0.in", "tcp://127.0.0.1:5000");
+    let input = "ipc:///run/chiasm/engine0.in";
+    let output = "tcp://127.0.0.1:5000";
     let frames = vec![InitMessage::new(input, output).encode()];
     Message {
         name: "init",

@@ -1,4 +1,4 @@
-//! How an engine ends, and what it dies of.
+//! The end of an engine, and the causes of its death.
 
 use bytes::Bytes;
 use chiasm_engine::wire::{EngineCoreRequest, EngineMessage, FinishReason, request};
@@ -9,7 +9,8 @@ use crate::frontend::{Frontend, feature, image, image_request, soon, text_reques
 
 fn endless(id: &str) -> EngineCoreRequest {
     let mut request = text_request(id, tokens(1, 40));
-    (request.sampling_params.max_tokens, request.sampling_params.eos_token_id) = (100_000, None);
+    request.sampling_params.max_tokens = 100_000;
+    request.sampling_params.eos_token_id = None;
     request
 }
 
@@ -26,7 +27,7 @@ pub(crate) async fn failure(engine: &SimEngine) -> std::sync::Arc<SimError> {
 }
 
 #[tokio::test]
-async fn what_kills_vllm_kills_the_simulator() {
+async fn requests_that_kill_vllm_kill_the_simulator() {
     let long = text_request("long", tokens(1, 1025));
     let mut wrong_rows = image_request("rows", "aa", Some(image(16, 20)));
     wrong_rows.mm_features[0].data.as_mut().unwrap().0[1] = image(16, 22).0.remove(1);
@@ -47,22 +48,22 @@ async fn what_kills_vllm_kills_the_simulator() {
         frontend.death().await;
         let error = failure(&engine).await;
         assert!(error.to_string().contains(reason), "{error}");
-        frontend.disconnect().await;
+        frontend.wait_for_disconnect().await;
     }
 }
 
 #[tokio::test]
-async fn without_a_receiver_cache_an_item_without_data_is_deadly() {
+async fn item_without_data_or_receiver_cache_is_fatal() {
     let (mut frontend, engine) =
         Frontend::engine(|config| config.receiver_cache_bytes = None).await;
-    frontend.ask(&image_request("1", "aa", Some(image(16, 20)))).await;
+    frontend.run(&image_request("1", "aa", Some(image(16, 20)))).await;
     frontend.add(&image_request("2", "aa", None)).await;
     frontend.death().await;
     assert!(failure(&engine).await.to_string().contains("aa has no data"));
 }
 
 #[tokio::test]
-async fn what_can_not_be_decoded_makes_it_deaf() {
+async fn undecodable_message_ends_receiving() {
     let mut bad = text_request("bad", tokens(1, 40));
     bad.sampling_params.max_tokens = 0;
     for frames in [
@@ -75,15 +76,15 @@ async fn what_can_not_be_decoded_makes_it_deaf() {
         before.sampling_params.max_tokens = 50;
         frontend.add(&before).await;
         frontend.send(frames).await;
-        frontend.disconnect().await;
-        // It lives on.
+        frontend.wait_for_disconnect().await;
+        // The engine stays alive.
         assert_eq!(frontend.answers(1).await["before"].tokens.len(), 50);
         assert!(matches!(engine.stop().await, Exit::Stopped));
     }
 }
 
 #[tokio::test]
-async fn a_prompt_as_long_as_the_model_spins_until_it_is_aborted() {
+async fn prompt_of_full_length_spins_until_aborted() {
     let (mut frontend, _engine) =
         Frontend::engine(|config| config.max_num_batched_tokens = 256).await;
     frontend.add(&text_request("full", tokens(1, 1024))).await;
@@ -95,35 +96,35 @@ async fn a_prompt_as_long_as_the_model_spins_until_it_is_aborted() {
     frontend.abort(&["full"]).await;
     while frontend.outputs().await.scheduler_stats.unwrap().num_running_reqs > 0 {}
     assert_eq!(
-        frontend.ask(&text_request("next", tokens(2, 40))).await.finish,
+        frontend.run(&text_request("next", tokens(2, 40))).await.finish,
         Some(FinishReason::Stop)
     );
 }
 
 #[tokio::test]
-async fn kill_closes_the_connections_without_a_word() {
+async fn kill_closes_the_connections_silently() {
     let (mut frontend, engine) = Frontend::engine(slow).await;
     frontend.add(&endless("a")).await;
     assert_eq!(frontend.outputs().await.outputs.len(), 1);
     engine.kill();
-    frontend.disconnect().await;
+    frontend.wait_for_disconnect().await;
     assert!(matches!(soon("the end", engine.done()).await, Exit::Killed));
-    // Whatever is still under way are tokens: neither an end nor ENGINE_CORE_DEAD.
-    while let Some(message) = frontend.leftover().await {
+    // Messages in transit have only tokens: no end and no ENGINE_CORE_DEAD.
+    while let Some(message) = frontend.remaining_message().await {
         let EngineMessage::Outputs(message) = message else { panic!("{message:?}") };
         assert!(message.outputs.iter().all(|output| output.finish_reason.is_none()));
     }
 }
 
 #[tokio::test]
-async fn dropping_the_handle_kills() {
+async fn dropped_handle_kills_the_engine() {
     let (mut frontend, engine) = Frontend::engine(|_| {}).await;
     drop(engine);
-    frontend.disconnect().await;
+    frontend.wait_for_disconnect().await;
 }
 
 #[tokio::test]
-async fn stop_aborts_what_is_running_and_then_disconnects() {
+async fn stop_aborts_requests_before_disconnecting() {
     let (mut frontend, engine) = Frontend::engine(|config| {
         slow(config);
         config.max_num_seqs = 1;
@@ -139,11 +140,11 @@ async fn stop_aborts_what_is_running_and_then_disconnects() {
         (answers["waiting"].finish, answers["waiting"].tokens.len()),
         (Some(FinishReason::Abort), 0)
     );
-    frontend.disconnect().await;
+    frontend.wait_for_disconnect().await;
 }
 
 #[tokio::test]
-async fn it_fails_when_told_to() {
+async fn configured_fault_ends_the_engine() {
     for (tokens, death) in [(0, Death::Announced), (3, Death::Announced), (3, Death::Silent)] {
         let (mut frontend, engine) = Frontend::engine(|config| {
             config.faults.die_after_tokens = Some(tokens);
@@ -161,8 +162,8 @@ async fn it_fails_when_told_to() {
         match death {
             Death::Announced => assert_eq!(frontend.message().await, EngineMessage::Dead),
             Death::Silent => {
-                frontend.disconnect().await;
-                assert_eq!(frontend.leftover().await, None);
+                frontend.wait_for_disconnect().await;
+                assert_eq!(frontend.remaining_message().await, None);
             }
         }
     }

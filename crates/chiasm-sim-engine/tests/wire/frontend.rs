@@ -1,4 +1,4 @@
-//! A frontend that does only what a test tells it to.
+//! A scripted frontend.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,14 +16,14 @@ use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
 use zeromq::{PullSocket, RouterSocket, Socket, SocketEvent, SocketRecv, SocketSend, ZmqMessage};
 
-/// Longer than anything takes, even on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// The token that ends answers here: no byte of a text.
+/// The deadline for anything that must happen, even on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// The token that ends answers in these tests; no byte of a text has this value.
 pub(crate) const EOS: TokenId = TokenId(256);
 
-/// Fails the test instead of hanging.
+/// Waits for a future, and fails the test instead of hanging.
 pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(PATIENCE, future)
+    tokio::time::timeout(TIMEOUT, future)
         .await
         .unwrap_or_else(|_| panic!("waited too long for {what}"))
 }
@@ -40,15 +40,16 @@ pub(crate) struct Frontend {
 }
 
 impl Frontend {
-    /// Binds on free ports.
+    /// Binds all sockets on free ports.
     pub(crate) async fn bind() -> Self {
         Self::bind_to(["tcp://127.0.0.1:0"; 3]).await
     }
 
-    /// Binds handshake, input and output sockets.
+    /// Binds the handshake, input and output sockets.
     pub(crate) async fn bind_to([handshake_at, input_at, output_at]: [&str; 3]) -> Self {
-        let (mut handshake, mut input, mut output) =
-            (RouterSocket::new(), RouterSocket::new(), PullSocket::new());
+        let mut handshake = RouterSocket::new();
+        let mut input = RouterSocket::new();
+        let mut output = PullSocket::new();
         let input_events = input.monitor().boxed();
         let handshake_address = handshake.bind(handshake_at).await.unwrap().to_string();
         let input_address = input.bind(input_at).await.unwrap().to_string();
@@ -73,8 +74,8 @@ impl Frontend {
         Hello::decode(&frames[1]).unwrap()
     }
 
-    /// Closes all sockets and waits until their addresses are free: a dropped `ipc://` listener
-    /// removes its file later, which may then be that of the next one.
+    /// Closes all sockets and waits until their addresses are free. A dropped `ipc://` listener
+    /// removes its file later, when the file may belong to the next listener.
     pub(crate) async fn close(self) {
         for errors in
             [self.handshake.close().await, self.input.close().await, self.output.close().await]
@@ -83,7 +84,7 @@ impl Frontend {
         }
     }
 
-    /// Goes through the handshake.
+    /// Performs the handshake.
     pub(crate) async fn accept(&mut self, rank: u16) -> EngineReady {
         self.rank = rank;
         assert_eq!(self.handshake_message().await, Hello::hello());
@@ -95,7 +96,7 @@ impl Frontend {
         EngineReady::decode(&ready[1]).unwrap()
     }
 
-    /// An engine with this frontend's configuration, changed by `change`.
+    /// Starts an engine with this frontend's configuration, changed by `change`.
     pub(crate) async fn engine(change: impl FnOnce(&mut SimConfig)) -> (Self, SimEngine) {
         let mut frontend = Self::bind().await;
         let mut config = frontend.config();
@@ -125,7 +126,7 @@ impl Frontend {
         self.send(request::encode_abort(&ids)).await;
     }
 
-    /// Calls a method and passes over all other messages until its answer.
+    /// Calls a method and skips all other messages until its answer.
     pub(crate) async fn call(&mut self, method: &str, args: Vec<Value>) -> Result<Value, String> {
         self.calls += 1;
         let call_id = self.calls;
@@ -141,7 +142,7 @@ impl Frontend {
                 self.outputs().await.utility_output
             {
                 assert_eq!(answered, call_id);
-                return result.map_err(|FailureMessage(words)| words);
+                return result.map_err(|FailureMessage(message)| message);
             }
         }
     }
@@ -163,16 +164,16 @@ impl Frontend {
         while self.message().await != EngineMessage::Dead {}
     }
 
-    /// Aborts if the engine is connected.
+    /// Sends an abort. Returns `false` if the engine is not connected.
     pub(crate) async fn try_abort(&mut self, id: &str) -> bool {
-        // A ROUTER learns of connections and losses in the background; a send to nobody fails at
-        // once.
+        // A ROUTER learns of connections and losses in the background. Sending to a missing peer
+        // fails at once.
         let message = self.addressed(request::encode_abort(&[id.to_owned()]));
         self.input.send(message).await.is_ok()
     }
 
-    /// What the engine sent before it ended; `None` when there is nothing more.
-    pub(crate) async fn leftover(&mut self) -> Option<EngineMessage> {
+    /// Returns the next message that the engine sent before it ended; `None` if there is none.
+    pub(crate) async fn remaining_message(&mut self) -> Option<EngineMessage> {
         let frames = tokio::time::timeout(Duration::from_millis(100), self.output.recv())
             .await
             .ok()?
@@ -181,14 +182,14 @@ impl Frontend {
     }
 
     /// Waits until the engine's input connection is closed.
-    pub(crate) async fn disconnect(&mut self) {
-        // A ROUTER notices while it receives.
-        let received = async {
+    pub(crate) async fn wait_for_disconnect(&mut self) {
+        // A ROUTER notices a loss only while it receives.
+        let receiving = async {
             loop {
                 self.input.recv().await.unwrap();
             }
         };
-        let noticed = async {
+        let disconnected = async {
             while let Some(event) = self.input_events.next().await {
                 if matches!(event, SocketEvent::Disconnected(_)) {
                     return;
@@ -198,14 +199,14 @@ impl Frontend {
         };
         soon("the disconnect", async {
             tokio::select! {
-                () = received => {}
-                () = noticed => {}
+                () = receiving => {}
+                () = disconnected => {}
             }
         })
         .await;
     }
 
-    /// All outputs until `count` requests have ended, by request.
+    /// Receives outputs until `count` requests have ended, and returns the answers by request.
     pub(crate) async fn answers(&mut self, count: usize) -> BTreeMap<String, Answer> {
         let mut answers: BTreeMap<String, Answer> = BTreeMap::new();
         while answers.values().filter(|answer| answer.finish.is_some()).count() < count {
@@ -217,13 +218,13 @@ impl Frontend {
     }
 
     /// Sends one request and waits for its end.
-    pub(crate) async fn ask(&mut self, request: &EngineCoreRequest) -> Answer {
+    pub(crate) async fn run(&mut self, request: &EngineCoreRequest) -> Answer {
         self.add(request).await;
         self.answers(1).await.remove(&request.request_id).unwrap()
     }
 }
 
-/// What came for one request.
+/// The outputs of one request.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Answer {
     pub(crate) tokens: Vec<TokenId>,
@@ -239,7 +240,7 @@ impl Answer {
         self.outputs.push(output);
     }
 
-    /// The tokens that are bytes of text.
+    /// Returns the tokens that are bytes, as text.
     pub(crate) fn text(&self) -> String {
         String::from_utf8(
             self.tokens.iter().filter_map(|token| u8::try_from(token.0).ok()).collect(),
@@ -252,7 +253,7 @@ impl Answer {
     }
 }
 
-/// Tokens that no other `family` shares.
+/// Returns `count` tokens that are distinct for each `family`.
 pub(crate) fn tokens(family: u32, count: usize) -> Vec<TokenId> {
     (0..count as u32).map(|at| TokenId(1000 * family + at)).collect()
 }
@@ -267,7 +268,7 @@ pub(crate) fn greedy(max_tokens: u32) -> SamplingParams {
     }
 }
 
-/// A request without images.
+/// Returns a request without images.
 pub(crate) fn text_request(id: &str, prompt: Vec<TokenId>) -> EngineCoreRequest {
     EngineCoreRequest {
         request_id: id.into(),
@@ -278,7 +279,7 @@ pub(crate) fn text_request(id: &str, prompt: Vec<TokenId>) -> EngineCoreRequest 
     }
 }
 
-/// A Qwen2-VL image of `high × wide` patches.
+/// Returns a Qwen2-VL image of `high × wide` patches.
 pub(crate) fn image(high: usize, wide: usize) -> MmItem {
     let rows = high * wide;
     let pixels =
@@ -292,12 +293,12 @@ pub(crate) fn image(high: usize, wide: usize) -> MmItem {
     ])
 }
 
-/// What an answer says of the pixels of [`image`].
-pub(crate) fn digest_of_image(high: usize, wide: usize) -> String {
+/// Returns the digest of the pixels of [`image`] as in an answer.
+pub(crate) fn image_digest(high: usize, wide: usize) -> String {
     blake3::hash(&vec![7; high * wide * 1176]).to_hex()[..8].to_owned()
 }
 
-/// A media item at `offset`.
+/// Returns a media item at `offset`.
 pub(crate) fn feature(hash: &str, data: Option<MmItem>, offset: usize, length: usize) -> MmFeature {
     MmFeature {
         data,
@@ -308,7 +309,7 @@ pub(crate) fn feature(hash: &str, data: Option<MmItem>, offset: usize, length: u
     }
 }
 
-/// 20 tokens, an image of 224 x 280 pixels in 80 tokens, 9 tokens.
+/// Returns a request with 20 tokens, an image of 224 × 280 pixels in 80 tokens, and 9 tokens.
 pub(crate) fn image_request(id: &str, hash: &str, data: Option<MmItem>) -> EngineCoreRequest {
     let prompt = [tokens(1, 20), vec![TokenId(999); 80], tokens(2, 9)].concat();
     EngineCoreRequest { mm_features: vec![feature(hash, data, 20, 80)], ..text_request(id, prompt) }

@@ -1,4 +1,4 @@
-//! KV events as a listener gets them.
+//! KV events as a listener receives them.
 
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ struct Listener {
     topic: &'static str,
 }
 
-/// A sequence number and what came with it.
+/// A sequence number and its batch.
 type Batch = (u64, KvEventBatch);
 
 fn batch(sequence: &Bytes, payload: &Bytes) -> Batch {
@@ -27,7 +27,8 @@ impl Listener {
     async fn connect(ready: &EngineReady, topic: &'static str) -> Self {
         let config = ready.kv_events_config.as_ref().unwrap();
         let local = |endpoint: &str| endpoint.replace('*', "127.0.0.1");
-        let (mut events, mut replay) = (SubSocket::new(), DealerSocket::new());
+        let mut events = SubSocket::new();
+        let mut replay = DealerSocket::new();
         events.subscribe(topic).await.unwrap();
         events.connect(&local(&config.endpoint)).await.unwrap();
         replay.connect(&local(config.replay_endpoint.as_ref().unwrap())).await.unwrap();
@@ -76,14 +77,14 @@ fn stored(batch: &KvEventBatch) -> &BlockStored {
     stored
 }
 
-/// A subscription takes a moment to arrive, and until then batches pass unheard: only replay is
-/// sure.
-async fn until_heard(frontend: &mut Frontend, listener: &mut Listener) -> Vec<Batch> {
+/// Waits until the subscription is active, and returns a replay of the batches after the first
+/// received one. Earlier batches may be missed by the subscription, but not by a replay.
+async fn wait_for_subscription(frontend: &mut Frontend, listener: &mut Listener) -> Vec<Batch> {
     for attempt in 0.. {
-        frontend.ask(&text_request("probe", tokens(500 + attempt, 40))).await;
-        let heard =
+        frontend.run(&text_request("probe", tokens(500 + attempt, 40))).await;
+        let received =
             tokio::time::timeout(std::time::Duration::from_millis(200), listener.next()).await;
-        if let Ok((sequence, _)) = heard {
+        if let Ok((sequence, _)) = received {
             return listener.replay(sequence + 1).await;
         }
     }
@@ -91,11 +92,11 @@ async fn until_heard(frontend: &mut Frontend, listener: &mut Listener) -> Vec<Ba
 }
 
 #[tokio::test]
-async fn an_image_request_stores_blocks_with_extra_keys() {
+async fn image_request_stores_blocks_with_extra_keys() {
     let (mut frontend, _engine, mut listener) =
         engine(|config| config.kv_events.as_mut().unwrap().topic = "kv@sim".into()).await;
     let request = image_request("1", "aa", Some(image(16, 20)));
-    frontend.ask(&request).await;
+    frontend.run(&request).await;
     let batches = listener.replay(0).await;
     let (sequence, first) = &batches[0];
     assert_eq!((*sequence, first.data_parallel_rank), (0, Some(0)));
@@ -113,18 +114,18 @@ async fn an_image_request_stores_blocks_with_extra_keys() {
 }
 
 #[tokio::test]
-async fn gaps_can_be_replayed() {
+async fn missed_batches_can_be_replayed() {
     let (mut frontend, _engine, mut listener) =
         engine(|config| config.faults.drop_kv_batches = 20..23).await;
-    until_heard(&mut frontend, &mut listener).await;
-    let mut heard = Vec::new();
-    let mut asked = 0;
-    while heard.last().is_none_or(|(sequence, _)| *sequence < 25) {
-        asked += 1;
-        frontend.ask(&text_request("more", tokens(asked, 40))).await;
+    wait_for_subscription(&mut frontend, &mut listener).await;
+    let mut received = Vec::new();
+    let mut count = 0;
+    while received.last().is_none_or(|(sequence, _)| *sequence < 25) {
+        count += 1;
+        frontend.run(&text_request("more", tokens(count, 40))).await;
         // Each such request stores a block of its prompt, and later one of its answer.
-        heard.push(listener.next().await);
-        let (last, _) = heard.last().unwrap();
+        received.push(listener.next().await);
+        let (last, _) = received.last().unwrap();
         assert!(!(20..23).contains(last));
     }
     let replayed = listener.replay(18).await;
@@ -132,7 +133,7 @@ async fn gaps_can_be_replayed() {
         replayed.iter().map(|(sequence, _)| *sequence).take(8).collect::<Vec<_>>(),
         (18..26).collect::<Vec<_>>()
     );
-    for (sequence, batch) in &heard {
+    for (sequence, batch) in &received {
         if let Some((_, same)) = replayed.iter().find(|(other, _)| other == sequence) {
             assert_eq!(batch, same);
         }
@@ -140,13 +141,13 @@ async fn gaps_can_be_replayed() {
 }
 
 #[tokio::test]
-async fn the_replay_buffer_forgets_the_oldest() {
+async fn replay_buffer_drops_the_oldest_batches() {
     let (mut frontend, _engine, mut listener) =
         engine(|config| config.kv_events.as_mut().unwrap().buffer_steps = 2).await;
     for family in 1..6 {
         let mut request = text_request("a", tokens(family, 40));
         request.sampling_params.max_tokens = 1;
-        frontend.ask(&request).await;
+        frontend.run(&request).await;
     }
     let sequences: Vec<u64> =
         listener.replay(0).await.into_iter().map(|(sequence, _)| sequence).collect();
@@ -155,23 +156,24 @@ async fn the_replay_buffer_forgets_the_oldest() {
 }
 
 #[tokio::test]
-async fn a_small_cache_evicts_preempts_and_tells() {
-    // 1024 tokens fit exactly: two answers of 300 tokens do, four do not.
+async fn evictions_of_a_small_cache_are_published() {
+    // 1024 tokens fit exactly: two answers of 300 tokens fit, four do not.
     let (mut frontend, _engine, mut listener) = engine(|config| config.num_blocks = 33).await;
     let mut requests = Vec::new();
     for family in 1..5 {
         let mut request = text_request(&format!("r{family}"), tokens(family, 200));
-        (request.sampling_params.max_tokens, request.sampling_params.eos_token_id) = (300, None);
+        request.sampling_params.max_tokens = 300;
+        request.sampling_params.eos_token_id = None;
         frontend.add(&request).await;
         requests.push(request);
     }
     let answers = frontend.answers(4).await;
     assert!(answers.values().all(|answer| answer.tokens.len() == 300));
-    let preempted =
+    let mut events =
         answers.values().flat_map(|answer| &answer.outputs).flat_map(|output| &output.events);
-    assert!(preempted.into_iter().any(|event| event.kind == 3), "nobody was preempted");
+    assert!(events.any(|event| event.kind == 3), "no request was preempted");
     assert_eq!(frontend.call("reset_prefix_cache", vec![]).await, Ok(true.into()));
-    frontend.ask(&text_request("last", tokens(9, 40))).await;
+    frontend.run(&text_request("last", tokens(9, 40))).await;
 
     let mut copies: HashMap<ExternalHash, i32> = HashMap::new();
     let mut cleared = false;

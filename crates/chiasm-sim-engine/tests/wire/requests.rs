@@ -18,9 +18,9 @@ fn with(id: &str, change: impl FnOnce(&mut SamplingParams)) -> EngineCoreRequest
 }
 
 #[tokio::test]
-async fn an_answer_is_text_and_then_eos() {
+async fn answer_is_text_followed_by_eos() {
     let (mut frontend, _engine) = Frontend::engine(|_| {}).await;
-    let answer = frontend.ask(&with("a", |_| {})).await;
+    let answer = frontend.run(&with("a", |_| {})).await;
     assert_eq!(answer.text(), PLAIN);
     assert_eq!(answer.tokens.last(), Some(&EOS));
     let last = answer.outputs.last().unwrap();
@@ -40,21 +40,21 @@ async fn an_answer_is_text_and_then_eos() {
 }
 
 #[tokio::test]
-async fn generated_tokens_are_found_again_too() {
+async fn generated_tokens_are_cached() {
     let (mut frontend, _engine) = Frontend::engine(|_| {}).await;
-    let first = frontend.ask(&with("a", |_| {})).await;
+    let first = frontend.run(&with("a", |_| {})).await;
     // The next turn: prompt, answer without EOS, new question.
     let mut next = with("a", |_| {});
     next.request_id = "b".into();
     Arc::make_mut(&mut next.prompt_token_ids).extend(&first.tokens[..first.tokens.len() - 1]);
     let computed = next.prompt_token_ids.len();
     Arc::make_mut(&mut next.prompt_token_ids).extend(tokens(900, 50));
-    let second = frontend.ask(&next).await;
+    let second = frontend.run(&next).await;
     assert_eq!(second.cached() as usize, computed / 32 * 32);
 }
 
 #[tokio::test]
-async fn generation_stops_as_asked() {
+async fn stop_conditions_end_generation() {
     let (mut frontend, _engine) = Frontend::engine(|_| {}).await;
     let blank = TokenId(u32::from(b' '));
     let requests = [
@@ -92,9 +92,9 @@ async fn generation_stops_as_asked() {
         ("no ".into(), Some(FinishReason::Stop), Some(StopReason::Token(blank)))
     );
     assert_eq!(ending("ignores"), (format!("{PLAIN}no i"), Some(FinishReason::Length), None));
-    // EOS was suppressed once, so the text starts again and is finished.
+    // EOS was suppressed once, so the text starts again and ends at the second EOS.
     assert_eq!(ending("at least"), (format!("{PLAIN}{PLAIN}"), Some(FinishReason::Stop), None));
-    // The first blank came too early.
+    // The first blank came before `min_tokens`.
     assert_eq!(
         ending("not yet"),
         ("noimages; ".into(), Some(FinishReason::Stop), Some(StopReason::Token(blank)))
@@ -102,9 +102,9 @@ async fn generation_stops_as_asked() {
 }
 
 #[tokio::test]
-async fn requests_that_run_together_share_messages() {
+async fn concurrent_requests_share_messages() {
     let (mut frontend, _engine) = Frontend::engine(|config| {
-        // Slow enough for all to arrive during the first step.
+        // Slow enough for all requests to arrive during the first step.
         config.pace.speedup = 1.0;
         config.pace.decode_tokens_per_s = 50.0;
     })
@@ -130,20 +130,22 @@ async fn requests_that_run_together_share_messages() {
 }
 
 #[tokio::test]
-async fn an_aborted_request_says_nothing_more() {
+async fn aborted_request_has_no_more_outputs() {
     let (mut frontend, _engine) = Frontend::engine(|config| {
         config.pace.speedup = 1.0;
         config.pace.decode_tokens_per_s = 200.0;
     })
     .await;
-    frontend
-        .add(&with("a", |params| (params.max_tokens, params.eos_token_id) = (100_000, None)))
-        .await;
+    let endless = with("a", |params| {
+        params.max_tokens = 100_000;
+        params.eos_token_id = None;
+    });
+    frontend.add(&endless).await;
     assert_eq!(frontend.outputs().await.outputs.len(), 1);
-    frontend.abort(&["a", "never heard of"]).await;
+    frontend.abort(&["a", "unknown"]).await;
     while !frontend.outputs().await.outputs.is_empty() {}
     // The id is free again.
-    let answer = frontend.ask(&with("a", |params| params.max_tokens = 3)).await;
+    let answer = frontend.run(&with("a", |params| params.max_tokens = 3)).await;
     assert_eq!(answer.finish, Some(FinishReason::Length));
     assert_eq!(answer.cached(), 32);
 }
@@ -156,8 +158,8 @@ async fn log_probabilities_have_vllms_shapes() {
         params.logprobs = Some(100);
         params.prompt_logprobs = Some(30);
     });
-    frontend.ask(&with("warm", |_| {})).await;
-    let answer = frontend.ask(&request).await;
+    frontend.run(&with("warm", |_| {})).await;
+    let answer = frontend.run(&request).await;
     for (output, token) in answer.outputs.iter().zip(&answer.tokens) {
         let logprobs = output.new_logprobs.as_ref().unwrap();
         assert_eq!((logprobs.len(), logprobs.width), (1, 101));
@@ -167,11 +169,11 @@ async fn log_probabilities_have_vllms_shapes() {
     assert_eq!((prompt.len(), prompt.width), (39, 31));
     assert_eq!(answer.outputs[1].prompt_logprobs, None);
     // Prompt log probabilities need every token computed.
-    assert_eq!(frontend.ask(&request).await.cached(), 0);
+    assert_eq!(frontend.run(&request).await.cached(), 0);
 }
 
 #[tokio::test]
-async fn methods_answer_as_in_the_captures() {
+async fn methods_answer_as_captured() {
     let (mut frontend, _engine) = Frontend::engine(|_| {}).await;
     for (method, args, expected) in [
         ("reset_mm_cache", vec![], Ok(Value::Nil)),
@@ -192,7 +194,7 @@ async fn methods_answer_as_in_the_captures() {
 }
 
 #[tokio::test]
-async fn the_prefix_cache_can_be_emptied_also_under_running_requests() {
+async fn prefix_cache_reset_can_preempt_requests() {
     let (mut frontend, _engine) = Frontend::engine(|config| {
         config.pace.speedup = 1.0;
         config.pace.decode_tokens_per_s = 500.0;
@@ -211,7 +213,7 @@ async fn the_prefix_cache_can_be_emptied_also_under_running_requests() {
         frontend.call("reset_prefix_cache", vec![Value::from(true)]).await,
         Ok(Value::from(true))
     );
-    // It starts over and goes on where it was.
+    // The request starts over and continues after its last token.
     loop {
         let outputs = frontend.outputs().await.outputs;
         received += outputs.len();
@@ -219,7 +221,7 @@ async fn the_prefix_cache_can_be_emptied_also_under_running_requests() {
             break;
         }
     }
-    assert!(received <= 60, "some came while the calls were answered");
-    let answer = frontend.ask(&with("a", |params| params.max_tokens = 1)).await;
+    assert!(received <= 60, "some outputs arrived while the calls were answered");
+    let answer = frontend.run(&with("a", |params| params.max_tokens = 1)).await;
     assert_eq!(answer.cached(), 32);
 }

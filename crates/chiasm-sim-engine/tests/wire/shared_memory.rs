@@ -1,4 +1,4 @@
-//! Tensors in slots of an arena: views, leases, handles that are wrong, slots that are written to.
+//! Tensors in slots of an arena: views, leases, invalid handles, overwritten slots.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -11,14 +11,15 @@ use chiasm_transfer::{Arena, Handle, SHM_DIR};
 
 use crate::death::failure;
 use crate::frontend::{
-    Answer, Frontend, digest_of_image, feature, image, image_request, soon, text_request, tokens,
+    Answer, Frontend, feature, image, image_digest, image_request, soon, text_request, tokens,
 };
 
-/// Bytes of an image's pixels, and of all its tensors.
-const PIXELS: usize = 320 * 1176;
-const ITEM: u64 = PIXELS as u64 + 24;
+/// The number of bytes of an image's pixels.
+const PIXEL_BYTES: usize = 320 * 1176;
+/// The number of bytes of an image's tensors.
+const ITEM_BYTES: u64 = PIXEL_BYTES as u64 + 24;
 
-/// An engine with an arena attached.
+/// Starts an engine with an attached arena.
 async fn attached(change: impl FnOnce(&mut SimConfig)) -> (Frontend, SimEngine, Arena) {
     let (mut frontend, engine) = Frontend::engine(change).await;
     let arena = Arena::create(16 << 20).unwrap();
@@ -30,7 +31,7 @@ async fn attach(frontend: &mut Frontend, arena: &Arena) -> Result<Value, String>
     frontend.call("chiasm_attach", vec![Value::from(arena.name())]).await
 }
 
-/// What a request carries for a slot; not made by the code that frontends use.
+/// Returns the map of a handle in a request, built independently of the frontend's code.
 fn map(handle: &Handle) -> Value {
     let number = |value: u64| Value::from(value);
     let fields = [
@@ -51,26 +52,26 @@ fn lend(arena: &Arena, bytes: &[u8]) -> Handle {
     writer.publish().lend().unwrap().handle
 }
 
-/// The image with its pixels out of band.
+/// Returns the image with its pixels out of band.
 fn with_pixels(mut image: MmItem, handle: &Handle) -> MmItem {
     let Some(MmData::Tensor(pixels)) = &mut image.0[0].1.data else { panic!("no pixels") };
     pixels.data = TensorData::OutOfBand(map(handle));
     image
 }
 
-/// An image of 16 × 20 patches of sevens whose pixels are in a slot.
-fn slotted(arena: &Arena) -> (MmItem, Handle) {
-    let handle = lend(arena, &[7; PIXELS]);
+/// Returns an image of 16 × 20 patches of sevens whose pixels are in a slot.
+fn image_in_slot(arena: &Arena) -> (MmItem, Handle) {
+    let handle = lend(arena, &[7; PIXEL_BYTES]);
     (with_pixels(image(16, 20), &handle), handle)
 }
 
-/// Asks for such an image.
-async fn ask(frontend: &mut Frontend, arena: &Arena, id: &str, hash: &str) -> (Answer, Handle) {
-    let (item, handle) = slotted(arena);
-    (frontend.ask(&image_request(id, hash, Some(item))).await, handle)
+/// Runs a request with such an image.
+async fn run(frontend: &mut Frontend, arena: &Arena, id: &str, hash: &str) -> (Answer, Handle) {
+    let (item, handle) = image_in_slot(arena);
+    (frontend.run(&image_request(id, hash, Some(item))).await, handle)
 }
 
-/// Writes to a slot that is not ours any more.
+/// Overwrites a slot that is lent.
 fn overwrite(arena: &Arena, slot: &Handle) {
     let path = Path::new(SHM_DIR).join(arena.name());
     std::fs::File::options()
@@ -81,8 +82,8 @@ fn overwrite(arena: &Arena, slot: &Handle) {
         .unwrap();
 }
 
-/// Waits until so many leases have not been returned.
-async fn leases(arena: &Arena, count: usize) {
+/// Waits until the arena has `count` leases.
+async fn wait_for_leases(arena: &Arena, count: usize) {
     soon("leases to be returned", async {
         while arena.usage().leases != count {
             // The engine runs on this thread, too.
@@ -92,19 +93,19 @@ async fn leases(arena: &Arena, count: usize) {
     .await;
 }
 
-/// A request without images, which takes the place of the one before in the input thread.
-async fn another(frontend: &mut Frontend, id: &str) {
+/// Runs a request without images, which replaces the previous one in the input thread.
+async fn run_text(frontend: &mut Frontend, id: &str) {
     assert_eq!(
-        frontend.ask(&text_request(id, tokens(7, 40))).await.finish,
+        frontend.run(&text_request(id, tokens(7, 40))).await.finish,
         Some(FinishReason::Stop)
     );
 }
 
-/// Sends a request that must end by an error at once, without word of a miss.
-async fn is_refused(frontend: &mut Frontend, request: &EngineCoreRequest) {
+/// Sends a request that must fail at once, without a reported cache miss.
+async fn expect_refusal(frontend: &mut Frontend, request: &EngineCoreRequest) {
     frontend.add(request).await;
     let message = loop {
-        // Steps after the end of others have nothing to say.
+        // Steps after the end of other requests have no outputs.
         let message = frontend.outputs().await;
         if !message.outputs.is_empty() {
             break message;
@@ -126,7 +127,7 @@ async fn is_refused(frontend: &mut Frontend, request: &EngineCoreRequest) {
 }
 
 #[tokio::test]
-async fn attaching_answers_who_is_there() {
+async fn attaching_returns_the_plugins_description() {
     let (mut frontend, _engine) = Frontend::engine(|_| {}).await;
     let arena = Arena::create(1 << 20).unwrap();
     let answer = attach(&mut frontend, &arena).await.unwrap();
@@ -160,130 +161,136 @@ async fn attaching_fails_with_a_reason() {
 }
 
 #[tokio::test]
-async fn an_engine_without_the_plugin_does_not_know_it_and_goes_deaf_of_handles() {
+async fn handle_without_the_plugin_ends_receiving() {
     let (mut frontend, _engine) = Frontend::engine(|config| config.plugin = false).await;
     let arena = Arena::create(1 << 20).unwrap();
-    let unknown = "Call to chiasm_attach method failed: 'EngineCoreProc' object has no attribute 'chiasm_attach'";
+    let unknown = "Call to chiasm_attach method failed: \
+                   'EngineCoreProc' object has no attribute 'chiasm_attach'";
     assert_eq!(attach(&mut frontend, &arena).await, Err(unknown.to_owned()));
-    let (item, _) = slotted(&arena);
+    let (item, _) = image_in_slot(&arena);
     frontend.add(&image_request("1", "aa", Some(item))).await;
-    frontend.disconnect().await;
+    frontend.wait_for_disconnect().await;
 }
 
 #[tokio::test]
-async fn a_slot_says_the_same_as_bytes_inline() {
+async fn slot_gives_the_same_answer_as_inline_bytes() {
     let (mut frontend, engine, arena) = attached(|_| {}).await;
     arena.unlink();
-    let inline = frontend.ask(&image_request("1", "aa", Some(image(16, 20)))).await;
-    let (by_slot, _) = ask(&mut frontend, &arena, "2", "bb").await;
-    let saw = format!("1 image 280x224 (80 tokens, {}); 0 of 109", digest_of_image(16, 20));
-    assert!(by_slot.text().starts_with(&saw), "{}", by_slot.text());
+    let inline = frontend.run(&image_request("1", "aa", Some(image(16, 20)))).await;
+    let (by_slot, _) = run(&mut frontend, &arena, "2", "bb").await;
+    let observed = format!("1 image 280x224 (80 tokens, {}); 0 of 109", image_digest(16, 20));
+    assert!(by_slot.text().starts_with(&observed), "{}", by_slot.text());
     assert_eq!(by_slot.text(), inline.text());
-    let mut bytes = vec![7; PIXELS];
-    bytes[PIXELS - 1] = 8;
+    let mut bytes = vec![7; PIXEL_BYTES];
+    bytes[PIXEL_BYTES - 1] = 8;
     let other = with_pixels(image(16, 20), &lend(&arena, &bytes));
-    let other = frontend.ask(&image_request("3", "cc", Some(other))).await;
+    let other = frontend.run(&image_request("3", "cc", Some(other))).await;
     assert_ne!(other.text(), inline.text());
-    // The grid in a slot, too.
-    let (mut item, _) = slotted(&arena);
+    // The grid is also in a slot.
+    let (mut item, _) = image_in_slot(&arena);
     let grid: Vec<u8> = [1_i64, 16, 20].iter().flat_map(|side| side.to_le_bytes()).collect();
     let Some(MmData::Tensor(tensor)) = &mut item.0[1].1.data else { panic!("no grid") };
     tensor.data = TensorData::OutOfBand(map(&lend(&arena, &grid)));
-    assert_eq!(frontend.ask(&image_request("4", "dd", Some(item))).await.text(), inline.text());
-    let again = frontend.ask(&image_request("5", "bb", None)).await;
-    assert!(again.text().starts_with(&saw.replace("; 0 of", "; 96 of")), "{}", again.text());
+    assert_eq!(frontend.run(&image_request("4", "dd", Some(item))).await.text(), inline.text());
+    let again = frontend.run(&image_request("5", "bb", None)).await;
+    let observed_again = observed.replace("; 0 of", "; 96 of");
+    assert!(again.text().starts_with(&observed_again), "{}", again.text());
     assert_eq!(arena.usage().leases, 4);
     assert!(matches!(engine.stop().await, Exit::Stopped));
-    leases(&arena, 0).await;
+    wait_for_leases(&arena, 0).await;
 }
 
 #[tokio::test]
-async fn what_the_cache_evicts_or_replaces_is_returned() {
+async fn evicted_or_replaced_slots_are_returned() {
     let (mut frontend, _engine, arena) =
-        attached(|config| config.receiver_cache_bytes = Some(2 * ITEM)).await;
+        attached(|config| config.receiver_cache_bytes = Some(2 * ITEM_BYTES)).await;
     for (id, hash, held) in [("1", "aa", 1), ("2", "bb", 2), ("3", "cc", 2), ("4", "cc", 2)] {
-        let (answer, _) = ask(&mut frontend, &arena, id, hash).await;
+        let (answer, _) = run(&mut frontend, &arena, id, hash).await;
         assert_eq!(answer.finish, Some(FinishReason::Stop));
-        leases(&arena, held).await;
+        wait_for_leases(&arena, held).await;
     }
-    assert_eq!(arena.usage().used, 2 * (PIXELS as u64));
+    assert_eq!(arena.usage().used, 2 * (PIXEL_BYTES as u64));
     assert_eq!(
-        frontend.ask(&image_request("5", "bb", None)).await.finish,
+        frontend.run(&image_request("5", "bb", None)).await.finish,
         Some(FinishReason::Stop)
     );
-    // Replaced by bytes.
-    frontend.ask(&image_request("6", "bb", Some(image(16, 20)))).await;
-    leases(&arena, 1).await;
+    // The slot is replaced by inline bytes.
+    frontend.run(&image_request("6", "bb", Some(image(16, 20)))).await;
+    wait_for_leases(&arena, 1).await;
 }
 
 #[tokio::test]
-async fn the_last_request_keeps_its_slots_until_another_one_comes() {
+async fn input_thread_keeps_slots_until_another_request() {
     let (mut frontend, _engine, arena) = attached(|_| {}).await;
     for (round, other) in [("1", "2"), ("3", "4")] {
-        ask(&mut frontend, &arena, round, "aa").await;
-        another(&mut frontend, other).await;
-        // Now only the cache has it.
+        run(&mut frontend, &arena, round, "aa").await;
+        run_text(&mut frontend, other).await;
+        // Only the cache still holds the slot.
         assert_eq!(arena.usage().leases, 1);
         assert_eq!(frontend.call("reset_mm_cache", vec![]).await, Ok(Value::Nil));
-        leases(&arena, 0).await;
+        wait_for_leases(&arena, 0).await;
     }
-    ask(&mut frontend, &arena, "5", "aa").await;
+    run(&mut frontend, &arena, "5", "aa").await;
     for _ in 0..2 {
         assert_eq!(frontend.call("reset_mm_cache", vec![]).await, Ok(Value::Nil));
-        assert_eq!(arena.usage().leases, 1, "the input thread still has it");
+        assert_eq!(arena.usage().leases, 1, "the input thread still holds the slot");
     }
-    another(&mut frontend, "6").await;
-    leases(&arena, 0).await;
+    run_text(&mut frontend, "6").await;
+    wait_for_leases(&arena, 0).await;
 }
 
 #[tokio::test]
-async fn a_request_that_misses_does_not_end_the_hold_of_the_one_before() {
+async fn cache_miss_keeps_the_slots_of_the_last_request() {
     let (mut frontend, _engine, arena) =
-        attached(|config| config.receiver_cache_bytes = Some(ITEM - 1)).await;
-    ask(&mut frontend, &arena, "1", "aa").await;
-    let missed = frontend.ask(&image_request("2", "nobody", None)).await;
-    assert_eq!(missed.outputs[0].mm_cache_miss_hashes, ["nobody"]);
-    // vLLM's `req` is the new one, its `request` still the old.
+        attached(|config| config.receiver_cache_bytes = Some(ITEM_BYTES - 1)).await;
+    run(&mut frontend, &arena, "1", "aa").await;
+    let missed = frontend.run(&image_request("2", "unknown", None)).await;
+    assert_eq!(missed.outputs[0].mm_cache_miss_hashes, ["unknown"]);
+    // vLLM's `req` is the new request, its `request` still the old one.
     assert_eq!(arena.usage().leases, 1);
     assert_eq!(frontend.call("get_supported_tasks", vec![]).await.map(|_| ()), Ok(()));
-    leases(&arena, 0).await;
+    wait_for_leases(&arena, 0).await;
 }
 
 #[tokio::test]
-async fn a_running_request_keeps_its_slots() {
+async fn running_request_keeps_its_slots() {
     let (mut frontend, _engine, arena) = attached(|config| {
         config.receiver_cache_bytes = None;
-        (config.pace.speedup, config.pace.decode_tokens_per_s) = (1.0, 500.0);
+        config.pace.speedup = 1.0;
+        config.pace.decode_tokens_per_s = 500.0;
         config.max_model_len = 8192;
     })
     .await;
-    let mut request = image_request("long", "aa", Some(slotted(&arena).0));
-    (request.sampling_params.max_tokens, request.sampling_params.eos_token_id) = (100_000, None);
+    let mut request = image_request("long", "aa", Some(image_in_slot(&arena).0));
+    request.sampling_params.max_tokens = 100_000;
+    request.sampling_params.eos_token_id = None;
     frontend.add(&request).await;
     frontend.add(&text_request("short", tokens(7, 40))).await;
     let answers = frontend.answers(1).await;
     assert_eq!((answers["short"].finish, answers["long"].finish), (Some(FinishReason::Stop), None));
-    assert_eq!(arena.usage().leases, 1, "encoded long ago, but vLLM keeps it");
+    assert_eq!(arena.usage().leases, 1, "encoded before, but vLLM keeps the slot");
     frontend.abort(&["long"]).await;
-    leases(&arena, 0).await;
+    wait_for_leases(&arena, 0).await;
 }
 
 #[tokio::test]
-async fn a_handle_that_can_not_be_resolved_fails_its_request_alone() {
+async fn unresolvable_handle_fails_only_its_request() {
     let (mut frontend, engine) = Frontend::engine(|_| {}).await;
     let arena = Arena::create(16 << 20).unwrap();
-    let good = lend(&arena, &[7; PIXELS]);
+    let good = lend(&arena, &[7; PIXEL_BYTES]);
     // No arena is attached.
-    is_refused(
+    expect_refusal(
         &mut frontend,
         &image_request("early", "aa", Some(with_pixels(image(16, 20), &good))),
     )
     .await;
 
     attach(&mut frontend, &arena).await.unwrap();
-    let (short, used) = (lend(&arena, &[7; PIXELS - 1]), lend(&arena, &[7; PIXELS]));
-    let (moved, longer) = (lend(&arena, &[7; PIXELS]), lend(&arena, &[7; PIXELS]));
-    frontend.ask(&image_request("first", "used", Some(with_pixels(image(16, 20), &used)))).await;
+    let short = lend(&arena, &[7; PIXEL_BYTES - 1]);
+    let used = lend(&arena, &[7; PIXEL_BYTES]);
+    let moved = lend(&arena, &[7; PIXEL_BYTES]);
+    let longer = lend(&arena, &[7; PIXEL_BYTES]);
+    frontend.run(&image_request("first", "used", Some(with_pixels(image(16, 20), &used)))).await;
     for (id, handle) in [
         ("arena", Handle { arena: good.arena.wrapping_add(1), ..good }),
         ("lease", Handle { lease: 1000, ..good }),
@@ -293,7 +300,7 @@ async fn a_handle_that_can_not_be_resolved_fails_its_request_alone() {
         ("short", short),
         ("used", used),
     ] {
-        is_refused(
+        expect_refusal(
             &mut frontend,
             &image_request(id, "aa", Some(with_pixels(image(16, 20), &handle))),
         )
@@ -302,41 +309,41 @@ async fn a_handle_that_can_not_be_resolved_fails_its_request_alone() {
     let mut unknown = image(16, 20);
     let Some(MmData::Tensor(pixels)) = &mut unknown.0[0].1.data else { panic!("no pixels") };
     pixels.data = TensorData::OutOfBand(Value::Map(vec![(Value::from("other"), Value::from(1))]));
-    is_refused(&mut frontend, &image_request("other", "aa", Some(unknown))).await;
+    expect_refusal(&mut frontend, &image_request("other", "aa", Some(unknown))).await;
 
-    // None of them has left anything behind, and the next one is fine.
-    let missed = frontend.ask(&image_request("none", "aa", None)).await;
+    // The refused requests have left nothing behind, and the next one succeeds.
+    let missed = frontend.run(&image_request("none", "aa", None)).await;
     assert_eq!(missed.outputs[0].mm_cache_miss_hashes, ["aa"]);
     let answer =
-        frontend.ask(&image_request("none", "aa", Some(with_pixels(image(16, 20), &good)))).await;
+        frontend.run(&image_request("none", "aa", Some(with_pixels(image(16, 20), &good)))).await;
     assert_eq!((answer.finish, answer.cached()), (Some(FinishReason::Stop), 0));
-    leases(&arena, 2).await;
+    wait_for_leases(&arena, 2).await;
     assert!(matches!(engine.stop().await, Exit::Stopped));
 }
 
 #[tokio::test]
-async fn a_refused_request_does_not_touch_the_receiver_cache_and_returns_what_did_resolve() {
+async fn refused_request_does_not_change_the_receiver_cache() {
     let (mut frontend, _engine, arena) =
-        attached(|config| config.receiver_cache_bytes = Some(2 * ITEM)).await;
-    ask(&mut frontend, &arena, "1", "old").await;
-    ask(&mut frontend, &arena, "2", "young").await;
-    let (fine, handle) = slotted(&arena);
+        attached(|config| config.receiver_cache_bytes = Some(2 * ITEM_BYTES)).await;
+    run(&mut frontend, &arena, "1", "old").await;
+    run(&mut frontend, &arena, "2", "young").await;
+    let (fine, handle) = image_in_slot(&arena);
     let wrong = with_pixels(image(16, 20), &Handle { lease: 1000, ..handle });
     let mut request = image_request("3", "old", None);
     request
         .mm_features
         .extend([feature("fine", Some(fine), 101, 1), feature("wrong", Some(wrong), 103, 1)]);
-    is_refused(&mut frontend, &request).await;
-    leases(&arena, 2).await;
-    // "old" is still the oldest.
-    ask(&mut frontend, &arena, "4", "new").await;
+    expect_refusal(&mut frontend, &request).await;
+    wait_for_leases(&arena, 2).await;
+    // "old" is still the oldest item.
+    run(&mut frontend, &arena, "4", "new").await;
     for (id, hash, finish) in [
         ("5", "young", FinishReason::Stop),
         ("6", "new", FinishReason::Stop),
         ("7", "old", FinishReason::Error),
     ] {
         assert_eq!(
-            frontend.ask(&image_request(id, hash, None)).await.finish,
+            frontend.run(&image_request(id, hash, None)).await.finish,
             Some(finish),
             "{hash}"
         );
@@ -344,23 +351,24 @@ async fn a_refused_request_does_not_touch_the_receiver_cache_and_returns_what_di
 }
 
 #[tokio::test]
-async fn another_arena_takes_over_and_views_of_the_first_stay() {
+async fn views_survive_another_arena() {
     let (mut frontend, _engine, first) = attached(|_| {}).await;
-    ask(&mut frontend, &first, "1", "aa").await;
+    run(&mut frontend, &first, "1", "aa").await;
     let second = Arena::create(16 << 20).unwrap();
     attach(&mut frontend, &second).await.unwrap();
-    is_refused(&mut frontend, &image_request("late", "bb", Some(slotted(&first).0))).await;
-    let (answer, _) = ask(&mut frontend, &second, "2", "bb").await;
+    expect_refusal(&mut frontend, &image_request("late", "bb", Some(image_in_slot(&first).0)))
+        .await;
+    let (answer, _) = run(&mut frontend, &second, "2", "bb").await;
     assert_eq!(answer.finish, Some(FinishReason::Stop));
     assert_eq!(
-        frontend.ask(&image_request("3", "aa", None)).await.finish,
+        frontend.run(&image_request("3", "aa", None)).await.finish,
         Some(FinishReason::Stop)
     );
     assert_eq!(second.usage().leases, 1);
 }
 
-/// Whether the engine dies of a slot that was written to.
-async fn dies_of(frontend: &mut Frontend, engine: &SimEngine, slot: &Handle) {
+/// Waits until the engine dies of an overwritten slot.
+async fn expect_death(frontend: &mut Frontend, engine: &SimEngine, slot: &Handle) {
     frontend.death().await;
     let reason = format!("slot {} was written to while it was lent", slot.offset);
     let error = failure(engine).await;
@@ -368,43 +376,43 @@ async fn dies_of(frontend: &mut Frontend, engine: &SimEngine, slot: &Handle) {
 }
 
 #[tokio::test]
-async fn a_slot_that_was_written_to_is_noticed_when_its_item_is_used_again() {
+async fn overwritten_slot_kills_when_used_again() {
     let (mut frontend, engine, arena) = attached(|_| {}).await;
-    let (_, slot) = ask(&mut frontend, &arena, "1", "aa").await;
+    let (_, slot) = run(&mut frontend, &arena, "1", "aa").await;
     overwrite(&arena, &slot);
     frontend.add(&image_request("2", "aa", None)).await;
-    dies_of(&mut frontend, &engine, &slot).await;
+    expect_death(&mut frontend, &engine, &slot).await;
 }
 
 #[tokio::test]
-async fn a_slot_that_was_written_to_is_noticed_when_it_is_let_go() {
+async fn overwritten_slot_kills_when_returned() {
     let (mut frontend, engine, arena) = attached(|_| {}).await;
-    let (_, slot) = ask(&mut frontend, &arena, "1", "aa").await;
-    another(&mut frontend, "2").await;
+    let (_, slot) = run(&mut frontend, &arena, "1", "aa").await;
+    run_text(&mut frontend, "2").await;
     overwrite(&arena, &slot);
-    // It is idle after this: the death does not wait for a next request.
+    // The engine is idle after this: its death needs no further request.
     let reset =
         Utility { client_index: 0, call_id: 9, method: "reset_mm_cache".into(), args: vec![] };
     frontend.send(request::encode_utility(&reset)).await;
-    dies_of(&mut frontend, &engine, &slot).await;
+    expect_death(&mut frontend, &engine, &slot).await;
 }
 
 #[tokio::test]
-async fn a_slot_that_was_written_to_is_noticed_at_the_end() {
+async fn overwritten_slot_kills_at_the_end() {
     let (mut frontend, engine, arena) = attached(|_| {}).await;
-    let (_, slot) = ask(&mut frontend, &arena, "1", "aa").await;
+    let (_, slot) = run(&mut frontend, &arena, "1", "aa").await;
     overwrite(&arena, &slot);
     assert!(matches!(engine.stop().await, Exit::Failed(_)));
-    dies_of(&mut frontend, &engine, &slot).await;
+    expect_death(&mut frontend, &engine, &slot).await;
 }
 
 #[tokio::test]
-async fn told_not_to_look_it_does_not_notice() {
+async fn overwritten_slot_is_ignored_without_verification() {
     let (mut frontend, engine, arena) = attached(|config| config.verify_slots = false).await;
-    let (first, slot) = ask(&mut frontend, &arena, "1", "aa").await;
+    let (first, slot) = run(&mut frontend, &arena, "1", "aa").await;
     overwrite(&arena, &slot);
     let again = frontend
-        .ask(&EngineCoreRequest { cache_salt: Some("x".into()), ..image_request("2", "aa", None) })
+        .run(&EngineCoreRequest { cache_salt: Some("x".into()), ..image_request("2", "aa", None) })
         .await;
     assert_eq!(again.text(), first.text());
     assert!(matches!(engine.stop().await, Exit::Stopped));

@@ -1,4 +1,4 @@
-//! Handshake, and a frontend that comes late, twice or not at all.
+//! The handshake, and a frontend that starts late, restarts or is missing.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use chiasm_sim_engine::{Exit, KvEvents, SimConfig, SimEngine, SimError};
 use crate::frontend::{Frontend, soon, text_request, tokens};
 
 #[tokio::test]
-async fn the_handshake_is_that_of_a_headless_engine() {
+async fn handshake_is_that_of_a_headless_engine() {
     let mut frontend = Frontend::bind().await;
     let _engine = SimEngine::start(SimConfig { rank: 3, num_blocks: 100, ..frontend.config() });
     let ready = frontend.accept(3).await;
@@ -23,7 +23,7 @@ async fn the_handshake_is_that_of_a_headless_engine() {
 }
 
 #[tokio::test]
-async fn every_start_has_its_own_instance_id() {
+async fn each_start_has_its_own_instance_id() {
     let mut ids = Vec::new();
     for _ in 0..2 {
         let mut frontend = Frontend::bind().await;
@@ -36,7 +36,7 @@ async fn every_start_has_its_own_instance_id() {
 }
 
 #[tokio::test]
-async fn the_engine_may_start_before_its_frontend() {
+async fn engine_may_start_before_its_frontend() {
     // A port that was free a moment ago.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let address = format!("tcp://127.0.0.1:{port}");
@@ -49,18 +49,20 @@ async fn the_engine_may_start_before_its_frontend() {
 }
 
 #[tokio::test]
-async fn an_engine_without_a_frontend_can_be_stopped() {
+async fn engine_without_a_frontend_can_be_stopped() {
     let engine = SimEngine::start(SimConfig::new("tcp://127.0.0.1:1"));
     assert!(matches!(soon("the end", engine.stop()).await, Exit::Stopped));
-    assert!(matches!(engine.stop().await, Exit::Stopped), "once more does no harm");
+    assert!(matches!(engine.stop().await, Exit::Stopped), "a second stop has no effect");
 }
 
 #[tokio::test]
-async fn a_restarted_frontend_gets_its_streams_back_without_a_handshake() {
+async fn restarted_frontend_continues_without_a_handshake() {
     let directory = std::env::temp_dir().join(format!("chiasm-sim-engine-{}", std::process::id()));
     std::fs::create_dir_all(&directory).unwrap();
     let at = |name: &str| format!("ipc://{}/{name}", directory.display());
-    let (handshake, input, output) = (at("handshake"), at("input"), at("output"));
+    let handshake = at("handshake");
+    let input = at("input");
+    let output = at("output");
     let addresses = [&handshake[..], &input, &output];
 
     let mut frontend = Frontend::bind_to(addresses).await;
@@ -83,8 +85,7 @@ async fn a_restarted_frontend_gets_its_streams_back_without_a_handshake() {
         }
     };
     assert_eq!(streamed, "long");
-    // The input direction is back as well: its connection may come a little later than the
-    // output's.
+    // The input direction also recovers; its connection may open a little after the output's.
     soon("the input connection", async {
         while !frontend.try_abort("long").await {
             tokio::task::yield_now().await;
@@ -96,7 +97,7 @@ async fn a_restarted_frontend_gets_its_streams_back_without_a_handshake() {
 }
 
 #[tokio::test]
-async fn what_can_not_work_ends_the_engine_with_a_reason() {
+async fn unusable_configuration_ends_the_engine() {
     let frontend = Frontend::bind().await;
     let failure = |config: SimConfig| async {
         match soon("the end", SimEngine::start(config).done()).await {

@@ -1,4 +1,4 @@
-//! What happens in the modelled engine's KV cache, in events as short as they can be.
+//! The KV events of a modelled engine, in their shortest form.
 
 use std::hash::Hasher;
 use std::num::NonZeroU64;
@@ -9,11 +9,12 @@ use chiasm_kv::event::{BlockRemoved, BlockStored, ExternalHash, KvEvent};
 
 use crate::sequence::Sequence;
 
-/// An engine's hash of a block. Engines have their own; here the low half of our key does, so that
-/// nothing is hashed twice.
+/// An engine's hash of a block. Real engines compute their own; here it is the low half of our key,
+/// so that nothing is hashed twice.
 pub(super) type BlockHash = NonZeroU64;
 
-pub(super) fn hash(key: BlockKey) -> BlockHash {
+/// Returns the engine's hash of a block.
+pub(super) fn block_hash(key: BlockKey) -> BlockHash {
     NonZeroU64::new(key.get() as u64).unwrap_or(NonZeroU64::MIN)
 }
 
@@ -21,11 +22,11 @@ fn external(hash: BlockHash) -> ExternalHash {
     ExternalHash::U64(hash.get())
 }
 
-/// Passes a number through: block hashes are uniform already.
+/// A hasher that returns its input: block hashes are uniform already.
 #[derive(Default)]
-pub(super) struct Uniform(u64);
+pub(super) struct IdentityHasher(u64);
 
-impl Hasher for Uniform {
+impl Hasher for IdentityHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -39,28 +40,33 @@ impl Hasher for Uniform {
     }
 }
 
-/// The events since they were last taken.
+/// The events since the last call of [`CacheEvents::take`].
 pub(super) struct CacheEvents {
     block_size: usize,
     events: Vec<KvEvent>,
 }
 
 impl CacheEvents {
+    /// Creates an empty list.
     pub(super) fn new(block_size: usize) -> Self {
         Self { block_size, events: Vec::new() }
     }
 
-    /// Others can find these blocks of a sequence; `keys` are those of all its blocks.
+    /// Records that other requests can find these blocks of a sequence. `keys` are the keys of all
+    /// its blocks.
     pub(super) fn stored(&mut self, sequence: &Sequence, keys: &[BlockKey], blocks: Range<usize>) {
         let mut token_ids = Vec::with_capacity(blocks.len() * self.block_size);
         sequence
             .tokens(blocks.start * self.block_size..blocks.end * self.block_size, &mut token_ids);
         self.events.push(KvEvent::BlockStored(BlockStored {
-            block_hashes: keys[blocks.clone()].iter().map(|key| external(hash(*key))).collect(),
+            block_hashes: keys[blocks.clone()]
+                .iter()
+                .map(|key| external(block_hash(*key)))
+                .collect(),
             parent_block_hash: blocks
                 .start
                 .checked_sub(1)
-                .map(|parent| external(hash(keys[parent]))),
+                .map(|parent| external(block_hash(keys[parent]))),
             token_ids,
             block_size: self.block_size as u32,
             extra_keys: sequence.extra_keys(blocks, self.block_size),
@@ -68,7 +74,8 @@ impl CacheEvents {
         }));
     }
 
-    /// A block is gone. vLLM has an event for each; several in one mean the same.
+    /// Records that a block was evicted. vLLM sends an event for each; here several are merged into
+    /// one, which means the same.
     pub(super) fn evicted(&mut self, hash: BlockHash) {
         match self.events.last_mut() {
             Some(KvEvent::BlockRemoved(removed)) => removed.block_hashes.push(external(hash)),
@@ -79,6 +86,7 @@ impl CacheEvents {
         }
     }
 
+    /// Returns the events and clears the list.
     pub(super) fn take(&mut self) -> Vec<KvEvent> {
         std::mem::take(&mut self.events)
     }

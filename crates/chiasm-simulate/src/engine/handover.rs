@@ -1,10 +1,10 @@
-//! What an engine does for prompts that are computed elsewhere than their answers.
+//! The engine's part in handing over prompts that are computed elsewhere than their answers.
 
-use super::{Activity, Engine, Live, cache_events};
+use super::{Activity, Engine, LiveRequest, cache_events};
 use crate::virtual_time::Nanos;
 
 impl Engine {
-    /// When the step that is under way now has ended; now if there is none. An engine begins to get
+    /// Returns the end of the running step, or `now` if there is none. An engine begins to receive
     /// a prompt between two steps.
     pub(crate) fn step_end(&self, now: Nanos) -> Nanos {
         match self.activity {
@@ -17,23 +17,23 @@ impl Engine {
         }
     }
 
-    /// Blocks of a prompt that the engine has to be given to compute nothing but the last token,
-    /// the last one possibly part full.
-    pub(crate) fn lacks(&self, live: &Live) -> usize {
+    /// Returns the number of prompt blocks, including a partial last one, that the engine lacks to
+    /// compute only the last token.
+    pub(crate) fn missing_blocks(&self, live: &LiveRequest) -> usize {
         let prompt = live.sequence.prompt();
         let mut hits = Vec::new();
         self.batch.cache().find(
-            live.keys.iter().copied().map(cache_events::hash),
+            live.keys.iter().copied().map(cache_events::block_hash),
             prompt - 1,
             &mut hits,
         );
         prompt.div_ceil(self.model.block_size.get()) - hits.len()
     }
 
-    /// Gives back the blocks of a prompt that it has computed for another engine.
-    pub(crate) fn let_go(&mut self, number: u64, now: Nanos) {
-        self.batch.let_go(number);
-        // Who waited for blocks may find them now.
+    /// Releases the blocks of a prompt that was computed for another engine.
+    pub(crate) fn release_prompt(&mut self, number: u64, now: Nanos) {
+        self.batch.release_retained(number);
+        // Requests that wait for blocks may be admitted now.
         match &mut self.activity {
             Activity::Idle => self.start_step(now),
             Activity::Step { .. } => {}

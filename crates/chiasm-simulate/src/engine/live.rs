@@ -1,4 +1,4 @@
-//! A request on its way through the fleet.
+//! The state of a request in the fleet.
 
 use chiasm_kv::BlockKey;
 use chiasm_router::Reservation;
@@ -6,45 +6,46 @@ use chiasm_router::Reservation;
 use crate::sequence::Sequence;
 use crate::virtual_time::Nanos;
 
-/// What an engine is to compute of a request.
+/// The stage of a request that an engine computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// Prompt and answer.
     Whole,
-    /// The prompt, and one token that nobody sees. The blocks are kept until the engine that
-    /// answers has got them.
+    /// The prompt, and one token that is discarded. The blocks are retained until the answering
+    /// engine has received them.
     Prefill,
-    /// The answer: the engine is given the prompt's keys and values.
+    /// The answer. The prompt's keys and values are transferred to the engine.
     Decode,
 }
 
-/// A request that arrived and has not ended.
-pub(crate) struct Live {
-    /// Counts requests in the order of their arrival.
+/// A request that has arrived and has not ended.
+pub(crate) struct LiveRequest {
+    /// The number of the request, in the order of arrival.
     pub(crate) number: u64,
     pub(crate) arrival: Nanos,
-    /// Whether it counts in the results.
+    /// `true` if the request counts in the results.
     pub(crate) counted: bool,
     pub(crate) sequence: Sequence,
-    /// Keys of all full blocks, the answer's too.
+    /// Keys of all full blocks, including those of the answer.
     pub(crate) keys: Vec<BlockKey>,
-    /// Its place on the engine that answers.
+    /// The reservation on the engine that answers.
     pub(crate) reservation: Option<Reservation>,
-    /// What the engine that has it, or gets it next, is to compute.
+    /// The stage for the engine that has the request or gets it next.
     pub(crate) stage: Stage,
-    /// Its place on the engine that computes the prompt for another one, until it has.
-    pub(crate) prefills: Option<Reservation>,
-    /// Prompt tokens that the engine which computes the prompt found in its cache when it began.
+    /// The reservation on the engine that computes the prompt for another one, until it is done.
+    pub(crate) prefill: Option<Reservation>,
+    /// Prompt tokens that the engine which computes the prompt found in its cache at the start.
     pub(crate) cached: usize,
-    /// Embeddings that engines had to make for it.
+    /// Embeddings that engines had to encode for the request.
     pub(crate) encoded: u64,
-    /// Its images that engines which encode alone were given.
+    /// Images of the request that were sent to encoding engines.
     pub(crate) encoded_elsewhere: u64,
-    /// The first of its items that was not needed yet.
+    /// The index of the first item that was not needed yet.
     pub(super) next_item: usize,
 }
 
-impl Live {
+impl LiveRequest {
+    /// Creates a request that no engine has yet.
     pub(crate) fn new(
         number: u64,
         sequence: Sequence,
@@ -60,7 +61,7 @@ impl Live {
             keys,
             reservation: None,
             stage: Stage::Whole,
-            prefills: None,
+            prefill: None,
             cached: 0,
             encoded: 0,
             encoded_elsewhere: 0,

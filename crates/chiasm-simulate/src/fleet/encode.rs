@@ -1,25 +1,30 @@
-//! The way of a request's images through engines that encode alone, before its prompt is computed.
+//! Encoding of a request's images by encoding engines, before the prompt is computed.
 
-use chiasm_router::Encodes;
+use chiasm_router::EncodeStage;
 
-use super::{Fleet, Plan};
-use crate::encoder::Encoding;
-use crate::engine::Live;
+use super::{Event, Fleet};
+use crate::encoder::EncodeJob;
+use crate::engine::LiveRequest;
 use crate::virtual_time::Nanos;
 
-/// A request whose images are encoded.
-pub(super) struct Awaiting {
-    live: Live,
-    /// Engines that are not done.
+/// A request whose images are being encoded.
+pub(super) struct AwaitingImages {
+    live: LiveRequest,
+    /// The number of engines that are not done.
     engines: usize,
 }
 
 impl Fleet<'_> {
-    /// Gives a request's images to engines that encode them, with the tensors that they lack. All
-    /// begin at once, and the request waits until the last one is done.
-    pub(super) fn encode(&mut self, encodes: Vec<Encodes>, mut live: Live, now: Nanos) {
-        let mut ready = Vec::with_capacity(encodes.len());
-        for Encodes { reservation, items } in encodes {
+    /// Sends a request's images to encoding engines, with the tensors that the engines lack. All
+    /// engines begin at once, and the request waits until the last one is done.
+    pub(super) fn send_images(
+        &mut self,
+        stages: Vec<EncodeStage>,
+        mut live: LiveRequest,
+        now: Nanos,
+    ) {
+        let mut jobs = Vec::with_capacity(stages.len());
+        for EncodeStage { reservation, items } in stages {
             let worker = reservation.worker.0 as usize;
             let image = |hash| {
                 live.sequence
@@ -30,51 +35,54 @@ impl Fleet<'_> {
             };
             let images: Vec<_> = items.into_iter().filter_map(image).collect();
             live.encoded_elsewhere += images.len() as u64;
-            let made =
+            let arrivals =
                 images.iter().map(|image| self.make_tensor(worker, *image, now, live.counted));
-            let at = made.fold(now, Nanos::max);
-            ready.push((at, worker, Encoding::new(live.number, reservation, images)));
+            let at = arrivals.fold(now, Nanos::max);
+            jobs.push((at, worker, EncodeJob::new(live.number, reservation, images)));
         }
-        self.awaiting.insert(live.number, Awaiting { live, engines: ready.len() });
-        for (at, worker, encoding) in ready {
-            self.plan(at, worker, Plan::Encode(encoding));
+        self.awaiting_images.insert(live.number, AwaitingImages { live, engines: jobs.len() });
+        for (at, worker, job) in jobs {
+            self.plan(at, worker, Event::StartEncode(job));
         }
     }
 
-    /// An engine that encodes has all tensors of what it is to encode.
-    pub(super) fn begin_encoding(&mut self, worker: usize, encoding: Encoding, now: Nanos) {
+    /// Delivers a job to an encoding engine, whose tensors have arrived.
+    pub(super) fn start_encode(&mut self, worker: usize, job: EncodeJob, now: Nanos) {
         let Some(encoder) = self.encoders.get_mut(&worker) else { return };
         let was_idle = encoder.is_idle();
-        encoder.deliver(encoding, now);
+        encoder.deliver(job, now);
         if was_idle {
             self.plan_encoder(worker);
         }
     }
 
-    /// An engine that encodes has ended a step: the frontend hears at once of the embeddings that
-    /// are left, and gives requests for which all is encoded to those that compute their prompts.
-    pub(super) fn encoded(&mut self, worker: usize, now: Nanos) {
+    /// Ends a step of an encoding engine.
+    ///
+    /// The frontend is notified of the stored embeddings at once. Requests whose images are all
+    /// encoded are sent to the engines that compute their prompts.
+    pub(super) fn end_encode_step(&mut self, worker: usize, now: Nanos) {
         let Some(encoder) = self.encoders.get_mut(&worker) else { return };
-        let ended = encoder.wake(now);
+        let ended = encoder.end_step(now);
         self.plan_encoder(worker);
-        for Encoding { number, reservation, images, encoded, .. } in ended {
-            images
-                .iter()
-                .for_each(|image| reservation.encoded(image.hash(), self.store.bytes(*image)));
-            let Some(awaiting) = self.awaiting.get_mut(&number) else { continue };
+        for EncodeJob { number, reservation, images, encoded, .. } in ended {
+            for image in images {
+                reservation.encoded(image.hash(), self.store.bytes(image));
+            }
+            let Some(awaiting) = self.awaiting_images.get_mut(&number) else { continue };
             awaiting.live.encoded += encoded;
             awaiting.engines -= 1;
             if awaiting.engines == 0
-                && let Some(awaiting) = self.awaiting.remove(&number)
+                && let Some(awaiting) = self.awaiting_images.remove(&number)
             {
-                self.give(awaiting.live, now);
+                self.send_prompt(awaiting.live, now);
             }
         }
     }
 
+    /// Plans the end of the encoder's running step.
     fn plan_encoder(&mut self, worker: usize) {
         if let Some(at) = self.encoders.get(&worker).and_then(|encoder| encoder.step_end()) {
-            self.plan(at, worker, Plan::Encoded);
+            self.plan(at, worker, Event::EndEncodeStep);
         }
     }
 }

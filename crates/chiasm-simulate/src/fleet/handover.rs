@@ -1,47 +1,59 @@
-//! The way of a request from the engine that has computed its prompt to the one that answers.
+//! The handover of a request from the engine that computed its prompt to the one that answers.
 
-use super::{Fleet, Plan};
-use crate::engine::{Live, Stage};
+use super::{Event, Fleet};
+use crate::engine::{LiveRequest, Stage};
 use crate::virtual_time::{Nanos, nanos};
 
 impl Fleet<'_> {
-    /// The frontend hears that an engine has computed a prompt, and gives the request to the one
-    /// that answers, with the tensors that it lacks: it may have to compute the prompt again, after
-    /// a preemption.
-    pub(super) fn hand_over(&mut self, from: usize, mut live: Live, now: Nanos) {
-        if let Some(mut prefills) = live.prefills.take() {
-            prefills.first_token();
+    /// Sends a request whose prompt is computed to the engine that answers, with the tensors that
+    /// the engine lacks: it may have to compute the prompt again, after a preemption.
+    pub(super) fn hand_over(&mut self, from: usize, mut live: LiveRequest, now: Nanos) {
+        if let Some(mut prefill) = live.prefill.take() {
+            prefill.first_token();
         }
         live.stage = Stage::Decode;
-        let Some(worker) =
-            live.reservation.as_ref().map(|reservation| reservation.worker.0 as usize)
-        else {
-            return;
-        };
+        let Some(reservation) = &live.reservation else { return };
+        let worker = reservation.worker.0 as usize;
         let ready = self.make_tensors(worker, &live.sequence, now, live.counted);
+        let live = Box::new(live);
         if ready > now {
-            self.plan(ready, worker, Plan::Get(from, Box::new(live)));
+            self.plan(ready, worker, Event::StartTransfer { from, live });
         } else {
-            self.get(from, worker, Box::new(live), now);
+            self.start_transfer(from, worker, live, now);
         }
     }
 
-    /// The engine that answers begins to get the prompt between two of its steps. An engine gives
-    /// or gets one prompt at a time.
-    pub(super) fn get(&mut self, from: usize, worker: usize, live: Box<Live>, now: Nanos) {
+    /// Starts the transfer of a prompt to the engine that answers, between two of its steps. An
+    /// engine sends or receives one prompt at a time.
+    pub(super) fn start_transfer(
+        &mut self,
+        from: usize,
+        worker: usize,
+        live: Box<LiveRequest>,
+        now: Nanos,
+    ) {
         let model = &self.scenario.engine;
-        let tokens = self.engines[worker].lacks(&live) * model.block_size.get();
-        let begin =
-            self.engines[worker].step_end(now).max(self.links[from]).max(self.links[worker]);
+        let tokens = self.engines[worker].missing_blocks(&live) * model.block_size.get();
+        let step_end = self.engines[worker].step_end(now);
+        let begin = step_end.max(self.link_free_at[from]).max(self.link_free_at[worker]);
         let sent = begin + nanos(tokens as f64 * model.kv_bytes / model.transfer_bandwidth);
-        (self.links[from], self.links[worker]) = (sent, sent);
-        self.plan(sent + nanos(model.transfer_latency), worker, Plan::Got(from, live));
+        self.link_free_at[from] = sent;
+        self.link_free_at[worker] = sent;
+        let arrival = sent + nanos(model.transfer_latency);
+        self.plan(arrival, worker, Event::EndTransfer { from, live });
     }
 
-    /// The engine that answers has the prompt; the other one may forget it.
-    pub(super) fn got(&mut self, from: usize, worker: usize, live: Live, now: Nanos) {
+    /// Ends the transfer of a prompt: the sender releases its blocks, the receiver gets the
+    /// request.
+    pub(super) fn end_transfer(
+        &mut self,
+        from: usize,
+        worker: usize,
+        live: LiveRequest,
+        now: Nanos,
+    ) {
         let before = self.engines[from].next_wake();
-        self.engines[from].let_go(live.number, now);
+        self.engines[from].release_prompt(live.number, now);
         self.plan_wake(from, before);
         self.deliver(worker, live, now);
     }

@@ -31,7 +31,7 @@ fn requests(scenario: &Scenario) -> impl Iterator<Item = Result<Request, Simulat
 }
 
 #[test]
-fn every_request_of_every_workload_ends_under_every_policy() {
+fn requests_of_all_workloads_end_under_all_policies() {
     for workload in Workload::ALL {
         for policy in Policy::ALL {
             let report = scenario(workload, 3, 150).run(policy, Arrivals::Poisson(20.0)).unwrap();
@@ -49,7 +49,7 @@ fn every_request_of_every_workload_ends_under_every_policy() {
 }
 
 #[test]
-fn a_seed_is_a_report() {
+fn report_is_determined_by_the_seed() {
     let scenario = scenario(Workload::Mixed, 4, 600);
     let run = |scenario: &Scenario| {
         let report = scenario.run(Policy::KvMedia, Arrivals::Poisson(30.0)).unwrap();
@@ -59,14 +59,13 @@ fn a_seed_is_a_report() {
     assert_ne!(run(&scenario), run(&Scenario { seed: 6, ..scenario.clone() }));
 }
 
-/// Why a server that does not tell its encoder cache's size is taken to have much room: see "A
-/// cache of unknown size" in `docs/routing.md`.
+/// A server that does not report the size of its encoder cache is assumed to have a large one: see
+/// "A cache of unknown size" in `docs/routing.md`.
 #[test]
-fn embeddings_that_seem_to_be_gone_cost_more_than_those_that_seem_to_be_there() {
+fn underestimated_encoder_cache_costs_more_than_overestimated() {
     let engine = EngineModel { encoder_cache_tokens: 16_384, ..EngineModel::default() };
-    let p90 = |believed| {
-        let frontend =
-            FrontendModel { believed_encoder_cache_tokens: believed, ..FrontendModel::default() };
+    let p90 = |believed_encoder_cache_tokens| {
+        let frontend = FrontendModel { believed_encoder_cache_tokens, ..FrontendModel::default() };
         let scenario = Scenario { engine, frontend, ..scenario(Workload::SharedImageQa, 8, 6000) };
         scenario.run(Policy::KvMedia, Arrivals::Poisson(380.0)).unwrap().ttft_ms.p90
     };
@@ -75,14 +74,14 @@ fn embeddings_that_seem_to_be_gone_cost_more_than_those_that_seem_to_be_there() 
 }
 
 #[test]
-fn every_router_s_view_is_the_engines() {
-    // Small caches, so that much is evicted.
+fn router_views_match_the_engines() {
+    // Small caches, so that many blocks are evicted.
     let engine = EngineModel { num_blocks: 1500, ..EngineModel::default() };
     for frontends in [1, 3] {
         let frontend = FrontendModel { frontends, ..FrontendModel::default() };
         let scenario = Scenario { engine, frontend, ..scenario(Workload::Mixed, 4, 800) };
         let mut fleet = Fleet::new(&scenario, Policy::KvMedia, Arrivals::Poisson(30.0));
-        fleet.play(requests(&scenario)).unwrap();
+        fleet.simulate(requests(&scenario)).unwrap();
         assert_eq!(fleet.frontends.routers().len(), frontends);
         for router in fleet.frontends.routers() {
             for (worker, engine) in router.workers().iter().zip(&fleet.engines) {
@@ -99,8 +98,8 @@ fn every_router_s_view_is_the_engines() {
 }
 
 #[test]
-fn what_the_router_predicts_is_what_the_engine_finds() {
-    // One request at a time: all events are there when the next one comes.
+fn predicted_overlap_matches_the_engine() {
+    // One request at a time, so that all events have been applied when the next one comes.
     let scenario = scenario(Workload::MultiTurnImages, 2, 300);
     let mut fleet = Fleet::new(&scenario, Policy::Kv, Arrivals::Poisson(1.0));
     let mut compared = 0;
@@ -116,9 +115,10 @@ fn what_the_router_predicts_is_what_the_engine_finds() {
                 ..RouteRequest::default()
             })
             .unwrap();
-        let (worker, overlap) = (reservation.worker.0 as usize, reservation.overlap_blocks);
+        let worker = reservation.worker.0 as usize;
+        let overlap = reservation.overlap_blocks;
         let now = number * 100_000_000_000;
-        let mut live = Live::new(number, sequence, keys, now, true);
+        let mut live = LiveRequest::new(number, sequence, keys, now, true);
         live.reservation = Some(reservation);
         fleet.engines[worker].deliver(live, now);
         let before = fleet.tally.cached_tokens;
@@ -136,16 +136,16 @@ fn what_the_router_predicts_is_what_the_engine_finds() {
 }
 
 #[test]
-fn tensors_are_made_once_per_engine_and_waited_for() {
+fn tensors_are_made_once_per_engine() {
     let scenario = scenario(Workload::SharedImageQa, 1, 10);
     let mut fleet = Fleet::new(&scenario, Policy::RoundRobin, Arrivals::Poisson(1.0));
     let image = crate::sequence::Image { id: 1, embeds: 1000 };
     let text = crate::sequence::Piece::Text { seed: 1, length: 10 };
     let sequence = Sequence::new(&[crate::sequence::Piece::Image(image), text], text);
-    let made = nanos(image.pixels() as f64 * scenario.frontend.pixel);
-    assert_eq!(fleet.make_tensors(0, &sequence, 100, true), 100 + made);
-    // On their way, then there.
-    assert_eq!(fleet.make_tensors(0, &sequence, 200, true), 100 + made);
+    let duration = nanos(image.pixels() as f64 * scenario.frontend.pixel);
+    assert_eq!(fleet.make_tensors(0, &sequence, 100, true), 100 + duration);
+    // First in transit, then cached.
+    assert_eq!(fleet.make_tensors(0, &sequence, 200, true), 100 + duration);
     assert_eq!(fleet.make_tensors(0, &sequence, 1 << 40, true), 1 << 40);
     assert_eq!((fleet.tally.items, fleet.tally.reused_items), (3, 2));
 }
@@ -154,28 +154,27 @@ fn tensors_are_made_once_per_engine_and_waited_for() {
 fn tensors_wait_for_a_free_thread() {
     let scenario = scenario(Workload::SharedImageQa, 1, 10);
     let mut fleet = Fleet::new(&scenario, Policy::RoundRobin, Arrivals::Poisson(1.0));
-    let of = |id| crate::sequence::Piece::Image(crate::sequence::Image { id, embeds: 1000 });
+    let image = |id| crate::sequence::Piece::Image(crate::sequence::Image { id, embeds: 1000 });
     let text = crate::sequence::Piece::Text { seed: 1, length: 10 };
-    let made = nanos(1000.0 * 784.0 * scenario.frontend.pixel);
+    let duration = nanos(1000.0 * 784.0 * scenario.frontend.pixel);
     // Two threads, three images.
-    assert_eq!(
-        fleet.make_tensors(0, &Sequence::new(&[of(1), of(2), of(3)], text), 0, true),
-        2 * made
-    );
+    let sequence = Sequence::new(&[image(1), image(2), image(3)], text);
+    assert_eq!(fleet.make_tensors(0, &sequence, 0, true), 2 * duration);
 }
 
 #[test]
-fn more_than_saturation_queues_and_less_does_not() {
-    // With more seats all 4,000 would run at once before the first ends.
+fn requests_queue_only_above_saturation() {
+    // With a higher limit all 4,000 requests would run at once before the first ends.
     let engine = EngineModel { max_running: 256, ..EngineModel::default() };
     let scenario = Scenario { engine, ..scenario(Workload::UniqueImages, 4, 4000) };
     let saturation = scenario.saturation(Policy::RoundRobin).unwrap();
     let run =
         |load: f64| scenario.run(Policy::RoundRobin, Arrivals::Poisson(load * saturation)).unwrap();
-    let (less, more) = (run(0.8), run(1.5));
+    let less = run(0.8);
+    let more = run(1.5);
     assert!(less.ttft_ms.p90 < 300.0, "{less:?}");
     assert!(more.ttft_ms.p90 > 10_000.0, "{more:?}");
-    // More in flight makes steps longer, and what is begun at the end is not counted.
+    // More requests in flight make steps longer, and those begun at the end are not counted.
     assert!(
         (0.8..1.05).contains(&(more.requests_per_second / saturation)),
         "{} of {saturation}",
@@ -189,11 +188,12 @@ fn more_than_saturation_queues_and_less_does_not() {
 }
 
 #[test]
-fn images_that_many_ask_about_come_sooner_where_they_are_known() {
+fn kv_media_policy_beats_round_robin_on_shared_images() {
     let scenario = scenario(Workload::SharedImageQa, 16, 8000);
     let rate = 0.7 * scenario.saturation(Policy::RoundRobin).unwrap();
     let run = |policy| scenario.run(policy, Arrivals::Poisson(rate)).unwrap();
-    let (media, robin) = (run(Policy::KvMedia), run(Policy::RoundRobin));
+    let media = run(Policy::KvMedia);
+    let robin = run(Policy::RoundRobin);
     assert!(media.hit_rate > robin.hit_rate + 0.2, "{} and {}", media.hit_rate, robin.hit_rate);
     assert!(
         media.encoder_saved > robin.encoder_saved.map(|saved| saved + 0.3),
@@ -208,7 +208,7 @@ fn images_that_many_ask_about_come_sooner_where_they_are_known() {
 }
 
 #[test]
-fn the_holders_of_popular_images_get_no_more_than_others() {
+fn holders_of_popular_images_get_no_more_work() {
     let scenario = scenario(Workload::SharedImageQa, 32, 16_000);
     let rate = 0.7 * scenario.saturation(Policy::RoundRobin).unwrap();
     let run = |balance: f64| {
@@ -216,7 +216,8 @@ fn the_holders_of_popular_images_get_no_more_than_others() {
         scenario.router.weights.balance = balance;
         scenario.run(Policy::KvMedia, Arrivals::Poisson(rate)).unwrap()
     };
-    let (with, without) = (run(RouterConfig::default().weights.balance), run(0.0));
+    let with = run(RouterConfig::default().weights.balance);
+    let without = run(0.0);
     assert!(
         with.balance < 1.3 && without.balance > with.balance + 0.2,
         "{} and {}",
@@ -232,15 +233,18 @@ fn the_holders_of_popular_images_get_no_more_than_others() {
 }
 
 #[test]
-fn a_trace_is_played_at_its_times() {
+fn trace_requests_arrive_at_their_times() {
     use std::io::Write as _;
     let mut file = tempfile::NamedTempFile::new().unwrap();
     for number in 0..200 {
-        // Ten requests a second; three blocks that all share, one of its own.
-        let (at, own) = (100 * number, 10 + number);
-        let hashes = format!("[0, 1, 2, {own}]");
-        writeln!(file, r#"{{"timestamp": {at}, "input_length": 2000, "output_length": 20, "hash_ids": {hashes}}}"#)
-            .unwrap();
+        // Ten requests a second, with three shared blocks and an own one.
+        let line = serde_json::json!({
+            "timestamp": 100 * number,
+            "input_length": 2000,
+            "output_length": 20,
+            "hash_ids": [0, 1, 2, 10 + number],
+        });
+        writeln!(file, "{line}").unwrap();
     }
     let source = Source::Trace(file.path().to_owned());
     let summary = source.trace_summary().unwrap().unwrap();
@@ -254,7 +258,7 @@ fn a_trace_is_played_at_its_times() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_scenario_is_refused() {
     let good = scenario(Workload::Mixed, 2, 10);
     let refused = |scenario: &Scenario, arrivals| scenario.run(Policy::Kv, arrivals).is_err();
     assert!(refused(&Scenario { workers: Vec::new(), ..good.clone() }, Arrivals::Poisson(1.0)));
@@ -270,7 +274,7 @@ fn what_makes_no_sense_is_refused() {
     ));
 }
 
-/// One line of JSON for each: policies, and numbers of frontends.
+/// Returns the reports of several policies and numbers of frontends, as lines of JSON.
 fn aggregated_reports() -> String {
     let mut lines = String::new();
     for (workload, policy, frontends) in [
@@ -290,7 +294,7 @@ fn aggregated_reports() -> String {
 }
 
 #[test]
-fn a_fleet_without_roles_is_what_it_was_before_there_were_any() {
-    // As the commit before roles printed them.
+fn fleet_without_roles_gives_the_recorded_reports() {
+    // Recorded at the commit before roles were supported.
     assert_eq!(aggregated_reports(), include_str!("tests/aggregated.jsonl"));
 }

@@ -12,10 +12,12 @@ fn requests(workload: Workload, seed: u64) -> Vec<Sequence> {
     generator.take(2000).map(|request| request.sequence).collect()
 }
 
-/// Part of the prompts' full blocks that an earlier sequence had, were all of them kept.
+/// Returns the fraction of the prompts' full blocks that an earlier sequence had, with an unlimited
+/// cache.
 fn reuse(sequences: &[Sequence]) -> f64 {
     let mut known: HashSet<BlockKey> = HashSet::new();
-    let (mut found, mut all) = (0, 0);
+    let mut found = 0;
+    let mut all = 0;
     for sequence in sequences {
         let keys = sequence.keys(SIZE);
         let prompt = &keys[..(sequence.prompt() - 1) / SIZE.get()];
@@ -27,7 +29,7 @@ fn reuse(sequences: &[Sequence]) -> f64 {
 }
 
 #[test]
-fn names_and_workloads_belong_together() {
+fn workload_names_parse_to_their_workloads() {
     for workload in Workload::ALL {
         assert_eq!(workload.to_string().parse::<Workload>().unwrap(), workload);
     }
@@ -36,7 +38,7 @@ fn names_and_workloads_belong_together() {
 }
 
 #[test]
-fn a_seed_is_a_stream_of_requests() {
+fn requests_are_determined_by_the_seed() {
     for workload in Workload::ALL {
         assert_eq!(requests(workload, 1), requests(workload, 1));
         assert_ne!(requests(workload, 1)[0], requests(workload, 2)[0]);
@@ -44,18 +46,18 @@ fn a_seed_is_a_stream_of_requests() {
 }
 
 #[test]
-fn workloads_share_what_their_names_say() {
+fn shared_blocks_match_the_workload_names() {
     let shared = |workload| reuse(&requests(workload, 7));
     assert!(shared(Workload::SharedImageQa) > 0.8);
     assert!(shared(Workload::MultiTurnImages) > 0.5);
     assert!(shared(Workload::SharedSystemPrompt) > 0.7);
-    // The template's one full block.
+    // These share only the one full block of the template.
     assert!(shared(Workload::ImageAfterText) < 0.02);
     assert!(shared(Workload::UniqueImages) < 0.02);
 }
 
 #[test]
-fn images_after_text_are_the_same_few() {
+fn images_after_text_come_from_the_catalogue() {
     let all = requests(Workload::ImageAfterText, 7);
     let images: HashSet<u64> =
         all.iter().flat_map(|sequence| sequence.items()).map(|item| item.image.id).collect();
@@ -67,7 +69,7 @@ fn images_after_text_are_the_same_few() {
 }
 
 #[test]
-fn lengths_are_as_told() {
+fn mean_lengths_match_the_documentation() {
     let all = requests(Workload::UniqueImages, 3);
     let embeds =
         all.iter().map(|sequence| u64::from(sequence.items()[0].image.embeds)).sum::<u64>() / 2000;

@@ -11,36 +11,36 @@ use crate::error::SimulateError;
 use crate::sequence::{Piece, Sequence, mix};
 use crate::virtual_time::{Nanos, seconds};
 
-/// Tokens of the blocks that `hash_ids` name.
-const BLOCK: usize = 512;
-/// Most bytes of a line: 128 Ki `hash_ids` of seven digits.
-const LONGEST_LINE: u64 = 1 << 20;
-/// Most tokens of a prompt, and of an answer.
-const MOST_TOKENS: u64 = 4 << 20;
-/// Latest time of a request: a year.
-const LATEST_MS: f64 = 366.0 * 86_400e3;
+/// The number of tokens per block in `hash_ids`.
+const BLOCK_TOKENS: usize = 512;
+/// The maximum length of a line, enough for 128 Ki `hash_ids` of seven digits.
+const MAX_LINE_BYTES: u64 = 1 << 20;
+/// The maximum number of tokens of a prompt, and of an answer.
+const MAX_TOKENS: u64 = 4 << 20;
+/// The latest time of a request: a year.
+const MAX_TIME_MS: f64 = 366.0 * 86_400e3;
 
-/// One line, as the traces of "Mooncake: Trading More Storage for Less Computation" (FAST '25) have
-/// them. Other fields are skipped.
+/// A line in the format of the traces of "Mooncake: Trading More Storage for Less Computation"
+/// (FAST '25). Other fields are skipped.
 #[derive(Debug, Deserialize)]
 struct Line {
-    /// Milliseconds.
+    /// The time of the request in milliseconds.
     timestamp: f64,
     /// Tokens of the prompt.
     input_length: u64,
     /// Tokens of the answer.
     output_length: u64,
-    /// One per 512 tokens of the prompt, the last possibly part full. Equal ids mean equal tokens
-    /// and equal prefixes.
+    /// One id per 512 tokens of the prompt, including a partial last block. Equal ids mean equal
+    /// tokens and equal prefixes.
     hash_ids: Vec<u64>,
 }
 
-/// What a trace is as a whole.
+/// The totals of a trace.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TraceSummary {
-    /// Lines with a request.
+    /// The number of requests.
     pub requests: u64,
-    /// Time from the first request to the last.
+    /// The time from the first request to the last.
     pub seconds: f64,
 }
 
@@ -50,12 +50,13 @@ pub(crate) struct Trace<R> {
     path: PathBuf,
     line: Vec<u8>,
     number: u64,
-    /// Time of the first request in ms.
+    /// The time of the first request in ms.
     start: Option<f64>,
     last: Nanos,
 }
 
 impl Trace<BufReader<File>> {
+    /// Opens a trace file.
     pub(crate) fn open(path: &Path) -> Result<Self, SimulateError> {
         let file = File::open(path)
             .map_err(|source| SimulateError::TraceRead { path: path.to_owned(), source })?;
@@ -64,11 +65,12 @@ impl Trace<BufReader<File>> {
 }
 
 impl<R: BufRead> Trace<R> {
+    /// Creates a trace; `path` is for error messages.
     pub(crate) fn new(reader: R, path: &Path) -> Self {
         Self { reader, path: path.to_owned(), line: Vec::new(), number: 0, start: None, last: 0 }
     }
 
-    /// Reads the rest.
+    /// Reads the trace to its end and returns its totals.
     pub(crate) fn summary(self) -> Result<TraceSummary, SimulateError> {
         let mut summary = TraceSummary { requests: 0, seconds: 0.0 };
         for request in self {
@@ -78,24 +80,24 @@ impl<R: BufRead> Trace<R> {
         Ok(summary)
     }
 
-    fn wrong(&self, problem: impl Into<String>) -> SimulateError {
+    fn line_error(&self, problem: impl Into<String>) -> SimulateError {
         SimulateError::TraceLine { line: self.number, problem: problem.into() }
     }
 
-    /// The next line with something in it; `None` at the end.
+    /// Reads the next line that is not empty; `None` at the end.
     fn read_line(&mut self) -> Result<Option<()>, SimulateError> {
         loop {
             self.line.clear();
             self.number += 1;
-            let read = self.reader.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut self.line);
+            let read = self.reader.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut self.line);
             match read {
                 Err(source) => {
                     return Err(SimulateError::TraceRead { path: self.path.clone(), source });
                 }
                 Ok(0) => return Ok(None),
-                Ok(read) if read as u64 == LONGEST_LINE => {
-                    return Err(self.wrong(format!(
-                        "longer than {LONGEST_LINE} bytes; give one request per line"
+                Ok(read) if read as u64 == MAX_LINE_BYTES => {
+                    return Err(self.line_error(format!(
+                        "longer than {MAX_LINE_BYTES} bytes; give one request per line"
                     )));
                 }
                 Ok(_) if self.line.trim_ascii().is_empty() => {}
@@ -104,30 +106,34 @@ impl<R: BufRead> Trace<R> {
         }
     }
 
+    /// Parses the current line.
     fn request(&mut self) -> Result<Request, SimulateError> {
         let line: Line = serde_json::from_slice(&self.line).map_err(|error| {
-            self.wrong(format!(
-                "{error}; expected an object with timestamp (ms), input_length, output_length and hash_ids"
+            self.line_error(format!(
+                "{error}; expected an object with timestamp (ms), input_length, output_length and \
+                 hash_ids"
             ))
         })?;
-        if !(1..=MOST_TOKENS).contains(&line.input_length) || line.output_length > MOST_TOKENS {
-            return Err(self.wrong(format!(
-                "input_length must be 1 to {MOST_TOKENS} and output_length at most that"
+        if !(1..=MAX_TOKENS).contains(&line.input_length) || line.output_length > MAX_TOKENS {
+            return Err(self.line_error(format!(
+                "input_length must be 1 to {MAX_TOKENS} and output_length at most that"
             )));
         }
-        let blocks = line.input_length.div_ceil(BLOCK as u64);
+        let blocks = line.input_length.div_ceil(BLOCK_TOKENS as u64);
         if line.hash_ids.len() as u64 != blocks {
-            let (ids, tokens) = (line.hash_ids.len(), line.input_length);
-            return Err(self.wrong(format!(
+            let ids = line.hash_ids.len();
+            let tokens = line.input_length;
+            return Err(self.line_error(format!(
                 "{ids} hash_ids for {tokens} tokens; expected {blocks}, one per 512 tokens"
             )));
         }
         let start = *self.start.get_or_insert(line.timestamp);
         let at = ((line.timestamp - start) * 1e6).round();
-        if !(0.0..=LATEST_MS * 1e6).contains(&at) || (at as Nanos) < self.last {
-            return Err(
-                self.wrong("the timestamp is before the one above it or a year after the first; sort the lines")
-            );
+        if !(0.0..=MAX_TIME_MS * 1e6).contains(&at) || (at as Nanos) < self.last {
+            return Err(self.line_error(
+                "the timestamp is before the one above it or a year after the first; sort the \
+                 lines",
+            ));
         }
         self.last = at as Nanos;
         let mut left = line.input_length as usize;
@@ -135,12 +141,12 @@ impl<R: BufRead> Trace<R> {
             .hash_ids
             .iter()
             .map(|id| {
-                let length = left.min(BLOCK);
+                let length = left.min(BLOCK_TOKENS);
                 left -= length;
                 Piece::Text { seed: mix(*id), length: length as u32 }
             })
             .collect();
-        // Engines give at least one token; nobody asks again with this answer in the prompt.
+        // Engines generate at least one token. The answer is in no later prompt of the trace.
         let length = line.output_length.max(1) as u32;
         let answer = Piece::Text { seed: mix(mix(self.number)), length };
         Ok(Request { at: self.last, sequence: Sequence::new(&pieces, answer) })
@@ -175,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_hash_ids_are_equal_blocks() {
+    fn equal_hash_ids_give_equal_blocks() {
         let second = r#"{"timestamp": 27500.5, "input_length": 1536, "output_length": 0, "hash_ids": [46, 47, 49], "x": 1}"#;
         let requests = read(&format!("{FIRST}\n\n{second}\n"));
         let [Ok(first), Ok(second)] = &requests[..] else {
@@ -185,13 +191,14 @@ mod tests {
         assert_eq!([first.sequence.prompt(), first.sequence.answer()], [1100, 52]);
         assert_eq!([second.sequence.prompt(), second.sequence.answer()], [1536, 1]);
         let size = BlockSize::new(16).unwrap();
-        let (first, second) = (first.sequence.keys(size), second.sequence.keys(size));
+        let first = first.sequence.keys(size);
+        let second = second.sequence.keys(size);
         assert_eq!(first[..64], second[..64]);
         assert_ne!(first[64], second[64]);
     }
 
     #[test]
-    fn a_wrong_line_is_named_with_what_is_wrong() {
+    fn invalid_line_is_reported_with_its_fault() {
         assert!(problem(&format!("{FIRST}\n{{\"timestamp\": 1}}\n")).contains("line 2"));
         assert!(problem("{\"timestamp\": 1}").contains("input_length"));
         let ids = FIRST.replace("46, ", "");
@@ -204,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_there_is_named() {
+    fn missing_file_is_reported_with_its_path() {
         let error = Trace::open(Path::new("/nowhere/trace.jsonl")).err().unwrap();
         assert!(error.to_string().contains("/nowhere/trace.jsonl"));
     }

@@ -1,16 +1,16 @@
-//! Things that differ in popularity.
+//! Zipf-distributed random numbers.
 
 use rand::Rng;
 
-/// Zipf's law over ranks 0 to n − 1: rank r is drawn in proportion to `(r + 1)^-exponent`.
+/// A Zipf distribution over ranks 0 to n − 1: rank r is drawn in proportion to `(r + 1)^-exponent`.
 #[derive(Clone, Debug)]
 pub(super) struct Zipf {
-    /// Sums of the weights up to each rank.
+    /// The cumulative weights up to each rank.
     sums: Vec<f64>,
 }
 
 impl Zipf {
-    /// Adds the weights up. There must be at least one rank.
+    /// Creates a distribution; 0 ranks count as one.
     pub(super) fn new(ranks: usize, exponent: f64) -> Self {
         let mut sum = 0.0;
         let weight = |rank: usize| (rank as f64).powf(-exponent);
@@ -21,6 +21,7 @@ impl Zipf {
         Self { sums: (1..=ranks.max(1)).map(add).collect() }
     }
 
+    /// Draws a rank.
     pub(super) fn draw(&self, rng: &mut impl Rng) -> usize {
         let total = self.sums.last().copied().unwrap_or(1.0);
         let point = rng.random::<f64>() * total;
@@ -35,7 +36,7 @@ mod tests {
     use rand::rngs::SmallRng;
 
     #[test]
-    fn ranks_are_drawn_as_often_as_the_law_says() {
+    fn ranks_are_drawn_with_zipf_frequencies() {
         let zipf = Zipf::new(4, 1.0);
         let mut rng = SmallRng::seed_from_u64(1);
         let mut drawn = [0.0; 4];
@@ -43,7 +44,7 @@ mod tests {
         let total = 1.0 + 1.0 / 2.0 + 1.0 / 3.0 + 1.0 / 4.0;
         for (rank, drawn) in (1..).zip(drawn) {
             let expected = 100_000.0 / f64::from(rank) / total;
-            // Five standard deviations of the rarest.
+            // Five standard deviations of the rarest rank.
             assert!((drawn - expected).abs() < 550.0, "rank {rank}: {drawn} instead of {expected}");
         }
     }

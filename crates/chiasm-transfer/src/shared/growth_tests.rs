@@ -1,4 +1,4 @@
-//! Slots that need free memory and memory still to be reserved, side by side.
+//! Tests of slots that need free memory together with unreserved memory.
 
 use proptest::prelude::*;
 
@@ -29,7 +29,7 @@ fn step() -> impl Strategy<Value = Step> {
 fn state(header: Header) -> State {
     State {
         free: Ranges::default(),
-        ungrown: Ranges::new(header.slots..header.length),
+        unreserved: Ranges::new(header.slots..header.length),
         growing: 0,
         exhausted: false,
         reserved: 0,
@@ -40,9 +40,9 @@ fn state(header: Header) -> State {
     }
 }
 
-/// Takes a slot as [`Shared::take`] does when every reservation succeeds.
+/// Allocates a slot like [`Shared::take`] if every reservation succeeds.
 fn take(state: &mut State, bytes: u64) -> Option<Range<u64>> {
-    let length = bytes.next_multiple_of(LINE);
+    let length = bytes.next_multiple_of(LINE_BYTES);
     let alignment = layout::alignment(bytes);
     loop {
         if let Some(slot) = state.take(length, alignment) {
@@ -63,7 +63,7 @@ fn fits(header: Header, in_use: &[Range<u64>], bytes: u64) -> bool {
     in_use.iter().any(|range| {
         let slot = gap_start.next_multiple_of(layout::alignment(bytes));
         gap_start = range.end;
-        slot + bytes.next_multiple_of(LINE) <= range.start
+        slot + bytes.next_multiple_of(LINE_BYTES) <= range.start
     })
 }
 
@@ -94,7 +94,7 @@ proptest! {
                 Step::BeginGrowth => growths.extend(state.step()),
                 Step::EndGrowth { growth, reserved } if !growths.is_empty() => {
                     let range = growths.swap_remove(growth % growths.len());
-                    let ranges = if reserved { &mut state.free } else { &mut state.ungrown };
+                    let ranges = if reserved { &mut state.free } else { &mut state.unreserved };
                     ranges.insert(range);
                 }
                 Step::Release { .. } | Step::EndGrowth { .. } => {}
@@ -105,11 +105,11 @@ proptest! {
 
 #[test]
 fn free_tail_joins_the_last_growth() {
-    let arena = Arena::create(GROWTH + 16 * MIB).unwrap();
+    let arena = Arena::create(GROWTH_BYTES + 16 * MIB).unwrap();
     drop(arena.slot(10).unwrap());
     // More than the 16 MiB that are left to reserve.
     let large = arena.slot(40 << 20).unwrap();
     assert_eq!(large.len(), 40 << 20);
-    assert!(matches!(arena.slot(9 << 20), Err(NoSlot::Full)));
+    assert!(matches!(arena.slot(9 << 20), Err(SlotError::Full)));
     assert!(arena.slot(8 << 20).is_ok());
 }

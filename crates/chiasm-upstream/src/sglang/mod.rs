@@ -1,20 +1,21 @@
-//! SGLang's own server, driven by `/generate`: it is given the prompt's tokens with one marker for
-//! each image, the images as the client sent them under our identities, and answers with tokens.
+//! SGLang's own server, driven through `/generate`. A request has the prompt's tokens with one
+//! marker for each image, and the images as the client sent them, under our identities. The server
+//! answers with tokens.
 //!
-//! | module | is |
+//! | module | contents |
 //! |---|---|
-//! | `found` | what a server says of itself, as capabilities |
-//! | `request` | a job as the bodies of requests, one for each continuation |
-//! | `answer` | what one event of an answer says, and what it adds to a continuation |
-//! | `running` | one job that runs |
+//! | `info` | the description of a server, as capabilities |
+//! | `request` | conversion of a job to the bodies of requests, one for each choice |
+//! | `answer` | one event of an answer, and the part of a choice that it adds |
+//! | `running` | a running job |
 
 mod answer;
-mod found;
+mod info;
 mod request;
 mod running;
 
-pub(crate) use found::{Found, Manner};
+pub(crate) use info::{RequestRules, SglangInfo};
 pub(crate) use running::begin;
 
-/// Where a server generates.
+/// The path for generating.
 pub(crate) const GENERATE: &str = "generate";

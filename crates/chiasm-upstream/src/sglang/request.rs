@@ -1,10 +1,10 @@
-//! A job as the bodies of requests to `/generate` of SGLang 0.5.23 (`GenerateReqInput` in
+//! Converts a job to the bodies of requests to `/generate` of SGLang 0.5.23 (`GenerateReqInput` in
 //! `managers/io_struct.py`, `SamplingParams` in `sampling/sampling_params.py`), one for each
-//! continuation.
+//! choice.
 //!
-//! Each continuation is a request of its own, as it has to have a seed of its own, can be stopped
-//! alone, and as a server that is asked for several computes the prompt in a request of its own
-//! first: what it then tells to be cached is no news of what was.
+//! Each choice is a request of its own, because it needs its own seed and can be stopped alone.
+//! Besides, a server that gets one request for several choices first computes the prompt in a
+//! separate request, so its report of cached tokens would say nothing about the cache before.
 
 use std::collections::BTreeMap;
 
@@ -12,8 +12,8 @@ use chiasm_backend::{Constraint, Input, Job, JobError, Sampling, Supports};
 use chiasm_types::TokenId;
 use serde::Serialize;
 
-use super::Manner;
-use crate::request::{data_url, is_default, numbers, refused};
+use super::RequestRules;
+use crate::request::{data_url, is_default, refused, token_ids};
 
 #[derive(Serialize)]
 struct Generate<'a> {
@@ -21,7 +21,7 @@ struct Generate<'a> {
     input_ids: &'a [u32],
     #[serde(skip_serializing_if = "Vec::is_empty")]
     image_data: Vec<String>,
-    /// Of which it uses the low 64 bits.
+    /// The identities of the images; the server uses the low 64 bits.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     mm_hashes: Vec<String>,
     sampling_params: SamplingParams<'a>,
@@ -30,7 +30,7 @@ struct Generate<'a> {
     return_logprob: bool,
     #[serde(skip_serializing_if = "is_default")]
     top_logprobs_num: u32,
-    /// Whether to tell what the prompt has become, with each event.
+    /// Requests the expanded prompt with each event.
     #[serde(skip_serializing_if = "is_default")]
     return_prompt_token_ids: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -70,27 +70,30 @@ enum Grammar<'a> {
     StructuralTag(&'a str),
 }
 
-/// How a job is asked for.
+/// The settings of a job's requests that do not come from the job.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asking {
-    /// As in [`Manner`].
+pub(super) struct RequestOptions {
+    /// As in [`RequestRules`].
     pub(super) lower_is_earlier: Option<bool>,
-    /// What names the job among all that the server is asked: an id that a client has given may be
-    /// that of another request too.
-    pub(super) mark: u32,
-    /// Whether to ask what the prompt has become.
-    pub(super) tells_prompt: bool,
+    /// Makes the request id unique at the server. Ids from clients may repeat.
+    pub(super) nonce: u32,
+    /// Requests the expanded prompt.
+    pub(super) returns_prompt: bool,
 }
 
-/// The body of the request for one of the job's continuations.
+/// Builds the body of the request for one choice of the job.
 ///
 /// # Errors
-/// [`JobError::Refused`] names what such a server can't be asked for.
-pub(super) fn of(job: &Job, asking: Asking, choice: usize) -> Result<Vec<u8>, JobError> {
-    let Asking { lower_is_earlier, mark, tells_prompt } = asking;
+/// Returns [`JobError::Refused`] with the field that such a server does not support.
+pub(super) fn build(
+    job: &Job,
+    options: RequestOptions,
+    choice: usize,
+) -> Result<Vec<u8>, JobError> {
+    let RequestOptions { lower_is_earlier, nonce, returns_prompt } = options;
     let Job {
         id,
-        // In `tokens`.
+        // Converted by `tokens`.
         input: _,
         media,
         sampling,
@@ -98,39 +101,39 @@ pub(super) fn of(job: &Job, asking: Asking, choice: usize) -> Result<Vec<u8>, Jo
         adapter: _,
         cache_salt,
         priority,
-        // The trace is in headers.
+        // The trace is in the headers.
         trace: _,
-        // A request has no place for it.
+        // A request has no field for hints about reasoning.
         reasoning: _,
-        // A server computes whole requests: its worker has no role.
+        // A server computes whole requests, so its worker has no role.
         stage: _,
         embedded: _,
     } = job;
     let body = Generate {
-        rid: format!("{id}_{mark:08x}_{choice}"),
-        input_ids: &numbers(tokens(job)?),
+        rid: format!("{id}_{nonce:08x}_{choice}"),
+        input_ids: &token_ids(tokens(job)?),
         image_data: media.iter().map(data_url).collect::<Result<_, _>>()?,
         mm_hashes: media.iter().map(|item| item.name()).collect(),
         sampling_params: sampling_params(sampling, choice),
         stream: true,
         return_logprob: sampling.logprobs.is_some(),
         top_logprobs_num: sampling.logprobs.unwrap_or(0),
-        return_prompt_token_ids: tells_prompt,
+        return_prompt_token_ids: returns_prompt,
         cache_salt: cache_salt.as_deref(),
         priority: lower_is_earlier.map(|lower_is_earlier| {
             if lower_is_earlier { *priority } else { priority.saturating_neg() }
         }),
     };
-    // Strings and numbers of ours: nothing in it can fail.
+    // The body has only strings and numbers from this process, so serializing does not fail.
     serde_json::to_vec(&body).map_err(|error| refused("body", &error.to_string()))
 }
 
-/// The prompt, with one marker for each image. With more of them, as in one that is expanded
-/// already, a server may wait for ever: it looks for more images than there are.
+/// Returns the prompt with one marker for each image. With more markers, as in an expanded prompt,
+/// a server may wait forever for images that do not exist.
 fn tokens(job: &Job) -> Result<&[TokenId], JobError> {
     let (tokens, expanded) = match &job.input {
         Input::Marked { tokens, expanded } => (tokens, expanded),
-        // Without items both are the same.
+        // Without items both forms are equal.
         Input::Tokens(tokens) if job.media.is_empty() => return Ok(tokens),
         Input::Tokens(_) | Input::Messages(_) => {
             return Err(refused(
@@ -147,22 +150,22 @@ fn tokens(job: &Job) -> Result<&[TokenId], JobError> {
         before += item.placeholder.length.saturating_sub(1);
     }
     let is_marker = |token: &&TokenId| markers.first() == Some(token);
-    let is_marked = match tokens.len() + before == expanded.len() {
-        true => tokens.iter().filter(is_marker).count() == job.media.len(),
-        // Where a marker becomes more than the tokens of its image, what it is is not seen from
-        // here.
-        false => tokens.len() < expanded.len(),
+    let is_marked = if tokens.len() + before == expanded.len() {
+        tokens.iter().filter(is_marker).count() == job.media.len()
+    } else {
+        // A marker expands to more than the tokens of its image, so it can't be recognized here.
+        tokens.len() < expanded.len()
     };
-    match is_marked {
-        true => Ok(tokens),
-        false => Err(refused(
+    if !is_marked {
+        return Err(refused(
             "messages",
             "have another number of the model's image tokens than of images",
-        )),
+        ));
     }
+    Ok(tokens)
 }
 
-/// The optional parts of jobs that SGLang supports. Models without images lack media too.
+/// The optional parts of jobs that SGLang supports. Models without images also lack media.
 pub(super) const SUPPORTS: Supports = Supports {
     bad_words: false,
     prompt_logprobs: false,
@@ -176,18 +179,18 @@ pub(super) const SUPPORTS: Supports = Supports {
     cache_salt: true,
 };
 
-/// Refuses what the server would ignore.
+/// Refuses a job with a part that the server would ignore.
 ///
 /// # Errors
-/// [`JobError::Refused`] names it.
-pub(super) fn check(job: &Job, manner: &Manner) -> Result<(), JobError> {
+/// Returns [`JobError::Refused`] with the field.
+pub(super) fn check(job: &Job, rules: &RequestRules) -> Result<(), JobError> {
     if job.adapter.is_some() {
         return Err(refused(
             "model",
             "is an adapter, and none are used at servers that somebody else has started",
         ));
     }
-    if let Some(why) = manner.without_images.as_ref().filter(|_| !job.media.is_empty()) {
+    if let Some(why) = rules.without_images.as_ref().filter(|_| !job.media.is_empty()) {
         return Err(refused("messages", &format!("have an image, and SGLang {why}")));
     }
     match SUPPORTS.first_missing(job.sampling.needs()) {
@@ -198,7 +201,7 @@ pub(super) fn check(job: &Job, manner: &Manner) -> Result<(), JobError> {
 
 fn sampling_params(sampling: &Sampling, choice: usize) -> SamplingParams<'_> {
     let Sampling {
-        // A request each.
+        // Each choice is a request of its own.
         n: _,
         max_tokens,
         min_tokens,
@@ -211,11 +214,11 @@ fn sampling_params(sampling: &Sampling, choice: usize) -> SamplingParams<'_> {
         frequency_penalty,
         repetition_penalty,
         ref stop_token_ids,
-        // The server has the tokenizer, and knows these two itself.
+        // The server derives these two from its tokenizer.
         eos_token: _,
         all_stop_token_ids: _,
         ignore_eos,
-        // Beside the parameters.
+        // A field of the request itself.
         logprobs: _,
         ref logit_bias,
         ref structured,
@@ -238,7 +241,7 @@ fn sampling_params(sampling: &Sampling, choice: usize) -> SamplingParams<'_> {
         frequency_penalty,
         repetition_penalty,
         ignore_eos,
-        stop_token_ids: numbers(stop_token_ids),
+        stop_token_ids: token_ids(stop_token_ids),
         sampling_seed: seed.map(|seed| seed.wrapping_add_unsigned(choice as u64)),
         logit_bias: logit_bias.iter().map(|&(token, bias)| (token.0, bias)).collect(),
         constraint: structured.as_ref().map(|structured| match &structured.constraint {

@@ -1,45 +1,46 @@
-//! A block as TensorRT-LLM tells of it.
+//! A block as TensorRT-LLM reports it.
 
 use chiasm_kv::event::ExternalHash;
 use chiasm_types::TokenId;
 
-/// Most bytes of a server's name of an item. It is 64 hex digits, or what a client of the server's
-/// own library has chosen.
-pub(super) const LONGEST_NAME: usize = 128;
+/// The maximum length of a server's name of an item. A name is 64 hex digits, or a text that a
+/// client of the server's own library has chosen.
+pub(super) const MAX_NAME_BYTES: usize = 128;
 
-/// vLLM's names of the tiers: a level of the cache is the GPU's memory, or what it was offloaded
-/// to.
+/// vLLM's names of the cache tiers, by TensorRT-LLM's cache level: the GPU's memory, or the memory
+/// that blocks are offloaded to.
 const TIERS: [&str; 2] = ["GPU", "CPU"];
 
-/// A block that came to hold tokens, or the part of one that has some.
+/// A stored block, or the filled part of one.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct StoredBlock {
     pub(super) hash: ExternalHash,
-    /// `None` for what is no token: a server has other things in the place of an item's tokens.
+    /// The tokens; `None` for a number that is no token. Within an item a server reports other
+    /// numbers.
     pub(super) tokens: Vec<Option<TokenId>>,
-    /// The items in it, in the order of the prompt.
+    /// The runs of items in the block, in the order of the prompt.
     pub(super) keys: Vec<ItemKey>,
-    /// The level of the cache: 0 is the GPU's memory.
+    /// The level of the cache; 0 is the GPU's memory.
     pub(super) level: usize,
 }
 
 /// A run of an item's tokens in a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ItemKey {
-    /// The server's own name of the item.
+    /// The server's name of the item.
     pub(super) name: String,
-    /// How many of the item's tokens are in front of the run's first one.
+    /// The number of the item's tokens before the first one of the run.
     pub(super) offset: u64,
 }
 
 impl StoredBlock {
-    /// Its tokens, if it has nothing but text.
+    /// Returns the tokens, if the block has only text.
     pub(super) fn text(&self) -> Option<Vec<TokenId>> {
         self.keys.is_empty().then(|| self.tokens.iter().copied().collect()).flatten()
     }
 
-    /// The first run of each item in it: an item whose tokens are apart, as rows are with some
-    /// models, has several.
+    /// Returns the first run of each item. An item has several runs if its tokens are not
+    /// contiguous, as with the rows of some models.
     pub(super) fn items(&self) -> Vec<&ItemKey> {
         let runs =
             self.keys.chunk_by(|last, next| last.name == next.name && last.offset < next.offset);
@@ -47,7 +48,7 @@ impl StoredBlock {
     }
 }
 
-/// The name of the tier of this level.
+/// Returns vLLM's name of the tier of this level.
 pub(super) fn medium(level: usize) -> Option<String> {
     Some(TIERS[level.min(TIERS.len() - 1)].to_owned())
 }

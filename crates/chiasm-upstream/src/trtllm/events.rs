@@ -1,4 +1,4 @@
-//! KV events as TensorRT-LLM tells them, translated into vLLM's.
+//! Translates TensorRT-LLM's KV events into vLLM's.
 
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -9,17 +9,17 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;
 
-use super::asked::Asked;
-use super::block::{ItemKey, LONGEST_NAME, StoredBlock, medium};
+use super::block::{ItemKey, MAX_NAME_BYTES, StoredBlock, medium};
 use super::chains::Chains;
-use super::untold::Untold;
+use super::error::FollowError;
+use super::recent_prompts::RecentPrompts;
 
 #[derive(Deserialize)]
 struct Event {
     event_id: u64,
     #[serde(default)]
     attention_dp_rank: Option<u64>,
-    /// Models with several kinds of attention have a cache for each.
+    /// Models with several kinds of attention have a cache for each window size.
     #[serde(default)]
     window_size: Option<u64>,
     data: Data,
@@ -50,14 +50,15 @@ struct Block {
     tokens: Vec<Token>,
     #[serde(default)]
     lora_id: Option<IgnoredAny>,
-    /// Told by later versions, as the salt's text or as a hash of it.
+    /// Reported by later versions, as the salt's text or as a hash of it.
     #[serde(default)]
     cache_salt: Option<IgnoredAny>,
     #[serde(default)]
     cache_level: usize,
-    /// The media items in it: `{"type": "mm_key", "hash": …, "start_offset": …}` for each run of an
-    /// item's tokens. The hash is one of decoded pixels, the offset the number of the item's tokens
-    /// in front of the run's first one (`generateBlockHashExtraKeys` of `blockKey.cpp`).
+    /// The media items in the block: `{"type": "mm_key", "hash": …, "start_offset": …}` for each
+    /// run of an item's tokens. The hash is one of decoded pixels. The offset is the number of the
+    /// item's tokens before the first one of the run (`generateBlockHashExtraKeys` of
+    /// `blockKey.cpp`).
     #[serde(default)]
     mm_keys: Vec<Value>,
 }
@@ -69,9 +70,9 @@ struct Token {
     token_extra_id: u64,
 }
 
-/// A token of text is a number. In the place of an item's tokens there are numbers from the
-/// vocabulary's size on, those of the marker, and in front of them the item's hash
-/// (`decodeEventBlock` of `kv_cache_manager_v2/eventData.cpp`): by models and versions.
+/// A token's id. A token of text is a number. Within an item there are, depending on model and
+/// version, numbers from the vocabulary's size on, the marker's number, or before them the item's
+/// hash (`decodeEventBlock` of `kv_cache_manager_v2/eventData.cpp`).
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum TokenName {
@@ -85,7 +86,7 @@ struct Change {
     old_value: usize,
 }
 
-/// A number, or text of hex digits; either way nothing but a name.
+/// The server's hash of a block: a number or a text of hex digits. It is only used as a name.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Hash {
@@ -102,20 +103,20 @@ impl From<Hash> for ExternalHash {
     }
 }
 
-/// What an answer tells.
+/// The translated events of one answer.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Told {
-    /// What was told before is void.
+pub(super) struct TranslatedEvents {
+    /// Set if all earlier events are void.
     pub(super) is_void: bool,
     pub(super) batch: Option<KvEventBatch>,
-    /// Everything since the cache was empty has been told.
+    /// Set if every event since the cache was empty has been seen.
     pub(super) history_known: bool,
 }
 
-/// What has to be known of the events so far to understand the next ones.
+/// The state of translating one server's events.
 pub(super) struct Translation {
     block_size: BlockSize,
-    /// The number of the next event.
+    /// The expected id of the next event.
     next: Option<u64>,
     /// The largest window, which is that of full attention.
     window: Option<u64>,
@@ -124,58 +125,64 @@ pub(super) struct Translation {
 }
 
 impl Translation {
-    pub(super) fn new(asked: Arc<Asked>) -> Self {
-        let block_size = asked.block_size();
+    pub(super) fn new(recent: Arc<RecentPrompts>) -> Self {
+        let block_size = recent.block_size();
         Self {
             block_size,
             next: None,
             window: None,
             history_known: false,
-            chains: Chains::new(asked),
+            chains: Chains::new(recent),
         }
     }
 
-    /// Takes the events of an answer.
+    /// Translates the events of an answer.
     ///
     /// # Errors
-    /// Nothing can be known of this server's cache.
-    pub(super) fn take(&mut self, answer: &[u8], now: Instant) -> Result<Told, Untold> {
+    /// Returns [`FollowError`] if the contents of this server's cache can't be known.
+    pub(super) fn translate(
+        &mut self,
+        answer: &[u8],
+        now: Instant,
+    ) -> Result<TranslatedEvents, FollowError> {
         let events: Vec<Event> = serde_json::from_slice(answer)?;
-        let (mut is_void, mut translated) = (false, Vec::new());
+        let mut is_void = false;
+        let mut translated = Vec::new();
         self.chains.begin(now);
         for event in events {
             if event.attention_dp_rank.is_some_and(|rank| rank > 0) {
-                return Err(Untold::SeveralEngines);
+                return Err(FollowError::SeveralEngines);
             }
             match self.next {
-                // Events are numbered from the start with an empty cache on.
+                // Events are numbered from 0 since the cache was empty.
                 None => self.history_known = event.event_id == 0,
                 Some(next) if next == event.event_id => {}
                 Some(_) => {
-                    (is_void, self.history_known) = (true, false);
+                    is_void = true;
+                    self.history_known = false;
                     translated.clear();
                     self.chains.forget();
                 }
             }
             self.next = event.event_id.checked_add(1);
-            self.translate(event, now, &mut translated)?;
+            self.translate_event(event, now, &mut translated)?;
         }
-        self.chains.settle(now, &mut translated);
+        self.chains.resolve(now, &mut translated);
         if translated.is_empty() && !is_void {
-            return Ok(Told::default());
+            return Ok(TranslatedEvents::default());
         }
         let timestamp =
             SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let batch = KvEventBatch { timestamp, events: translated, data_parallel_rank: None };
-        Ok(Told { is_void, batch: Some(batch), history_known: self.history_known })
+        Ok(TranslatedEvents { is_void, batch: Some(batch), history_known: self.history_known })
     }
 
-    fn translate(
+    fn translate_event(
         &mut self,
         event: Event,
         now: Instant,
         translated: &mut Vec<KvEvent>,
-    ) -> Result<(), Untold> {
+    ) -> Result<(), FollowError> {
         if matches!(event.data, Data::Created {}) {
             self.window = self.window.max(event.window_size);
         }
@@ -191,8 +198,10 @@ impl Translation {
                 let block_hashes: Vec<_> =
                     block_hashes.filter(|hash| !self.chains.removed(hash)).collect();
                 if !block_hashes.is_empty() {
-                    translated
-                        .push(KvEvent::BlockRemoved(BlockRemoved { block_hashes, ..in_tier(0).0 }));
+                    translated.push(KvEvent::BlockRemoved(BlockRemoved {
+                        block_hashes,
+                        ..removed_from(medium(0))
+                    }));
                 }
             }
             Data::Updated { block_hash, cache_level: Some(Change { new_value, old_value }) } => {
@@ -200,15 +209,15 @@ impl Translation {
                 if self.chains.moved(&hash, new_value) {
                     return Ok(());
                 }
-                let (_, stored) = in_tier(new_value);
-                // By its hash alone: where it was before it is known by its tokens.
+                // The event has only the hash: the index knows the tokens from the other tier.
                 let stored = BlockStored {
                     block_hashes: vec![hash.clone()],
-                    block_size: self.size(),
-                    ..stored
+                    block_size: self.block_size_u32(),
+                    medium: medium(new_value),
+                    ..BlockStored::default()
                 };
-                let (removed, _) = in_tier(old_value);
-                let removed = BlockRemoved { block_hashes: vec![hash], ..removed };
+                let removed =
+                    BlockRemoved { block_hashes: vec![hash], ..removed_from(medium(old_value)) };
                 translated.extend([KvEvent::BlockStored(stored), KvEvent::BlockRemoved(removed)]);
             }
             Data::Created {} | Data::Updated { cache_level: None, .. } | Data::Unknown => {}
@@ -216,21 +225,23 @@ impl Translation {
         Ok(())
     }
 
-    /// The blocks up to one that is not full, or is of an adapter or of a prompt with a salt.
+    /// Processes stored blocks up to one that is not full, or belongs to an adapter or a salted
+    /// prompt.
     fn stored(
         &mut self,
         parent_hash: Option<Hash>,
         blocks: Vec<Block>,
         now: Instant,
         translated: &mut Vec<KvEvent>,
-    ) -> Result<(), Untold> {
+    ) -> Result<(), FollowError> {
         let mut parent = parent_hash.map(ExternalHash::from);
         for block in blocks {
-            let (found, expected) = (block.tokens.len(), self.block_size.get());
+            let found = block.tokens.len();
+            let expected = self.block_size.get();
             if found > expected {
-                return Err(Untold::BlockSize { found, expected });
+                return Err(FollowError::BlockSize { found, expected });
             }
-            let Some(block) = block.read() else { break };
+            let Some(block) = block.parse() else { break };
             let hash = block.hash.clone();
             self.chains.stored(parent.as_ref(), block, now, translated);
             if found < expected {
@@ -241,25 +252,26 @@ impl Translation {
         Ok(())
     }
 
-    /// Whether nothing was learned of images although there were some.
+    /// Returns `true` if prompts had images but no name of an image was learned.
     pub(super) fn is_at_a_loss(&self) -> bool {
         self.chains.is_at_a_loss()
     }
 
-    /// How many blocks wait until more is known.
+    /// Returns the number of waiting blocks.
     #[cfg(test)]
     pub(super) fn waiting(&self) -> usize {
         self.chains.waiting()
     }
 
-    fn size(&self) -> u32 {
+    fn block_size_u32(&self) -> u32 {
         u32::try_from(self.block_size.get()).unwrap_or(u32::MAX)
     }
 }
 
 impl Block {
-    /// The block, if it is one that prompts without adapter and salt can have, and can be read.
-    fn read(self) -> Option<StoredBlock> {
+    /// Parses a block. Returns `None` for a malformed block, and for one that belongs to an adapter
+    /// or a salted prompt.
+    fn parse(self) -> Option<StoredBlock> {
         let has_extra = self.tokens.iter().any(|token| token.token_extra_id != 0);
         if has_extra
             || self.lora_id.is_some()
@@ -273,7 +285,7 @@ impl Block {
             TokenName::Text(_) => None,
         };
         let key = |key: &Value| {
-            let name = key["hash"].as_str().filter(|name| name.len() <= LONGEST_NAME)?.to_owned();
+            let name = key["hash"].as_str().filter(|name| name.len() <= MAX_NAME_BYTES)?.to_owned();
             Some(ItemKey { name, offset: key["start_offset"].as_u64()? })
         };
         Some(StoredBlock {
@@ -285,13 +297,9 @@ impl Block {
     }
 }
 
-/// Events of nothing, about the tier of this level.
-fn in_tier(level: usize) -> (BlockRemoved, BlockStored) {
-    let medium = medium(level);
-    (
-        BlockRemoved { medium: medium.clone(), ..BlockRemoved::default() },
-        BlockStored { medium, ..BlockStored::default() },
-    )
+/// Returns an event that removes no blocks from a tier.
+fn removed_from(medium: Option<String>) -> BlockRemoved {
+    BlockRemoved { medium, ..BlockRemoved::default() }
 }
 
 #[cfg(test)]
@@ -303,13 +311,16 @@ mod tests {
     const SIZE: BlockSize = BlockSize::new(2).unwrap();
 
     fn new() -> Translation {
-        Translation::new(Arc::new(Asked::new(SIZE)))
+        Translation::new(Arc::new(RecentPrompts::new(SIZE)))
     }
 
     fn block(hash: u64, tokens: &[u32]) -> Value {
         let token = |id: &u32| json!({"type": "unique_token", "token_id": id, "token_extra_id": 0});
         let tokens: Vec<Value> = tokens.iter().map(token).collect();
-        json!({"type": "stored_block", "block_hash": hash, "tokens": tokens, "cache_level": 0, "priority": 35})
+        json!({
+            "type": "stored_block", "block_hash": hash, "tokens": tokens, "cache_level": 0,
+            "priority": 35,
+        })
     }
 
     fn event(id: u64, data: &Value) -> Value {
@@ -324,27 +335,28 @@ mod tests {
         json!({"type": "stored", "parent_hash": parent, "blocks": blocks})
     }
 
-    fn take(translation: &mut Translation, events: &[Value]) -> Told {
-        translation.take(Value::from(events).to_string().as_bytes(), Instant::now()).unwrap()
+    fn translate(translation: &mut Translation, events: &[Value]) -> TranslatedEvents {
+        let answer = Value::from(events).to_string();
+        translation.translate(answer.as_bytes(), Instant::now()).unwrap()
     }
 
-    fn hashes(told: &Told) -> Vec<ExternalHash> {
-        let events = told.batch.iter().flat_map(|batch| &batch.events);
-        let of_event = |event: &KvEvent| match event {
+    fn hashes(translated: &TranslatedEvents) -> Vec<ExternalHash> {
+        let events = translated.batch.iter().flat_map(|batch| &batch.events);
+        let event_hashes = |event: &KvEvent| match event {
             KvEvent::BlockStored(stored) => stored.block_hashes.clone(),
             other => panic!("{other:?}"),
         };
-        events.flat_map(of_event).collect()
+        events.flat_map(event_hashes).collect()
     }
 
     #[test]
-    fn full_blocks_of_text_are_stored_as_they_are() {
+    fn full_text_blocks_are_translated() {
         let mut translation = new();
         let blocks = [block(7, &[1, 2]), block(8, &[3, 4]), block(9, &[5])];
-        let told =
-            take(&mut translation, &[event(0, &created()), event(1, &stored(None, &blocks))]);
-        assert!(told.history_known && !told.is_void);
-        let batch = told.batch.unwrap();
+        let translated =
+            translate(&mut translation, &[event(0, &created()), event(1, &stored(None, &blocks))]);
+        assert!(translated.history_known && !translated.is_void);
+        let batch = translated.batch.unwrap();
         let [KvEvent::BlockStored(stored)] = &batch.events[..] else { panic!("{batch:?}") };
         assert_eq!(stored.block_hashes, [ExternalHash::U64(7), ExternalHash::U64(8)]);
         assert_eq!(stored.token_ids, [1, 2, 3, 4].map(TokenId));
@@ -354,8 +366,8 @@ mod tests {
         );
 
         let removed = json!({"type": "removed", "block_hashes": [8, "ab12"]});
-        let told = take(&mut translation, &[event(2, &removed)]);
-        let batch = told.batch.unwrap();
+        let translated = translate(&mut translation, &[event(2, &removed)]);
+        let batch = translated.batch.unwrap();
         let [KvEvent::BlockRemoved(removed)] = &batch.events[..] else { panic!("{batch:?}") };
         assert_eq!(
             removed.block_hashes,
@@ -364,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_stored_from_the_first_block_on_that_is_not_text_alone() {
+    fn blocks_from_the_first_odd_one_on_are_skipped() {
         let mut with_item = block(8, &[3, 4]);
         with_item["mm_keys"] = json!([{"type": "mm_key", "hash": "00ff", "start_offset": 1}]);
         let mut with_extra = block(8, &[3, 4]);
@@ -373,30 +385,30 @@ mod tests {
         of_adapter["lora_id"] = json!(1);
         for odd in [with_item, with_extra, of_adapter] {
             let blocks = [block(7, &[1, 2]), odd, block(9, &[5, 6])];
-            let told = take(&mut new(), &[event(0, &stored(None, &blocks))]);
-            assert_eq!(hashes(&told), [ExternalHash::U64(7)]);
+            let translated = translate(&mut new(), &[event(0, &stored(None, &blocks))]);
+            assert_eq!(hashes(&translated), [ExternalHash::U64(7)]);
         }
     }
 
     #[test]
-    fn what_was_told_before_a_gap_is_void() {
+    fn gap_voids_earlier_events() {
         let mut translation = new();
         let one = |hash| stored(None, &[block(hash, &[1, 2])]);
-        assert!(take(&mut translation, &[event(0, &one(1))]).history_known);
-        let told =
-            take(&mut translation, &[event(1, &one(2)), event(5, &one(3)), event(6, &one(4))]);
-        assert!(told.is_void && !told.history_known);
-        assert_eq!(hashes(&told), [ExternalHash::U64(3), ExternalHash::U64(4)]);
+        assert!(translate(&mut translation, &[event(0, &one(1))]).history_known);
+        let translated =
+            translate(&mut translation, &[event(1, &one(2)), event(5, &one(3)), event(6, &one(4))]);
+        assert!(translated.is_void && !translated.history_known);
+        assert_eq!(hashes(&translated), [ExternalHash::U64(3), ExternalHash::U64(4)]);
         assert!(
-            !take(&mut translation, &[event(7, &one(5))]).history_known,
-            "what was lost stays unknown"
+            !translate(&mut translation, &[event(7, &one(5))]).history_known,
+            "lost events stay unknown"
         );
-        // Somebody was told before.
-        assert!(!take(&mut new(), &[event(3, &one(1))]).history_known);
+        // Another client has read the first events.
+        assert!(!translate(&mut new(), &[event(3, &one(1))]).history_known);
     }
 
     #[test]
-    fn smaller_windows_and_what_is_not_known_do_not_count() {
+    fn smaller_windows_or_unknown_events_are_ignored() {
         let mut translation = new();
         let mut small = event(1, &stored(None, &[block(7, &[1, 2])]));
         small["window_size"] = json!(512);
@@ -405,16 +417,17 @@ mod tests {
             3,
             &json!({"type": "updated", "block_hash": 1, "cache_level": null, "priority": null}),
         );
-        let told = take(&mut translation, &[event(0, &created()), small, unknown, priority]);
-        assert_eq!(told, Told::default());
+        let translated =
+            translate(&mut translation, &[event(0, &created()), small, unknown, priority]);
+        assert_eq!(translated, TranslatedEvents::default());
     }
 
     #[test]
-    fn a_block_that_is_offloaded_changes_its_tier() {
+    fn offloaded_block_changes_its_tier() {
         let change = json!({"type": "event_diff", "new_value": 1, "old_value": 0});
         let moved =
             json!({"type": "updated", "block_hash": 7, "cache_level": change, "priority": null});
-        let batch = take(&mut new(), &[event(0, &moved)]).batch.unwrap();
+        let batch = translate(&mut new(), &[event(0, &moved)]).batch.unwrap();
         let [KvEvent::BlockStored(stored), KvEvent::BlockRemoved(removed)] = &batch.events[..]
         else {
             panic!()
@@ -430,9 +443,9 @@ mod tests {
     }
 
     #[test]
-    fn servers_of_which_nothing_can_be_known_say_why() {
+    fn unusable_events_are_refused_with_a_reason() {
         let refused = |events: &[Value]| {
-            new().take(Value::from(events).to_string().as_bytes(), Instant::now())
+            new().translate(Value::from(events).to_string().as_bytes(), Instant::now())
         };
         let large = event(0, &stored(None, &[block(7, &[1, 2, 3, 4])]));
         assert!(refused(&[large]).unwrap_err().to_string().contains("block-size=N"));
@@ -442,7 +455,7 @@ mod tests {
         for broken in
             [&b"[{}]"[..], b"{}", b"[", b"[{\"event_id\": -1, \"data\": {\"type\": \"created\"}}]"]
         {
-            let error = new().take(broken, Instant::now()).unwrap_err().to_string();
+            let error = new().translate(broken, Instant::now()).unwrap_err().to_string();
             assert!(error.contains("can't be read"));
         }
     }

@@ -1,27 +1,27 @@
-//! `trtllm-serve`, which is given requests as they come and asked for its KV events: what it says
-//! of itself, and following them.
+//! `trtllm-serve`, which receives requests unchanged and is polled for its KV events: its
+//! description, and following its events.
 //!
-//! It can't run without a GPU, so all of this is by its sources (`serve/openai_server.py`,
+//! It does not run without a GPU, so all of this follows its sources (`serve/openai_server.py`,
 //! `serve/kv_event_fanout.py`, `_utils.py`, `batch_manager/blockKey.cpp`,
-//! `kv_cache_manager_v2/eventData.cpp` of TensorRT-LLM 1.3) and unverified on hardware.
+//! `kv_cache_manager_v2/eventData.cpp` of TensorRT-LLM 1.3) and is unverified on hardware.
 //!
-//! | module | is |
+//! | module | contents |
 //! |---|---|
-//! | `events` | its KV events, translated into vLLM's |
-//! | `block` | a block as it tells of it |
-//! | `asked` | the prompts with images that it was given lately |
-//! | `chains` | which blocks it holds, by our own identities of the images in them |
-//! | `names` | what it calls images |
-//! | `untold` | why nothing can be known of its cache |
+//! | `events` | translation of its KV events into vLLM's |
+//! | `block` | a block as the server reports it |
+//! | `recent_prompts` | the recent prompts with images |
+//! | `chains` | the blocks of the server, under our own identities of the images in them |
+//! | `names` | the server's names of images |
+//! | `error` | errors of following the events |
 
-mod asked;
 mod block;
 mod chains;
+mod error;
 mod events;
 #[cfg(test)]
 mod images_tests;
 mod names;
-mod untold;
+mod recent_prompts;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,26 +35,26 @@ use serde::Deserialize;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
-pub(crate) use self::asked::Asked;
-use self::events::{Told, Translation};
-use self::untold::Untold;
-use crate::found::read;
+use self::error::FollowError;
+use self::events::{TranslatedEvents, Translation};
+pub(crate) use self::recent_prompts::RecentPrompts;
 use crate::models::Names;
-use crate::plain::FoundPlain;
-use crate::server::{AskError, Server};
+use crate::plain::PlainInfo;
+use crate::server::{RequestError, Server};
 use crate::shared::Shared;
 use crate::unusable::Unusable;
+use crate::vllm_info::parse_json;
 
 const EVENTS: &str = "kv_cache_events";
 const VERSION: &str = "version";
-/// Between two questions for events. A server keeps 1,024 of them by default until it is asked, so
-/// a busy one must not be left waiting.
-const PAUSE: Duration = Duration::from_millis(50);
+/// The pause between two requests for events. By default a server keeps 1,024 events until the next
+/// request, so a busy one has to be polled often.
+const POLL_PAUSE: Duration = Duration::from_millis(50);
 
-/// What a server says of itself.
-pub(crate) struct FoundTrtllm {
+/// The facts about a `trtllm-serve` that are needed before it is used.
+pub(crate) struct TrtllmInfo {
     version: String,
-    pub(crate) plain: FoundPlain,
+    pub(crate) plain: PlainInfo,
 }
 
 #[derive(Deserialize)]
@@ -62,14 +62,14 @@ struct Version {
     version: String,
 }
 
-impl FoundTrtllm {
-    /// Asks a server.
+impl TrtllmInfo {
+    /// Queries a server.
     ///
     /// # Errors
-    /// It can't be used.
-    pub(crate) async fn ask(server: &Server, names: &Names) -> Result<Self, Unusable> {
-        let plain = FoundPlain::ask(server, names).await?;
-        let Version { version } = read(&server.get(VERSION).await?, VERSION)?;
+    /// Returns [`Unusable`] if the server can't be used.
+    pub(crate) async fn fetch(server: &Server, names: &Names) -> Result<Self, Unusable> {
+        let plain = PlainInfo::fetch(server, names).await?;
+        let Version { version } = parse_json(&server.get(VERSION).await?, VERSION)?;
         Ok(Self { version, plain })
     }
 
@@ -92,53 +92,59 @@ impl FoundTrtllm {
     }
 }
 
-/// Tells what a server says of its KV cache, until it says that it does not.
-pub(crate) async fn follow(shared: Arc<Shared>, asked: Arc<Asked>, mut sink: Box<dyn KvSink>) {
-    let mut translation = Translation::new(asked);
+/// Passes a server's KV events to `sink` until following them fails.
+pub(crate) async fn follow(
+    shared: Arc<Shared>,
+    recent: Arc<RecentPrompts>,
+    mut sink: Box<dyn KvSink>,
+) {
+    let mut translation = Translation::new(recent);
     let mut has_warned = false;
     loop {
         let answer = match shared.server.post_empty(EVENTS).await {
             Ok(body) => Ok(Some(body)),
-            Err(AskError::Refused {
+            Err(RequestError::Refused {
                 status: StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED,
                 ..
-            }) => Err(Untold::NoEvents),
-            // What was lost with an answer is seen as a gap. Whether the server lives is asked
-            // elsewhere.
+            }) => Err(FollowError::NoEvents),
+            // Events of a lost answer show as a gap. Another task watches whether the server is
+            // alive.
             Err(_) => Ok(None),
         };
-        // Taking it in may take long.
-        let taken = spawn_blocking(move || {
-            let told = answer.and_then(|answer| {
+        // Translating may take long.
+        let task = spawn_blocking(move || {
+            let translated = answer.and_then(|answer| {
                 answer.map_or_else(
-                    || Ok(Told::default()),
-                    |body| translation.take(&body, Instant::now()),
+                    || Ok(TranslatedEvents::default()),
+                    |body| translation.translate(&body, Instant::now()),
                 )
             });
-            let went = told.and_then(|told| Ok(apply(told, &mut *sink)?));
-            if went.is_err() {
-                let _ = apply(Told { is_void: true, ..Told::default() }, &mut *sink);
+            let result = translated.and_then(|translated| Ok(apply(translated, &mut *sink)?));
+            if result.is_err() {
+                let void = TranslatedEvents { is_void: true, ..TranslatedEvents::default() };
+                let _ = apply(void, &mut *sink);
             }
             sink.set_caught_up(true);
-            (translation, sink, went)
+            (translation, sink, result)
         });
-        let Ok((translation_back, sink_back, went)) = taken.await else { return };
-        (translation, sink) = (translation_back, sink_back);
+        let Ok((translation_back, sink_back, result)) = task.await else { return };
+        translation = translation_back;
+        sink = sink_back;
         if translation.is_at_a_loss() && !std::mem::replace(&mut has_warned, true) {
             tracing::warn!(
                 server = shared.name,
                 "its prompts with images are not those expected: predicted up to the first image"
             );
         }
-        if let Err(error) = went {
+        if let Err(error) = result {
             return shared.distrust(error.to_string());
         }
-        sleep(PAUSE).await;
+        sleep(POLL_PAUSE).await;
     }
 }
 
-fn apply(told: Told, sink: &mut dyn KvSink) -> Result<(), KvSinkError> {
-    let Told { is_void, batch, history_known } = told;
+fn apply(translated: TranslatedEvents, sink: &mut dyn KvSink) -> Result<(), KvSinkError> {
+    let TranslatedEvents { is_void, batch, history_known } = translated;
     if is_void {
         sink.reset();
     }

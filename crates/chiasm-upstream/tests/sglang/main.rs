@@ -1,9 +1,8 @@
-//! SGLang as a backend: what is found of a server, what it is asked, and what becomes of its
-//! answers.
+//! SGLang as a backend: the description of a server, its requests, and its answers.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod answers;
-mod asked;
+mod requests;
 mod stand_in;
 #[path = "../support/mod.rs"]
 mod support;
@@ -15,39 +14,49 @@ use crate::stand_in::{Answer, Server, events, server_info, with};
 use crate::support::SOON;
 
 #[tokio::test]
-async fn a_server_says_what_it_can_do() {
+async fn capabilities_come_from_the_server() {
     let server = Server::with(|| events(&[])).await;
     let backend = server.connect().await.unwrap();
-    let can = backend.capabilities();
-    assert_eq!((can.max_model_len, can.total_blocks, can.class.block_size.get()), (4096, 100, 16));
-    assert_eq!(can.encoder_cache_tokens, 4096, "room for an item as long as the context");
+    let capabilities = backend.capabilities();
     assert_eq!(
-        (can.class.placeholders, can.class.keys),
+        (
+            capabilities.max_model_len,
+            capabilities.total_blocks,
+            capabilities.class.block_size.get()
+        ),
+        (4096, 100, 16)
+    );
+    assert_eq!(capabilities.encoder_cache_tokens, 4096, "room for an item as long as the context");
+    assert_eq!(
+        (capabilities.class.placeholders, capabilities.class.keys),
         (PlaceholderForm::Marker, KeyScheme::Sglang)
     );
-    assert_eq!((can.engine.as_str(), can.max_running), ("SGLang 0.5.23, token mode", 64));
-    assert!(!format!("{backend:?}{can:?}").contains("secret"));
-    let KvSource::Events(stream) = &can.kv else { panic!("{:?}", can.kv) };
+    assert_eq!(
+        (capabilities.engine.as_str(), capabilities.max_running),
+        ("SGLang 0.5.23, token mode", 64)
+    );
+    assert!(!format!("{backend:?}{capabilities:?}").contains("secret"));
+    let KvSource::Events(stream) = &capabilities.kv else { panic!("{:?}", capabilities.kv) };
     assert_eq!((stream.endpoint.as_str(), stream.topic.as_str()), ("tcp://127.0.0.1:5557", "kv"));
     assert_eq!(stream.replay_endpoint.as_deref(), Some("tcp://127.0.0.1:5558"));
-    let (told, load) = std::sync::mpsc::channel();
+    let (sender, load) = std::sync::mpsc::channel();
     backend.follow_load(Box::new(move |load| {
-        let _ = told.send(load);
+        let _ = sender.send(load);
     }));
     let load = tokio::task::spawn_blocking(move || load.recv_timeout(SOON)).await.unwrap().unwrap();
     assert_eq!((load.running, load.waiting, load.kv_usage), (3, 1, 0.5));
 }
 
 #[tokio::test]
-async fn the_version_before_has_other_names_for_images() {
-    let server = Server::that_is(with(server_info(), json!({"version": "0.5.22"}))).await;
-    let can = server.connect().await.unwrap().capabilities().clone();
-    assert_eq!(can.class.keys, KeyScheme::SglangNarrow);
-    assert!(matches!(can.kv, KvSource::Events(_)), "{:?}", can.kv);
+async fn previous_version_has_another_key_scheme() {
+    let server = Server::with_info(with(server_info(), json!({"version": "0.5.22"}))).await;
+    let capabilities = server.connect().await.unwrap().capabilities().clone();
+    assert_eq!(capabilities.class.keys, KeyScheme::SglangNarrow);
+    assert!(matches!(capabilities.kv, KvSource::Events(_)), "{:?}", capabilities.kv);
 }
 
 #[tokio::test]
-async fn knowledge_is_exact_of_servers_alone_whose_hashes_are_known() {
+async fn unusable_kv_events_are_ignored_with_a_reason() {
     let events_with =
         |changes| json!({"kv_events": with(server_info()["kv_events"].clone(), changes)});
     for (change, why) in [
@@ -63,22 +72,29 @@ async fn knowledge_is_exact_of_servers_alone_whose_hashes_are_known() {
         (json!({"uses_mamba_radix_cache": true}), "states"),
         (json!({"kv_events_config": "{\"format\": \"dynamo\"}"}), "format"),
     ] {
-        let backend = Server::that_is(with(server_info(), change)).await.connect().await.unwrap();
-        let can = backend.capabilities();
-        let KvSource::Unknown { why: told } = &can.kv else { panic!("{why}: {:?}", can.kv) };
-        assert!(told.contains(why), "{told}");
-        assert_eq!((can.class.keys, can.class.block_size.get()), (KeyScheme::Chiasm, 16), "{why}");
+        let server = Server::with_info(with(server_info(), change)).await;
+        let backend = server.connect().await.unwrap();
+        let capabilities = backend.capabilities();
+        let KvSource::Unknown { why: reason } = &capabilities.kv else {
+            panic!("{why}: {:?}", capabilities.kv)
+        };
+        assert!(reason.contains(why), "{reason}");
+        assert_eq!(
+            (capabilities.class.keys, capabilities.class.block_size.get()),
+            (KeyScheme::Chiasm, 16),
+            "{why}"
+        );
     }
 }
 
 #[tokio::test]
-async fn what_can_not_be_used_is_said_when_it_is_found() {
+async fn unusable_server_is_refused_with_a_reason() {
     for (change, why) in [
         (json!({"disaggregation_mode": "prefill"}), "--disaggregation-mode"),
         (json!({"page_size": 0, "version": "0"}), "0.5.23"),
         (json!({"version": null}), "server_info"),
     ] {
-        let connected = Server::that_is(with(server_info(), change)).await.connect().await;
+        let connected = Server::with_info(with(server_info(), change)).await.connect().await;
         match connected {
             Ok(backend) => assert!(format!("{:?}", backend.capabilities().kv).contains(why)),
             Err(error) => assert!(error.contains(why), "{error}"),
@@ -87,6 +103,6 @@ async fn what_can_not_be_used_is_said_when_it_is_found() {
     let answer = || -> Answer { Box::new(|_| events(&[])) };
     let no_text = Server::start(server_info(), json!({"is_generation": false}), answer()).await;
     assert!(no_text.connect().await.unwrap_err().contains("generates nothing"));
-    let silent = Server::start_with(server_info(), json!({}), answer(), false).await;
-    assert!(silent.connect().await.unwrap_err().contains("--enable-metrics"));
+    let without_metrics = Server::start_with(server_info(), json!({}), answer(), false).await;
+    assert!(without_metrics.connect().await.unwrap_err().contains("--enable-metrics"));
 }

@@ -1,5 +1,5 @@
-//! A stand-in for SGLang, which does what a test has it do. What it says is what SGLang 0.5.23 was
-//! seen to say.
+//! A stand-in for SGLang, whose answers each test chooses. Its description is that of a real SGLang
+//! 0.5.23.
 
 use std::sync::{Arc, Mutex};
 
@@ -18,39 +18,43 @@ use crate::support::{Unobserved, run};
 
 pub(crate) type Answer = Box<dyn Fn(&Value) -> Response + Send + Sync>;
 
-/// What the stand-in does with a request for tokens, and what it was asked.
-pub(crate) struct Stand {
+/// The stand-in's answer to requests for tokens, and the requests that it received.
+pub(crate) struct ServerState {
     answer: Answer,
-    pub(crate) asked: Mutex<Vec<(HeaderMap, Value)>>,
+    pub(crate) requests: Mutex<Vec<(HeaderMap, Value)>>,
 }
 
-/// A stand-in, and its address.
+/// A stand-in at an address.
 pub(crate) struct Server {
-    pub(crate) stand: Arc<Stand>,
+    pub(crate) state: Arc<ServerState>,
     url: String,
 }
 
-/// What a server says of itself; the keys of its operator are among it.
+/// The description of a server, which includes its operator's keys.
 pub(crate) fn server_info() -> Value {
     json!({
-        "version": "0.5.23", "page_size": 16, "max_total_num_tokens": 1600, "disable_radix_cache": false,
-        "speculative_algorithm": null, "uses_mamba_radix_cache": false, "enable_priority_scheduling": false,
-        "schedule_low_priority_values_first": false, "disaggregation_mode": "null", "api_key": "secret",
+        "version": "0.5.23", "page_size": 16, "max_total_num_tokens": 1600,
+        "disable_radix_cache": false, "speculative_algorithm": null,
+        "uses_mamba_radix_cache": false, "enable_priority_scheduling": false,
+        "schedule_low_priority_values_first": false, "disaggregation_mode": "null",
+        "api_key": "secret",
         "kv_events_config": "{\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:5557\"}",
-        "kv_events": {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 5557, "topic": "kv",
-                      "block_size": 16, "dp_size": 1, "replay_endpoint_port_base": 5558},
+        "kv_events": {
+            "publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 5557, "topic": "kv",
+            "block_size": 16, "dp_size": 1, "replay_endpoint_port_base": 5558,
+        },
         "internal_states": [{"effective_max_running_requests_per_dp": 64}],
     })
 }
 
-/// The value with fields of other values.
+/// Returns `value` with some of its fields changed.
 pub(crate) fn with(mut value: Value, changes: Value) -> Value {
     value.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
     value
 }
 
 impl Server {
-    /// One that gives this answer to each request.
+    /// Starts a stand-in that gives this answer to each request.
     pub(crate) async fn with(answer: impl Fn() -> Response + Send + Sync + 'static) -> Self {
         Self::start(
             server_info(),
@@ -60,8 +64,8 @@ impl Server {
         .await
     }
 
-    /// One that says this of itself, and nothing interesting else.
-    pub(crate) async fn that_is(info: Value) -> Self {
+    /// Starts a stand-in with this description and empty answers.
+    pub(crate) async fn with_info(info: Value) -> Self {
         Self::start(info, json!({}), Box::new(|_| events(&[]))).await
     }
 
@@ -76,9 +80,10 @@ impl Server {
         has_metrics: bool,
     ) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let stand = Arc::new(Stand { answer, asked: Mutex::default() });
+        let state = Arc::new(ServerState { answer, requests: Mutex::default() });
         let models = json!({"data": [{"id": "m", "parent": null, "max_model_len": 4096}]});
-        let metrics = "sglang:num_running_reqs{tp_rank=\"0\"} 3.0\nsglang:num_queue_reqs{tp_rank=\"0\"} 1.0\n\
+        let metrics = "sglang:num_running_reqs{tp_rank=\"0\"} 3.0\n\
+                       sglang:num_queue_reqs{tp_rank=\"0\"} 1.0\n\
                        sglang:token_usage{tp_rank=\"0\"} 0.5\n";
         let mut app = Router::new()
             .route("/below/server_info", get(async move || axum::Json(info)))
@@ -90,9 +95,9 @@ impl Server {
         }
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("sglang+http://{}/below", listener.local_addr().unwrap());
-        let app = app.with_state(stand.clone());
+        let app = app.with_state(state.clone());
         tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
-        Self { stand, url }
+        Self { state, url }
     }
 
     pub(crate) async fn connect(&self) -> Result<Arc<dyn Backend>, String> {
@@ -103,54 +108,60 @@ impl Server {
         connected.map(|Connected { backend, .. }| backend).map_err(|error| error.to_string())
     }
 
-    /// Everything that comes of a job.
+    /// Runs a job and returns its outputs and its error.
     pub(crate) async fn run(&self, job: Job) -> (Vec<Output>, Option<JobError>) {
         run(&*self.connect().await.unwrap(), job).await
     }
 
-    pub(crate) fn asked(&self) -> Vec<Value> {
-        std::mem::take(&mut *self.stand.asked.lock().unwrap())
+    /// Takes the bodies of the requests received so far.
+    pub(crate) fn requests(&self) -> Vec<Value> {
+        std::mem::take(&mut *self.state.requests.lock().unwrap())
             .into_iter()
             .map(|(_, body)| body)
             .collect()
     }
 }
 
-async fn generate(State(stand): State<Arc<Stand>>, headers: HeaderMap, body: Bytes) -> Response {
+async fn generate(
+    State(state): State<Arc<ServerState>>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
     let body: Value = serde_json::from_slice(&body).unwrap();
     if body.get("input_ids").is_none() {
         let message = "Either text, input_ids or input_embeds should be provided.";
         return (StatusCode::BAD_REQUEST, axum::Json(json!({"error": {"message": message}})))
             .into_response();
     }
-    stand.asked.lock().unwrap().push((headers, body.clone()));
-    (stand.answer)(&body)
+    state.requests.lock().unwrap().push((headers, body.clone()));
+    (state.answer)(&body)
 }
 
-/// An answer of these events.
+/// Returns an answer with these events.
 pub(crate) fn events(events: &[Value]) -> Response {
     let text: String = events.iter().map(|event| format!("data: {event}\n\n")).collect();
     format!("{text}data: [DONE]\n\n").into_response()
 }
 
-/// An event: the tokens that it tells, how many there are by now, and how the answer ended. Its
+/// Returns an event with these tokens, the number of all tokens so far, and the finish reason. Its
 /// prompt has three tokens.
 pub(crate) fn event(tokens: &[u32], all: usize, finish: Value) -> Value {
     json!({"text": "…", "output_ids": tokens, "meta_info": {
-        "id": "…", "finish_reason": finish, "prompt_tokens": 3, "completion_tokens": all, "cached_tokens": 2,
-        "queue_time": 0.25, "weight_version": "default"}})
+        "id": "…", "finish_reason": finish, "prompt_tokens": 3, "completion_tokens": all,
+        "cached_tokens": 2, "queue_time": 0.25, "weight_version": "default",
+    }})
 }
 
 pub(crate) fn length() -> Value {
     json!({"type": "length", "length": 4})
 }
 
-/// The same of a prompt with a picture, as it was expected to become.
-pub(crate) fn of_picture(prompt_tokens: usize, prompt: Value) -> Value {
-    let mut told = event(&[5], 1, length());
-    told["meta_info"]["prompt_tokens"] = json!(prompt_tokens);
-    told["prompt_token_ids"] = prompt;
-    told
+/// Returns the only event of an answer to a prompt with a picture, with the expanded prompt.
+pub(crate) fn picture_event(prompt_tokens: usize, prompt: Value) -> Value {
+    let mut event = event(&[5], 1, length());
+    event["meta_info"]["prompt_tokens"] = json!(prompt_tokens);
+    event["prompt_token_ids"] = prompt;
+    event
 }
 
 pub(crate) fn tokens(output: &Output) -> Vec<u32> {

@@ -1,4 +1,4 @@
-//! What both kinds of token servers' tests have in common: jobs, pictures, and what comes of them.
+//! Shared parts of the token servers' tests: jobs, pictures, and running a job.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part")]
 
 use std::sync::Arc;
@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use chiasm_backend::{
-    Backend, Delivered, EncodedItem, Input, ItemField, Job, JobError, JobItem, MediaObserver,
-    MediaSource, Output, RequestId, Sampling, SourceError, TensorOrder, TraceContext,
+    Backend, EncodedItem, Input, ItemField, Job, JobError, JobItem, MediaDelivery, MediaObserver,
+    MediaSource, Output, RequestId, Sampling, SourceError, TensorRequest, TraceContext,
 };
 use chiasm_types::{MmHash, Modality, Placeholder, TokenId};
 use futures_util::future::{BoxFuture, FutureExt};
@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 pub const SOON: Duration = Duration::from_secs(20);
 
-/// Everything that comes of a job.
+/// Runs a job and returns its outputs and its error.
 pub async fn run(backend: &dyn Backend, job: Job) -> (Vec<Output>, Option<JobError>) {
     let mut running = match backend.start(Arc::new(job)).await {
         Ok(running) => running,
@@ -31,21 +31,30 @@ pub async fn run(backend: &dyn Backend, job: Job) -> (Vec<Output>, Option<JobErr
     }
 }
 
+/// Signals when it is dropped.
+pub struct DropSignal(pub std::sync::mpsc::Sender<()>);
+
+impl Drop for DropSignal {
+    fn drop(&mut self) {
+        let _ = self.0.send(());
+    }
+}
+
 pub struct Unobserved;
 
 impl MediaObserver for Unobserved {
-    fn delivered(&self, _: Delivered) {}
+    fn delivered(&self, _: MediaDelivery) {}
     fn missed(&self, _: usize) {}
     fn stepped_down(&self, _: &'static str, _: &dyn std::fmt::Display) {}
 }
 
-/// A picture as a client has sent it, with these settings.
+/// A picture from a client, with these processor settings.
 pub struct Picture(pub &'static str);
 
 impl MediaSource for Picture {
     fn tensors(
         &self,
-        _: TensorOrder,
+        _: TensorRequest,
     ) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
         async { Ok(None) }.boxed()
     }
@@ -87,7 +96,7 @@ pub fn job(sampling: Sampling) -> Job {
     }
 }
 
-/// A job with a picture, whose marker 9 is expected to become three tokens.
+/// Returns a job with a picture, whose marker 9 is expected to expand to three tokens.
 pub fn with_picture(kwargs: &'static str, sampling: Sampling) -> Job {
     let item = JobItem {
         modality: Modality::Image,
@@ -96,7 +105,8 @@ pub fn with_picture(kwargs: &'static str, sampling: Sampling) -> Job {
         elements: 1,
         source: Arc::new(Picture(kwargs)),
     };
-    let (tokens, expanded) = ([1, 9, 2].map(TokenId).into(), [1, 9, 9, 9, 2].map(TokenId).into());
+    let tokens = [1, 9, 2].map(TokenId).into();
+    let expanded = [1, 9, 9, 9, 2].map(TokenId).into();
     let input = Input::Marked { tokens: Arc::new(tokens), expanded: Arc::new(expanded) };
     Job { input, media: Arc::new([item]), ..job(sampling) }
 }

@@ -1,8 +1,9 @@
-//! Gemma 3: `Gemma3ImageProcessor` of `transformers` 5.20, as vLLM 0.33 calls it.
+//! Gemma 3.
 //!
-//! The image is squeezed into one square of a fixed number of tokens. With pan and scan, which a
-//! request may ask for, crops of long images follow as squares of their own, and words stand
-//! between them in the prompt.
+//! Follows `Gemma3ImageProcessor` of `transformers` 5.20, as vLLM 0.33 calls it. The image is
+//! resized to one square with a fixed number of tokens, without keeping its aspect ratio. A request
+//! can turn on pan and scan: then crops of long images follow as further squares, separated by text
+//! in the prompt.
 
 use std::sync::Arc;
 
@@ -18,44 +19,46 @@ use crate::model_dir::{ModelDir, Section};
 use crate::settings::{self, STANDARD};
 use crate::{ImagePlan, ImageSize, TensorSpec, VisionError, Vocabulary};
 
-/// What stands for an image in a prompt (`get_placeholder_str` in vLLM's `gemma3_mm.py`).
+/// The text of an image in a prompt (`get_placeholder_str` in vLLM's `gemma3_mm.py`).
 const PROMPT_TEXT: &str = "<start_of_image>";
-/// More crops than any model is trained for; keeps plans short.
-const MOST_CROPS: u64 = 64;
+/// The maximum number of crops. It exceeds that of every model and keeps plans short.
+const MAX_CROPS: u64 = 64;
 
-/// More tokens per square than any model makes; keeps products within bounds.
-const MOST_TOKENS: u64 = 1 << 20;
+/// The maximum number of tokens per square. It exceeds that of every model and keeps products
+/// within bounds.
+const MAX_SQUARE_TOKENS: u64 = 1 << 20;
 
-/// One Gemma 3 model.
+/// A Gemma 3 model.
 #[derive(Clone, Debug)]
 pub(crate) struct Gemma3 {
     size: ImageSize,
     filter: Filter,
     normalization: Normalization,
     pan_and_scan: Option<PanAndScan>,
-    words: Words,
+    tokens: PlaceholderTokens,
     prompt: ImagePrompt,
 }
 
-/// The tokens of an image's placeholder, beside its embeddings.
+/// The tokens of an image's placeholder.
 #[derive(Clone, Debug)]
-struct Words {
+struct PlaceholderTokens {
+    /// The token that embeds.
     image: TokenId,
-    /// Embeddings per square.
-    count: usize,
-    /// What comes before the only square, up to its start.
-    before: Vec<TokenId>,
-    /// What comes before the first of several squares.
-    original: Vec<TokenId>,
-    /// What comes between the first square and the second.
-    crops: Vec<TokenId>,
-    /// What comes between the other squares.
-    next: Vec<TokenId>,
-    /// What comes after the last square.
+    /// The number of embeddings per square.
+    square_tokens: usize,
+    /// The tokens before the only square of an image without crops.
+    before_single: Vec<TokenId>,
+    /// The tokens before the first of several squares.
+    before_original: Vec<TokenId>,
+    /// The tokens between the first square and the second.
+    before_first_crop: Vec<TokenId>,
+    /// The tokens between the other squares.
+    before_other_crops: Vec<TokenId>,
+    /// The tokens after the last square.
     after: Vec<TokenId>,
 }
 
-/// The rule by which an image is cut into crops.
+/// The settings of cutting an image into crops.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct PanAndScan {
     min_crop_size: u32,
@@ -64,8 +67,9 @@ struct PanAndScan {
 }
 
 impl PanAndScan {
-    /// A request's settings with the defaults of `Gemma3ProcessorKwargs`, which hide those of the
-    /// model directory.
+    /// Reads a request's settings; `None` if pan and scan is off.
+    ///
+    /// The defaults are those of `Gemma3ProcessorKwargs`, which override the model directory.
     fn read(kwargs: &Map<String, Value>) -> Result<Option<Self>, VisionError> {
         const ON: &str = "do_pan_and_scan";
         const CROPS: &str = "pan_and_scan_max_num_crops";
@@ -81,10 +85,10 @@ impl PanAndScan {
             };
             let invalid =
                 |problem: &str| VisionError::InvalidKwarg { key, problem: problem.into() };
-            let number = |most| {
+            let number = |max| {
                 value
                     .as_u64()
-                    .filter(|number| (1..=most).contains(number))
+                    .filter(|number| (1..=max).contains(number))
                     .map(|number| number as u32)
             };
             match key {
@@ -95,7 +99,7 @@ impl PanAndScan {
                 }
                 CROPS => {
                     settings.max_num_crops =
-                        number(MOST_CROPS).ok_or_else(|| invalid("must be from 1 to 64"))?
+                        number(MAX_CROPS).ok_or_else(|| invalid("must be from 1 to 64"))?
                 }
                 _ => {
                     let ratio = value.as_f64().filter(|ratio| ratio.is_finite());
@@ -107,9 +111,10 @@ impl PanAndScan {
         Ok(on.then_some(settings))
     }
 
-    /// The crops of an image, none if it is not long enough (`pan_and_scan_batched`).
+    /// Returns the crops of an image; none if it is not long enough (`pan_and_scan_batched`).
     fn crops(self, size: ImageSize) -> Vec<Region> {
-        let (long, short) = (size.width.max(size.height), size.width.min(size.height));
+        let long = size.width.max(size.height);
+        let short = size.width.min(size.height);
         let ratio = f64::from(long) / f64::from(short);
         if ratio < self.min_ratio_to_activate {
             return Vec::new();
@@ -138,6 +143,7 @@ impl PanAndScan {
 }
 
 impl Gemma3 {
+    /// Reads the settings of a model directory.
     pub(crate) fn read(
         dir: &ModelDir,
         vocabulary: &dyn Vocabulary,
@@ -153,8 +159,8 @@ impl Gemma3 {
             text: PROMPT_TEXT,
             marker: vec![id("<start_of_image>")?],
             rewrite: None,
-            // The tokenizer would have made one token of these (`_apply_token_matches` in vLLM's
-            // `gemma3_mm.py`).
+            // The tokenizer would have merged these into one token (`_apply_token_matches` in
+            // vLLM's `gemma3_mm.py`).
             joins: vec![
                 ([lines[0], lines[1]], lines[2]),
                 ([lines[1], lines[0]], lines[2]),
@@ -166,30 +172,32 @@ impl Gemma3 {
             filter: settings::resample(file, Filter::Bilinear)?,
             normalization: settings::normalization(file, STANDARD)?,
             pan_and_scan: None,
-            words: words(dir, vocabulary, id("<image_soft_token>")?)?,
+            tokens: placeholder_tokens(dir, vocabulary, id("<image_soft_token>")?)?,
             prompt,
         }))
     }
 
+    /// Returns the placeholder of an image with this number of squares.
     fn placeholder(&self, squares: usize) -> Vec<TokenRun> {
-        let words = &self.words;
+        let tokens = &self.tokens;
+        let single = |&token: &TokenId| TokenRun { token, count: 1, embeds: false };
         let mut runs = Vec::new();
         for square in 0..squares {
             let before = match (square, squares) {
-                (0, 1) => &words.before,
-                (0, _) => &words.original,
-                (1, _) => &words.crops,
-                _ => &words.next,
+                (0, 1) => &tokens.before_single,
+                (0, _) => &tokens.before_original,
+                (1, _) => &tokens.before_first_crop,
+                _ => &tokens.before_other_crops,
             };
-            runs.extend(before.iter().map(|&token| TokenRun { token, count: 1, embeds: false }));
-            runs.push(TokenRun { token: words.image, count: words.count, embeds: true });
+            runs.extend(before.iter().map(single));
+            runs.push(TokenRun { token: tokens.image, count: tokens.square_tokens, embeds: true });
         }
-        runs.extend(words.after.iter().map(|&token| TokenRun { token, count: 1, embeds: false }));
+        runs.extend(tokens.after.iter().map(single));
         runs
     }
 }
 
-/// The tower takes one size.
+/// Checks that the image processor resizes to the only size that the vision tower takes.
 fn check_size(dir: &ModelDir, file: &Section, size: ImageSize) -> Result<(), VisionError> {
     let side = dir.vision.positive("image_size")?.unwrap_or(224);
     if u64::from(size.width) != side || u64::from(size.height) != side {
@@ -201,31 +209,35 @@ fn check_size(dir: &ModelDir, file: &Section, size: ImageSize) -> Result<(), Vis
     Ok(())
 }
 
-/// `Gemma3ProcessingInfo.get_image_repl` in vLLM's `gemma3_mm.py`. Special tokens split a text, so
-/// that its parts are tokenized for themselves.
-fn words(
+/// Encodes the texts of `Gemma3ProcessingInfo.get_image_repl` in vLLM's `gemma3_mm.py`.
+///
+/// Special tokens split a text, so that its parts are tokenized separately.
+fn placeholder_tokens(
     dir: &ModelDir,
     vocabulary: &dyn Vocabulary,
     image: TokenId,
-) -> Result<Words, VisionError> {
+) -> Result<PlaceholderTokens, VisionError> {
     const START: &str = "\n\n<start_of_image>";
     const END: &str = "<end_of_image>\n\n";
     let encode = |text: String| {
         vocabulary.encode(&text).map_err(|source| VisionError::Tokenizer { text, source })
     };
-    let count = dir.processor.positive("image_seq_length")?.unwrap_or(256);
+    let square_tokens = dir.processor.positive("image_seq_length")?.unwrap_or(256);
     let expected = dir.config.positive("mm_tokens_per_image")?.unwrap_or(256);
-    if count != expected || count > MOST_TOKENS {
-        let problem = format!("is {count}, but mm_tokens_per_image in config.json is {expected}");
+    if square_tokens != expected || square_tokens > MAX_SQUARE_TOKENS {
+        let problem =
+            format!("is {square_tokens}, but mm_tokens_per_image in config.json is {expected}");
         return Err(dir.processor.problem("image_seq_length", problem));
     }
-    Ok(Words {
+    Ok(PlaceholderTokens {
         image,
-        count: count as usize,
-        before: encode(START.into())?,
-        original: encode(format!("Here is the original image {START}"))?,
-        crops: encode(format!("{END} and here are some crops to help you see better {START}"))?,
-        next: encode(format!("{END} {START}"))?,
+        square_tokens: square_tokens as usize,
+        before_single: encode(START.into())?,
+        before_original: encode(format!("Here is the original image {START}"))?,
+        before_first_crop: encode(format!(
+            "{END} and here are some crops to help you see better {START}"
+        ))?,
+        before_other_crops: encode(format!("{END} {START}"))?,
         after: encode(END.into())?,
     })
 }
@@ -236,7 +248,8 @@ impl Family for Gemma3 {
     }
 
     fn plan(&self, size: ImageSize) -> Result<ImagePlan, VisionError> {
-        let (width, height) = (self.size.width as usize, self.size.height as usize);
+        let width = self.size.width as usize;
+        let height = self.size.height as usize;
         let whole = Layer::whole(
             size.width as usize,
             size.height as usize,
@@ -264,20 +277,28 @@ impl Family for Gemma3 {
     }
 
     fn largest_image(&self) -> ImageSize {
-        // Without crops any size has as many embeddings.
+        // Without crops, images of all sizes have the same number of embeddings.
         let crops = self.pan_and_scan.map_or(1, |settings| settings.max_num_crops);
         ImageSize { height: self.size.height * crops, ..self.size }
     }
 
     fn fingerprint(&self, out: &mut Fingerprint) {
-        let Self { size, filter, normalization, pan_and_scan, words, prompt: _ } = self;
-        let Words { image, count, before, original, crops, next, after } = words;
+        let Self { size, filter, normalization, pan_and_scan, tokens, prompt: _ } = self;
+        let PlaceholderTokens {
+            image,
+            square_tokens,
+            before_single,
+            before_original,
+            before_first_crop,
+            before_other_crops,
+            after,
+        } = tokens;
         out.size("size", *size);
         out.filter("resample", *filter);
         normalization.fingerprint(out);
         out.tokens("image_token", &[*image]);
-        out.count("square_tokens", *count);
-        out.tokens("before", before);
+        out.count("square_tokens", *square_tokens);
+        out.tokens("before", before_single);
         out.tokens("after", after);
         if let Some(PanAndScan { min_crop_size, max_num_crops, min_ratio_to_activate }) =
             *pan_and_scan
@@ -285,9 +306,9 @@ impl Family for Gemma3 {
             out.integer("pan_and_scan_min_crop_size", min_crop_size);
             out.integer("pan_and_scan_max_num_crops", max_num_crops);
             out.double("pan_and_scan_min_ratio_to_activate", min_ratio_to_activate);
-            out.tokens("before_original", original);
-            out.tokens("before_first_crop", crops);
-            out.tokens("before_other_crops", next);
+            out.tokens("before_original", before_original);
+            out.tokens("before_first_crop", before_first_crop);
+            out.tokens("before_other_crops", before_other_crops);
         }
     }
 

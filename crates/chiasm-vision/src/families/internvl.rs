@@ -1,13 +1,14 @@
-//! InternVL in the form of `transformers` (`model_type` internvl): `GotOcr2ImageProcessor` of
-//! `transformers` 5.20, as vLLM 0.33 calls it for `InternVLForConditionalGeneration`.
+//! InternVL in the `transformers` format (`model_type` internvl).
 //!
-//! The image is resized to the arrangement of tiles that is closest in shape; a thumbnail follows.
+//! Follows `GotOcr2ImageProcessor` of `transformers` 5.20, as vLLM 0.33 calls it for
+//! `InternVLForConditionalGeneration`. The image is resized to the arrangement of tiles with the
+//! closest aspect ratio; a thumbnail follows.
 
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::tiled::{self, ImageTokens, MOST_TILES, Tiles};
+use super::tiled::{self, ImageTokens, MAX_TILES, Tiles};
 use crate::family::Family;
 use crate::fingerprint::Fingerprint;
 use crate::image_prompt::ImagePrompt;
@@ -16,23 +17,23 @@ use crate::model_dir::{ModelDir, Section};
 use crate::settings::{self, CLIP};
 use crate::{ImagePlan, ImageSize, VisionError, Vocabulary};
 
-/// What stands for an image in a prompt (`get_placeholder_str` in vLLM's `interns1.py`).
+/// The text of an image in a prompt (`get_placeholder_str` in vLLM's `interns1.py`).
 const PROMPT_TEXT: &str = "<IMG_CONTEXT>";
-/// Settings that a request may replace.
+/// The settings that a request may override.
 const KWARGS: &[&str] = &["crop_to_patches", "min_patches", "max_patches"];
 
-/// One InternVL model.
+/// An InternVL model.
 #[derive(Clone, Debug)]
 pub(crate) struct InternVl {
     file: Section,
     settings: Settings,
     tokens: ImageTokens,
     prompt: ImagePrompt,
-    /// Embeddings per tile.
+    /// The number of embeddings per tile.
     tile_tokens: usize,
 }
 
-/// Settings of one model's image processor.
+/// The settings of a model's image processor.
 #[derive(Clone, Debug, PartialEq)]
 struct Settings {
     tile: ImageSize,
@@ -44,10 +45,11 @@ struct Settings {
 }
 
 impl Settings {
+    /// Reads the settings. `crop` is `true` if the image is cut into tiles.
     fn read(file: &Section, crop: bool) -> Result<Self, VisionError> {
         let tiles = |key, default| match file.nullable_positive(key)?.unwrap_or(default) {
-            tiles @ 1..=MOST_TILES => Ok(tiles as u32),
-            _ => Err(file.problem(key, format!("must be at most {MOST_TILES}"))),
+            tiles @ 1..=MAX_TILES => Ok(tiles as u32),
+            _ => Err(file.problem(key, format!("must be at most {MAX_TILES}"))),
         };
         if !file.flag("do_resize", true)? {
             return Err(file.problem("do_resize", "must be true"));
@@ -64,13 +66,14 @@ impl Settings {
 }
 
 impl InternVl {
+    /// Reads the settings of a model directory.
     pub(crate) fn read(
         dir: &ModelDir,
         vocabulary: &dyn Vocabulary,
     ) -> Result<Arc<dyn Family>, VisionError> {
         let file = dir.image_processor()?.clone();
-        // The processor of text and images (`InternVLProcessorKwargs`) asks for tiles whatever the
-        // file says.
+        // The processor of text and images (`InternVLProcessorKwargs`) always cuts tiles, whatever
+        // the file has.
         let settings = Settings::read(&file, true)?;
         let tokens = ImageTokens::read(vocabulary, "internvl")?;
         let prompt = ImagePrompt::token(PROMPT_TEXT, tokens.context);
@@ -79,8 +82,10 @@ impl InternVl {
     }
 }
 
-/// Embeddings per tile: what the processor writes, which must be what the engine makes of its
-/// tiles.
+/// Returns the number of embeddings per tile.
+///
+/// # Errors
+/// Fails if the processor's number differs from the number that the engine computes.
 fn tile_tokens(dir: &ModelDir, tile: ImageSize) -> Result<usize, VisionError> {
     let expected = settings::exact_size(&dir.vision, "image_size", ImageSize::square(448))?;
     let patch = settings::exact_size(&dir.vision, "patch_size", ImageSize::square(14))?;
@@ -89,7 +94,7 @@ fn tile_tokens(dir: &ModelDir, tile: ImageSize) -> Result<usize, VisionError> {
             .image_processor()?
             .problem("size", format!("must be that of the vision tower, {expected}")));
     }
-    let ratio = settings::shrinking(&dir.config, "downsample_ratio")?;
+    let ratio = settings::downsample_ratio(&dir.config, "downsample_ratio")?;
     let side = |length: u32, patch: u32| (f64::from(length / patch) * ratio) as u64;
     let expected = side(tile.width, patch.width) * side(tile.height, patch.height);
     let found = dir.processor.positive("image_seq_length")?.unwrap_or(256);
@@ -102,20 +107,21 @@ fn tile_tokens(dir: &ModelDir, tile: ImageSize) -> Result<usize, VisionError> {
 
 impl Family for InternVl {
     fn with_kwargs(&self, kwargs: &Map<String, Value>) -> Result<Arc<dyn Family>, VisionError> {
-        let file = settings::overridden(&self.file, kwargs, KWARGS)?;
+        let file = settings::with_overrides(&self.file, kwargs, KWARGS)?;
         let crop = match kwargs.get("crop_to_patches") {
-            Some(_) => file.flag("crop_to_patches", true).map_err(settings::as_kwarg)?,
+            Some(_) => file.flag("crop_to_patches", true).map_err(settings::as_kwarg_error)?,
             None => self.settings.crop,
         };
-        let settings = Settings::read(&file, crop).map_err(settings::as_kwarg)?;
+        let settings = Settings::read(&file, crop).map_err(settings::as_kwarg_error)?;
         Ok(Arc::new(Self { file, settings, ..self.clone() }))
     }
 
     fn plan(&self, size: ImageSize) -> Result<ImagePlan, VisionError> {
         let Settings { tile, crop, min_tiles, max_tiles, filter, .. } = self.settings;
-        let arrangement = match crop {
-            true => tiled::closest(&tiled::arrangements(min_tiles, max_tiles), size, tile),
-            false => (1, 1),
+        let arrangement = if crop {
+            tiled::closest(&tiled::arrangements(min_tiles, max_tiles), size, tile)
+        } else {
+            (1, 1)
         };
         let tiles = Tiles {
             arrangement,
@@ -129,26 +135,26 @@ impl Family for InternVl {
 
     fn largest_image(&self) -> ImageSize {
         let Settings { tile, crop, min_tiles, max_tiles, .. } = self.settings;
-        // vLLM looks for the largest image with the image processor's own setting, by which all of
-        // them are one tile unless it says otherwise: it takes the first, and the processor of text
-        // and images cuts that.
-        let cut_by_file = self.file.flag("crop_to_patches", false).unwrap_or(false);
-        let tiles = match (crop, cut_by_file) {
+        // vLLM searches for the largest image with the image processor's own `crop_to_patches`. If
+        // that is off, all candidates have one tile and vLLM picks the first, which the processor
+        // of text and images then cuts.
+        let crop_in_file = self.file.flag("crop_to_patches", false).unwrap_or(false);
+        let tiles = match (crop, crop_in_file) {
             (true, true) => max_tiles,
             (true, false) => min_tiles,
             (false, _) => 1,
         };
-        tiled::row_of(tiles, tile)
+        tiled::row_size(tiles, tile)
     }
 
-    fn largest_video(&self, context: usize, image: usize) -> usize {
-        tiled::longest_video(context, image, self.tile_tokens)
+    fn largest_video(&self, context_tokens: usize, image_tokens: usize) -> usize {
+        tiled::longest_video(context_tokens, image_tokens, self.tile_tokens)
     }
 
     fn fingerprint(&self, out: &mut Fingerprint) {
         let Self { file: _, settings, tokens, prompt: _, tile_tokens } = self;
         let Settings { tile, crop, min_tiles, max_tiles, filter, ref normalization } = *settings;
-        // An image that is not cropped is one tile.
+        // An image that is not cut is one tile.
         let (min_tiles, max_tiles) = if crop { (min_tiles, max_tiles) } else { (1, 1) };
         out.size("tile", tile);
         out.integer("min_tiles", min_tiles);

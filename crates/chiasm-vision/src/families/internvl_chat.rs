@@ -1,14 +1,14 @@
-//! InternVL 2.5 and 3 as OpenGVLab publishes them (`model_type` internvl_chat): vLLM 0.33's own
-//! processor (`vllm/transformers_utils/processors/internvl.py`), which resizes with Pillow.
+//! InternVL 2.5 and 3 as published by OpenGVLab (`model_type` internvl_chat).
 //!
-//! The image is resized to the arrangement of tiles that is closest in shape; a thumbnail follows.
-//! All settings are in config.json.
+//! Follows vLLM 0.33's own processor (`vllm/transformers_utils/processors/internvl.py`), which
+//! resizes with Pillow. The image is resized to the arrangement of tiles with the closest aspect
+//! ratio; a thumbnail follows. All settings are in config.json.
 
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::tiled::{self, Arrangement, ImageTokens, MOST_TILES, Tiles};
+use super::tiled::{self, Arrangement, ImageTokens, MAX_TILES, Tiles};
 use crate::family::Family;
 use crate::fingerprint::Fingerprint;
 use crate::image_prompt::ImagePrompt;
@@ -19,18 +19,19 @@ use crate::{ImagePlan, ImageSize, VisionError, Vocabulary};
 
 /// `IMAGENET_MEAN` and `IMAGENET_STD` of the processor.
 const IMAGENET: ([f64; 3], [f64; 3]) = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]);
-/// What stands for an image in a prompt (`get_placeholder_str` in vLLM's `internvl.py`). It is no
-/// token of its own.
+/// The text of an image in a prompt (`get_placeholder_str` in vLLM's `internvl.py`). It is not a
+/// single token.
 const PROMPT_TEXT: &str = "<image>";
-/// What is tokenized in its place: the placeholder of an image of one token.
+/// The text that is tokenized in place of [`PROMPT_TEXT`]: the placeholder of an image of one
+/// token.
 const PROMPT_TOKENS: &str = "<img><IMG_CONTEXT></img>";
-/// Settings that a request may replace.
+/// The settings that a request may override.
 const KWARGS: &[&str] =
     &["min_dynamic_patch", "max_dynamic_patch", "dynamic_image_size", "use_thumbnail"];
-/// Far above any model's; keeps products within bounds.
-const LARGEST_SIDE: u64 = 1 << 14;
+/// The maximum side of a tile in pixels. Far above any model's; keeps products within bounds.
+const MAX_SIDE_PIXELS: u64 = 1 << 14;
 
-/// One InternVL model.
+/// An InternVL model.
 #[derive(Clone, Debug)]
 pub(crate) struct InternVlChat {
     config: Section,
@@ -39,12 +40,12 @@ pub(crate) struct InternVlChat {
     tokens: ImageTokens,
     prompt: ImagePrompt,
     tile: ImageSize,
-    /// Embeddings per tile.
+    /// The number of embeddings per tile.
     tile_tokens: usize,
     takes_videos: bool,
 }
 
-/// What config.json says of tiles.
+/// The settings of tiles in config.json.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Settings {
     min_tiles: u32,
@@ -54,44 +55,51 @@ struct Settings {
 
 impl Settings {
     fn read(config: &Section) -> Result<Self, VisionError> {
-        // The class of the configuration is the model's own code, with these defaults.
+        // These are the defaults of the model's own configuration class.
         let tiles = |key, default: u64| match config.get(key).map_or(Some(default), Value::as_u64) {
-            Some(tiles @ 0..=MOST_TILES) => Ok(tiles as u32),
-            _ => Err(config.problem(key, format!("must be an integer from 0 to {MOST_TILES}"))),
+            Some(tiles @ 0..=MAX_TILES) => Ok(tiles as u32),
+            _ => Err(config.problem(key, format!("must be an integer from 0 to {MAX_TILES}"))),
         };
-        let (min_tiles, max_tiles) =
-            (tiles("min_dynamic_patch", 1)?, tiles("max_dynamic_patch", 6)?);
+        let min_tiles = tiles("min_dynamic_patch", 1)?;
+        let max_tiles = tiles("max_dynamic_patch", 6)?;
         let dynamic = config.flag("dynamic_image_size", false)?;
         let (min_tiles, max_tiles) = if dynamic { (min_tiles, max_tiles) } else { (1, 1) };
         Ok(Self { min_tiles, max_tiles, thumbnail: config.flag("use_thumbnail", false)? })
     }
 
-    /// The processor sorts the arrangements by their number of tiles only; the order among as many
-    /// is that of a Python set. Where that order decides, there is no answer here.
+    /// Returns the arrangement of tiles for an image of this size.
+    ///
+    /// The processor sorts arrangements by their number of tiles only; those with the same number
+    /// are in the order of a Python set.
+    ///
+    /// # Errors
+    /// [`VisionError::AmbiguousTiles`] if the result depends on that order.
     fn arrangement(self, size: ImageSize, tile: ImageSize) -> Result<Arrangement, VisionError> {
         let mut arrangements = tiled::arrangements(self.min_tiles, self.max_tiles);
         let chosen = tiled::closest(&arrangements, size, tile);
         arrangements.reverse();
         arrangements.sort_by_key(|(columns, rows)| columns * rows);
-        match tiled::closest(&arrangements, size, tile) == chosen {
-            true => Ok(chosen),
-            false => Err(VisionError::AmbiguousTiles { size }),
+        if tiled::closest(&arrangements, size, tile) != chosen {
+            return Err(VisionError::AmbiguousTiles { size });
         }
+        Ok(chosen)
     }
 }
 
 impl InternVlChat {
+    /// Reads the settings of a model directory.
     pub(crate) fn read(
         dir: &ModelDir,
         vocabulary: &dyn Vocabulary,
     ) -> Result<Arc<dyn Family>, VisionError> {
         let side = |key, default| match dir.vision.positive(key)?.unwrap_or(default) {
-            side @ 1..=LARGEST_SIDE => Ok(side),
-            _ => Err(dir.vision.problem(key, format!("must be at most {LARGEST_SIDE}"))),
+            side @ 1..=MAX_SIDE_PIXELS => Ok(side),
+            _ => Err(dir.vision.problem(key, format!("must be at most {MAX_SIDE_PIXELS}"))),
         };
-        let (side, patch) = (side("image_size", 448)?, side("patch_size", 14)?);
-        let ratio = settings::shrinking(&dir.config, "downsample_ratio")?;
-        let patches = side / patch;
+        let image_side = side("image_size", 448)?;
+        let patch_side = side("patch_size", 14)?;
+        let ratio = settings::downsample_ratio(&dir.config, "downsample_ratio")?;
+        let patches = image_side / patch_side;
         // int(patches² · ratio²) in Python.
         let tile_tokens = ((patches * patches) as f64 * (ratio * ratio)) as usize;
         if tile_tokens == 0 {
@@ -110,20 +118,20 @@ impl InternVlChat {
             normalization: Normalization::unit(IMAGENET),
             tokens,
             prompt,
-            tile: ImageSize::square(side as u32),
+            tile: ImageSize::square(image_side as u32),
             tile_tokens,
             takes_videos: takes_videos(dir, vocabulary),
         }))
     }
 }
 
-/// Whether vLLM gives it videos, which go by the language model and its tokens (`ctx_video_token`
-/// in vLLM's `internvl.py`).
+/// Returns `true` if vLLM passes videos to the model, which depends on the language model and its
+/// tokens (`ctx_video_token` in vLLM's `internvl.py`).
 fn takes_videos(dir: &ModelDir, vocabulary: &dyn Vocabulary) -> bool {
-    let text = ["llm_config", "text_config"]
+    let language_model = ["llm_config", "text_config"]
         .iter()
         .find_map(|part| dir.config.get(part)?.get("model_type")?.as_str());
-    let token = match text {
+    let token = match language_model {
         Some("qwen2" | "qwen3" | "qwen3_moe") => "<|video_pad|>",
         Some("gpt_oss") => "<|reserved_200000|>",
         _ => return false,
@@ -133,8 +141,8 @@ fn takes_videos(dir: &ModelDir, vocabulary: &dyn Vocabulary) -> bool {
 
 impl Family for InternVlChat {
     fn with_kwargs(&self, kwargs: &Map<String, Value>) -> Result<Arc<dyn Family>, VisionError> {
-        let config = settings::overridden(&self.config, kwargs, KWARGS)?;
-        let settings = Settings::read(&config).map_err(settings::as_kwarg)?;
+        let config = settings::with_overrides(&self.config, kwargs, KWARGS)?;
+        let settings = Settings::read(&config).map_err(settings::as_kwarg_error)?;
         Ok(Arc::new(Self { config, settings, ..self.clone() }))
     }
 
@@ -151,11 +159,14 @@ impl Family for InternVlChat {
     }
 
     fn largest_image(&self) -> ImageSize {
-        tiled::row_of(self.settings.max_tiles, self.tile)
+        tiled::row_size(self.settings.max_tiles, self.tile)
     }
 
-    fn largest_video(&self, context: usize, image: usize) -> usize {
-        if self.takes_videos { tiled::longest_video(context, image, self.tile_tokens) } else { 0 }
+    fn largest_video(&self, context_tokens: usize, image_tokens: usize) -> usize {
+        if !self.takes_videos {
+            return 0;
+        }
+        tiled::longest_video(context_tokens, image_tokens, self.tile_tokens)
     }
 
     fn fingerprint(&self, out: &mut Fingerprint) {

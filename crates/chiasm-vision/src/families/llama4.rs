@@ -1,7 +1,8 @@
-//! Llama 4: `Llama4ImageProcessor` of `transformers` 5.20, as vLLM 0.33 calls it.
+//! Llama 4.
 //!
-//! The image is fitted into a canvas of tiles, padded and cut; the whole image in one tile follows
-//! if there are several. Pixels are normalised in bfloat16.
+//! Follows `Llama4ImageProcessor` of `transformers` 5.20, as vLLM 0.33 calls it. The image is
+//! fitted into a canvas of tiles, padded and cut. If there are several tiles, one tile of the whole
+//! image follows. Pixels are normalised in bfloat16.
 
 use std::sync::Arc;
 
@@ -17,41 +18,41 @@ use crate::model_dir::{ModelDir, Section};
 use crate::settings::{self, STANDARD};
 use crate::{ImagePlan, ImageSize, TensorSpec, VisionError, Vocabulary};
 
-/// What stands for an image in a prompt (`get_placeholder_str` in vLLM's `mllama4.py`).
+/// The text of an image in a prompt (`get_placeholder_str` in vLLM's `mllama4.py`).
 const PROMPT_TEXT: &str = "<|image|>";
-/// Settings that a request may replace. Others, the engine would not follow.
+/// The settings that a request may override. The engine would not apply others.
 const KWARGS: &[&str] = &["resize_to_max_canvas"];
-/// More tiles than any model is trained for; keeps lists of canvases short.
-const MOST_TILES: u64 = 256;
-/// Far above any model's; keeps products within bounds.
-const LARGEST_SIDE: u64 = 1 << 14;
+/// The maximum number of tiles. It exceeds that of every model and keeps lists of canvases short.
+const MAX_TILES: u64 = 256;
+/// The maximum side in pixels. It exceeds that of every model by far and keeps products within
+/// bounds.
+const MAX_SIDE_PIXELS: u64 = 1 << 14;
 
-/// One Llama 4 model.
+/// A Llama 4 model.
 #[derive(Clone, Debug)]
 pub(crate) struct Llama4 {
     file: Section,
     settings: Settings,
-    /// Canvases to choose from, in tiles from left to right and top to bottom, in the order in
-    /// which they are tried.
+    /// The candidate canvases as columns and rows of tiles, in the order in which they are tried.
     canvases: Vec<(u32, u32)>,
-    /// Embeddings per tile.
+    /// The number of embeddings per tile.
     tile_tokens: usize,
     tokens: Tokens,
     prompt: ImagePrompt,
 }
 
-/// Settings of one model's image processor.
+/// The settings of a model's image processor.
 #[derive(Clone, Debug, PartialEq)]
 struct Settings {
-    /// Side of a tile.
+    /// The side of a tile in pixels.
     side: u32,
-    most_tiles: u32,
+    max_tiles: u32,
     to_max_canvas: bool,
     filter: Filter,
     normalization: Normalization,
 }
 
-/// The tokens around and in an image.
+/// The tokens of an image.
 #[derive(Clone, Copy, Debug)]
 struct Tokens {
     start: TokenId,
@@ -68,21 +69,21 @@ impl Settings {
         if size.width != size.height {
             return Err(file.problem("size", "must be square"));
         }
-        let most_tiles = match file.nullable_positive("max_patches")?.unwrap_or(16) {
-            tiles @ 1..=MOST_TILES => tiles as u32,
-            _ => return Err(file.problem("max_patches", format!("must be at most {MOST_TILES}"))),
+        let max_tiles = match file.nullable_positive("max_patches")?.unwrap_or(16) {
+            tiles @ 1..=MAX_TILES => tiles as u32,
+            _ => return Err(file.problem("max_patches", format!("must be at most {MAX_TILES}"))),
         };
         if !file.flag("do_resize", true)? {
             return Err(file.problem("do_resize", "must be true"));
         }
         let normalization = match settings::rescale_and_normalize(file, STANDARD)? {
-            (Some(factor), Some(mean_std)) => Normalization::brain(factor, mean_std),
+            (Some(factor), Some(mean_std)) => Normalization::bfloat16(factor, mean_std),
             (Some(_), None) => return Err(file.problem("do_normalize", "must be true")),
             (None, _) => return Err(file.problem("do_rescale", "must be true")),
         };
         Ok(Self {
             side: size.width,
-            most_tiles,
+            max_tiles,
             to_max_canvas: file.flag("resize_to_max_canvas", false)?,
             filter: settings::resample(file, Filter::Bilinear)?,
             normalization,
@@ -91,6 +92,7 @@ impl Settings {
 }
 
 impl Llama4 {
+    /// Reads the settings of a model directory.
     pub(crate) fn read(
         dir: &ModelDir,
         vocabulary: &dyn Vocabulary,
@@ -98,15 +100,16 @@ impl Llama4 {
         let file = dir.image_processor()?.clone();
         let settings = Settings::read(&file)?;
         let tower = |key, default| match dir.vision.positive(key)?.unwrap_or(default) {
-            side @ 1..=LARGEST_SIDE => Ok(side),
-            _ => Err(dir.vision.problem(key, format!("must be at most {LARGEST_SIDE}"))),
+            side @ 1..=MAX_SIDE_PIXELS => Ok(side),
+            _ => Err(dir.vision.problem(key, format!("must be at most {MAX_SIDE_PIXELS}"))),
         };
-        let (side, patch) = (tower("image_size", 448)?, tower("patch_size", 14)?);
+        let side = tower("image_size", 448)?;
+        let patch = tower("patch_size", 14)?;
         if u64::from(settings.side) != side {
             return Err(file.problem("size", format!("must be that of the vision tower, {side}")));
         }
-        let ratio = settings::shrinking(&dir.vision, "pixel_shuffle_ratio")?;
-        // `get_patch_per_chunk` in vLLM's `mllama4.py`; Python's round() takes halves to even.
+        let ratio = settings::downsample_ratio(&dir.vision, "pixel_shuffle_ratio")?;
+        // `get_patch_per_chunk` in vLLM's `mllama4.py`. Python's round() rounds halves to even.
         let shuffled = (1.0 / (ratio * ratio)).round_ties_even() as u64;
         let tile_tokens = (side / patch) * (side / patch) / shuffled.max(1);
         if tile_tokens == 0 || !side.is_multiple_of(patch) {
@@ -126,7 +129,7 @@ impl Llama4 {
             end: id("<|image_end|>")?,
         };
         Ok(Arc::new(Self {
-            canvases: canvases(settings.most_tiles),
+            canvases: canvases(settings.max_tiles),
             tile_tokens: tile_tokens as usize,
             prompt: ImagePrompt::token(PROMPT_TEXT, tokens.image),
             file,
@@ -135,12 +138,14 @@ impl Llama4 {
         }))
     }
 
-    /// Columns and rows of the canvas into which the image fits best (`get_best_fit`; all scales
-    /// are f32 there).
+    /// Returns the columns and rows of the canvas into which the image fits best.
+    ///
+    /// Follows `get_best_fit`, whose scales are all f32.
     fn best_canvas(&self, size: ImageSize) -> (u32, u32) {
         let scale = |tiles: u32, length: u32| (tiles * self.settings.side) as f32 / length as f32;
         let scales = self.canvases.iter().map(|&(columns, rows)| {
-            let (width, height) = (scale(columns, size.width), scale(rows, size.height));
+            let width = scale(columns, size.width);
+            let height = scale(rows, size.height);
             if height > width { width } else { height }
         });
         let scales: Vec<f32> = scales.collect();
@@ -155,17 +160,17 @@ impl Llama4 {
         smallest.unwrap_or((1, 1))
     }
 
-    /// What stands for an image in so many tiles (`_prompt_split_image`).
+    /// Returns the placeholder of an image with this canvas (`_prompt_split_image`).
     fn placeholder(&self, columns: u32, rows: u32) -> Vec<TokenRun> {
         let tokens = self.tokens;
-        let one = |token| TokenRun { token, count: 1, embeds: false };
+        let single = |token| TokenRun { token, count: 1, embeds: false };
         let tile = TokenRun { token: tokens.patch, count: self.tile_tokens, embeds: true };
-        let mut runs = vec![one(tokens.start)];
+        let mut runs = vec![single(tokens.start)];
         if columns * rows > 1 {
             for _ in 0..rows {
                 for column in 1..=columns {
                     runs.push(tile);
-                    runs.push(one(if column < columns {
+                    runs.push(single(if column < columns {
                         tokens.tile_break
                     } else {
                         tokens.row_break
@@ -173,32 +178,32 @@ impl Llama4 {
                 }
             }
         }
-        runs.extend([one(tokens.image), tile, one(tokens.end)]);
+        runs.extend([single(tokens.image), tile, single(tokens.end)]);
         runs
     }
 }
 
-/// All canvases of at most so many tiles, those of one shape together, larger first
+/// Returns all canvases of at most `max_tiles` tiles, grouped by aspect ratio, larger first
 /// (`find_supported_resolutions`).
-fn canvases(most_tiles: u32) -> Vec<(u32, u32)> {
-    let mut shapes: Vec<(f64, Vec<(u32, u32)>)> = Vec::new();
-    for tiles in (1..=most_tiles).rev() {
+fn canvases(max_tiles: u32) -> Vec<(u32, u32)> {
+    let mut by_ratio: Vec<(f64, Vec<(u32, u32)>)> = Vec::new();
+    for tiles in (1..=max_tiles).rev() {
         for rows in (1..=tiles).filter(|&rows| tiles.is_multiple_of(rows)) {
             let columns = tiles / rows;
-            let shape = f64::from(rows) / f64::from(columns);
-            match shapes.iter_mut().find(|(known, _)| *known == shape) {
+            let ratio = f64::from(rows) / f64::from(columns);
+            match by_ratio.iter_mut().find(|(known, _)| *known == ratio) {
                 Some((_, canvases)) => canvases.push((columns, rows)),
-                None => shapes.push((shape, vec![(columns, rows)])),
+                None => by_ratio.push((ratio, vec![(columns, rows)])),
             }
         }
     }
-    shapes.into_iter().flat_map(|(_, canvases)| canvases).collect()
+    by_ratio.into_iter().flat_map(|(_, canvases)| canvases).collect()
 }
 
 impl Family for Llama4 {
     fn with_kwargs(&self, kwargs: &Map<String, Value>) -> Result<Arc<dyn Family>, VisionError> {
-        let file = settings::overridden(&self.file, kwargs, KWARGS)?;
-        let settings = Settings::read(&file).map_err(settings::as_kwarg)?;
+        let file = settings::with_overrides(&self.file, kwargs, KWARGS)?;
+        let settings = Settings::read(&file).map_err(settings::as_kwarg_error)?;
         Ok(Arc::new(Self { file, settings, ..self.clone() }))
     }
 
@@ -207,7 +212,8 @@ impl Family for Llama4 {
         let (columns, rows) = self.best_canvas(size);
         let canvas = ImageSize { width: columns * side, height: rows * side };
         let resized = fitted(size, canvas, (!self.settings.to_max_canvas).then_some(side));
-        let (width, height) = (size.width as usize, size.height as usize);
+        let width = size.width as usize;
+        let height = size.height as usize;
         let tile = TileGrid::single(side as usize, side as usize);
         let tiles = TileGrid { columns: columns as usize, rows: rows as usize, ..tile };
         let mut layers = vec![Layer {
@@ -218,7 +224,7 @@ impl Family for Llama4 {
         if tiles.len() > 1 {
             layers.push(Layer::whole(width, height, Layout::Tiles(tile)));
         }
-        let count: usize = layers.iter().map(|layer| layer.layout.tiles()).sum();
+        let count: usize = layers.iter().map(|layer| layer.layout.tile_count()).sum();
         let pixels = PixelTensor {
             name: "pixel_values",
             shape: vec![count, 3, side as usize, side as usize],
@@ -227,7 +233,7 @@ impl Family for Llama4 {
             layers,
         };
         let field = TensorField::Batched { keep_on_cpu: true };
-        let small = vec![
+        let small_tensors = vec![
             TensorSpec::integers("patches_per_image", vec![], field, &[count as i64]),
             TensorSpec::integers("aspect_ratios", vec![2], field, &[rows.into(), columns.into()]),
         ];
@@ -237,22 +243,22 @@ impl Family for Llama4 {
             [1, rows, columns],
             self.placeholder(columns, rows),
             pixels,
-            small,
+            small_tensors,
         )
     }
 
     fn largest_image(&self) -> ImageSize {
-        let Settings { side, most_tiles, .. } = self.settings;
-        ImageSize { width: side, height: most_tiles * side }
+        let Settings { side, max_tiles, .. } = self.settings;
+        ImageSize { width: side, height: max_tiles * side }
     }
 
     fn fingerprint(&self, out: &mut Fingerprint) {
-        // The canvases follow from the number of tiles.
+        // The canvases are determined by the number of tiles.
         let Self { file: _, settings, canvases: _, tile_tokens, tokens, prompt: _ } = self;
-        let Settings { side, most_tiles, to_max_canvas, filter, ref normalization } = *settings;
+        let Settings { side, max_tiles, to_max_canvas, filter, ref normalization } = *settings;
         let Tokens { start, patch, tile_break, row_break, image, end } = *tokens;
         out.integer("tile_side", side);
-        out.integer("max_tiles", most_tiles);
+        out.integer("max_tiles", max_tiles);
         out.flag("resize_to_max_canvas", to_max_canvas);
         out.filter("resample", filter);
         normalization.fingerprint(out);
@@ -272,14 +278,16 @@ impl Family for Llama4 {
     }
 }
 
-/// The largest size of the image's shape on the canvas, but, if there is a `side`, no larger than
-/// the image in a side beyond that (`Llama4ImageProcessor._preprocess` and
-/// `get_max_res_without_distortion`).
+/// Returns the largest size with the image's aspect ratio on the canvas.
 ///
-/// A side that is the canvas's is a torch tensor there, one that is the image's a Python number:
-/// arithmetic on the first is in f32, on the second in f64.
-fn fitted(size: ImageSize, canvas: ImageSize, side: Option<u32>) -> ImageSize {
-    let target = |length: u32, canvas: u32| match side {
+/// With a `tile_side`, each side is also bounded by the larger of the image's side and `tile_side`,
+/// if that is within the canvas. Follows `Llama4ImageProcessor._preprocess` and
+/// `get_max_res_without_distortion`.
+///
+/// In Python, a bound from the canvas is a torch tensor with f32 arithmetic. A bound from the image
+/// is a Python number with f64 arithmetic.
+fn fitted(size: ImageSize, canvas: ImageSize, tile_side: Option<u32>) -> ImageSize {
+    let target = |length: u32, canvas: u32| match tile_side {
         Some(side) if length.max(side) <= canvas => (length.max(side), false),
         _ => (canvas, true),
     };
@@ -288,29 +296,33 @@ fn fitted(size: ImageSize, canvas: ImageSize, side: Option<u32>) -> ImageSize {
     let scale_width = Scale::new(width, size.width, width_is_tensor);
     let scale_height = Scale::new(height, size.height, height_is_tensor);
     let (width, height) = if scale_width.is_less_than(scale_height) {
-        (width, scale_width.of(size.height).min(height))
+        (width, scale_width.apply(size.height).min(height))
     } else {
-        (scale_height.of(size.width).min(width), height)
+        (scale_height.apply(size.width).min(width), height)
     };
     ImageSize { width: width.max(1), height: height.max(1) }
 }
 
-/// A quotient in the precision in which Python has it.
+/// A quotient with the precision that it has in Python.
 #[derive(Clone, Copy)]
 enum Scale {
+    /// The quotient of a torch tensor.
     Tensor(f32),
+    /// The quotient of Python numbers.
     Number(f64),
 }
 
 impl Scale {
     fn new(target: u32, length: u32, is_tensor: bool) -> Self {
-        match is_tensor {
-            true => Self::Tensor(target as f32 / length as f32),
-            false => Self::Number(f64::from(target) / f64::from(length)),
+        if is_tensor {
+            Self::Tensor(target as f32 / length as f32)
+        } else {
+            Self::Number(f64::from(target) / f64::from(length))
         }
     }
 
-    /// A number that is compared with a tensor is rounded to its type.
+    /// Returns `true` if `self` is less than `other`. A number is rounded to f32 when it is
+    /// compared with a tensor.
     fn is_less_than(self, other: Self) -> bool {
         match (self, other) {
             (Self::Number(one), Self::Number(other)) => one < other,
@@ -320,8 +332,8 @@ impl Scale {
         }
     }
 
-    /// `floor(length * scale)`
-    fn of(self, length: u32) -> u32 {
+    /// Returns `floor(length * scale)`.
+    fn apply(self, length: u32) -> u32 {
         match self {
             Self::Tensor(scale) => (length as f32 * scale).floor() as u32,
             Self::Number(scale) => (f64::from(length) * scale).floor() as u32,

@@ -1,8 +1,8 @@
-//! LLaVA-1.5: one square per image, `CLIPImageProcessor` and its like of `transformers` 5.20, as
-//! vLLM 0.33 calls them.
+//! LLaVA-1.5: one square per image.
 //!
-//! The shorter side is resized to the tower's side, the middle is cut out; every image has the same
-//! number of tokens.
+//! Follows `CLIPImageProcessor` and related classes of `transformers` 5.20, as vLLM 0.33 calls
+//! them. The shorter side is resized to the tower's side and the middle is cropped. Every image has
+//! the same number of tokens.
 
 use std::sync::Arc;
 
@@ -16,19 +16,19 @@ use crate::image_plan::PixelTensor;
 use crate::image_prompt::ImagePrompt;
 use crate::kernels::{Filter, Layer, Layout, Normalization, Resampler, TileGrid};
 use crate::model_dir::{ModelDir, Section};
-use crate::settings::{self, CLIP, STANDARD, Target};
+use crate::settings::{self, CLIP, ResizeTarget, STANDARD};
 use crate::{ImagePlan, ImageSize, VisionError};
 
-/// `image_token_index` of `LlavaConfig`, for a config.json without it.
+/// The default `image_token_index` of `LlavaConfig`.
 pub(super) const IMAGE_TOKEN: u32 = 32_000;
-/// The names under which config.json may have it.
+/// The names of the image token id in config.json, in order of precedence.
 pub(super) const IMAGE_TOKEN_NAMES: &[&str] = &["image_token_index", "image_token_id"];
-/// What stands for an image in a prompt (`get_placeholder_str` in vLLM's `llava.py`).
+/// The text of an image in a prompt (`get_placeholder_str` in vLLM's `llava.py`).
 pub(super) const PROMPT_TEXT: &str = "<image>";
-/// Settings that a request may replace.
+/// The settings that a request may override.
 const KWARGS: &[&str] = &["size", "crop_size", "do_resize", "do_center_crop", "resample"];
 
-/// One LLaVA-1.5 model.
+/// A LLaVA-1.5 model.
 #[derive(Clone, Debug)]
 pub(crate) struct Llava {
     file: Section,
@@ -38,12 +38,12 @@ pub(crate) struct Llava {
     prompt: ImagePrompt,
 }
 
-/// Settings of one model's image processor.
+/// The settings of a model's image processor.
 #[derive(Clone, Debug, PartialEq)]
 struct Settings {
-    /// `None` if resizing is off.
-    target: Option<Target>,
-    /// `None` if cropping is off.
+    /// The resize; `None` if resizing is off.
+    resize: Option<ResizeTarget>,
+    /// The size of the centre crop; `None` if cropping is off.
     crop: Option<ImageSize>,
     filter: Filter,
     normalization: Normalization,
@@ -54,10 +54,10 @@ impl Settings {
         let siglip =
             file.text("image_processor_type")?.is_some_and(|name| name.starts_with("Siglip"));
         let side = ImageSize::square(224);
-        let (target, mean_std) = if siglip {
-            (Target::Exact(side), STANDARD)
+        let (default_target, mean_std) = if siglip {
+            (ResizeTarget::Exact(side), STANDARD)
         } else {
-            (Target::ShortestEdge(224), CLIP)
+            (ResizeTarget::ShortestEdge(224), CLIP)
         };
         if file.flag("do_pad", false)? {
             return Err(file.problem(
@@ -65,15 +65,15 @@ impl Settings {
                 "must not be true: padding to a square before resizing is not supported",
             ));
         }
-        let target = file
+        let resize = file
             .flag("do_resize", true)?
-            .then(|| settings::target(file, target, false))
+            .then(|| settings::resize_target(file, default_target, false))
             .transpose()?;
         let crop = file
             .flag("do_center_crop", !siglip)?
             .then(|| settings::exact_size(file, "crop_size", side));
         Ok(Self {
-            target,
+            resize,
             crop: crop.transpose()?,
             filter: settings::resample(file, Filter::Bicubic)?,
             normalization: settings::normalization(file, mean_std)?,
@@ -82,6 +82,7 @@ impl Settings {
 }
 
 impl Llava {
+    /// Reads the settings of a model directory.
     pub(crate) fn read(dir: &ModelDir) -> Result<Arc<dyn Family>, VisionError> {
         let file = dir.image_processor()?.clone();
         let settings = Settings::read(&file)?;
@@ -93,14 +94,14 @@ impl Llava {
 
 impl Family for Llava {
     fn with_kwargs(&self, kwargs: &Map<String, Value>) -> Result<Arc<dyn Family>, VisionError> {
-        let file = settings::overridden(&self.file, kwargs, KWARGS)?;
-        let settings = Settings::read(&file).map_err(settings::as_kwarg)?;
+        let file = settings::with_overrides(&self.file, kwargs, KWARGS)?;
+        let settings = Settings::read(&file).map_err(settings::as_kwarg_error)?;
         Ok(Arc::new(Self { file, settings, ..self.clone() }))
     }
 
     fn plan(&self, size: ImageSize) -> Result<ImagePlan, VisionError> {
-        let Settings { target, crop, filter, .. } = self.settings;
-        let resized = target.map_or(size, |target| target.of(size));
+        let Settings { resize, crop, filter, .. } = self.settings;
+        let resized = resize.map_or(size, |target| target.resized(size));
         let found = crop.unwrap_or(resized);
         let expected = self.tower.size();
         if found != expected {
@@ -133,14 +134,14 @@ impl Family for Llava {
 
     fn fingerprint(&self, out: &mut Fingerprint) {
         let Self { file: _, settings, tower, image_token, prompt: _ } = self;
-        let Settings { target, crop, filter, ref normalization } = *settings;
-        match target {
-            Some(Target::ShortestEdge(edge)) => out.integer("shortest_edge", edge),
-            Some(Target::Exact(size)) => out.size("size", size),
+        let Settings { resize, crop, filter, ref normalization } = *settings;
+        match resize {
+            Some(ResizeTarget::ShortestEdge(edge)) => out.integer("shortest_edge", edge),
+            Some(ResizeTarget::Exact(size)) => out.size("size", size),
             None => {}
         }
-        // Without resizing there is nothing to filter.
-        if target.is_some() {
+        // Without a resize, the filter has no effect.
+        if resize.is_some() {
             out.filter("resample", filter);
         }
         if let Some(size) = crop {
@@ -160,9 +161,12 @@ impl Family for Llava {
     }
 }
 
-/// The start of something `length` long in the middle of a canvas of `side`
-/// (`TorchvisionBackend.center_crop`).
+/// Returns the start of a range of `length` centred on a canvas of `side`; negative if it is
+/// longer.
+///
+/// Follows `TorchvisionBackend.center_crop`.
 fn centered(length: u32, side: u32) -> isize {
-    let (length, side) = (length as isize, side as isize);
+    let length = length as isize;
+    let side = side as isize;
     if length >= side { -((length - side) / 2) } else { (side - length) / 2 }
 }

@@ -1,8 +1,9 @@
-//! LLaVA-NeXT (anyres): `LlavaNextImageProcessor` of `transformers` 5.20, as vLLM 0.33 calls it.
+//! LLaVA-NeXT (anyres).
 //!
-//! The whole image squeezed into one square, then the image fitted into the best of some
-//! resolutions, padded and cut into tiles. The token count follows the part that is not padding,
-//! plus a newline token per row.
+//! Follows `LlavaNextImageProcessor` of `transformers` 5.20, as vLLM 0.33 calls it. The first tile
+//! is the whole image resized to one square. For the other tiles, the image is fitted into the best
+//! of a list of resolutions, padded and cut. The token count excludes the padding and includes a
+//! newline token per row.
 
 use std::sync::Arc;
 
@@ -17,19 +18,20 @@ use crate::image_plan::PixelTensor;
 use crate::image_prompt::ImagePrompt;
 use crate::kernels::{Filter, Layer, Layout, Normalization, Resampler, TileGrid};
 use crate::model_dir::{ModelDir, Section};
-use crate::settings::{self, CLIP, Target};
+use crate::settings::{self, CLIP, ResizeTarget};
 use crate::{ImagePlan, ImageSize, TensorSpec, VisionError};
 
-/// `image_grid_pinpoints` of both `LlavaNextConfig` and `LlavaNextImageProcessor`, for files
-/// without it.
-const PINPOINTS: [(u32, u32); 5] = [(336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)];
-/// Far above any model's; keeps products within bounds.
-const LARGEST_SIDE: u64 = 1 << 14;
+/// The default `image_grid_pinpoints` of both `LlavaNextConfig` and `LlavaNextImageProcessor`, as
+/// `(height, width)`.
+const DEFAULT_PINPOINTS: [(u32, u32); 5] =
+    [(336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)];
+/// The maximum side of a resolution in pixels. Far above any model's; keeps products within bounds.
+const MAX_SIDE_PIXELS: u64 = 1 << 14;
 
-/// One LLaVA-NeXT model.
+/// A LLaVA-NeXT model.
 #[derive(Clone, Debug)]
 pub(crate) struct LlavaNext {
-    /// Resolutions to choose from, in order.
+    /// The candidate resolutions. The order decides ties.
     pinpoints: Vec<ImageSize>,
     filter: Filter,
     normalization: Normalization,
@@ -39,13 +41,14 @@ pub(crate) struct LlavaNext {
 }
 
 impl LlavaNext {
+    /// Reads the settings of a model directory.
     pub(crate) fn read(dir: &ModelDir) -> Result<Arc<dyn Family>, VisionError> {
         let file = dir.image_processor()?;
         let tower = Tower::read(dir)?;
         check_tiles(file, tower)?;
-        let pinpoints = pinpoints(file, tower)?;
-        // The engine chooses among those of config.json.
-        if pinpoints != self::pinpoints(&dir.config, tower)? {
+        let pinpoints = read_pinpoints(file, tower)?;
+        // The engine selects among the pinpoints of config.json.
+        if pinpoints != read_pinpoints(&dir.config, tower)? {
             return Err(file.problem("image_grid_pinpoints", "differ from those in config.json"));
         }
         let image_token = dir.token(IMAGE_TOKEN_NAMES, IMAGE_TOKEN)?;
@@ -59,10 +62,11 @@ impl LlavaNext {
         }))
     }
 
-    /// The resolution that keeps most of the image and then wastes least
-    /// (`select_best_resolution`).
+    /// Returns the resolution that keeps the most pixels of the image and, among those, wastes the
+    /// fewest (`select_best_resolution`).
     fn best_resolution(&self, size: ImageSize) -> Option<ImageSize> {
-        let (width, height) = (f64::from(size.width), f64::from(size.height));
+        let width = f64::from(size.width);
+        let height = f64::from(size.height);
         let mut best: Option<(u64, u64, ImageSize)> = None;
         for &resolution in &self.pinpoints {
             let scale =
@@ -70,8 +74,8 @@ impl LlavaNext {
             let fitted = (width * scale) as u64 * ((height * scale) as u64);
             let effective = fitted.min(size.area());
             let wasted = resolution.area() - effective;
-            if best.is_none_or(|(most, least, _)| {
-                effective > most || (effective == most && wasted < least)
+            if best.is_none_or(|(best_effective, least_wasted, _)| {
+                effective > best_effective || (effective == best_effective && wasted < least_wasted)
             }) {
                 best = Some((effective, wasted, resolution));
             }
@@ -79,10 +83,11 @@ impl LlavaNext {
         best.map(|(_, _, resolution)| resolution)
     }
 
-    /// Tokens of the tiles without the padding, with one for each row's end
+    /// Returns the number of tokens of the tiles: without the padding, with one token per row end
     /// (`_get_num_unpadded_features` in vLLM's `llava_next.py`).
     fn tile_tokens(&self, size: ImageSize, tiles: TileGrid) -> usize {
-        let (width, height) = (f64::from(size.width), f64::from(size.height));
+        let width = f64::from(size.width);
+        let height = f64::from(size.height);
         let mut columns = u64::from(self.tower.grid) * tiles.columns as u64;
         let mut rows = u64::from(self.tower.grid) * tiles.rows as u64;
         // int(round(length * (extent / other), 7)) in Python.
@@ -100,18 +105,21 @@ impl LlavaNext {
     }
 }
 
-/// Python's `round(x, 7)`: of the number's exact value, halves to even. So does Rust's formatting.
+/// Rounds as Python's `round(x, 7)`: the exact value of the number, with halves to even. Rust's
+/// formatting rounds in the same way.
 fn round_to_7_digits(number: f64) -> f64 {
     format!("{number:.7}").parse().unwrap_or(number)
 }
 
-/// The processor resizes and crops each tile once more: that must change nothing.
+/// Checks that the second resize and crop, which the processor applies to each tile, change
+/// nothing.
 fn check_tiles(file: &Section, tower: Tower) -> Result<(), VisionError> {
     let side = tower.side;
-    let is_side =
-        |target| target == Target::ShortestEdge(side) || target == Target::Exact(tower.size());
-    let default = Target::ShortestEdge(224);
-    if !is_side(settings::target(file, default, false)?) {
+    let keeps_tile = |target| {
+        target == ResizeTarget::ShortestEdge(side) || target == ResizeTarget::Exact(tower.size())
+    };
+    let default = ResizeTarget::ShortestEdge(224);
+    if !keeps_tile(settings::resize_target(file, default, false)?) {
         return Err(file.problem("size", format!("must be that of the vision tower, {side}")));
     }
     if settings::exact_size(file, "crop_size", ImageSize::square(224))? != tower.size() {
@@ -120,17 +128,19 @@ fn check_tiles(file: &Section, tower: Tower) -> Result<(), VisionError> {
     Ok(())
 }
 
-fn pinpoints(file: &Section, tower: Tower) -> Result<Vec<ImageSize>, VisionError> {
+/// Reads `image_grid_pinpoints`: a list of `[height, width]`, multiples of the tower's side.
+fn read_pinpoints(file: &Section, tower: Tower) -> Result<Vec<ImageSize>, VisionError> {
     const KEY: &str = "image_grid_pinpoints";
     let sizes = match file.get(KEY) {
         None | Some(Value::Null) => {
-            PINPOINTS.map(|(height, width)| ImageSize { width, height }).to_vec()
+            DEFAULT_PINPOINTS.map(|(height, width)| ImageSize { width, height }).to_vec()
         }
         Some(value) => {
             let size = |pair: &Value| {
                 let [height, width] = pair.as_array()?.as_slice() else { return None };
-                let side =
-                    |value: &Value| value.as_u64().filter(|side| (1..=LARGEST_SIDE).contains(side));
+                let side = |value: &Value| {
+                    value.as_u64().filter(|side| (1..=MAX_SIDE_PIXELS).contains(side))
+                };
                 Some(ImageSize { width: side(width)? as u32, height: side(height)? as u32 })
             };
             let sizes = value
@@ -141,10 +151,10 @@ fn pinpoints(file: &Section, tower: Tower) -> Result<Vec<ImageSize>, VisionError
                 .ok_or_else(|| file.problem(KEY, "must be a list of [height, width]"))?
         }
     };
-    let whole = |size: &ImageSize| {
+    let has_whole_tiles = |size: &ImageSize| {
         size.width.is_multiple_of(tower.side) && size.height.is_multiple_of(tower.side)
     };
-    if !sizes.iter().all(whole) {
+    if !sizes.iter().all(has_whole_tiles) {
         return Err(file.problem(
             KEY,
             format!("must be multiples of the vision tower's side, {}", tower.side),
@@ -155,8 +165,8 @@ fn pinpoints(file: &Section, tower: Tower) -> Result<Vec<ImageSize>, VisionError
 
 impl Family for LlavaNext {
     fn with_kwargs(&self, kwargs: &Map<String, Value>) -> Result<Arc<dyn Family>, VisionError> {
-        // vLLM counts tokens by the model's own settings: whatever a request changes, its engine
-        // would refuse.
+        // vLLM counts tokens with the model's own settings, so its engine would refuse an image
+        // with other settings.
         match kwargs.keys().next() {
             Some(key) => Err(VisionError::UnknownKwarg { key: key.clone(), known: &[] }),
             None => Ok(Arc::new(self.clone())),
@@ -175,7 +185,8 @@ impl Family for LlavaNext {
             height: side,
         };
         let resized = fitted(size, resolution);
-        let (width, height) = (size.width as usize, size.height as usize);
+        let width = size.width as usize;
+        let height = size.height as usize;
         let base = Layer::whole(width, height, Layout::Tiles(TileGrid::single(side, side)));
         let cut = Layer {
             width: resized.width as usize,
@@ -191,12 +202,11 @@ impl Family for LlavaNext {
             resampler: Resampler::Torch(self.filter),
             layers: vec![base, cut],
         };
-        let sizes = [i64::from(size.height), i64::from(size.width)];
         let image_sizes = TensorSpec::integers(
             "image_sizes",
             vec![2],
             TensorField::Batched { keep_on_cpu: true },
-            &sizes,
+            &[size.height.into(), size.width.into()],
         );
         let count = self.tower.tokens + self.tile_tokens(size, tiles);
         let placeholder = vec![TokenRun { token: self.image_token, count, embeds: true }];
@@ -230,7 +240,8 @@ impl Family for LlavaNext {
     }
 }
 
-/// The largest size of the image's shape within `resolution` (`get_patch_output_size`).
+/// Returns the largest size with the image's aspect ratio within `resolution`
+/// (`get_patch_output_size`).
 fn fitted(size: ImageSize, resolution: ImageSize) -> ImageSize {
     let scale_width = f64::from(resolution.width) / f64::from(size.width);
     let scale_height = f64::from(resolution.height) / f64::from(size.height);

@@ -1,5 +1,5 @@
-//! One module per image family: its settings and the arithmetic of its layout. `table` names them
-//! all.
+//! The image families: one module per family, with its settings and the arithmetic of its layouts.
+//! `table` lists all of them.
 
 pub(crate) mod gemma3;
 pub(crate) mod internvl;

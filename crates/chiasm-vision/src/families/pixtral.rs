@@ -1,9 +1,9 @@
-//! Pixtral and Mistral 3: `PixtralImageProcessor` of `transformers` 5.20, as vLLM 0.33 calls it for
-//! the checkpoints in the form of `transformers` (`model_type` llava with a pixtral vision tower,
-//! and mistral3).
+//! Pixtral and Mistral 3.
 //!
-//! The image keeps its shape, is shrunk if it is too large, and is stretched to whole patches. A
-//! token follows each row of patches, another the last.
+//! Follows `PixtralImageProcessor` of `transformers` 5.20, as vLLM 0.33 calls it for checkpoints in
+//! the `transformers` format: `model_type` llava with a pixtral vision tower, and mistral3. The
+//! image is shrunk if it is too large, keeping its aspect ratio, and then stretched to whole
+//! patches. A break token follows each row of patches except the last, which an end token follows.
 
 use std::sync::Arc;
 
@@ -20,29 +20,29 @@ use crate::model_dir::{ModelDir, Section};
 use crate::settings::{self, CLIP};
 use crate::{ImagePlan, ImageSize, VisionError, Vocabulary};
 
-/// What stands for an image in a prompt: the token that embeds.
+/// The text of an image in a prompt: that of the token that embeds.
 const PROMPT_TEXT: &str = "[IMG]";
-/// Far above any model's; keeps products within bounds.
-const LARGEST_SIDE: u64 = 1 << 14;
+/// The maximum side in pixels. Far above any model's; keeps products within bounds.
+const MAX_SIDE_PIXELS: u64 = 1 << 14;
 
 /// The two families that share this processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Generation {
-    /// A token per patch of the tower; the tower's size bounds the image.
+    /// One token per patch of the tower. The tower's size bounds the image.
     Pixtral,
-    /// A token per square of patches; the image processor's size bounds the image, which a request
-    /// may replace.
+    /// One token per square of patches. The image processor's size bounds the image, and a request
+    /// may override it.
     Mistral3,
 }
 
-/// One model.
+/// A Pixtral or Mistral 3 model.
 #[derive(Clone, Debug)]
 pub(crate) struct Pixtral {
     generation: Generation,
     file: Section,
-    /// Longest side of a resized image.
-    longest: u32,
-    /// Side of the square of pixels that becomes a token.
+    /// The maximum side of a resized image in pixels.
+    longest_edge: u32,
+    /// The side in pixels of the square that becomes a token.
     step: u32,
     filter: Filter,
     normalization: Normalization,
@@ -53,6 +53,7 @@ pub(crate) struct Pixtral {
 }
 
 impl Pixtral {
+    /// Reads the settings of a model directory.
     pub(crate) fn read(
         dir: &ModelDir,
         vocabulary: &dyn Vocabulary,
@@ -69,11 +70,11 @@ impl Pixtral {
             IMAGE_TOKEN_NAMES,
             if generation == Generation::Pixtral { 32_000 } else { 10 },
         )?;
-        let longest = longest_edge(&file)?;
+        let longest_edge = read_longest_edge(&file)?;
         if generation == Generation::Pixtral {
-            // vLLM counts tokens by the tower's size.
+            // vLLM counts tokens based on the tower's size.
             let expected = dir.vision.positive("image_size")?.unwrap_or(1024);
-            if u64::from(longest) != expected {
+            if u64::from(longest_edge) != expected {
                 return Err(
                     file.problem("size", format!("must be that of the vision tower, {expected}"))
                 );
@@ -84,8 +85,8 @@ impl Pixtral {
         }
         Ok(Arc::new(Self {
             generation,
-            longest,
-            step: step(dir, generation)?,
+            longest_edge,
+            step: read_step(dir, generation)?,
             filter: settings::resample(&file, Filter::Bicubic)?,
             normalization: settings::normalization(&file, CLIP)?,
             file,
@@ -97,26 +98,27 @@ impl Pixtral {
     }
 }
 
-/// `size.longest_edge`.
-fn longest_edge(file: &Section) -> Result<u32, VisionError> {
+/// Reads `size.longest_edge`.
+fn read_longest_edge(file: &Section) -> Result<u32, VisionError> {
     let Some(size) = file.section("size")? else {
         return Ok(1024);
     };
     let edge = size.get("longest_edge").and_then(Value::as_u64);
-    match edge.filter(|edge| size.values.len() == 1 && (1..=LARGEST_SIDE).contains(edge)) {
+    match edge.filter(|edge| size.values.len() == 1 && (1..=MAX_SIDE_PIXELS).contains(edge)) {
         Some(edge) => Ok(edge as u32),
-        None => {
-            Err(file
-                .problem("size", format!("must have longest_edge alone, from 1 to {LARGEST_SIDE}")))
-        }
+        None => Err(file
+            .problem("size", format!("must have longest_edge alone, from 1 to {MAX_SIDE_PIXELS}"))),
     }
 }
 
-/// The processor's patch times merge size, which must be the engine's.
-fn step(dir: &ModelDir, generation: Generation) -> Result<u32, VisionError> {
+/// Reads the patch size times the merge size of the processor.
+///
+/// # Errors
+/// Fails if it differs from that of the engine.
+fn read_step(dir: &ModelDir, generation: Generation) -> Result<u32, VisionError> {
     let number = |section: &Section, key, default| match section.positive(key)?.unwrap_or(default) {
-        side @ 1..=LARGEST_SIDE => Ok(side),
-        _ => Err(section.problem(key, format!("must be at most {LARGEST_SIDE}"))),
+        side @ 1..=MAX_SIDE_PIXELS => Ok(side),
+        _ => Err(section.problem(key, format!("must be at most {MAX_SIDE_PIXELS}"))),
     };
     let merge = match generation {
         Generation::Pixtral => 1,
@@ -125,7 +127,7 @@ fn step(dir: &ModelDir, generation: Generation) -> Result<u32, VisionError> {
     let expected = number(&dir.vision, "patch_size", 16)? * merge;
     let patch = number(&dir.processor, "patch_size", 16)?;
     let found = patch * number(&dir.processor, "spatial_merge_size", 1)?;
-    if found != expected || found > LARGEST_SIDE {
+    if found != expected || found > MAX_SIDE_PIXELS {
         let problem = format!(
             "times spatial_merge_size is {found}, but must be {expected} as in config.json"
         );
@@ -140,24 +142,29 @@ impl Family for Pixtral {
             Generation::Pixtral => &[],
             Generation::Mistral3 => &["size"],
         };
-        let file = settings::overridden(&self.file, kwargs, known)?;
-        let longest = longest_edge(&file).map_err(settings::as_kwarg)?;
-        Ok(Arc::new(Self { file, longest, ..self.clone() }))
+        let file = settings::with_overrides(&self.file, kwargs, known)?;
+        let longest_edge = read_longest_edge(&file).map_err(settings::as_kwarg_error)?;
+        Ok(Arc::new(Self { file, longest_edge, ..self.clone() }))
     }
 
     fn plan(&self, size: ImageSize) -> Result<ImagePlan, VisionError> {
-        let longest = f64::from(self.longest);
-        let ratio = (f64::from(size.height) / longest).max(f64::from(size.width) / longest);
+        let longest_edge = f64::from(self.longest_edge);
+        let height_ratio = f64::from(size.height) / longest_edge;
+        let width_ratio = f64::from(size.width) / longest_edge;
+        let ratio = height_ratio.max(width_ratio);
         let shrunk =
             |side: u32| if ratio > 1.0 { (f64::from(side) / ratio).floor() as u32 } else { side };
-        let (width, height) = (shrunk(size.width), shrunk(size.height));
+        let width = shrunk(size.width);
+        let height = shrunk(size.height);
         if width == 0 || height == 0 {
-            // Python goes on with (0 - 1) // patch + 1 = 0 patches, and fails.
-            return Err(VisionError::AspectRatio { size, limit: self.longest });
+            // Python continues with (0 - 1) // patch + 1 = 0 patches, and fails later.
+            return Err(VisionError::AspectRatio { size, limit: self.longest_edge });
         }
-        let (columns, rows) = (width.div_ceil(self.step), height.div_ceil(self.step));
+        let columns = width.div_ceil(self.step);
+        let rows = height.div_ceil(self.step);
         let resized = ImageSize { width: columns * self.step, height: rows * self.step };
-        let (width, height) = (resized.width as usize, resized.height as usize);
+        let width = resized.width as usize;
+        let height = resized.height as usize;
         let layout = Layout::Tiles(TileGrid::single(width, height));
         let pixels = PixelTensor {
             name: "pixel_values",
@@ -176,15 +183,15 @@ impl Family for Pixtral {
     }
 
     fn largest_image(&self) -> ImageSize {
-        ImageSize::square(self.longest)
+        ImageSize::square(self.longest_edge)
     }
 
     fn fingerprint(&self, out: &mut Fingerprint) {
-        // The generation changes which settings there are, not what they do.
+        // The generation decides which settings exist, but not their effect.
         let Self {
             generation: _,
             file: _,
-            longest,
+            longest_edge,
             step,
             filter,
             normalization,
@@ -193,7 +200,7 @@ impl Family for Pixtral {
             end,
             prompt: _,
         } = self;
-        out.integer("longest_edge", *longest);
+        out.integer("longest_edge", *longest_edge);
         out.integer("token_side", *step);
         out.filter("resample", *filter);
         normalization.fingerprint(out);

@@ -1,4 +1,4 @@
-//! The table of image families, by the exact names that model directories use.
+//! The table of image families, keyed by the exact names that model directories use.
 
 use std::sync::Arc;
 
@@ -10,37 +10,40 @@ use crate::family::Family;
 use crate::model_dir::ModelDir;
 use crate::{VisionError, Vocabulary};
 
-/// One row of the table.
+/// A row of the table.
 #[derive(Debug)]
 pub(crate) struct FamilyEntry {
-    /// `model_type` of config.json, which names the family.
+    /// The `model_type` of config.json, which names the family.
     pub(crate) model_type: &'static str,
-    /// The vision towers that this row takes: several families share `llava`.
+    /// The vision towers of this row: several families share the `model_type` `llava`.
     pub(crate) vision: VisionTower,
-    /// Values of `image_processor_type` that mean this family's processor; so does none. Empty if
-    /// there is no file for it.
+    /// The values of `image_processor_type` that mean this family's processor. A missing value
+    /// means it too. Empty if the family reads no file of an image processor.
     pub(crate) image_processors: &'static [&'static str],
     /// The first version of vLLM that normalises on the device by default
-    /// (`supports_mm_device_do_normalize` of the model class); `None` if none does.
+    /// (`supports_mm_device_do_normalize` of the model class); `None` if no version does.
     pub(crate) engine_normalizes_since: Option<VllmVersion>,
+    /// The constructor of the family.
     pub(crate) build: Build,
 }
 
-/// Makes a family of a model directory.
+/// A function that reads a family from a model directory.
 type Build = fn(&ModelDir, &dyn Vocabulary) -> Result<Arc<dyn Family>, VisionError>;
 
-/// The values of `vision_config.model_type` that a row of the table takes.
+/// The values of `vision_config.model_type` that a row of the table accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum VisionTower {
+    /// Any value.
     Any,
-    /// Only this one.
+    /// Only this value.
     Only(&'static str),
-    /// Any but this one.
+    /// Any value except this one.
     Not(&'static str),
 }
 
 impl VisionTower {
-    fn takes(self, model_type: &str) -> bool {
+    /// Returns `true` if a tower with this `model_type` is accepted.
+    fn accepts(self, model_type: &str) -> bool {
         match self {
             Self::Any => true,
             Self::Only(name) => model_type == name,
@@ -49,9 +52,11 @@ impl VisionTower {
     }
 }
 
-/// `Qwen2VLImageProcessor` (torchvision) serves them all. `transformers` reads the two other names
-/// as it: `…Fast` was its name up to 4.x, and for `…Pil` it prefers the torchvision class where
-/// torchvision is installed, which vLLM requires.
+/// The names of `Qwen2VLImageProcessor` (torchvision).
+///
+/// `transformers` loads it for the two other names as well. `…Fast` was its name up to 4.x. For
+/// `…Pil`, `transformers` prefers the torchvision class if torchvision is installed, which vLLM
+/// requires.
 const QWEN_VL_PROCESSORS: &[&str] =
     &["Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil"];
 
@@ -76,7 +81,7 @@ const LLAMA4_PROCESSORS: &[&str] = &["Llama4ImageProcessor", "Llama4ImageProcess
 const GOT_OCR2_PROCESSORS: &[&str] =
     &["GotOcr2ImageProcessor", "GotOcr2ImageProcessorFast", "GotOcr2ImageProcessorPil"];
 
-/// The table. A new family gets a row here and a file in `families/`.
+/// The table of families. A new family needs a row here and a file in `families/`.
 pub(crate) static FAMILIES: &[FamilyEntry] = &[
     qwen_vl("qwen2_vl", ALL_SUPPORTED, |dir, _| QwenVl::read(dir, qwen_vl::Generation::Two)),
     qwen_vl("qwen2_5_vl", ALL_SUPPORTED, |dir, _| QwenVl::read(dir, qwen_vl::Generation::TwoFive)),
@@ -147,9 +152,10 @@ pub(crate) static FAMILIES: &[FamilyEntry] = &[
 ];
 
 const V0_32: VllmVersion = VllmVersion::minor(0, 32);
-/// Older than any that is supported.
+/// A version older than any supported one.
 const ALL_SUPPORTED: VllmVersion = VllmVersion::minor(0, 0);
 
+/// Creates a row of a Qwen-VL family.
 const fn qwen_vl(
     model_type: &'static str,
     engine_normalizes_since: VllmVersion,
@@ -164,13 +170,16 @@ const fn qwen_vl(
     }
 }
 
-/// The row for a model directory.
+/// Returns the row for a model directory.
+///
+/// # Errors
+/// [`VisionError::UnknownFamily`] and [`VisionError::UnknownImageProcessor`], among others.
 pub(crate) fn find(dir: &ModelDir) -> Result<&'static FamilyEntry, VisionError> {
     let model_type = dir.config.text("model_type")?.unwrap_or_default();
     let tower = dir.vision.text("model_type")?.unwrap_or_default();
     let entry = FAMILIES
         .iter()
-        .find(|entry| entry.model_type == model_type && entry.vision.takes(tower))
+        .find(|entry| entry.model_type == model_type && entry.vision.accepts(tower))
         .ok_or_else(|| VisionError::UnknownFamily {
             model_type: model_type.into(),
             known: known(),
@@ -190,7 +199,7 @@ pub(crate) fn find(dir: &ModelDir) -> Result<&'static FamilyEntry, VisionError> 
     }
 }
 
-/// The names in the table, each once.
+/// Returns the model types in the table, each once. Rows with the same model type are adjacent.
 fn known() -> Vec<&'static str> {
     let mut names: Vec<_> = FAMILIES.iter().map(|entry| entry.model_type).collect();
     names.dedup();

@@ -1,4 +1,4 @@
-//! Arrangements of square tiles as the InternVL models choose them: the one whose shape is closest
+//! The tiling of the InternVL models: the arrangement of square tiles whose aspect ratio is closest
 //! to the image's.
 
 use chiasm_types::{TensorField, TokenId, TokenRun};
@@ -8,14 +8,16 @@ use crate::image_plan::PixelTensor;
 use crate::kernels::{Layer, Layout, Resampler, TileGrid};
 use crate::{ImagePlan, ImageSize, TensorSpec, VisionError, Vocabulary};
 
-/// More tiles than any model is trained for; keeps lists of arrangements short.
-pub(super) const MOST_TILES: u64 = 256;
+/// The maximum number of tiles. It exceeds that of every model and keeps lists of arrangements
+/// short.
+pub(super) const MAX_TILES: u64 = 256;
 
-/// Columns and rows of tiles.
+/// The columns and rows of tiles.
 pub(super) type Arrangement = (u32, u32);
 
-/// All arrangements of `min..=max` tiles, few tiles first, and among as many, narrow ones first
-/// (`get_all_supported_aspect_ratios` in `transformers`' `image_processing_got_ocr2.py`).
+/// Returns all arrangements of `min..=max` tiles, sorted by the number of tiles, then by width.
+///
+/// Follows `get_all_supported_aspect_ratios` in `image_processing_got_ocr2.py` of `transformers`.
 pub(super) fn arrangements(min: u32, max: u32) -> Vec<Arrangement> {
     let all = (1..=max).flat_map(|columns| (1..=max / columns).map(move |rows| (columns, rows)));
     let mut all: Vec<_> = all.filter(|(columns, rows)| columns * rows >= min).collect();
@@ -23,46 +25,61 @@ pub(super) fn arrangements(min: u32, max: u32) -> Vec<Arrangement> {
     all
 }
 
-/// The arrangement, tried in this order, that is closest in shape; among equally close ones a later
-/// one if the image has more than half of its pixels (`get_optimal_tiled_canvas`, and
-/// `find_closest_aspect_ratio` in vLLM's `internvl.py`). One tile if there is none to try.
+/// Returns the arrangement whose aspect ratio is closest to the image's; one tile if `arrangements`
+/// is empty.
+///
+/// The order matters: a later, equally close arrangement wins if the image has more than half of
+/// its pixels. Follows `get_optimal_tiled_canvas`, and `find_closest_aspect_ratio` in vLLM's
+/// `internvl.py`.
 pub(super) fn closest(
     arrangements: &[Arrangement],
     size: ImageSize,
     tile: ImageSize,
 ) -> Arrangement {
-    let shape = f64::from(size.width) / f64::from(size.height);
-    let (mut best, mut least) = ((1, 1), f64::INFINITY);
+    let ratio = f64::from(size.width) / f64::from(size.height);
+    let mut best = (1, 1);
+    let mut smallest_difference = f64::INFINITY;
     for &(columns, rows) in arrangements {
-        let difference = (shape - f64::from(columns) / f64::from(rows)).abs();
+        let difference = (ratio - f64::from(columns) / f64::from(rows)).abs();
         let is_large = || size.area() as f64 > 0.5 * tile.area() as f64 * f64::from(columns * rows);
-        if difference < least || (difference == least && is_large()) {
-            (best, least) = ((columns, rows), difference);
+        if difference < smallest_difference || (difference == smallest_difference && is_large()) {
+            best = (columns, rows);
+            smallest_difference = difference;
         }
     }
     best
 }
 
-/// An image of so many tiles.
-pub(super) fn row_of(tiles: u32, tile: ImageSize) -> ImageSize {
+/// Returns the size of an image that is cut into a row of `tiles` tiles.
+pub(super) fn row_size(tiles: u32, tile: ImageSize) -> ImageSize {
     ImageSize { width: tiles.max(1) * tile.width, ..tile }
 }
 
-/// Embeddings of the video that fills a context beside an image of so many, with a tile per frame
-/// (`get_num_frames_with_most_features` in vLLM's `internvl.py` and `interns1.py`).
-pub(super) fn longest_video(context: usize, image: usize, tile_tokens: usize) -> usize {
-    let frames = context.saturating_sub(image) / tile_tokens.max(1);
+/// Returns the number of embeddings of the longest video that fits into a context beside an image,
+/// with one tile per frame.
+///
+/// Follows `get_num_frames_with_most_features` in vLLM's `internvl.py` and `interns1.py`.
+pub(super) fn longest_video(
+    context_tokens: usize,
+    image_tokens: usize,
+    tile_tokens: usize,
+) -> usize {
+    let frames = context_tokens.saturating_sub(image_tokens) / tile_tokens.max(1);
     frames.max(1) * tile_tokens
 }
 
-/// The image resized to all tiles, then, if there are several and `thumbnail` is on, to one.
+/// Returns the size of all tiles together and the layers of an image.
+///
+/// The first layer is the image resized to all tiles. If there are several tiles and `thumbnail` is
+/// set, the second layer is the image resized to one tile.
 fn layers(
     size: ImageSize,
     (columns, rows): Arrangement,
     tile: ImageSize,
     thumbnail: bool,
 ) -> (ImageSize, Vec<Layer>) {
-    let (width, height) = (tile.width as usize, tile.height as usize);
+    let width = tile.width as usize;
+    let height = tile.height as usize;
     let grid = TileGrid { columns: columns as usize, rows: rows as usize, width, height };
     let whole = |grid| Layer::whole(size.width as usize, size.height as usize, Layout::Tiles(grid));
     let mut layers = vec![whole(grid)];
@@ -72,19 +89,19 @@ fn layers(
     (ImageSize { width: grid.image_width() as u32, height: grid.image_height() as u32 }, layers)
 }
 
-/// What both InternVL families hand over, beside their pixels' name and arithmetic.
+/// The tiling of one image, common to both InternVL families.
 pub(super) struct Tiles {
     pub(super) arrangement: Arrangement,
     pub(super) tile: ImageSize,
-    /// Whether several tiles are followed by the whole image in one.
+    /// `true` if several tiles are followed by a tile of the whole image.
     pub(super) thumbnail: bool,
-    /// Embeddings per tile.
+    /// The number of embeddings per tile.
     pub(super) tile_tokens: usize,
     pub(super) tokens: ImageTokens,
 }
 
 impl Tiles {
-    /// The layout of an image of this size.
+    /// Returns the plan of an image of this size. `name` is the name of the pixel tensor.
     pub(super) fn plan(
         self,
         size: ImageSize,
@@ -93,7 +110,7 @@ impl Tiles {
     ) -> Result<ImagePlan, VisionError> {
         let Self { arrangement, tile, thumbnail, tile_tokens, tokens } = self;
         let (resized, layers) = layers(size, arrangement, tile, thumbnail);
-        let tiles = layers.iter().map(|layer| layer.layout.tiles()).sum::<usize>();
+        let tiles = layers.iter().map(|layer| layer.layout.tile_count()).sum::<usize>();
         let pixels = PixelTensor {
             name,
             shape: vec![tiles, 3, tile.height as usize, tile.width as usize],
@@ -101,18 +118,19 @@ impl Tiles {
             resampler,
             layers,
         };
-        let (batched, shared) =
-            (TensorField::Batched { keep_on_cpu: true }, TensorField::Shared { keep_on_cpu: true });
-        let small = vec![
+        let batched = TensorField::Batched { keep_on_cpu: true };
+        let shared = TensorField::Shared { keep_on_cpu: true };
+        let small_tensors = vec![
             TensorSpec::integers("image_num_patches", vec![], batched, &[tiles as i64]),
             TensorSpec::integers("image_token_id", vec![], shared, &[i64::from(tokens.context.0)]),
         ];
         let placeholder = tokens.placeholder(tiles * tile_tokens);
-        ImagePlan::new(size, resized, [1, arrangement.1, arrangement.0], placeholder, pixels, small)
+        let grid = [1, arrangement.1, arrangement.0];
+        ImagePlan::new(size, resized, grid, placeholder, pixels, small_tensors)
     }
 }
 
-/// The tokens around and in an InternVL image.
+/// The tokens of an InternVL image.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ImageTokens {
     pub(super) start: TokenId,
@@ -121,6 +139,7 @@ pub(super) struct ImageTokens {
 }
 
 impl ImageTokens {
+    /// Looks up the tokens in the vocabulary.
     pub(super) fn read(
         vocabulary: &dyn Vocabulary,
         model_type: &'static str,
@@ -130,12 +149,13 @@ impl ImageTokens {
         Ok(Self { start: id("<img>")?, context: id("<IMG_CONTEXT>")?, end: id("</img>")? })
     }
 
+    /// Writes the tokens to a fingerprint.
     pub(super) fn fingerprint(self, out: &mut Fingerprint) {
         let Self { start, context, end } = self;
         out.tokens("start, context, end", &[start, context, end]);
     }
 
-    /// What stands for an image of so many embeddings.
+    /// Returns the placeholder of an image with `count` embeddings.
     fn placeholder(self, count: usize) -> Vec<TokenRun> {
         vec![
             TokenRun { token: self.start, count: 1, embeds: false },
@@ -150,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arrangements_come_in_order() {
+    fn arrangements_are_sorted_by_tile_count() {
         assert_eq!(
             arrangements(1, 4),
             [(1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (1, 4), (2, 2), (4, 1)]

@@ -1,30 +1,31 @@
-//! The vision towers of the LLaVA models, as far as layouts depend on them.
+//! The properties of the LLaVA vision towers that determine layouts.
 
 use crate::fingerprint::Fingerprint;
 use crate::model_dir::ModelDir;
 use crate::{ImageSize, VisionError};
 
-/// A tower that takes images of one size and makes one embedding per patch.
+/// A tower that takes images of one square size and makes one embedding per patch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tower {
-    /// Side of the image that it takes.
+    /// The side of the image in pixels.
     pub(super) side: u32,
-    /// Patches along a side.
+    /// The number of patches along a side.
     pub(super) grid: u32,
-    /// Embeddings of one image that the language model gets.
+    /// The number of embeddings per image that are passed to the language model.
     pub(super) tokens: usize,
 }
 
-/// Far above any model's; keeps products within bounds.
-const LARGEST_SIDE: u64 = 1 << 14;
+/// The maximum side of an image in pixels. Far above any model's; keeps products within bounds.
+const MAX_SIDE_PIXELS: u64 = 1 << 14;
 
 impl Tower {
-    /// `vision_config` and `vision_feature_select_strategy`, as vLLM's `CLIPEncoderInfo` and
-    /// `SiglipEncoderInfo` count. `clip` is what the `LlavaConfig` class makes of a `vision_config`
-    /// without `image_size` or `patch_size`.
+    /// Reads `vision_config` and `vision_feature_select_strategy`, and counts embeddings as vLLM's
+    /// `CLIPEncoderInfo` and `SiglipEncoderInfo` do.
+    ///
+    /// The defaults of `image_size` and `patch_size` are those of the `LlavaConfig` class.
     pub(super) fn read(dir: &ModelDir) -> Result<Self, VisionError> {
-        // CLIP puts a class embedding before those of the patches.
-        let (side, patch, class) = match dir.vision.text("model_type")? {
+        // CLIP adds a class embedding before those of the patches.
+        let (side, patch, class_embeddings) = match dir.vision.text("model_type")? {
             None | Some("clip_vision_model") => (224, 32, 1),
             Some("siglip_vision_model") => (224, 16, 0),
             Some(other) => {
@@ -35,14 +36,18 @@ impl Tower {
         };
         let side = dir.vision.positive("image_size")?.unwrap_or(side);
         let patch = dir.vision.positive("patch_size")?.unwrap_or(patch);
-        if side > LARGEST_SIDE || side < patch || (class == 1 && !side.is_multiple_of(patch)) {
+        if side > MAX_SIDE_PIXELS
+            || side < patch
+            || (class_embeddings == 1 && !side.is_multiple_of(patch))
+        {
             let problem = format!(
-                "must be a multiple of patch_size, which is {patch}, and at most {LARGEST_SIDE}"
+                "must be a multiple of patch_size, which is {patch}, and at most {MAX_SIDE_PIXELS}"
             );
             return Err(dir.vision.problem("image_size", problem));
         }
-        let (side, grid) = (side as u32, (side / patch) as u32);
-        let embeddings = grid as usize * grid as usize + class;
+        let grid = (side / patch) as u32;
+        let side = side as u32;
+        let embeddings = grid as usize * grid as usize + class_embeddings;
         let tokens = match dir.config.text("vision_feature_select_strategy")? {
             None | Some("default") => embeddings - 1,
             Some("full") => embeddings,
@@ -58,6 +63,7 @@ impl Tower {
         Ok(Self { side, grid, tokens })
     }
 
+    /// Writes the properties of the tower to a fingerprint.
     pub(super) fn fingerprint(self, out: &mut Fingerprint) {
         let Self { side, grid, tokens } = self;
         out.integer("tower_side", side);
@@ -65,7 +71,7 @@ impl Tower {
         out.count("tower_tokens", tokens);
     }
 
-    /// The one size that it takes.
+    /// Returns the only image size that the tower takes.
     pub(super) const fn size(self) -> ImageSize {
         ImageSize::square(self.side)
     }

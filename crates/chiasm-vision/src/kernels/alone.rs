@@ -1,14 +1,18 @@
-//! A stage by itself, for measurements: inside the crate it only runs together with the next one.
+//! The resize stage by itself, for benchmarks: inside the crate it only runs together with the
+//! layout stage.
 
 use super::resize::Weights;
 use super::{Filter, Implementation};
 use crate::{ImageSize, RgbView, VisionError};
 
-/// Lines that are resized at a time, as `bands` does it: what is narrowed stays in the CPU's cache.
-const BAND: usize = 32;
+/// The number of rows that are resized at a time, as in `bands`, to keep the narrowed rows in the
+/// CPU's cache.
+const BAND_ROWS: usize = 32;
 
-/// Resizes an image as PyTorch's antialiased bicubic filter does, to packed RGB rows. `out` is `3 *
-/// to.area()` bytes long; `narrowed` is memory that is used again from image to image.
+/// Resizes an image to packed RGB rows as PyTorch's antialiased bicubic filter does.
+///
+/// `out` must have `3 * to.area()` bytes. `narrowed` is scratch memory that can be reused for other
+/// images.
 ///
 /// # Errors
 /// [`VisionError::OutputLength`], [`VisionError::EmptyImage`].
@@ -22,7 +26,8 @@ pub fn resize_bicubic(
     if to.area() == 0 {
         return Err(VisionError::EmptyImage { size: to });
     }
-    let (width, height) = (to.width as usize, to.height as usize);
+    let width = to.width as usize;
+    let height = to.height as usize;
     let row = 3 * width;
     if out.len() != row * height {
         return Err(VisionError::OutputLength { expected: row * height, found: out.len() });
@@ -33,41 +38,42 @@ pub fn resize_bicubic(
         (from as usize != to)
             .then(|| Weights::<i16>::new(Filter::Bicubic, from as usize, to, 0..to))
     };
-    let (horizontal, vertical) = (weights(from.width, width), weights(from.height, height));
-    // Lines of the image that `narrowed` holds.
-    let mut held = 0..0;
-    for (band, out) in out.chunks_mut(row * BAND).enumerate() {
-        let lines = band * BAND..band * BAND + out.len() / row;
-        let needed =
-            vertical.as_ref().map_or(lines.clone(), |weights| weights.inputs(lines.clone()));
+    let horizontal = weights(from.width, width);
+    let vertical = weights(from.height, height);
+    // The source rows that are in `narrowed`.
+    let mut cached = 0..0;
+    for (band, out) in out.chunks_mut(row * BAND_ROWS).enumerate() {
+        let rows = band * BAND_ROWS..band * BAND_ROWS + out.len() / row;
+        let needed = vertical.as_ref().map_or(rows.clone(), |weights| weights.inputs(rows.clone()));
         let (source, first) = match &horizontal {
             None => (image.pixels(), 0),
             Some(weights) => {
-                let made = if held.contains(&needed.start) {
-                    held.end.min(needed.end)
+                let first_new = if cached.contains(&needed.start) {
+                    cached.end.min(needed.end)
                 } else {
                     needed.start
                 };
-                let kept = row * (made - needed.start);
+                let reused_bytes = row * (first_new - needed.start);
                 narrowed.resize(narrowed.len().max(row * needed.len()), 0);
-                if kept > 0 {
-                    let from = row * (needed.start - held.start);
-                    narrowed.copy_within(from..from + kept, 0);
+                if reused_bytes > 0 {
+                    let from = row * (needed.start - cached.start);
+                    narrowed.copy_within(from..from + reused_bytes, 0);
                 }
-                let new = &mut narrowed[kept..row * needed.len()];
-                kernels.horizontal(&image.pixels()[image_row * made..], image_row, weights, new);
-                held = needed;
-                (narrowed.as_slice(), held.start)
+                let new = &mut narrowed[reused_bytes..row * needed.len()];
+                let pixels = &image.pixels()[image_row * first_new..];
+                kernels.horizontal(pixels, image_row, weights, new);
+                cached = needed;
+                (narrowed.as_slice(), cached.start)
             }
         };
         let Some(weights) = &vertical else {
-            out.copy_from_slice(&source[row * (lines.start - first)..][..out.len()]);
+            out.copy_from_slice(&source[row * (rows.start - first)..][..out.len()]);
             continue;
         };
-        for (line, out) in lines.zip(out.chunks_exact_mut(row)) {
-            let range = weights.window(line).range;
+        for (y, out) in rows.zip(out.chunks_exact_mut(row)) {
+            let range = weights.window(y).range;
             let inputs = &source[row * (range.start - first)..row * (range.end - first)];
-            kernels.vertical(inputs, row, weights, line, out);
+            kernels.vertical(inputs, row, weights, y, out);
         }
     }
     Ok(())

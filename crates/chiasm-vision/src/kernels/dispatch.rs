@@ -1,4 +1,4 @@
-//! Chooses the implementation of the loops, once.
+//! Run-time selection of the implementation of the pixel loops.
 
 use std::fmt;
 use std::sync::LazyLock;
@@ -8,15 +8,16 @@ use super::patchify::{self, PatchGrid};
 use super::resize::{self, FixedPoint, Weights};
 use super::tiles::{self, TileGrid};
 
-/// Environment variable that names an [`Implementation`], for debugging.
-pub(crate) const VARIABLE: &str = "CHIASM_KERNELS";
+/// The environment variable that forces an [`Implementation`], for debugging.
+pub(crate) const KERNELS_ENV: &str = "CHIASM_KERNELS";
 
-/// One implementation of the pixel loops that this CPU can run. All of them write the same bits.
+/// An implementation of the pixel loops that this CPU can run. All of them write the same bits.
 ///
-/// A [`crate::VisionModel`] runs the fastest one, unless the environment variable `CHIASM_KERNELS`,
-/// read once per process, or [`crate::VisionModel::with_implementation`] says otherwise.
+/// A [`crate::VisionModel`] uses the fastest one by default. The environment variable
+/// `CHIASM_KERNELS`, read once per process, or [`crate::VisionModel::with_implementation`] selects
+/// another one.
 ///
-/// | name | needs |
+/// | name | requires |
 /// |---|---|
 /// | `scalar` | nothing |
 /// | `avx2` | x86-64 with AVX2 |
@@ -25,14 +26,14 @@ pub(crate) const VARIABLE: &str = "CHIASM_KERNELS";
 #[derive(Clone, Copy)]
 pub struct Implementation(&'static Table);
 
-/// One implementation of every loop. All of them take packed RGB.
+/// The functions of one implementation. All of them take packed RGB.
 ///
-/// The functions may need CPU features; [`supported`] alone hands out tables, and only those whose
-/// features it found.
+/// The functions may require CPU features. Only [`supported`] hands out tables, and only those
+/// whose features the CPU has.
 struct Table {
     name: &'static str,
-    resize: Passes<i16>,
-    resize_fine: Passes<i32>,
+    resize_i16: Passes<i16>,
+    resize_i32: Passes<i32>,
     patchify: unsafe fn(&[u8], &PatchGrid, &mut [u8]),
     patchify_2: unsafe fn(&[u8], &PatchGrid, &ChannelTable<2>, &mut [u8]),
     patchify_4: unsafe fn(&[u8], &PatchGrid, &ChannelTable<4>, &mut [u8]),
@@ -43,8 +44,11 @@ struct Table {
 
 static SCALAR: Table = Table {
     name: "scalar",
-    resize: Passes { horizontal: resize::scalar::horizontal, vertical: resize::scalar::vertical },
-    resize_fine: Passes {
+    resize_i16: Passes {
+        horizontal: resize::scalar::horizontal,
+        vertical: resize::scalar::vertical,
+    },
+    resize_i32: Passes {
         horizontal: resize::scalar::horizontal,
         vertical: resize::scalar::vertical,
     },
@@ -59,10 +63,10 @@ static SCALAR: Table = Table {
 #[cfg(target_arch = "x86_64")]
 static AVX2: Table = Table {
     name: "avx2",
-    resize: Passes { horizontal: resize::avx2::horizontal, vertical: resize::avx2::vertical },
-    resize_fine: Passes { horizontal: resize::avx2::horizontal, vertical: resize::avx2::vertical },
+    resize_i16: Passes { horizontal: resize::avx2::horizontal, vertical: resize::avx2::vertical },
+    resize_i32: Passes { horizontal: resize::avx2::horizontal, vertical: resize::avx2::vertical },
     patchify: patchify::avx2::copy,
-    // Without instructions for tables of 256 bytes, vectors gain nothing here (measured).
+    // Without instructions for lookups in 256-byte tables, vectors gain nothing here (measured).
     patchify_2: patchify::scalar::map,
     patchify_4: patchify::scalar::map,
     tiles: tiles::avx2::copy,
@@ -73,8 +77,11 @@ static AVX2: Table = Table {
 #[cfg(target_arch = "x86_64")]
 static AVX512: Table = Table {
     name: "avx512",
-    resize: Passes { horizontal: resize::avx512::horizontal, vertical: resize::avx512::vertical },
-    resize_fine: Passes {
+    resize_i16: Passes {
+        horizontal: resize::avx512::horizontal,
+        vertical: resize::avx512::vertical,
+    },
+    resize_i32: Passes {
         horizontal: resize::avx512::horizontal,
         vertical: resize::avx512::vertical,
     },
@@ -89,10 +96,11 @@ static AVX512: Table = Table {
 #[cfg(target_arch = "aarch64")]
 static NEON: Table = Table {
     name: "neon",
-    resize: Passes { horizontal: resize::neon::horizontal, vertical: resize::neon::vertical },
-    resize_fine: Passes { horizontal: resize::neon::horizontal, vertical: resize::neon::vertical },
+    resize_i16: Passes { horizontal: resize::neon::horizontal, vertical: resize::neon::vertical },
+    resize_i32: Passes { horizontal: resize::neon::horizontal, vertical: resize::neon::vertical },
     patchify: patchify::neon::copy,
-    // Without instructions for tables of 256 bytes, vectors should gain little here (not measured).
+    // Without instructions for lookups in 256-byte tables, vectors should gain little here (not
+    // measured).
     patchify_2: patchify::scalar::map,
     patchify_4: patchify::scalar::map,
     tiles: tiles::neon::copy,
@@ -100,9 +108,9 @@ static NEON: Table = Table {
     tiles_4: tiles::scalar::map,
 };
 
-/// The implementations that this CPU can run, from the slowest to the fastest.
+/// Detects the implementations that this CPU can run, from the slowest to the fastest.
 fn supported() -> Vec<Implementation> {
-    #[allow(unused_mut, reason = "on other architectures nothing is added")]
+    #[allow(unused_mut, reason = "other architectures add nothing")]
     let mut supported = vec![Implementation(&SCALAR)];
     #[cfg(target_arch = "aarch64")]
     if std::arch::is_aarch64_feature_detected!("neon") {
@@ -123,18 +131,19 @@ fn supported() -> Vec<Implementation> {
 
 static SUPPORTED: LazyLock<Vec<Implementation>> = LazyLock::new(supported);
 
-/// What [`VARIABLE`] asks for, read once per process.
-static CHOSEN: LazyLock<Result<Implementation, UnknownName>> = LazyLock::new(|| {
-    choose(std::env::var_os(VARIABLE).as_deref().unwrap_or_default().to_string_lossy().as_ref())
+/// The implementation that [`KERNELS_ENV`] selects, read once per process.
+static SELECTED: LazyLock<Result<Implementation, UnknownName>> = LazyLock::new(|| {
+    let name = std::env::var_os(KERNELS_ENV);
+    select(name.as_deref().unwrap_or_default().to_string_lossy().as_ref())
 });
 
-/// A name of no implementation that this CPU can run.
+/// The error for a name that is not an implementation that this CPU can run.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("this CPU can run no implementation {0:?}")]
 pub(crate) struct UnknownName(pub(crate) String);
 
-/// Returns the implementation of this name, the fastest for no name.
-fn choose(name: &str) -> Result<Implementation, UnknownName> {
+/// Returns the implementation with this name; the fastest one for an empty name.
+fn select(name: &str) -> Result<Implementation, UnknownName> {
     let mut available = Implementation::available();
     if name.is_empty() {
         return Ok(available.last().unwrap_or(Implementation(&SCALAR)));
@@ -145,50 +154,51 @@ fn choose(name: &str) -> Result<Implementation, UnknownName> {
 }
 
 impl Implementation {
-    /// The implementations that this CPU can run, from the slowest to the fastest; never none.
+    /// Returns the implementations that this CPU can run, from the slowest to the fastest; never
+    /// empty.
     pub fn available() -> impl Iterator<Item = Self> {
         SUPPORTED.iter().copied()
     }
 
-    /// Its name, for instance `avx2`.
+    /// Returns the name, for instance `avx2`.
     pub fn name(self) -> &'static str {
         self.0.name
     }
 
-    /// Returns what runs if nothing else is asked for.
+    /// Returns the implementation to use by default.
     ///
     /// # Errors
-    /// This CPU has no implementation of the name in [`VARIABLE`].
-    pub(crate) fn chosen() -> Result<Self, &'static UnknownName> {
-        CHOSEN.as_ref().copied()
+    /// Fails if this CPU has no implementation with the name in [`KERNELS_ENV`].
+    pub(crate) fn selected() -> Result<Self, &'static UnknownName> {
+        SELECTED.as_ref().copied()
     }
 
-    /// See [`resize::scalar::horizontal`].
+    /// Runs the horizontal pass of the resize. See [`resize::scalar::horizontal`].
     pub(super) fn horizontal<T: Resize>(
         self,
         pixels: &[u8],
-        row: usize,
+        row_stride: usize,
         weights: &Weights<T>,
         out: &mut [u8],
     ) {
         // SAFETY: a table is only handed out where the CPU has its features.
-        unsafe { (T::passes(self).horizontal)(pixels, row, weights, out) }
+        unsafe { (T::passes(self).horizontal)(pixels, row_stride, weights, out) }
     }
 
-    /// See [`resize::scalar::vertical`].
+    /// Runs the vertical pass of the resize. See [`resize::scalar::vertical`].
     pub(super) fn vertical<T: Resize>(
         self,
         rows: &[u8],
-        row: usize,
+        row_stride: usize,
         weights: &Weights<T>,
         output: usize,
         out: &mut [u8],
     ) {
         // SAFETY: as above.
-        unsafe { (T::passes(self).vertical)(rows, row, weights, output, out) }
+        unsafe { (T::passes(self).vertical)(rows, row_stride, weights, output, out) }
     }
 
-    /// An image to rows of patches.
+    /// Cuts an image into rows of patches. See [`patchify::scalar::copy`].
     pub(super) fn patchify(
         self,
         pixels: &[u8],
@@ -206,7 +216,7 @@ impl Implementation {
         }
     }
 
-    /// Rows of an image from row `y` on to their places in the tiles. See [`tiles::scalar::copy`].
+    /// Copies rows of an image, starting at row `y`, into the tiles. See [`tiles::scalar::copy`].
     pub(super) fn tiles(
         self,
         lines: &[u8],
@@ -238,27 +248,28 @@ pub(super) struct Passes<T: 'static> {
     vertical: unsafe fn(&[u8], usize, &Weights<T>, usize, &mut [u8]),
 }
 
-/// A precision of weights for which there are resizing loops.
+/// A precision of weights that the resizing loops support.
 pub(super) trait Resize: FixedPoint {
+    /// Returns the passes of an implementation for this precision.
     fn passes(kernels: Implementation) -> &'static Passes<Self>;
 }
 
 impl Resize for i16 {
     fn passes(kernels: Implementation) -> &'static Passes<Self> {
-        &kernels.0.resize
+        &kernels.0.resize_i16
     }
 }
 
 impl Resize for i32 {
     fn passes(kernels: Implementation) -> &'static Passes<Self> {
-        &kernels.0.resize_fine
+        &kernels.0.resize_i32
     }
 }
 
-/// What becomes of an 8-bit channel.
+/// The conversion of an 8-bit channel value to an output element.
 #[derive(Clone, Copy)]
 pub(crate) enum Elements<'a> {
-    /// It stays.
+    /// The value itself, as an element of 1 byte.
     Raw,
     /// An element of 2 bytes, from the table.
     Two(&'a ChannelTable<2>),
@@ -267,7 +278,7 @@ pub(crate) enum Elements<'a> {
 }
 
 impl Elements<'_> {
-    /// Bytes per element.
+    /// Returns the size of an element in bytes.
     pub(super) const fn size(self) -> usize {
         match self {
             Self::Raw => 1,
@@ -282,13 +293,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_chooses_its_implementation_and_none_the_fastest() {
+    fn kernel_name_selects_its_implementation() {
         for implementation in Implementation::available() {
-            assert_eq!(choose(implementation.name()).unwrap().name(), implementation.name());
+            assert_eq!(select(implementation.name()).unwrap().name(), implementation.name());
         }
-        assert_eq!(choose("").unwrap().name(), Implementation::available().last().unwrap().name());
+        assert_eq!(select("").unwrap().name(), Implementation::available().last().unwrap().name());
         for unknown in ["neon2", "Scalar", " avx2"] {
-            assert_eq!(choose(unknown).unwrap_err(), UnknownName(unknown.to_owned()));
+            assert_eq!(select(unknown).unwrap_err(), UnknownName(unknown.to_owned()));
         }
     }
 }

@@ -1,5 +1,5 @@
-//! What one pass over an image writes: which part of it, resized to what, placed where, in which
-//! order of elements.
+//! The geometry of one output layer: source region, resize, placement on a canvas, and the order
+//! of elements.
 
 use std::ops::Range;
 
@@ -14,32 +14,30 @@ pub(crate) struct Region {
     pub(crate) height: usize,
 }
 
-/// A part of the image, resized, laid onto a canvas and written in the order of the canvas's
-/// layout.
+/// A region of the image that is resized, placed on a canvas and written in the canvas's layout.
 ///
-/// What of the resized part lies outside the canvas is cropped, and not even computed; what of the
-/// canvas is not covered has the fill colour.
+/// Pixels of the resized region outside the canvas are cropped and never computed. Uncovered pixels
+/// of the canvas have the fill colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layer {
-    /// The part of the image. It lies within the image.
+    /// The source region, which lies within the image.
     pub(crate) source: Region,
-    /// Width to which it is resized.
+    /// The width of the resized region.
     pub(crate) width: usize,
-    /// Height to which it is resized.
+    /// The height of the resized region.
     pub(crate) height: usize,
-    /// Column of the canvas in which the resized part begins; negative if it is cropped on the
-    /// left.
+    /// The first canvas column of the resized region; negative if it is cropped on the left.
     pub(crate) left: isize,
-    /// Row of the canvas in which the resized part begins; negative if it is cropped at the top.
+    /// The first canvas row of the resized region; negative if it is cropped at the top.
     pub(crate) top: isize,
-    /// Red, green and blue of the uncovered canvas.
+    /// The red, green and blue of uncovered canvas.
     pub(crate) fill: [u8; 3],
     /// The canvas.
     pub(crate) layout: Layout,
 }
 
 impl Layer {
-    /// All of an image, resized to fill the canvas.
+    /// Creates a layer of a whole image of this size, resized to fill the canvas.
     pub(crate) const fn whole(width: usize, height: usize, layout: Layout) -> Self {
         Self {
             source: Region { left: 0, top: 0, width, height },
@@ -52,35 +50,38 @@ impl Layer {
         }
     }
 
-    /// Columns of the resized part that lie on the canvas.
+    /// Returns the columns of the resized region that lie on the canvas.
     pub(super) fn columns(&self) -> Range<usize> {
         visible(self.width, self.left, self.layout.width())
     }
 
-    /// Rows of the resized part that lie on the canvas.
+    /// Returns the rows of the resized region that lie on the canvas.
     pub(super) fn rows(&self) -> Range<usize> {
         visible(self.height, self.top, self.layout.height())
     }
 }
 
-/// The part of `length` pixels, the first of them at `start`, that lies within `0..end`.
+/// Returns the indices of `length` pixels placed from `start` on that lie within `0..end`.
 fn visible(length: usize, start: isize, end: usize) -> Range<usize> {
     let first = start.min(0).unsigned_abs().min(length);
     let last = end.saturating_add_signed(start.saturating_neg()).clamp(first, length);
     first..last
 }
 
-/// The order in which a canvas is written.
+/// The layout of a canvas: the order of its elements.
+///
+/// A canvas is divided into horizontal strips of equal height. Each strip is written to a
+/// contiguous range of elements, which follows that of the strip above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layout {
-    /// A row per patch.
+    /// One row of elements per patch.
     Patches(PatchGrid),
-    /// Three planes per tile.
+    /// Three colour planes per tile.
     Tiles(TileGrid),
 }
 
 impl Layout {
-    /// Pixels per row of the canvas.
+    /// Returns the number of pixels per row of the canvas.
     pub(crate) const fn width(&self) -> usize {
         match self {
             Self::Patches(grid) => grid.image_width(),
@@ -88,7 +89,7 @@ impl Layout {
         }
     }
 
-    /// Rows of the canvas.
+    /// Returns the number of rows of the canvas.
     pub(crate) const fn height(&self) -> usize {
         match self {
             Self::Patches(grid) => grid.image_height(),
@@ -96,15 +97,15 @@ impl Layout {
         }
     }
 
-    /// Tiles, of which patches are none.
-    pub(crate) const fn tiles(&self) -> usize {
+    /// Returns the number of tiles; 0 for patches.
+    pub(crate) const fn tile_count(&self) -> usize {
         match self {
             Self::Patches(_) => 0,
             Self::Tiles(grid) => grid.len(),
         }
     }
 
-    /// Elements that are written, `None` if no memory holds so many.
+    /// Returns the number of elements, or `None` if they exceed the address space.
     pub(crate) fn checked_elements(&self) -> Option<usize> {
         let frames = match self {
             Self::Patches(grid) => grid.temporal,
@@ -116,44 +117,44 @@ impl Layout {
             .filter(|&elements| elements <= isize::MAX as usize / 4)
     }
 
-    /// Elements that are written.
+    /// Returns the number of elements.
     #[cfg(test)]
     pub(super) const fn elements(&self) -> usize {
-        self.parts() * self.part_elements()
+        self.strip_count() * self.strip_elements()
     }
 
-    /// The canvas falls into parts from top to bottom, each as high as the others; each is written
-    /// to elements of its own that follow those of the one above.
-    pub(super) const fn parts(&self) -> usize {
+    /// Returns the number of strips.
+    pub(super) const fn strip_count(&self) -> usize {
         match self {
             Self::Patches(grid) => grid.height / grid.merge,
             Self::Tiles(grid) => grid.rows,
         }
     }
 
-    /// Elements of a part.
-    pub(super) const fn part_elements(&self) -> usize {
+    /// Returns the number of elements per strip.
+    pub(super) const fn strip_elements(&self) -> usize {
         match self {
-            Self::Patches(grid) => grid.band().rows() * grid.row_len(),
+            Self::Patches(grid) => grid.group_row().rows() * grid.row_len(),
             Self::Tiles(grid) => grid.columns * grid.tile_len(),
         }
     }
 
-    /// Rows of the canvas in a part.
-    pub(super) const fn part_height(&self) -> usize {
+    /// Returns the number of canvas rows per strip.
+    pub(super) const fn strip_height(&self) -> usize {
         match self {
             Self::Patches(grid) => grid.merge * grid.patch,
             Self::Tiles(grid) => grid.height,
         }
     }
 
-    /// Rows of the canvas that are best written at a time; the last band of a part may have fewer.
+    /// Returns the best number of canvas rows to write at a time. The last band of a strip may have
+    /// fewer.
     pub(super) fn band_height(&self) -> usize {
-        /// About half of what the second-level cache of today's CPUs holds at least, and a tenth of
-        /// what it may hold.
+        /// About half the size of the smallest second-level caches of current CPUs, and a tenth of
+        /// the largest.
         const BAND_BYTES: usize = 96 << 10;
         match self {
-            Self::Patches(_) => self.part_height(),
+            Self::Patches(_) => self.strip_height(),
             Self::Tiles(grid) => (BAND_BYTES / (3 * self.width()).max(1)).clamp(1, grid.height),
         }
     }
@@ -164,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_lies_on_the_canvas_is_visible() {
+    fn visible_range_is_clipped_to_the_canvas() {
         for (length, start, end, expected) in [
             (10, 0, 10, 0..10),
             (10, 3, 20, 0..10),

@@ -1,16 +1,16 @@
-//! The pixel loops, and the one place that chooses among their implementations.
+//! The pixel loops, and the run-time dispatch among their implementations.
 //!
-//! One folder per operation, in it one file per instruction set; `scalar` is the reference that the
-//! others must equal bit for bit. Everything here is about bytes and extents: no settings, no model
-//! families.
+//! Each operation has a folder with one file per instruction set. `scalar` is the reference that
+//! the others must equal bit for bit. This module knows bytes and extents, but no settings and no
+//! model families.
 //!
-//! | module | holds |
+//! | module | contents |
 //! |---|---|
-//! | `dispatch` | [`Implementation`]: what this CPU runs, and the calls through it |
-//! | `layer` | what is written: a part of the image, resized, laid onto a canvas, in a layout |
-//! | `parallelism` | [`Parallelism`]: whose threads do it |
-//! | `alone` | a stage by itself, for measurements |
-//! | `bands` | the whole way from an image to its tensor, a few lines at a time |
+//! | `dispatch` | [`Implementation`]: the implementations that this CPU can run, and calls into them |
+//! | `layer` | the geometry of one output layer: source region, resize, canvas and layout |
+//! | `parallelism` | [`Parallelism`]: the threads to use |
+//! | `alone` | the resize stage by itself, for benchmarks |
+//! | `bands` | the pipeline from an image to its tensor, a few rows at a time |
 //! | `resize/`, `patchify/`, `tiles/`, `normalize/` | one operation each |
 
 #[cfg(feature = "bench")]
@@ -29,7 +29,7 @@ mod tiles;
 pub use alone::resize_bicubic;
 pub(crate) use bands::{Job, Resampler};
 pub use dispatch::Implementation;
-pub(crate) use dispatch::{Elements, VARIABLE};
+pub(crate) use dispatch::{Elements, KERNELS_ENV};
 pub(crate) use layer::{Layer, Layout, Region};
 pub(crate) use normalize::{ChannelTable, MeanStd, Normalization};
 pub use parallelism::Parallelism;

@@ -1,17 +1,18 @@
-//! The threads that do the work.
+//! The threads that process an image.
 
 use std::fmt;
 
-/// The threads that [`crate::VisionModel::process_with`] uses. The bits do not depend on them.
+/// The threads that [`crate::VisionModel::process_with`] uses. The output bits do not depend on
+/// them.
 ///
-/// Rows of patches and rows of tiles are shared out; an image that becomes a single tile is written
-/// by one thread.
+/// The unit of work is a row of patches or a row of tiles, so an image that becomes a single tile
+/// is written by one thread.
 #[derive(Clone, Copy, Default)]
 pub enum Parallelism<'a> {
-    /// The caller's thread alone.
+    /// Only the caller's thread.
     #[default]
     Single,
-    /// The threads of a pool that the host owns. The caller waits.
+    /// The threads of a pool of the caller, which blocks until they are done.
     Pool(&'a rayon::ThreadPool),
 }
 

@@ -1,5 +1,5 @@
-//! Every implementation against the scalar one; the whole way in bands against the whole way image
-//! by image.
+//! Compares every implementation with the scalar one, and the banded pipeline with a pipeline of
+//! image-sized steps.
 
 use std::ops::Range;
 use std::sync::LazyLock;
@@ -17,7 +17,7 @@ use crate::{ImageSize, RgbView};
 static POOL: LazyLock<rayon::ThreadPool> =
     LazyLock::new(|| rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap());
 
-/// Bytes without order; with `extreme`, only those that drive sums to their limits.
+/// Returns pseudo-random bytes; with `extreme` only 0 and 255, which drive sums to their limits.
 fn bytes(length: usize, seed: u64, extreme: bool) -> Vec<u8> {
     let mut state = seed;
     let next = std::iter::repeat_with(|| {
@@ -29,6 +29,7 @@ fn bytes(length: usize, seed: u64, extreme: bool) -> Vec<u8> {
     next.take(length).collect()
 }
 
+/// Returns a lookup table of pseudo-random elements.
 fn table<const N: usize>(seed: u64) -> ChannelTable<N> {
     let bytes = bytes(3 * 256 * N, seed, false);
     std::array::from_fn(|channel| {
@@ -38,8 +39,7 @@ fn table<const N: usize>(seed: u64) -> ChannelTable<N> {
     })
 }
 
-/// A grid's extents: sides of patches around all limits of the vector code, and those of real
-/// models.
+/// Generates patch grids: sides around all limits of the vector code, and those of real models.
 fn grids() -> impl Strategy<Value = PatchGrid> {
     let patch = prop_oneof![1..40_usize, Just(14), Just(16), Just(32)];
     (1..4_usize, 1..4_usize, patch, 1..4_usize, 1..4_usize).prop_map(
@@ -71,8 +71,8 @@ fn filters() -> impl Strategy<Value = Filter> {
     prop_oneof![Just(Filter::Bilinear), Just(Filter::Bicubic), Just(Filter::Lanczos)]
 }
 
-/// A layer, and the size of the image that it is of: any part of it, resized to anything, anywhere
-/// on the canvas.
+/// Generates an image size and a layer of any region of it, with any resize and any position on the
+/// canvas.
 fn layers() -> impl Strategy<Value = (ImageSize, Layer)> {
     let side = || prop_oneof![Just(None), (1..300_usize).prop_map(Some)];
     let margins = prop_oneof![Just([0; 4]), prop::array::uniform4(0..20_usize)];
@@ -80,8 +80,8 @@ fn layers() -> impl Strategy<Value = (ImageSize, Layer)> {
     (layouts(), side(), side(), margins, side(), side(), shift(), shift(), any::<[u8; 3]>())
         .prop_map(
             |(layout, width, height, margins, source_width, source_height, left, top, fill)| {
-                let (width, height) =
-                    (width.unwrap_or(layout.width()), height.unwrap_or(layout.height()));
+                let width = width.unwrap_or(layout.width());
+                let height = height.unwrap_or(layout.height());
                 let source = Region {
                     left: margins[0],
                     top: margins[1],
@@ -97,7 +97,7 @@ fn layers() -> impl Strategy<Value = (ImageSize, Layer)> {
         )
 }
 
-/// The way from an image to its tensor by the references, one image-sized step after the other.
+/// Computes a tensor with the scalar kernels, one image-sized step after the other.
 fn reference<T: Resize>(
     image: RgbView<'_>,
     filter: Filter,
@@ -138,14 +138,16 @@ fn reference<T: Resize>(
         }
         out
     };
-    let pixels = match columns_first {
-        true => horizontal(vertical(pixels, source.width), height),
-        false => vertical(horizontal(pixels, source.height), width),
+    let pixels = if columns_first {
+        horizontal(vertical(pixels, source.width), height)
+    } else {
+        vertical(horizontal(pixels, source.height), width)
     };
     let mut canvas = Vec::new();
     for y in 0..layout.height() as isize {
         for x in 0..layout.width() as isize {
-            let (x, y) = (x - left, y - top);
+            let x = x - left;
+            let y = y - top;
             let inside = (0..width as isize).contains(&x) && (0..height as isize).contains(&y);
             let at = 3 * (y * width as isize + x);
             canvas.extend(if inside { &pixels[at as usize..at as usize + 3] } else { &fill });
@@ -174,6 +176,7 @@ fn reference<T: Resize>(
     out
 }
 
+/// Compares the horizontal pass of every implementation with the scalar one.
 fn check_horizontal<T: Resize>(
     filter: Filter,
     [width, margin, new_width, rows, more_rows]: [usize; 5],
@@ -182,19 +185,20 @@ fn check_horizontal<T: Resize>(
 ) -> Result<(), TestCaseError> {
     let from = seed as usize % new_width;
     let weights = Weights::<T>::new(filter, width, new_width, from..new_width);
-    let row = 3 * (width + margin);
-    // Nothing may be read behind the last row's pixels.
-    let pixels = bytes(row * (rows + more_rows) - 3 * margin, seed, extreme);
+    let row_stride = 3 * (width + margin);
+    // The kernels must not read beyond the pixels of the last row.
+    let pixels = bytes(row_stride * (rows + more_rows) - 3 * margin, seed, extreme);
     let mut expected = vec![0; 3 * weights.len() * rows];
-    resize::scalar::horizontal(&pixels, row, &weights, &mut expected);
+    resize::scalar::horizontal(&pixels, row_stride, &weights, &mut expected);
     for kernels in Implementation::available() {
         let mut out = vec![0xA5; expected.len()];
-        kernels.horizontal(&pixels, row, &weights, &mut out);
+        kernels.horizontal(&pixels, row_stride, &weights, &mut out);
         prop_assert!(out == expected, "{kernels:?}");
     }
     Ok(())
 }
 
+/// Compares the vertical pass of every implementation with the scalar one.
 fn check_vertical<T: Resize>(
     filter: Filter,
     [height, new_height, length, margin, line]: [usize; 5],
@@ -203,21 +207,21 @@ fn check_vertical<T: Resize>(
 ) -> Result<(), TestCaseError> {
     let weights = Weights::<T>::new(filter, height, new_height, 0..new_height);
     let output = line % new_height;
-    let row = length + margin;
-    // Nothing may be read behind the last row's end.
-    let rows = bytes(row * weights.window(output).range.len() - margin, seed, extreme);
+    let row_stride = length + margin;
+    // The kernels must not read beyond the end of the last row.
+    let rows = bytes(row_stride * weights.window(output).range.len() - margin, seed, extreme);
     let mut expected = vec![0; length];
-    resize::scalar::vertical(&rows, row, &weights, output, &mut expected);
+    resize::scalar::vertical(&rows, row_stride, &weights, output, &mut expected);
     for kernels in Implementation::available() {
         let mut out = vec![0xA5; length];
-        kernels.vertical(&rows, row, &weights, output, &mut out);
+        kernels.vertical(&rows, row_stride, &weights, output, &mut out);
         prop_assert!(out == expected, "{kernels:?}");
     }
     Ok(())
 }
 
 #[test]
-fn scalar_is_always_available_and_comes_first() {
+fn scalar_is_the_first_available_implementation() {
     assert_eq!(Implementation::available().next().map(Implementation::name), Some("scalar"));
 }
 
@@ -225,7 +229,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
-    fn horizontal_passes_are_equal(
+    fn horizontal_pass_equals_scalar(
         (width, new_width) in prop_oneof![(1..40_usize, 1..40_usize), (1..700_usize, 1..300_usize)],
         margin in 0..5_usize,
         rows in 1..12_usize,
@@ -234,13 +238,15 @@ proptest! {
         seed: u64,
         extreme: bool,
     ) {
-        check_horizontal::<i16>(filter, [width, margin, new_width, rows, more_rows], seed, extreme)?;
-        check_horizontal::<i32>(filter, [width, margin, new_width, rows, more_rows], seed, extreme)?;
+        let extents = [width, margin, new_width, rows, more_rows];
+        check_horizontal::<i16>(filter, extents, seed, extreme)?;
+        check_horizontal::<i32>(filter, extents, seed, extreme)?;
     }
 
     #[test]
-    fn vertical_passes_are_equal(
-        (height, new_height) in prop_oneof![(1..40_usize, 1..40_usize), (1..700_usize, 1..300_usize)],
+    fn vertical_pass_equals_scalar(
+        (height, new_height) in
+            prop_oneof![(1..40_usize, 1..40_usize), (1..700_usize, 1..300_usize)],
         length in 1..300_usize,
         margin in 0..5_usize,
         line in 0..300_usize,
@@ -248,18 +254,24 @@ proptest! {
         seed: u64,
         extreme: bool,
     ) {
-        check_vertical::<i16>(filter, [height, new_height, length, margin, line], seed, extreme)?;
-        check_vertical::<i32>(filter, [height, new_height, length, margin, line], seed, extreme)?;
+        let extents = [height, new_height, length, margin, line];
+        check_vertical::<i16>(filter, extents, seed, extreme)?;
+        check_vertical::<i32>(filter, extents, seed, extreme)?;
     }
 
     #[test]
-    fn patches_are_equal(grid in grids(), seed: u64) {
+    fn patchify_equals_scalar(grid in grids(), seed: u64) {
         let pixels = bytes(3 * grid.image_width() * grid.image_height(), seed, false);
-        let (two, four) = (table(seed), table(!seed));
-        let size = ImageSize { width: grid.image_width() as u32, height: grid.image_height() as u32 };
+        let two = table(seed);
+        let four = table(!seed);
+        let size = ImageSize {
+            width: grid.image_width() as u32,
+            height: grid.image_height() as u32,
+        };
+        let image = RgbView::new(size, &pixels).unwrap();
         let layer = Layer::whole(grid.image_width(), grid.image_height(), Layout::Patches(grid));
         for elements in [Elements::Raw, Elements::Two(&two), Elements::Four(&four)] {
-            let expected = reference::<i16>(RgbView::new(size, &pixels).unwrap(), Filter::Bicubic, false, &layer, elements);
+            let expected = reference::<i16>(image, Filter::Bicubic, false, &layer, elements);
             for kernels in Implementation::available() {
                 let mut out = vec![0xA5; expected.len()];
                 kernels.patchify(&pixels, &grid, elements, &mut out);
@@ -269,18 +281,28 @@ proptest! {
     }
 
     #[test]
-    fn tiles_are_equal(grid in tile_grids(), first in 0..300_usize, count in 1..40_usize, seed: u64) {
+    fn tiles_equal_scalar(
+        grid in tile_grids(),
+        first in 0..300_usize,
+        count in 1..40_usize,
+        seed: u64,
+    ) {
         let first = first % grid.height;
         let lines = count.min(grid.height - first);
         let pixels = bytes(3 * grid.image_width() * lines, seed, false);
-        let (two, four) = (table(seed), table(!seed));
+        let two = table(seed);
+        let four = table(!seed);
         for elements in [Elements::Raw, Elements::Two(&two), Elements::Four(&four)] {
             let mut expected = vec![0xA5; elements.size() * grid.columns * grid.tile_len()];
             let untouched = expected.clone();
             match elements {
                 Elements::Raw => tiles::scalar::copy(&pixels, first, &grid, &mut expected),
-                Elements::Two(table) => tiles::scalar::map(&pixels, first, &grid, table, &mut expected),
-                Elements::Four(table) => tiles::scalar::map(&pixels, first, &grid, table, &mut expected),
+                Elements::Two(table) => {
+                    tiles::scalar::map(&pixels, first, &grid, table, &mut expected);
+                }
+                Elements::Four(table) => {
+                    tiles::scalar::map(&pixels, first, &grid, table, &mut expected);
+                }
             }
             for kernels in Implementation::available() {
                 let mut out = untouched.clone();
@@ -291,7 +313,7 @@ proptest! {
     }
 
     #[test]
-    fn bands_make_what_whole_images_make(
+    fn bands_equal_the_whole_image_reference(
         (size, layer) in layers(),
         filter in filters(),
         seed: u64,
@@ -303,7 +325,9 @@ proptest! {
         for elements in [Elements::Raw, Elements::Two(&two)] {
             for resampler in [Resampler::Torch(filter), Resampler::Pillow(filter)] {
                 let expected = match resampler {
-                    Resampler::Torch(filter) => reference::<i16>(image, filter, false, &layer, elements),
+                    Resampler::Torch(filter) => {
+                        reference::<i16>(image, filter, false, &layer, elements)
+                    }
                     Resampler::Pillow(filter) => {
                         let columns_first = resampler.starts_with_columns(&layer);
                         reference::<i32>(image, filter, columns_first, &layer, elements)
@@ -311,9 +335,10 @@ proptest! {
                 };
                 for kernels in Implementation::available() {
                     for parallelism in [Parallelism::Single, Parallelism::Pool(&POOL)] {
-                        // Two layers, to see that each writes its own part.
+                        // Two layers, to check that each writes only its own elements.
                         let mut out = vec![0xA5; 2 * expected.len()];
-                        Job { kernels, image, resampler, elements, parallelism }.write(&[layer; 2], &mut out);
+                        Job { kernels, image, resampler, elements, parallelism }
+                            .write(&[layer; 2], &mut out);
                         let (first, second) = out.split_at(expected.len());
                         prop_assert!(
                             first == expected && second == expected,

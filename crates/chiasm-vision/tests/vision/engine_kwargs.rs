@@ -1,5 +1,5 @@
-//! Settings for all requests (`--mm-processor-kwargs`) must mean what they mean in a request, and
-//! give way to a request's.
+//! Checks that settings for all requests (`--mm-processor-kwargs`) act like those of a request, and
+//! that a request's kwargs override them.
 
 use chiasm_vision::{ImageKwargs, ImageSize, NoVocabulary, VisionError, VisionModel};
 use serde::Deserialize;
@@ -14,10 +14,12 @@ const LLAVA: &str = "families/llava/models/llava_1_5";
 const GEMMA3: &str = "families/gemma3/models/gemma_3_4b";
 const INTERNVL: &str = "families/internvl/models/internvl3_8b";
 
-/// A model, the engine's kwargs, a request's, and what a request would have to ask for where the
-/// engine has none. For Qwen the bounds are those that `_merge_and_resolve_mm_processor_kwargs` and
-/// `_get_vision_size` of vLLM 0.32 arrive at.
-const TOGETHER: &[(&str, &str, &str, &str)] = &[
+/// A model, the engine's kwargs, a request's kwargs, and request kwargs with the same effect
+/// without engine kwargs.
+///
+/// The bounds for Qwen are the results of `_merge_and_resolve_mm_processor_kwargs` and
+/// `_get_vision_size` of vLLM 0.32.
+const MERGED: &[(&str, &str, &str, &str)] = &[
     (QWEN2, r#"{"min_pixels": 9000}"#, "{}", r#"{"min_pixels": 9000}"#),
     (
         QWEN2,
@@ -94,24 +96,25 @@ fn object(text: &str) -> Map<String, Value> {
 }
 
 #[test]
-fn a_request_wins_over_the_engine_key_by_key() {
-    for (name, engine, request, together) in TOGETHER {
-        let (own, engine_wide) =
-            (load(name), load(name).with_engine_kwargs(object(engine)).unwrap());
-        let expected = own.parse_kwargs(&object(together)).unwrap();
+fn request_kwargs_override_engine_kwargs() {
+    for (name, engine, request, merged) in MERGED {
+        let plain = load(name);
+        let engine_wide = load(name).with_engine_kwargs(object(engine)).unwrap();
+        let expected = plain.parse_kwargs(&object(merged)).unwrap();
         let found = engine_wide.parse_kwargs(&object(request)).unwrap();
         assert!(
-            engine_wide.fingerprint(&found) == own.fingerprint(&expected),
+            engine_wide.fingerprint(&found) == plain.fingerprint(&expected),
             "{name} {engine} {request}"
         );
         let size = ImageSize { width: 700, height: 200 };
-        let plans = (engine_wide.plan(size, &found).ok(), own.plan(size, &expected).ok());
-        assert_eq!(plans.0, plans.1, "{name} {engine} {request}");
+        let found = engine_wide.plan(size, &found).ok();
+        let expected = plain.plan(size, &expected).ok();
+        assert_eq!(found, expected, "{name} {engine} {request}");
     }
 }
 
 #[test]
-fn engine_kwargs_mean_what_they_mean_in_a_request() {
+fn engine_kwargs_act_like_request_kwargs() {
     #[derive(Deserialize)]
     struct Goldens {
         rows: Vec<Row>,
@@ -129,16 +132,19 @@ fn engine_kwargs_mean_what_they_mean_in_a_request() {
                 .unwrap()
                 .unwrap()
         };
-        let own = load();
-        match (own.parse_kwargs(&kwargs), load().with_engine_kwargs(kwargs.clone())) {
+        let plain = load();
+        match (plain.parse_kwargs(&kwargs), load().with_engine_kwargs(kwargs.clone())) {
             (Ok(request), Ok(engine_wide)) => {
                 assert_eq!(
-                    own.plan(size, &request).ok(),
+                    plain.plan(size, &request).ok(),
                     engine_wide.plan(size, &none).ok(),
                     "{model} {kwargs:?}"
                 );
-                assert!(engine_wide.processor() == own.fingerprint(&request), "{model} {kwargs:?}");
-                assert!(engine_wide.fingerprint(&none) == engine_wide.processor());
+                assert!(
+                    engine_wide.default_fingerprint() == plain.fingerprint(&request),
+                    "{model} {kwargs:?}"
+                );
+                assert!(engine_wide.fingerprint(&none) == engine_wide.default_fingerprint());
             }
             (Err(request), Err(engine_wide)) => {
                 assert_eq!(request.to_string(), engine_wide.to_string())
@@ -149,7 +155,7 @@ fn engine_kwargs_mean_what_they_mean_in_a_request() {
 }
 
 #[test]
-fn kwargs_that_a_family_does_not_know_are_refused_for_the_engine_too() {
+fn unknown_engine_kwargs_are_refused() {
     let error = load(QWEN2).with_engine_kwargs(object(r#"{"do_normalize": false}"#)).unwrap_err();
     assert!(
         matches!(error, VisionError::UnknownKwarg { ref key, .. } if key == "do_normalize"),

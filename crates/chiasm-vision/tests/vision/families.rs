@@ -1,5 +1,5 @@
-//! Placeholders and tensors of every family must equal those that vLLM's processor of the model
-//! makes of the same images: `python/goldens/make_family_goldens.py`.
+//! Compares placeholders and tensors of every family with those of vLLM's processor for the same
+//! images (`python/goldens/make_family_goldens.py`).
 
 use std::collections::BTreeMap;
 
@@ -26,8 +26,10 @@ const FAMILIES: [&str; 9] = [
     "qwen_more",
 ];
 
-/// Models that vLLM loads and we refuse: most of them it cannot serve either (its processor or its
-/// engine fails on the first image), the others have a setting that we do not implement.
+/// The models that vLLM loads but we refuse.
+///
+/// vLLM cannot serve most of them either: its processor or its engine fails on the first image. The
+/// others have a setting that we do not implement.
 const REFUSED: &[&str] = &[
     "gemma3/no_resize",
     "gemma3/shorter_sequence",
@@ -65,8 +67,8 @@ const REFUSED: &[&str] = &[
     "pixtral/smaller_edge",
 ];
 
-/// Models that we take and vLLM does not, for a reason that has nothing to do with images.
-const TAKEN: &[&str] = &["internvl/new_file", "qwen_more/qwen3_vl_moe_no_type"];
+/// The models that we load but vLLM refuses, for reasons unrelated to images.
+const ONLY_OURS: &[&str] = &["internvl/new_file", "qwen_more/qwen3_vl_moe_no_type"];
 
 #[derive(Deserialize)]
 struct Cases {
@@ -112,7 +114,7 @@ struct GoldenTensor {
     bfloat16: Option<String>,
 }
 
-/// A tokenizer that knows just what its golden does.
+/// A tokenizer with exactly the tokens of its golden.
 impl Vocabulary for GoldenModel {
     fn id(&self, token: &str) -> Option<TokenId> {
         self.vocabulary.get(token).copied().map(TokenId)
@@ -135,6 +137,7 @@ impl Vocabulary for GoldenModel {
     }
 }
 
+/// Reads the golden cases of a family.
 fn cases(family: &str) -> Cases {
     golden::json(&format!("families/{family}/cases.json"))
 }
@@ -146,8 +149,9 @@ fn load(family: &str, name: &str, vocabulary: &GoldenModel) -> Result<VisionMode
 }
 
 #[test]
-fn model_directories_load_when_vllm_loads_them() {
-    let (mut refused, mut taken) = (Vec::new(), Vec::new());
+fn model_directory_loads_if_vllm_loads_it() {
+    let mut refused = Vec::new();
+    let mut only_ours = Vec::new();
     for family in FAMILIES {
         for (name, golden) in cases(family).models {
             let full = format!("{family}/{name}");
@@ -167,17 +171,17 @@ fn model_directories_load_when_vllm_loads_them() {
                 (Err(error), Some(_)) => assert_eq!(error.fault(), Fault::Model, "{full}: {error}"),
                 (Ok(_), Some(error)) => {
                     eprintln!("{full} loads, but vLLM raises {error}");
-                    taken.push(full);
+                    only_ours.push(full);
                 }
             }
         }
     }
     assert_eq!(refused, REFUSED);
-    assert_eq!(taken, TAKEN);
+    assert_eq!(only_ours, ONLY_OURS);
 }
 
 #[test]
-fn placeholders_and_tensors_equal_those_of_vllm() {
+fn processed_images_equal_vllm() {
     let mut differences = Vec::new();
     let mut count = 0;
     for family in FAMILIES {
@@ -211,22 +215,23 @@ fn placeholders_and_tensors_equal_those_of_vllm() {
     );
 }
 
-/// Forms of `size` that vLLM takes and we refuse: both edges for LLaVA, height and width for
-/// Mistral 3.
-fn is_other_size(kwargs: &Map<String, Value>) -> bool {
+/// Returns `true` for forms of `size` that vLLM accepts but we refuse: both edges for LLaVA, height
+/// and width for Mistral 3.
+fn is_unsupported_size(kwargs: &Map<String, Value>) -> bool {
     let has = |key| {
         kwargs.get("size").and_then(Value::as_object).is_some_and(|size| size.contains_key(key))
     };
     has("longest_edge") && has("shortest_edge") || has("height")
 }
 
+/// Compares the plan and tensors of a case with the golden.
 fn check(model: &VisionModel, case: &Case) -> Result<(), String> {
     let size = ImageSize { width: case.image.width, height: case.image.height };
     let kwargs = match model.parse_kwargs(&case.kwargs) {
         Ok(kwargs) => kwargs,
-        // What is not implemented is refused.
+        // Keys that are not implemented are refused.
         Err(VisionError::UnknownKwarg { .. }) => return Ok(()),
-        Err(VisionError::InvalidKwarg { key: "size", .. }) if is_other_size(&case.kwargs) => {
+        Err(VisionError::InvalidKwarg { key: "size", .. }) if is_unsupported_size(&case.kwargs) => {
             return Ok(());
         }
         Err(error) if case.error.is_some() && error.fault() == Fault::Request => return Ok(()),
@@ -265,6 +270,7 @@ fn check(model: &VisionModel, case: &Case) -> Result<(), String> {
     Ok(())
 }
 
+/// Compares a tensor of a case with the golden.
 fn check_tensor(
     model: &VisionModel,
     case: &Case,

@@ -1,5 +1,5 @@
-//! Sizes, tiles and token counts of many random sizes must equal what the families' own functions
-//! in `transformers` and vLLM say: `python/goldens/make_family_goldens.py`.
+//! Compares sizes, tiles and token counts of many random image sizes with the functions of
+//! `transformers` and vLLM (`python/goldens/make_family_goldens.py`).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,14 +17,15 @@ struct Plans<T> {
     plans: Vec<T>,
 }
 
+/// Reads the golden plans of a family.
 fn plans<T: DeserializeOwned>(family: &str) -> Vec<T> {
     let Plans { plans } = golden::json::<Plans<T>>(&format!("families/{family}/plans.json"));
     assert!(plans.len() >= 800, "only {} plans of {family}", plans.len());
     plans
 }
 
-/// A model of the goldens with changes in its files: (file, path of keys, value).
-fn altered(family: &str, name: &str, changes: &[(&str, &str, Value)]) -> VisionModel {
+/// Loads a model of the goldens with changes in its files: file, JSON pointer and value.
+fn load_with(family: &str, name: &str, changes: &[(&str, &str, Value)]) -> VisionModel {
     let source = golden::path("families").join(family).join("models").join(name);
     let dir = tempfile::tempdir().unwrap();
     for file in ["config.json", "preprocessor_config.json", "processor_config.json"] {
@@ -39,16 +40,17 @@ fn altered(family: &str, name: &str, changes: &[(&str, &str, Value)]) -> VisionM
     VisionModel::from_model_dir(dir.path(), &AnyToken).unwrap().unwrap()
 }
 
+/// Reads a JSON file; `None` if it is missing.
 fn read(path: &Path) -> Option<Value> {
     Some(serde_json::from_slice(&std::fs::read(path).ok()?).unwrap())
 }
 
-/// One model per setting, made when it is first asked for.
+/// One model per setting, loaded on first use.
 struct Models<K>(BTreeMap<K, VisionModel>);
 
 impl<K: Ord> Models<K> {
-    fn get(&mut self, key: K, make: impl FnOnce() -> VisionModel) -> &VisionModel {
-        self.0.entry(key).or_insert_with(make)
+    fn get(&mut self, key: K, load: impl FnOnce() -> VisionModel) -> &VisionModel {
+        self.0.entry(key).or_insert_with(load)
     }
 }
 
@@ -62,12 +64,12 @@ fn kwargs(model: &VisionModel, kwargs: Value) -> ImageKwargs {
 }
 
 #[test]
-fn llava_next() {
+fn llava_next_plans_equal_goldens() {
     let mut models = Models(BTreeMap::new());
     for row in plans::<(String, u32, u32, usize, u32, u32, u32, u32)>("llava_next") {
         let (name, width, height, tokens, grid_width, grid_height, resized_width, resized_height) =
             row.clone();
-        let model = models.get(name.clone(), || altered("llava_next", &name, &[]));
+        let model = models.get(name.clone(), || load_with("llava_next", &name, &[]));
         let plan = plan(model, width, height, &ImageKwargs::default());
         let tile = grid_width / plan.grid[2];
         let ours = (
@@ -86,7 +88,7 @@ fn llava_next() {
 }
 
 #[test]
-fn llama4() {
+fn llama4_plans_equal_goldens() {
     let mut models = Models(BTreeMap::new());
     for row in plans::<[u32; 8]>("llama4") {
         let [width, height, tiles, to_max, columns, rows, resized_width, resized_height] = row;
@@ -96,7 +98,7 @@ fn llama4() {
                     .map(|(key, value)| ("preprocessor_config.json", format!("/{key}"), value));
             let changes =
                 changes.each_ref().map(|(file, key, value)| (*file, key.as_str(), value.clone()));
-            altered("llama4", "llama_4_scout", &changes)
+            load_with("llama4", "llama_4_scout", &changes)
         });
         let plan = plan(model, width, height, &ImageKwargs::default());
         let ours = [plan.grid[2], plan.grid[1], plan.resized.width, plan.resized.height];
@@ -105,13 +107,13 @@ fn llama4() {
 }
 
 #[test]
-fn internvl() {
+fn internvl_plans_equal_goldens() {
     let mut models = Models(BTreeMap::new());
     for row in plans::<[u32; 7]>("internvl") {
         let [width, height, tile, min, max, columns, rows] = row;
         let model = models.get((tile, min, max), || {
             let tokens = (tile / 14 / 2).pow(2);
-            altered(
+            load_with(
                 "internvl",
                 "internvl3_8b",
                 &[
@@ -129,13 +131,13 @@ fn internvl() {
 }
 
 #[test]
-fn internvl_chat() {
+fn internvl_chat_plans_equal_goldens() {
     let mut models = Models(BTreeMap::new());
     let mut ambiguous = 0;
     for row in plans::<[u32; 9]>("internvl_chat") {
         let [width, height, tile, min, max, thumbnail, columns, rows, tiles] = row;
         let model = models.get((tile, min, max, thumbnail), || {
-            altered(
+            load_with(
                 "internvl_chat",
                 "internvl3_8b",
                 &[
@@ -148,7 +150,7 @@ fn internvl_chat() {
             )
         });
         let plan = match model.plan(ImageSize { width, height }, &ImageKwargs::default()) {
-            // Their choice depends on the order of a Python set.
+            // The choice of vLLM depends on the order of a Python set.
             Err(VisionError::AmbiguousTiles { .. }) if min > 1 => {
                 ambiguous += 1;
                 continue;
@@ -163,14 +165,14 @@ fn internvl_chat() {
 }
 
 #[test]
-fn pixtral_and_mistral3() {
+fn pixtral_family_plans_equal_goldens() {
     let mut models = Models(BTreeMap::new());
     for (family, name) in [("pixtral", "pixtral_12b"), ("mistral3", "mistral_small_3_1")] {
         for row in plans::<[u32; 8]>(family) {
             let [longest, patch, width, height, resized_width, resized_height, columns, rows] = row;
             let model = models.get((family, longest, patch), || {
                 let merge = if family == "mistral3" { 2 } else { 1 };
-                altered(
+                load_with(
                     family,
                     name,
                     &[
@@ -194,8 +196,8 @@ fn pixtral_and_mistral3() {
 }
 
 #[test]
-fn gemma3() {
-    let model = altered("gemma3", "gemma_3_4b", &[]);
+fn gemma3_plans_equal_goldens() {
+    let model = load_with("gemma3", "gemma_3_4b", &[]);
     for row in plans::<(u32, u32, u32, u32, f64, Vec<[u32; 2]>)>("gemma3") {
         let (width, height, min_size, max_crops, ratio, crops) = row.clone();
         let kwargs = kwargs(

@@ -1,5 +1,4 @@
-//! What an item's identity says of the processor: everything that changes tensors or tokens, and
-//! nothing else.
+//! Checks that fingerprints cover everything that changes tensors or tokens, and nothing else.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,12 +14,12 @@ use serde_json::{Map, Value};
 use crate::any_token::AnyToken;
 use crate::golden;
 
-/// A model directory of the goldens for each `model_type` and vision tower, and blake3 of its
-/// fingerprint without kwargs.
+/// A model directory of the goldens for each `model_type` and vision tower, and the blake3 hash of
+/// its fingerprint without kwargs.
 ///
-/// Engines keep tensors, and stores keep KV blocks, under identities made of these fingerprints. A
-/// digest that changes here makes all of them unknown to the next version of Chiasm, and mixed
-/// fleets disagree: it must be a decision, with a line in the commit that says why.
+/// Engines cache tensors, and stores keep KV blocks, under identities made of these fingerprints. A
+/// changed digest invalidates all of them for the next version of Chiasm and makes mixed fleets
+/// disagree. It must be a deliberate decision that the commit explains.
 const DIGESTS: &[(&str, &str)] = &[
     ("models/qwen2_vl", "14239178df1d298bcf19de86f56786d5a984d3a6d4cf35e4d03bd1906de74019"),
     ("models/qwen2_5_vl", "ff2b94c6b8bacfe4979e075b8e41455369c15e651ed86c3793040286ad319df7"),
@@ -71,7 +70,7 @@ const DIGESTS: &[(&str, &str)] = &[
     ),
 ];
 
-/// Kwargs that ask for what the model does anyway.
+/// Kwargs that equal the settings of the model.
 const NO_CHANGE: &[(&str, &str)] = &[
     ("models/qwen2_vl", r#"{"min_pixels": 3136}"#),
     ("models/qwen2_vl", r#"{"size": {"shortest_edge": 3136, "longest_edge": 1003520}}"#),
@@ -100,7 +99,7 @@ const NO_CHANGE: &[(&str, &str)] = &[
     ("families/mistral3/models/mistral_small_3_1", r#"{"size": {"longest_edge": 1540}}"#),
 ];
 
-/// Every setting that a request may change, changed.
+/// Kwargs that change each setting that a request may change.
 const CHANGE: &[(&str, &str)] = &[
     ("models/qwen2_vl", r#"{"min_pixels": 3137}"#),
     ("models/qwen2_vl", r#"{"max_pixels": 50000}"#),
@@ -135,7 +134,7 @@ const CHANGE: &[(&str, &str)] = &[
     ("families/mistral3/models/mistral_small_3_1", r#"{"size": {"longest_edge": 800}}"#),
 ];
 
-/// Settings of model directories that the goldens do not change one by one.
+/// Changes of model directories that the goldens do not have as separate cases.
 const EDITS: &[(&str, &str)] = &[
     ("models/qwen2_vl", r#"{"patch_size": 28}"#),
     ("models/qwen2_vl", r#"{"merge_size": 4, "spatial_merge_size": 4}"#),
@@ -160,7 +159,8 @@ const EDITS: &[(&str, &str)] = &[
     ("families/mistral3/models/mistral_small_3_1", r#"{"image_token_index": 77}"#),
 ];
 
-/// Sizes on which settings show: small, upright, long, large, square.
+/// Image sizes on which different settings have visible effects: small, upright, long, large,
+/// square.
 const SIZES: [[u32; 2]; 8] = [
     [30, 41],
     [336, 336],
@@ -172,35 +172,34 @@ const SIZES: [[u32; 2]; 8] = [
     [97, 2000],
 ];
 
-/// Images of up to so many pixels are also processed; settings that change only pixels show on any
-/// of them.
-const PROCESSED: u64 = 2_000;
+/// The maximum number of pixels of images that are also processed. Settings that change only pixels
+/// have an effect on all of them.
+const MAX_PROCESSED_PIXELS: u64 = 2_000;
 
-/// A tokenizer in which one token is another than in [`AnyToken`], and which notes what it was
-/// asked for.
+/// A tokenizer that differs from [`AnyToken`] in one token, and records the looked-up texts.
 #[derive(Default)]
-struct OneOther {
+struct OneChangedToken {
     changed: Option<String>,
-    asked: RefCell<BTreeSet<String>>,
+    lookups: RefCell<BTreeSet<String>>,
 }
 
-impl Vocabulary for OneOther {
+impl Vocabulary for OneChangedToken {
     fn id(&self, token: &str) -> Option<TokenId> {
-        self.asked.borrow_mut().insert(token.to_owned());
+        self.lookups.borrow_mut().insert(token.to_owned());
         AnyToken.id(token).map(|id| {
             if self.changed.as_deref() == Some(token) { TokenId(id.0 + 5000) } else { id }
         })
     }
 
     fn encode(&self, text: &str) -> Result<Vec<TokenId>, VocabularyError> {
-        self.asked.borrow_mut().insert(text.to_owned());
-        let other = self.changed.as_deref() == Some(text);
-        AnyToken.encode(text).map(|ids| if other { vec![TokenId(1), TokenId(2)] } else { ids })
+        self.lookups.borrow_mut().insert(text.to_owned());
+        let is_changed = self.changed.as_deref() == Some(text);
+        AnyToken.encode(text).map(|ids| if is_changed { vec![TokenId(1), TokenId(2)] } else { ids })
     }
 }
 
 fn load_from(dir: &Path, vocabulary: &dyn Vocabulary) -> Option<VisionModel> {
-    // What is refused is the business of the tests of families.
+    // Refused models are covered by the tests in `families`.
     VisionModel::from_model_dir(dir, vocabulary)
         .ok()
         .map(|model| model.expect("every model of the goldens takes images"))
@@ -215,7 +214,7 @@ fn parse(model: &VisionModel, kwargs: &str) -> ImageKwargs {
 }
 
 #[test]
-fn a_release_knows_the_items_of_the_one_before() {
+fn fingerprint_digests_are_stable() {
     let none = ImageKwargs::default();
     let found: Vec<_> = DIGESTS
         .iter()
@@ -227,7 +226,7 @@ fn a_release_knows_the_items_of_the_one_before() {
 }
 
 #[test]
-fn kwargs_that_change_nothing_leave_the_fingerprint() {
+fn ineffective_kwargs_keep_the_fingerprint() {
     for (name, kwargs) in NO_CHANGE {
         let model = load(name);
         assert_eq!(
@@ -239,7 +238,7 @@ fn kwargs_that_change_nothing_leave_the_fingerprint() {
 }
 
 #[test]
-fn kwargs_that_change_something_change_the_fingerprint_each_in_its_own_way() {
+fn effective_kwargs_give_distinct_fingerprints() {
     let mut seen = BTreeMap::new();
     for (name, kwargs) in CHANGE {
         let model = load(name);
@@ -252,7 +251,7 @@ fn kwargs_that_change_something_change_the_fingerprint_each_in_its_own_way() {
     }
 }
 
-/// What a model makes of images: all that an engine is told of them.
+/// The result of processing an image: everything that is sent to an engine.
 #[derive(Debug, PartialEq)]
 enum Outcome {
     Refused(String),
@@ -264,6 +263,7 @@ enum Outcome {
     },
 }
 
+/// Plans an image and, if it is small, processes it.
 fn outcome([width, height]: [u32; 2], model: &VisionModel, kwargs: &ImageKwargs) -> Outcome {
     let size = ImageSize { width, height };
     let plan = match model.plan(size, kwargs) {
@@ -271,7 +271,7 @@ fn outcome([width, height]: [u32; 2], model: &VisionModel, kwargs: &ImageKwargs)
         Err(error) => return Outcome::Refused(error.to_string()),
     };
     let format = PixelFormat::Normalized(Dtype::F32);
-    let pixels = (size.area() <= PROCESSED).then(|| {
+    let pixels = (size.area() <= MAX_PROCESSED_PIXELS).then(|| {
         let pixels: Vec<u8> =
             (0..3 * size.area()).map(|index| (index * index / 97) as u8).collect();
         let mut tensor = vec![0; plan.pixel_bytes(format)];
@@ -286,7 +286,7 @@ fn outcome([width, height]: [u32; 2], model: &VisionModel, kwargs: &ImageKwargs)
     }
 }
 
-/// Every model of the goldens, and real ones with one token or setting changed.
+/// Loads every model of the goldens, and real ones with one token or setting changed.
 fn models() -> Vec<(String, VisionModel)> {
     let families = golden::path("families");
     let mut dirs = vec![golden::path("models")];
@@ -300,14 +300,15 @@ fn models() -> Vec<(String, VisionModel)> {
         .map(|entry| entry.unwrap().path())
     {
         let name = dir.display().to_string();
-        let vocabulary = OneOther::default();
+        let vocabulary = OneChangedToken::default();
         let Some(model) = load_from(&dir, &vocabulary) else { continue };
         models.push((name.clone(), model));
         if !DIGESTS.iter().any(|(real, _)| dir.ends_with(real)) {
             continue;
         }
-        for token in vocabulary.asked.into_inner() {
-            let vocabulary = OneOther { changed: Some(token.clone()), ..OneOther::default() };
+        for token in vocabulary.lookups.into_inner() {
+            let vocabulary =
+                OneChangedToken { changed: Some(token.clone()), ..OneChangedToken::default() };
             models.push((
                 format!("{name} with another {token:?}"),
                 load_from(&dir, &vocabulary).unwrap(),
@@ -315,14 +316,14 @@ fn models() -> Vec<(String, VisionModel)> {
         }
     }
     for (name, settings) in EDITS {
-        let model = edited(&golden::path(name), &serde_json::from_str(settings).unwrap());
+        let model = load_edited(&golden::path(name), &serde_json::from_str(settings).unwrap());
         models.push((format!("{name} with {settings}"), model));
     }
     models
 }
 
-/// The model of a directory with these settings changed wherever its files have them.
-fn edited(dir: &Path, settings: &Map<String, Value>) -> VisionModel {
+/// Loads the model of a directory with these settings replaced wherever its files have them.
+fn load_edited(dir: &Path, settings: &Map<String, Value>) -> VisionModel {
     let copy = tempfile::tempdir().unwrap();
     let mut changes = 0;
     for entry in std::fs::read_dir(dir).unwrap().map(Result::unwrap) {
@@ -336,7 +337,7 @@ fn edited(dir: &Path, settings: &Map<String, Value>) -> VisionModel {
         .unwrap_or_else(|| panic!("{} is refused with {settings:?}", dir.display()))
 }
 
-/// Returns the number of changes.
+/// Replaces these settings in a JSON value, recursively. Returns the number of changes.
 fn edit(value: &mut Value, settings: &Map<String, Value>) -> usize {
     let Some(object) = value.as_object_mut() else { return 0 };
     let changes = object.iter_mut().map(|(key, value)| match settings.get(key) {
@@ -349,7 +350,7 @@ fn edit(value: &mut Value, settings: &Map<String, Value>) -> usize {
     changes.sum()
 }
 
-/// All kwargs that some golden or table tries.
+/// Returns all kwargs in the goldens and in the tables above.
 fn all_kwargs() -> Vec<Map<String, Value>> {
     let tables =
         CHANGE.iter().chain(NO_CHANGE).map(|(_, kwargs)| serde_json::from_str(kwargs).unwrap());
@@ -371,8 +372,9 @@ fn all_kwargs() -> Vec<Map<String, Value>> {
 }
 
 #[test]
-fn what_has_one_fingerprint_makes_the_same_of_every_image() {
-    let (models, all_kwargs) = (models(), all_kwargs());
+fn equal_fingerprints_give_equal_outcomes() {
+    let models = models();
+    let all_kwargs = all_kwargs();
     let mut by_fingerprint: BTreeMap<Vec<u8>, Vec<(String, &VisionModel, ImageKwargs)>> =
         BTreeMap::new();
     for (name, model) in &models {

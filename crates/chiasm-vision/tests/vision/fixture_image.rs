@@ -1,11 +1,11 @@
-//! Deterministic RGB images from integer formulas; `python/goldens/fixture_images.py` holds the
-//! same formulas.
+//! Deterministic RGB images from integer formulas, which are the same as in
+//! `python/goldens/fixture_images.py`.
 
 use std::iter;
 
 use serde::Deserialize;
 
-/// How to make one image.
+/// The description of one image.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct FixtureImage {
     pub(crate) kind: String,
@@ -15,7 +15,7 @@ pub(crate) struct FixtureImage {
 }
 
 impl FixtureImage {
-    /// Its packed RGB pixels.
+    /// Returns the packed RGB pixels.
     pub(crate) fn pixels(&self) -> Vec<u8> {
         let Self { width, height, .. } = *self;
         (0..height)

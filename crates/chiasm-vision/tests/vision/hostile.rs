@@ -1,4 +1,5 @@
-//! No size, setting or kwarg makes a family panic, and what is planned is what is written.
+//! Checks with random input that no size, setting or kwarg makes a family panic, and that tensors
+//! match their plans.
 
 use std::sync::LazyLock;
 
@@ -92,7 +93,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
     #[test]
-    fn plans_and_kwargs_of_any_kind_are_answered(
+    fn random_kwargs_give_a_plan_or_a_request_error(
         model in 0..10_usize,
         width in sides(),
         height in sides(),
@@ -114,10 +115,12 @@ proptest! {
                 return Ok(());
             }
         };
-        let embedding: usize = plan.placeholder.iter().filter(|run| run.embeds).map(|run| run.count).sum();
-        prop_assert!(plan.tokens == embedding && embedding > 0);
+        let embedding_runs = plan.placeholder.iter().filter(|run| run.embeds);
+        let embeddings: usize = embedding_runs.map(|run| run.count).sum();
+        prop_assert!(plan.tokens == embeddings && embeddings > 0);
         let pixels = &plan.tensors(PixelFormat::RawU8)[0];
-        prop_assert_eq!(pixels.shape.iter().product::<usize>(), plan.pixel_bytes(PixelFormat::RawU8));
+        let elements: usize = pixels.shape.iter().product();
+        prop_assert_eq!(elements, plan.pixel_bytes(PixelFormat::RawU8));
     }
 }
 
@@ -125,21 +128,28 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     #[test]
-    fn every_byte_of_the_tensor_is_written(
+    fn process_writes_every_byte_of_the_tensor(
         model in 0..10_usize,
-        (width, height) in prop_oneof![(1..300_u32, 1..300_u32), (1..4_u32, 1..1500_u32), (1..1500_u32, 1..4_u32)],
+        (width, height) in prop_oneof![
+            (1..300_u32, 1..300_u32),
+            (1..4_u32, 1..1500_u32),
+            (1..1500_u32, 1..4_u32),
+        ],
     ) {
         let model = &MODELS[model];
         let size = ImageSize { width, height };
-        let Ok(plan) = model.plan(size, &model.parse_kwargs(&Map::new()).unwrap()) else { return Ok(()) };
-        let pixels: Vec<u8> = (0..3 * size.area()).map(|index| (index.wrapping_mul(0x9E37_79B9) >> 13) as u8).collect();
+        let kwargs = model.parse_kwargs(&Map::new()).unwrap();
+        let Ok(plan) = model.plan(size, &kwargs) else { return Ok(()) };
+        let pixels: Vec<u8> = (0..3 * size.area())
+            .map(|index| (index.wrapping_mul(0x9E37_79B9) >> 13) as u8)
+            .collect();
         let image = RgbView::new(size, &pixels).unwrap();
-        // What was in the buffer before must leave no trace.
-        let made = [0x00, 0xFF].map(|before| {
+        // The previous contents of the buffer must not affect the tensor.
+        let tensors = [0x00, 0xFF].map(|before| {
             let mut out = vec![before; plan.pixel_bytes(PixelFormat::Normalized(Dtype::BF16))];
             model.process(image, &plan, PixelFormat::Normalized(Dtype::BF16), &mut out).unwrap();
             out
         });
-        prop_assert!(made[0] == made[1], "{size}");
+        prop_assert!(tensors[0] == tensors[1], "{size}");
     }
 }

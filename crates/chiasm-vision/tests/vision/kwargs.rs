@@ -1,5 +1,5 @@
-//! A request's `mm_processor_kwargs` must mean what they mean to vLLM:
-//! `python/goldens/make_vision_kwargs_goldens.py`.
+//! Compares the effect of a request's `mm_processor_kwargs` with vLLM
+//! (`python/goldens/make_vision_kwargs_goldens.py`).
 
 use chiasm_vision::{Fault, ImageKwargs, ImageSize, NoVocabulary, VisionError, VisionModel};
 use serde::Deserialize;
@@ -17,7 +17,7 @@ struct Goldens {
 struct Row {
     model: String,
     kwargs: Map<String, Value>,
-    /// `None` where vLLM fails.
+    /// The grid; `None` if vLLM fails.
     grid: Option<[u32; 3]>,
     #[serde(default)]
     tokens: usize,
@@ -32,7 +32,7 @@ fn parse(model: &VisionModel, kwargs: Value) -> Result<ImageKwargs, VisionError>
 }
 
 #[test]
-fn kwargs_mean_what_they_mean_to_vllm() {
+fn kwargs_have_the_same_effect_as_in_vllm() {
     let Goldens { image: [width, height], rows } = golden::json("kwargs.json");
     assert!(rows.len() >= 99, "only {} rows", rows.len());
     let size = ImageSize { width, height };
@@ -69,7 +69,7 @@ fn unknown_keys_are_refused_by_name() {
 }
 
 #[test]
-fn values_that_are_no_areas_are_refused_by_name() {
+fn invalid_areas_are_refused_by_name() {
     let model = load("qwen3_vl");
     for value in [
         json!(0),
@@ -87,8 +87,9 @@ fn values_that_are_no_areas_are_refused_by_name() {
             (json!({"size": {"shortest_edge": value}}), "size.shortest_edge"),
             (json!({"size": {"longest_edge": value}}), "size.longest_edge"),
         ] {
+            let parsed = parse(&model, kwargs);
             assert!(
-                matches!(parse(&model, kwargs), Err(VisionError::InvalidKwarg { key, .. }) if key == name),
+                matches!(parsed, Err(VisionError::InvalidKwarg { key, .. }) if key == name),
                 "{name}: {value}"
             );
         }

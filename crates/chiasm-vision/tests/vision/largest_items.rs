@@ -1,11 +1,12 @@
-//! The largest item of a model, and so what vLLM's encoder cache holds, must be what vLLM's
-//! `MultiModalBudget` says, the class that its scheduler asks:
+//! Compares the largest item of a model, and thus the size of vLLM's encoder cache, with the
+//! results of `MultiModalBudget`, the class that vLLM's scheduler uses.
+//!
 //! `python/goldens/make_largest_item_goldens.py` has run it for each of these models and settings.
 
 use std::collections::BTreeMap;
 
 use chiasm_types::TokenId;
-use chiasm_vision::{TakenKinds, VisionModel, Vocabulary, VocabularyError};
+use chiasm_vision::{AcceptedMedia, VisionModel, Vocabulary, VocabularyError};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -14,7 +15,7 @@ use crate::golden;
 
 #[derive(Deserialize)]
 struct Goldens {
-    /// `--max-num-batched-tokens` of all cases.
+    /// The `--max-num-batched-tokens` of all cases.
     step: usize,
     cases: Vec<Case>,
 }
@@ -22,18 +23,18 @@ struct Goldens {
 #[derive(Deserialize)]
 struct Case {
     model: String,
-    /// Tokens that its tokenizer does not have.
+    /// The tokens that the tokenizer lacks.
     lacks: Vec<String>,
     context: usize,
     kwargs: Map<String, Value>,
     limits: BTreeMap<String, u32>,
-    /// Most embeddings of an item, by modality.
+    /// The number of embeddings of the largest item, by modality.
     items: BTreeMap<String, usize>,
     encoder_cache: usize,
     files: BTreeMap<String, Value>,
 }
 
-/// Any token but these.
+/// A vocabulary with every token except these.
 struct Lacking<'a>(&'a [String]);
 
 impl Vocabulary for Lacking<'_> {
@@ -47,6 +48,7 @@ impl Vocabulary for Lacking<'_> {
     }
 }
 
+/// Loads the model of a case.
 fn model(case: &Case) -> VisionModel {
     let dir = tempfile::tempdir().unwrap();
     for (name, contents) in &case.files {
@@ -57,19 +59,19 @@ fn model(case: &Case) -> VisionModel {
 }
 
 #[test]
-fn an_encoder_cache_holds_what_vllm_says() {
+fn encoder_cache_size_equals_vllm() {
     let Goldens { step, cases } = golden::json("largest_items.json");
     let mut families = std::collections::BTreeSet::new();
     for case in &cases {
         let model = model(case);
         families.insert(model.family());
-        let of = |kind: &str| case.limits.get(kind).is_none_or(|limit| *limit > 0);
-        let taken = TakenKinds { images: of("image"), videos: of("video") };
+        let accepts = |kind: &str| case.limits.get(kind).is_none_or(|limit| *limit > 0);
+        let accepted = AcceptedMedia { images: accepts("image"), videos: accepts("video") };
         let name = format!("{} {} {:?} {:?}", case.model, case.context, case.kwargs, case.limits);
-        let largest = model.largest_item(case.context, taken);
+        let largest = model.largest_item(case.context, accepted);
         assert_eq!(largest, case.items.values().copied().max().unwrap_or(0), "{name}");
         if let Some(&image) = case.items.get("image") {
-            let images = TakenKinds { images: true, videos: false };
+            let images = AcceptedMedia { images: true, videos: false };
             assert_eq!(model.largest_item(case.context, images), image, "images of {name}");
         }
         let cache = if largest == 0 { 0 } else { largest.max(step) };
@@ -79,13 +81,13 @@ fn an_encoder_cache_holds_what_vllm_says() {
 }
 
 #[test]
-fn settings_that_no_model_has_are_bounded() {
+fn extreme_pixel_bounds_limit_the_largest_item() {
     let Goldens { cases, .. } = golden::json("largest_items.json");
     let case = cases.into_iter().find(|case| case.model == "qwen25vl").unwrap();
     for max_pixels in [1, u64::MAX] {
         let kwargs = Map::from_iter([("max_pixels".to_owned(), max_pixels.into())]);
         let model = model(&case).with_engine_kwargs(kwargs).unwrap();
-        let largest = model.largest_item(case.context, TakenKinds::ALL);
+        let largest = model.largest_item(case.context, AcceptedMedia::ALL);
         assert!((1..=i32::MAX as usize).contains(&largest), "{max_pixels}: {largest}");
     }
 }

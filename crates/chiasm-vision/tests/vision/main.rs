@@ -1,6 +1,7 @@
-//! The crate against its goldens: `tests/goldens`, written by the scripts in `python/goldens`.
+//! Compares the crate with its goldens in `tests/goldens`, which the scripts in `python/goldens`
+//! write.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test crate, all of it")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "test code")]
 
 mod any_token;
 mod engine_kwargs;

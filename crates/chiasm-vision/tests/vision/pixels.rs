@@ -1,5 +1,5 @@
-//! Plans and pixels must equal what `transformers` made of the same images:
-//! `python/goldens/make_vision_goldens.py`.
+//! Compares plans and pixels with those of `transformers` for the same images
+//! (`python/goldens/make_vision_goldens.py`).
 
 use std::collections::BTreeMap;
 
@@ -72,7 +72,7 @@ fn load(name: &str) -> Result<VisionModel, VisionError> {
 }
 
 #[test]
-fn model_directories_load_exactly_when_transformers_loads_them() {
+fn model_directory_loads_iff_transformers_loads_it() {
     let models = index().models;
     assert!(models.len() >= 50, "only {} models", models.len());
     for (name, golden) in models {
@@ -86,7 +86,7 @@ fn model_directories_load_exactly_when_transformers_loads_them() {
 }
 
 #[test]
-fn plans_and_pixels_equal_those_of_transformers() {
+fn processed_images_equal_transformers() {
     let Index { models, cases } = index();
     assert!(cases.len() >= 440, "only {} cases", cases.len());
     let loads: Vec<_> =
@@ -102,13 +102,15 @@ fn plans_and_pixels_equal_those_of_transformers() {
         for case in &cases {
             if let Err(difference) = check(&models[case.model.as_str()], case) {
                 let FixtureImage { kind, width, height, seed } = &case.image;
-                let (model, kwargs) = (&case.model, &case.kwargs);
+                let model = &case.model;
+                let kwargs = &case.kwargs;
                 differences.push(format!(
                     "{model} {kind} {width}x{height} #{seed} {kwargs:?}: {difference}"
                 ));
             }
         }
-        let (count, name) = (differences.len(), kernels.name());
+        let count = differences.len();
+        let name = kernels.name();
         assert!(
             differences.is_empty(),
             "{name}: {count} of {} differ:\n{}",
@@ -118,16 +120,16 @@ fn plans_and_pixels_equal_those_of_transformers() {
     }
 }
 
+/// Compares the plan and tensors of a case with the golden.
 fn check(model: &VisionModel, case: &Case) -> Result<(), String> {
     let size = ImageSize { width: case.image.width, height: case.image.height };
     let kwargs = model.parse_kwargs(&case.kwargs).map_err(|error| error.to_string())?;
-    let golden = match (&case.outcome, model.plan(size, &kwargs)) {
+    let (golden, plan) = match (&case.outcome, model.plan(size, &kwargs)) {
         (Outcome::Error { .. }, Err(error)) if error.fault() == Fault::Request => return Ok(()),
         (Outcome::Error { error }, _) => return Err(format!("transformers raises {error:?}")),
         (Outcome::Tensors(golden), Ok(plan)) => (golden, plan),
         (Outcome::Tensors(_), Err(error)) => return Err(error.to_string()),
     };
-    let (golden, plan) = golden;
     if (plan.grid, plan.tokens) != (golden.grid, golden.tokens) {
         return Err(format!(
             "grid {:?} and {} tokens, not {:?} and {}",
@@ -159,7 +161,7 @@ fn check(model: &VisionModel, case: &Case) -> Result<(), String> {
             golden.grid.iter().flat_map(|&side| i64::from(side).to_le_bytes()).collect();
         assert_eq!((grid.dtype, &grid.contents), (Dtype::I64, &Contents::Small(grid_bytes)));
 
-        // Not zeros: every byte must be written.
+        // A non-zero pattern, because every byte must be written.
         let mut tensor = vec![0xA5; plan.pixel_bytes(format)];
         model.process(image, &plan, format, &mut tensor).map_err(|error| error.to_string())?;
         if let Some(file) = whole {
@@ -176,7 +178,7 @@ fn check(model: &VisionModel, case: &Case) -> Result<(), String> {
 }
 
 #[test]
-fn plans_equal_smart_resize() {
+fn resized_sizes_equal_smart_resize() {
     #[derive(Deserialize)]
     struct Plans {
         plans: Vec<[u64; 7]>,
@@ -207,7 +209,7 @@ fn plans_equal_smart_resize() {
 }
 
 #[test]
-fn settings_of_the_goldens_change_the_fingerprint_and_nothing_else_does() {
+fn only_effective_settings_change_the_fingerprint() {
     let none = ImageKwargs::default();
     let two = load("qwen2_vl").unwrap();
     let mut seen = vec![("qwen2_vl".to_owned(), two.fingerprint(&none))];

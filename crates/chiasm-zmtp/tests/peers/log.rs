@@ -1,4 +1,4 @@
-//! The warnings of one thread.
+//! A subscriber that records the warnings of one thread.
 
 use std::fmt::{Debug, Write};
 use std::sync::{Arc, Mutex};
@@ -7,7 +7,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// Keeps each warning as `field=value` pairs.
+/// A subscriber that records each warning as `field=value` pairs.
 #[derive(Clone, Default)]
 pub(crate) struct Log(Arc<Mutex<Vec<String>>>);
 

@@ -1,4 +1,4 @@
-//! Engines that are handed nothing: their jobs are kept.
+//! Backends that record jobs instead of running them.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,16 +7,16 @@ use std::time::Duration;
 
 use chiasm_backend::{
     Adapter, AdapterError, Backend, Capabilities, ConnectError, Connected, Connector, Content,
-    Death, Delivered, Finish, Job, JobError, KvSource, LoadSink, MediaObserver, MemoryUsage,
-    Output, RunningJob,
+    DeathReason, Finish, Job, JobError, KvSource, LoadSink, MediaDelivery, MediaObserver,
+    MemoryUsage, Output, RunningJob,
 };
 use chiasm_engine::EngineConnector;
 use chiasm_types::{MmHash, TokenId, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt, ready};
 
-/// The engines of all workers, and the jobs that none of them got.
+/// The engines of all workers, and the recorded jobs.
 #[derive(Default)]
-pub(crate) struct Kept {
+pub(crate) struct Recorder {
     state: Mutex<State>,
 }
 
@@ -26,13 +26,13 @@ struct State {
     backends: Vec<(WorkerId, Arc<dyn Backend>)>,
 }
 
-impl Kept {
-    /// The jobs since the last call, in the order in which they came.
-    pub(crate) fn take(&self) -> Vec<Arc<Job>> {
+impl Recorder {
+    /// Takes the jobs recorded since the last call, in order of arrival.
+    pub(crate) fn take_jobs(&self) -> Vec<Arc<Job>> {
         std::mem::take(&mut self.state().jobs)
     }
 
-    /// The engines, in the order of their workers.
+    /// Returns the engines, ordered by worker.
     pub(crate) fn backends(&self) -> Vec<Arc<dyn Backend>> {
         let mut backends = self.state().backends.clone();
         backends.sort_by_key(|(worker, _)| worker.0);
@@ -44,34 +44,35 @@ impl Kept {
     }
 }
 
-/// Connects to a worker's engine, for those who replay; the frontend gets one that keeps its jobs.
-pub(crate) struct Keeper {
+/// A connector that keeps a worker's engine for the replay, and gives the frontend a backend that
+/// records jobs.
+pub(crate) struct RecordingConnector {
     connector: EngineConnector,
-    kept: Arc<Kept>,
+    recorder: Arc<Recorder>,
 }
 
-impl Keeper {
-    pub(crate) fn new(connector: EngineConnector, kept: Arc<Kept>) -> Self {
-        Self { connector, kept }
+impl RecordingConnector {
+    pub(crate) fn new(connector: EngineConnector, recorder: Arc<Recorder>) -> Self {
+        Self { connector, recorder }
     }
 }
 
-impl Connector for Keeper {
+impl Connector for RecordingConnector {
     fn connect(
         &self,
         worker: WorkerId,
         observer: Arc<dyn MediaObserver>,
     ) -> BoxFuture<'_, Result<Connected, ConnectError>> {
         async move {
-            let Connected { backend: engine, life } =
+            let Connected { backend: engine, lifecycle } =
                 self.connector.connect(worker, observer).await?;
-            self.kept.state().backends.push((worker, engine.clone()));
-            // Nobody is to follow what is in the engine's cache: that would take CPU time while
-            // jobs are replayed.
-            let kv = KvSource::Unknown { why: "jobs are kept".to_owned() };
+            self.recorder.state().backends.push((worker, engine.clone()));
+            // The frontend must not follow KV events, which would take CPU time during the replay.
+            let kv = KvSource::Unknown { why: "jobs are recorded".to_owned() };
             let capabilities = Capabilities { kv, ..engine.capabilities().clone() };
-            let kept = self.kept.clone();
-            Ok(Connected { backend: Arc::new(Keeping { engine, capabilities, kept }), life })
+            let recorder = self.recorder.clone();
+            let backend = Arc::new(RecordingBackend { engine, capabilities, recorder });
+            Ok(Connected { backend, lifecycle })
         }
         .boxed()
     }
@@ -80,32 +81,32 @@ impl Connector for Keeper {
         self.connector.describe()
     }
 
-    /// An engine that dies ends the measurement anyway.
-    fn longest_pause(&self) -> Duration {
-        self.connector.longest_pause()
+    /// Not used: an engine that dies ends the measurement.
+    fn max_retry_pause(&self) -> Duration {
+        self.connector.max_retry_pause()
     }
 }
 
-struct Keeping {
+struct RecordingBackend {
     engine: Arc<dyn Backend>,
     capabilities: Capabilities,
-    kept: Arc<Kept>,
+    recorder: Arc<Recorder>,
 }
 
-impl fmt::Debug for Keeping {
+impl fmt::Debug for RecordingBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Keeping").field("engine", &self.engine).finish_non_exhaustive()
+        f.debug_struct("RecordingBackend").field("engine", &self.engine).finish_non_exhaustive()
     }
 }
 
-impl Backend for Keeping {
+impl Backend for RecordingBackend {
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
 
     fn start(&self, job: Arc<Job>) -> BoxFuture<'_, Result<Box<dyn RunningJob>, JobError>> {
-        self.kept.state().jobs.push(job);
-        ready(Ok(Box::new(OneToken { is_told: false }) as Box<dyn RunningJob>)).boxed()
+        self.recorder.state().jobs.push(job);
+        ready(Ok(Box::new(OneTokenJob { is_done: false }) as Box<dyn RunningJob>)).boxed()
     }
 
     fn load_adapter<'a>(&'a self, adapter: &'a Adapter) -> BoxFuture<'a, Result<(), AdapterError>> {
@@ -124,7 +125,7 @@ impl Backend for Keeping {
         self.engine.follow_load(sink);
     }
 
-    fn ended(&self) -> BoxFuture<'_, Death> {
+    fn ended(&self) -> BoxFuture<'_, DeathReason> {
         self.engine.ended()
     }
 
@@ -132,7 +133,7 @@ impl Backend for Keeping {
         self.engine.silent_for()
     }
 
-    fn declare_dead(&self, death: Death) {
+    fn declare_dead(&self, death: DeathReason) {
         self.engine.declare_dead(death);
     }
 
@@ -141,27 +142,27 @@ impl Backend for Keeping {
     }
 }
 
-/// The answer to a job that no engine gets.
-struct OneToken {
-    is_told: bool,
+/// A job whose answer is one token.
+struct OneTokenJob {
+    is_done: bool,
 }
 
-impl RunningJob for OneToken {
+impl RunningJob for OneTokenJob {
     fn poll_next(&mut self, _: &mut Context<'_>) -> Poll<Option<Result<Output, JobError>>> {
-        let output = (!self.is_told).then(|| Output {
+        let output = (!self.is_done).then(|| Output {
             choice: 0,
             content: Content::Tokens { tokens: vec![TokenId(1)], logprobs: None },
             finish: Some(Finish::Length),
             prefill: None,
             prompt_logprobs: None,
         });
-        self.is_told = true;
+        self.is_done = true;
         Poll::Ready(output.map(Ok))
     }
 
     fn stop(&mut self, _: usize) {}
 
-    fn delivered(&self) -> Delivered {
-        Delivered::default()
+    fn delivered(&self) -> MediaDelivery {
+        MediaDelivery::default()
     }
 }

@@ -1,23 +1,24 @@
-//! Engines without a frontend: the requests that a frontend would send them, recorded first and
-//! then sent by nobody but a loop. What `cargo xtask bench-peers serve` measures as the most that
-//! these engines can do.
+//! Replays recorded jobs to engines without a frontend. `cargo xtask bench-peers serve` measures
+//! the limit of the engines with it.
 //!
 //! ```text
-//! replay --vllm PROGRAM --model DIR --served-model-name NAME --engines N --receiver-cache-gb GB --arena-gb GB -- FLAGS OF THE ENGINE
+//! replay --vllm PROGRAM --model DIR --served-model-name NAME --engines N \
+//!     --receiver-cache-gb GB --arena-gb GB -- FLAGS OF THE ENGINE
 //! ```
 //!
 //! launches engines as `chiasm serve` does, prints `{"address": "127.0.0.1:PORT"}` and listens
-//! there with the same frontend as `chiasm serve`. That does all it does for a request but for the
-//! last step: a job that it would hand to an engine is kept, and answered at once with one token.
-//! Then each line on standard input,
+//! there with the same frontend as `chiasm serve`. The frontend does everything for a request
+//! except the last step: instead of handing a job to an engine, it records the job and answers with
+//! one token. Each line on standard input,
 //!
 //! ```text
 //! {"clients": N, "workers": [N, …]}
 //! ```
 //!
-//! sends what was kept since the last one to the engines, in its order, so many at a time, and
-//! prints a [`Replayed`]. The n-th goes to the n-th worker of the list; behind its end, to the one
-//! that has the fewest in flight. Ends with its input, and its engines with it.
+//! then sends the jobs recorded since the last line to the engines, in their order and `clients` at
+//! a time, and prints a [`ReplayReport`]. The n-th job goes to the n-th worker of the list. Jobs
+//! beyond the list go to the worker with the fewest jobs in flight. The process and its engines end
+//! with its input.
 
 #![forbid(unsafe_code)]
 
@@ -38,7 +39,7 @@ use chiasm_engine::{
     LaunchHost,
 };
 use chiasm_fleet::{Fleet, Patience};
-use chiasm_media::{ByteBudget, MediaConfig, MediaDoor};
+use chiasm_media::{ByteBudget, MediaConfig, MediaLoader};
 use chiasm_pipeline::model::ServedModel;
 use chiasm_pipeline::{Pipeline, PipelineLimits};
 use chiasm_router::RouterConfig;
@@ -48,40 +49,41 @@ use serde::{Deserialize, Serialize};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
-use crate::kept::{Keeper, Kept};
+use crate::kept::{Recorder, RecordingConnector};
 
 const USAGE: &str = "usage: see the head of crates/chiasm/examples/replay/main.rs";
-/// Engines start one after the other on a small machine.
-const STARTUP: Duration = Duration::from_secs(300);
-/// Memory for encoded images, those of jobs that are kept included.
+/// The deadline for the engines' start; they start one after the other on a small machine.
+const STARTUP_TIMEOUT: Duration = Duration::from_secs(300);
+/// The memory for encoded images, including those of recorded jobs.
 const MEDIA_BYTES: u64 = 4 << 30;
 
-/// How to send what was kept.
+/// A line of standard input: how to replay the recorded jobs.
 #[derive(Debug, Deserialize)]
-struct Order {
+struct ReplayOrder {
     clients: usize,
     workers: Vec<usize>,
 }
 
-/// What came of it.
+/// The result of a replay.
 #[derive(Debug, Default, Serialize)]
-struct Replayed {
+struct ReplayReport {
     /// Milliseconds from sending each job to its first tokens, in the order of the jobs.
     ttft: Vec<f64>,
     /// Seconds from the first job to the last token.
     wall: f64,
-    /// Tokens of all prompts, and those that engines found in their caches.
+    /// The tokens of all prompts.
     prompt_tokens: usize,
+    /// The prompt tokens that engines found in their caches.
     cached_tokens: usize,
-    /// Tokens of all answers.
+    /// The tokens of all answers.
     tokens: usize,
 }
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let done = runtime.map_err(Into::into).and_then(|runtime| runtime.block_on(run(&arguments)));
-    match done {
+    let outcome = runtime.map_err(Into::into).and_then(|runtime| runtime.block_on(run(&arguments)));
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");
@@ -91,12 +93,12 @@ fn main() -> ExitCode {
 }
 
 async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
-    let (own, for_engines) = match arguments.iter().position(|argument| argument == "--") {
+    let (own_args, engine_args) = match arguments.iter().position(|argument| argument == "--") {
         Some(at) => (&arguments[..at], &arguments[at + 1..]),
         None => (arguments, &[][..]),
     };
     let flags: BTreeMap<&str, &str> =
-        own.chunks(2).filter_map(|pair| Some((&*pair[0], &**pair.get(1)?))).collect();
+        own_args.chunks(2).filter_map(|pair| Some((&*pair[0], &**pair.get(1)?))).collect();
     let flag =
         |name: &str| flags.get(name).copied().ok_or_else(|| format!("{name} is missing; {USAGE}"));
     let model = Path::new(flag("--model")?);
@@ -106,7 +108,7 @@ async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
     let host = LaunchHost {
         vllm: flag("--vllm")?.into(),
         model: model.into(),
-        extra_args: for_engines.to_vec(),
+        extra_args: engine_args.to_vec(),
         gpus: None,
         receiver_cache_gb,
         handshake_port: 0,
@@ -117,28 +119,29 @@ async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
         side_channel: None,
     };
     host.check()?;
-    let kept = Arc::new(Kept::default());
+    let recorder = Arc::new(Recorder::default());
     let engines: usize = flag("--engines")?.parse()?;
     let connectors = (0..engines).map(|_| {
         let connector = EngineConnector::new(host.clone(), options.clone());
-        Box::new(Keeper::new(connector, kept.clone())) as _
+        Box::new(RecordingConnector::new(connector, recorder.clone())) as _
     });
     let fleet = Fleet::start(connectors.collect(), RouterConfig::default(), Patience::default())?;
-    let door = MediaDoor::new(MediaConfig::default(), ByteBudget::new(MEDIA_BYTES))?;
-    let pipeline = Arc::new(Pipeline::new(served, door, fleet.clone(), PipelineLimits::default()));
+    let loader = MediaLoader::new(MediaConfig::default(), ByteBudget::new(MEDIA_BYTES))?;
+    let pipeline =
+        Arc::new(Pipeline::new(served, loader, fleet.clone(), PipelineLimits::default()));
     let server = Server::new(pipeline, ServerSettings::default());
     let listener = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).await?;
     let address = listener.local_addr()?;
     let served = tokio::select! {
         () = server.serve(listener, None, std::future::pending()) => Ok(()),
-        ended = obey(&fleet, engines, address, &kept) => ended,
+        ended = run_orders(&fleet, engines, address, &recorder) => ended,
         signal = ended_by_signal() => signal,
     };
     fleet.shutdown().await;
     served
 }
 
-/// The options that `chiasm serve` has by default.
+/// Returns the default engine options of `chiasm serve`.
 fn options(model: &ServedModel, receiver_cache_gb: f64, arena_gb: f64) -> EngineOptions {
     let gib = |gib: f64| (gib * (1_u64 << 30) as f64) as u64;
     let vision = model.vision.as_ref();
@@ -147,7 +150,7 @@ fn options(model: &ServedModel, receiver_cache_gb: f64, arena_gb: f64) -> Engine
         .iter()
         .map(|&(rows_of, grid)| CountedRows { rows_of: rows_of.into(), grid: grid.into() });
     EngineOptions {
-        startup_timeout: STARTUP,
+        startup_timeout: STARTUP_TIMEOUT,
         client: ClientOptions {
             vocab_size: model.last_token().0.checked_add(1),
             counted_rows: rows.collect(),
@@ -167,12 +170,12 @@ fn options(model: &ServedModel, receiver_cache_gb: f64, arena_gb: f64) -> Engine
     }
 }
 
-/// Takes orders until there are no more.
-async fn obey(
+/// Runs the replays of standard input until its end.
+async fn run_orders(
     fleet: &Fleet,
     engines: usize,
     address: SocketAddr,
-    kept: &Kept,
+    recorder: &Recorder,
 ) -> Result<(), Box<dyn Error>> {
     fleet.wait_ready(engines).await;
     println!("{}", serde_json::json!({ "address": address }));
@@ -183,9 +186,9 @@ async fn obey(
         lines.map(|line| sender.blocking_send(line)).take_while(Result::is_ok).count()
     });
     while let Some(line) = orders.recv().await {
-        let order: Order = serde_json::from_str(&line)?;
-        let replayed = replay(&kept.backends(), &kept.take(), &order).await?;
-        println!("{}", serde_json::to_string(&replayed)?);
+        let order: ReplayOrder = serde_json::from_str(&line)?;
+        let report = replay(&recorder.backends(), &recorder.take_jobs(), &order).await?;
+        println!("{}", serde_json::to_string(&report)?);
     }
     Ok(())
 }
@@ -193,13 +196,13 @@ async fn obey(
 async fn replay(
     backends: &[Arc<dyn Backend>],
     jobs: &[Arc<Job>],
-    order: &Order,
-) -> Result<Replayed, Box<dyn Error>> {
+    order: &ReplayOrder,
+) -> Result<ReplayReport, Box<dyn Error>> {
     if order.workers.iter().any(|&worker| worker >= backends.len()) || backends.is_empty() {
         return Err(format!("there are {} workers", backends.len()).into());
     }
     let in_flight: Vec<AtomicUsize> = backends.iter().map(|_| AtomicUsize::new(0)).collect();
-    let least = || {
+    let least_loaded = || {
         (0..backends.len())
             .min_by_key(|&worker| in_flight[worker].load(Ordering::Relaxed))
             .unwrap_or(0)
@@ -211,17 +214,17 @@ async fn replay(
         loop {
             let number = next.fetch_add(1, Ordering::Relaxed);
             let Some(job) = jobs.get(number) else { return Ok::<_, Box<dyn Error>>(answers) };
-            let worker = order.workers.get(number).copied().unwrap_or_else(least);
+            let worker = order.workers.get(number).copied().unwrap_or_else(least_loaded);
             in_flight[worker].fetch_add(1, Ordering::Relaxed);
-            answers.push((number, Answer::of(&*backends[worker], job.clone()).await?));
+            answers.push((number, Answer::measure(&*backends[worker], job.clone()).await?));
             in_flight[worker].fetch_sub(1, Ordering::Relaxed);
         }
     };
     let mut answers = try_join_all((0..order.clients).map(client)).await?.concat();
     let wall = start.elapsed().as_secs_f64();
     answers.sort_by_key(|&(number, _)| number);
-    let sum = |of: fn(&Answer) -> usize| answers.iter().map(|(_, answer)| of(answer)).sum();
-    Ok(Replayed {
+    let sum = |value: fn(&Answer) -> usize| answers.iter().map(|(_, answer)| value(answer)).sum();
+    Ok(ReplayReport {
         ttft: answers.iter().map(|(_, answer)| answer.ttft.as_secs_f64() * 1e3).collect(),
         wall,
         prompt_tokens: sum(|answer| answer.prompt_tokens),
@@ -230,7 +233,7 @@ async fn replay(
     })
 }
 
-/// What came of one job.
+/// The measured answer to one job.
 #[derive(Clone, Copy, Debug)]
 struct Answer {
     ttft: Duration,
@@ -240,7 +243,8 @@ struct Answer {
 }
 
 impl Answer {
-    async fn of(backend: &dyn Backend, job: Arc<Job>) -> Result<Self, Box<dyn Error>> {
+    /// Runs a job and measures its answer.
+    async fn measure(backend: &dyn Backend, job: Arc<Job>) -> Result<Self, Box<dyn Error>> {
         let prompt_tokens = match &job.input {
             chiasm_backend::Input::Tokens(tokens)
             | chiasm_backend::Input::Marked { expanded: tokens, .. } => tokens.len(),
@@ -248,7 +252,9 @@ impl Answer {
         };
         let start = Instant::now();
         let mut running = backend.start(job).await?;
-        let (mut ttft, mut tokens, mut cached_tokens) = (None, 0, 0);
+        let mut ttft = None;
+        let mut tokens = 0;
+        let mut cached_tokens = 0;
         while let Some(output) = running.next().await {
             let output = output?;
             if let Content::Tokens { tokens: new, .. } = &output.content
@@ -268,7 +274,7 @@ impl Answer {
     }
 }
 
-/// Returns when this process is to end.
+/// Returns an error on SIGTERM or Ctrl-C, which ends the process.
 async fn ended_by_signal() -> Result<(), Box<dyn Error>> {
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
     tokio::select! {

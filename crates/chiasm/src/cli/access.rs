@@ -1,4 +1,4 @@
-//! Flags that say who may ask.
+//! Flags of access control.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -24,18 +24,19 @@ pub(crate) struct AccessArgs {
 }
 
 impl AccessArgs {
-    /// The keys.
+    /// Reads the API keys of flags and file.
     ///
     /// # Errors
-    /// [`CliError::Usage`] for a key that is empty or can't stand in a header, and for a file that
-    /// can't be read or has none.
+    /// [`CliError::Usage`] for a key that is empty or not valid in a header, and for a file that
+    /// can't be read or has no keys.
     pub(crate) fn keys(&self) -> Result<ApiKeys, CliError> {
-        let of_file = self.api_key_file.as_deref().map(read).transpose()?.unwrap_or_default();
+        let file_keys =
+            self.api_key_file.as_deref().map(read_keys).transpose()?.unwrap_or_default();
         let keys: Vec<&str> = self
             .api_key
             .iter()
             .map(String::as_str)
-            .chain(of_file.iter().map(String::as_str))
+            .chain(file_keys.iter().map(String::as_str))
             .collect();
         if keys.iter().any(|key| key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()))
         {
@@ -46,36 +47,37 @@ impl AccessArgs {
     }
 }
 
-fn read(path: &Path) -> Result<Vec<String>, CliError> {
-    let wrong = |reason: &dyn Display| {
+/// Reads one key a line, without comments and empty lines.
+fn read_keys(path: &Path) -> Result<Vec<String>, CliError> {
+    let invalid = |reason: &dyn Display| {
         CliError::Usage(format!("--api-key-file: {}: {reason}", path.display()))
     };
-    let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
+    let text = std::fs::read_to_string(path).map_err(|error| invalid(&error))?;
     let lines =
         text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     let keys: Vec<String> = lines.map(str::to_owned).collect();
-    match keys.is_empty() {
-        // Nobody writes such a file to let everybody in.
-        true => Err(wrong(&"it has no API key; give one a line")),
-        false => Ok(keys),
+    // An empty file is a mistake: without keys, everybody would get access.
+    if keys.is_empty() {
+        return Err(invalid(&"it has no API key; give one a line"));
     }
+    Ok(keys)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn keys(of_flag: &[&str], file: Option<&str>) -> Result<String, String> {
+    fn keys(flags: &[&str], file: Option<&str>) -> Result<String, String> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("keys");
         std::fs::write(&path, file.unwrap_or_default()).unwrap();
-        let api_key = of_flag.iter().map(|key| (*key).to_owned()).collect();
+        let api_key = flags.iter().map(|key| (*key).to_owned()).collect();
         let args = AccessArgs { api_key, api_key_file: file.map(|_| path), protect_metrics: false };
         args.keys().map(|keys| format!("{keys:?}")).map_err(|error| error.to_string())
     }
 
     #[test]
-    fn keys_come_from_flags_and_a_file_and_are_not_shown() {
+    fn keys_of_flags_with_file_are_hidden_in_debug() {
         let shown = keys(&["one"], Some("# two keys\n\n  two \nthree\n")).unwrap();
         assert_eq!(shown, format!("{:?}", ApiKeys::new(["one", "two", "three"], false)));
         assert!(!shown.contains("two"));
@@ -83,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_refused() {
+    fn invalid_key_or_empty_file_is_refused() {
         assert!(keys(&[""], None).is_err());
         assert!(keys(&["a b"], None).is_err());
         assert!(keys(&["ä"], None).is_err());

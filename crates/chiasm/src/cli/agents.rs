@@ -1,4 +1,4 @@
-//! Flags of what frontends and agents on several machines say to each other.
+//! Flags of frontends and agents on several machines.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use chiasm_agent::{AgentMedia, AgentTls, TlsError};
 use chiasm_discovery::{
-    Access, Candidate, ClusterAccess, DiscoveryError, Etcd, Following, Registration, Source, Tls,
+    Access, Candidate, ClusterAccess, DiscoveryError, Etcd, Registration, Source, SourceFollower,
+    Tls,
 };
 use clap::{Args, ValueEnum};
 
@@ -89,63 +90,68 @@ impl From<AgentMediaArg> for AgentMedia {
 }
 
 impl AgentArgs {
-    /// Whether a frontend has engines of agents.
+    /// Returns `true` if the frontend uses engines of agents.
     pub(crate) fn has_agents(&self) -> bool {
         !self.agents.is_empty() || self.discovery.is_some()
     }
 
-    /// Follows all that names agents. Needs a Tokio runtime.
-    pub(crate) fn sources(&self) -> Result<Vec<Following>, CliError> {
-        let wrong = |flag: &str, error: DiscoveryError| CliError::Usage(format!("{flag}: {error}"));
+    /// Starts to follow all sources that name agents. Needs a Tokio runtime.
+    pub(crate) fn sources(&self) -> Result<Vec<SourceFollower>, CliError> {
+        let invalid =
+            |flag: &str, error: DiscoveryError| CliError::Usage(format!("{flag}: {error}"));
         let cluster = match &self.discovery {
-            Some(Source::Kubernetes(_)) => ClusterAccess::of_pod(&|name| std::env::var(name).ok()),
+            Some(Source::Kubernetes(_)) => {
+                ClusterAccess::from_pod_env(&|name| std::env::var(name).ok())
+            }
             _ => Ok(None),
         };
         let access = Access {
             etcd: self.etcd_tls(),
-            cluster: cluster.map_err(|error| wrong("--discovery", error))?,
+            cluster: cluster.map_err(|error| invalid("--discovery", error))?,
         };
         let mut sources = Vec::new();
         if !self.agents.is_empty() {
             let listed: Source =
-                self.agents.join(",").parse().map_err(|error| wrong("--agents", error))?;
-            sources.push(listed.follow(&access).map_err(|error| wrong("--agents", error))?);
+                self.agents.join(",").parse().map_err(|error| invalid("--agents", error))?;
+            sources.push(listed.follow(&access).map_err(|error| invalid("--agents", error))?);
         }
         if let Some(source) = &self.discovery {
-            sources
-                .push(source.clone().follow(&access).map_err(|error| wrong("--discovery", error))?);
+            sources.push(
+                source.clone().follow(&access).map_err(|error| invalid("--discovery", error))?,
+            );
         }
         Ok(sources)
     }
 
-    /// Names an agent of a model that listens there, if it is to. Needs a Tokio runtime.
+    /// Registers the agent of `model` that listens at `local_address`, if `--announce` is given.
+    /// Needs a Tokio runtime.
     pub(crate) fn register(
         &self,
-        listens: Option<SocketAddr>,
+        local_address: Option<SocketAddr>,
         model: &str,
     ) -> Result<Option<Registration>, CliError> {
         let Some(etcd) = &self.announce else { return Ok(None) };
-        let wrong = |flag: &str, error: DiscoveryError| CliError::Usage(format!("{flag}: {error}"));
-        let address = match (&self.announce_address, listens) {
+        let invalid =
+            |flag: &str, error: DiscoveryError| CliError::Usage(format!("{flag}: {error}"));
+        let address = match (&self.announce_address, local_address) {
             (Some(address), _) => address.clone(),
-            (None, Some(listens)) if !listens.ip().is_unspecified() => listens.to_string(),
+            (None, Some(local)) if !local.ip().is_unspecified() => local.to_string(),
             _ => {
-                let unknown =
+                let message =
                     "--announce needs --announce-address where an agent listens on all addresses";
-                return Err(CliError::Usage(unknown.to_owned()));
+                return Err(CliError::Usage(message.to_owned()));
             }
         };
         let agent = Candidate::new(&address, Some(model.to_owned()))
-            .map_err(|error| wrong("--announce-address", error))?;
+            .map_err(|error| invalid("--announce-address", error))?;
         let registration =
             Registration::start(etcd.clone(), self.etcd_tls(), &agent, Registration::DEFAULT_TTL);
-        registration.map(Some).map_err(|error| wrong("--announce", error))
+        registration.map(Some).map_err(|error| invalid("--announce", error))
     }
 
-    /// The files for `etcds://` and `dynamo+etcds://`.
+    /// Returns the TLS files for `etcds://` and `dynamo+etcds://`.
     pub(crate) fn etcd_tls(&self) -> Tls {
-        let files = (self.etcd_certfile.clone(), self.etcd_keyfile.clone());
-        let identity = match files {
+        let identity = match (self.etcd_certfile.clone(), self.etcd_keyfile.clone()) {
             (Some(certificate), Some(key)) => Some(chiasm_discovery::Identity { certificate, key }),
             _ => None,
         };
@@ -153,7 +159,7 @@ impl AgentArgs {
     }
 }
 
-/// An agent that is to take no new requests, or to take them again.
+/// Flags of `chiasm drain`.
 #[derive(Debug, Args)]
 pub(crate) struct DrainArgs {
     /// The agent, as HOST:PORT
@@ -169,7 +175,7 @@ pub(crate) struct DrainArgs {
     pub(crate) tls: AgentTlsArgs,
 }
 
-/// An agent that is asked how it is.
+/// Flags of `chiasm probe`.
 #[derive(Debug, Args)]
 pub(crate) struct ProbeArgs {
     /// The agent, as HOST:PORT
@@ -183,7 +189,7 @@ pub(crate) struct ProbeArgs {
     pub(crate) tls: AgentTlsArgs,
 }
 
-/// How agents and those that speak to them know each other.
+/// Flags of the mutual authentication of agents and frontends.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct AgentTlsArgs {
     /// PEM file of the certificate that this process shows agents or frontends
@@ -206,7 +212,7 @@ pub(crate) struct AgentTlsArgs {
 }
 
 impl AgentTlsArgs {
-    /// The certificates of this process, if it has any.
+    /// Loads the certificates of this process, if any are given.
     pub(crate) fn load(&self) -> Result<Option<Arc<AgentTls>>, CliError> {
         let (Some(certificate), Some(key), Some(authorities)) =
             (&self.agent_certfile, &self.agent_keyfile, &self.agent_ca_file)
@@ -226,7 +232,7 @@ impl AgentTlsArgs {
             })
     }
 
-    /// Checks that plain text may be spoken to an agent at an address.
+    /// Checks that a connection to an agent at `address` may be plain text.
     pub(crate) fn check_plaintext_towards(&self, address: &str) -> Result<(), CliError> {
         let host =
             address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
@@ -235,7 +241,7 @@ impl AgentTlsArgs {
         self.check_plaintext(address, is_here)
     }
 
-    /// Checks that plain text may be spoken by an agent that listens there.
+    /// Checks that an agent may listen at `address` for plain text.
     pub(crate) fn check_plaintext_at(&self, address: SocketAddr) -> Result<(), CliError> {
         self.check_plaintext(&address.to_string(), address.ip().is_loopback())
     }
@@ -245,8 +251,9 @@ impl AgentTlsArgs {
             return Ok(());
         }
         Err(CliError::Usage(format!(
-            "{address} is not an address of this machine alone: give --agent-certfile, --agent-keyfile and --agent-ca-file, or \
-             --agent-plaintext on a network that nobody else can reach"
+            "{address} is not an address of this machine alone: give --agent-certfile, \
+             --agent-keyfile and --agent-ca-file, or --agent-plaintext on a network that nobody \
+             else can reach"
         )))
     }
 }
@@ -259,7 +266,7 @@ mod tests {
     use crate::error::CliError;
 
     #[test]
-    fn plain_text_stays_on_this_machine_unless_it_is_asked_for() {
+    fn plaintext_is_local_unless_allowed() {
         let parsed = |more: &[&str]| {
             let all = ["chiasm", "serve", "m"].into_iter().chain(more.iter().copied());
             let Command::Serve(args) = Cli::parse_from(all).command else { panic!("serve") };

@@ -1,4 +1,4 @@
-//! Flags of how conversations are written, and how answers are read and shown.
+//! Flags of prompts: the rendering of conversations; and of answers: their parsing and format.
 
 use chiasm_api::openai::ReasoningFields;
 use chiasm_pipeline::answers::ParserChoice;
@@ -30,7 +30,7 @@ pub(crate) struct AnswerArgs {
     pub(crate) enable_force_include_usage: bool,
 }
 
-/// Flags of how conversations become prompts.
+/// Flags of the rendering of conversations as prompts.
 #[derive(Debug, Args)]
 pub(crate) struct PromptArgs {
     /// The form in which the chat template is given the content of messages: a string, a list of
@@ -51,10 +51,10 @@ pub(crate) struct PromptArgs {
 }
 
 impl PromptArgs {
-    /// What conversations are written with.
+    /// Returns the defaults for rendering conversations.
     ///
     /// # Errors
-    /// [`CliError::Usage`] for a variable that is not the flag's to set.
+    /// [`CliError::Usage`] for a template variable that the flag must not set.
     pub(crate) fn chats(&self) -> Result<ChatDefaults, CliError> {
         let template_kwargs = self.default_chat_template_kwargs.clone();
         check_template_kwargs(&template_kwargs)
@@ -66,7 +66,7 @@ impl PromptArgs {
     }
 }
 
-/// vLLM's names of the forms of content.
+/// The form of message content, under vLLM's names.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum ContentFormatChoice {
     Auto,
@@ -75,8 +75,8 @@ pub(crate) enum ContentFormatChoice {
 }
 
 impl ContentFormatChoice {
-    /// The form, if it is not the template that decides.
-    pub(crate) fn given(self) -> Option<ContentFormat> {
+    /// Returns the form, or `None` if the template decides.
+    pub(crate) fn explicit(self) -> Option<ContentFormat> {
         match self {
             Self::Auto => None,
             Self::String => Some(ContentFormat::String),

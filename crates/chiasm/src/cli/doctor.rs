@@ -1,4 +1,4 @@
-//! Flags of `chiasm doctor`: those of `chiasm serve` that decide what a machine has to have.
+//! Flags of `chiasm doctor`: the flags of `chiasm serve` that affect the needs of a machine.
 
 use std::net::IpAddr;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Flags of the engines: who they are, and how media reach them.
+//! Flags of the engines: their sources, and the transfer of media to them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::roles::{AttachArg, EngineCounts};
 use super::upstream::UpstreamArg;
-use super::{json_object, positive, seconds, some_seconds, weight};
+use super::{json_object, non_negative, positive, positive_seconds, seconds};
 
 #[derive(Debug, Args)]
 pub(crate) struct EngineArgs {
@@ -53,7 +53,7 @@ pub(crate) struct EngineArgs {
     /// Let launched engines outlive this process by so many seconds, for another chiasm serve with
     /// the same MODEL and flags for engines to take them over; chiasm engines lists and stops them
     /// [default: they end with this process]
-    #[arg(long, env = "CHIASM_KEEP_ENGINES", value_name = "SECONDS", value_parser = some_seconds, conflicts_with_all = ["sim", "attach"])]
+    #[arg(long, env = "CHIASM_KEEP_ENGINES", value_name = "SECONDS", value_parser = positive_seconds, conflicts_with_all = ["sim", "attach"])]
     pub(crate) keep_engines: Option<Duration>,
     /// Folder for what a later frontend has to know to take over the engines of this one, and to go
     /// on with what is known of KV caches [default: $XDG_STATE_HOME/chiasm or
@@ -63,7 +63,7 @@ pub(crate) struct EngineArgs {
     /// GiB of each engine's cache of processed images (vLLM's --mm-processor-cache-gb), 0 for none.
     /// For engines to attach it must be what they were started with [default: 4; for --attach
     /// unknown, so that every image is sent]
-    #[arg(long, env = "CHIASM_RECEIVER_CACHE_GB", value_parser = weight)]
+    #[arg(long, env = "CHIASM_RECEIVER_CACHE_GB", value_parser = non_negative)]
     pub(crate) receiver_cache_gb: Option<f64>,
     /// How images reach the engines
     #[arg(long, env = "CHIASM_MM_TRANSFER", value_enum, default_value_t = MmTransfer::Auto)]
@@ -101,11 +101,11 @@ pub(crate) struct EngineArgs {
     #[arg(long, env = "CHIASM_STARTUP_TIMEOUT", value_parser = seconds, default_value = "1800")]
     pub(crate) startup_timeout: Duration,
     /// Seconds for which an engine may say nothing before it is suspect and gets no new requests
-    #[arg(long, env = "CHIASM_ENGINE_TIMEOUT", value_parser = some_seconds, default_value = "10")]
+    #[arg(long, env = "CHIASM_ENGINE_TIMEOUT", value_parser = positive_seconds, default_value = "10")]
     pub(crate) engine_timeout: Duration,
     /// Seconds for which an engine on --attach may say nothing before requests that wait for it
     /// move; engines that are launched here are judged by what their processes do
-    #[arg(long, env = "CHIASM_ENGINE_HANG_TIMEOUT", value_parser = some_seconds, default_value = "60")]
+    #[arg(long, env = "CHIASM_ENGINE_HANG_TIMEOUT", value_parser = positive_seconds, default_value = "60")]
     pub(crate) engine_hang_timeout: Duration,
 }
 
@@ -116,7 +116,7 @@ impl EngineArgs {
         counts.flat_map(EngineCounts::roles).chain(self.attach.iter().map(|attach| attach.role))
     }
 
-    /// Whether engines are launched, simulated or attached where agents have others.
+    /// Returns `true` if any engine is launched, simulated or attached besides those of agents.
     pub(crate) fn has_any(&self) -> bool {
         let counts = [&self.engines, &self.sim].into_iter().flatten();
         !self.attach.is_empty() || counts.map(EngineCounts::total).sum::<u64>() > 0

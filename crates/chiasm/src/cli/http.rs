@@ -1,12 +1,12 @@
-//! Flags that say how HTTP is spoken: within TLS, to pages of other web sites, below a path. They
-//! have vLLM's names.
+//! Flags of HTTP: TLS, cross-origin requests, the root path and the live page. Most have vLLM's
+//! names.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use chiasm_server::{Allowed, Certificate, Cors, CorsError, PageOptions, RootPath};
+use chiasm_server::{AllowList, Certificate, Cors, CorsError, PageOptions, RootPath};
 use clap::Args;
 
 use crate::error::CliError;
@@ -54,7 +54,7 @@ pub(crate) struct HttpArgs {
     pub(crate) ui: Ui,
 }
 
-/// When there is a live page.
+/// The condition for serving the live page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Ui {
     Auto,
@@ -62,11 +62,11 @@ pub(crate) enum Ui {
     Off,
 }
 
-/// Names as a JSON list.
+/// A JSON list of strings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct JsonList(Vec<String>);
 
-/// A value that is not a JSON list of strings.
+/// The error of a value that is not a JSON list of strings.
 #[derive(Debug, thiserror::Error)]
 #[error("expected a JSON list of strings, such as '[\"*\"]': {0}")]
 pub(crate) struct NotAList(#[from] serde_json::Error);
@@ -80,10 +80,10 @@ impl FromStr for JsonList {
 }
 
 impl HttpArgs {
-    /// The certificate, if connections are to be encrypted.
+    /// Loads the certificate, if one is given.
     ///
     /// # Errors
-    /// [`CliError::Usage`] if the files are not what they should be.
+    /// [`CliError::Usage`] if the files are invalid.
     pub(crate) fn certificate(&self) -> Result<Option<Arc<Certificate>>, CliError> {
         let (Some(certificate), Some(key)) = (&self.ssl_certfile, &self.ssl_keyfile) else {
             return Ok(None);
@@ -93,7 +93,7 @@ impl HttpArgs {
         certificate.map(Arc::new).map(Some).map_err(fault)
     }
 
-    /// How the live page is shown at this address, if it is.
+    /// Returns the options of the live page, if it is served at this address.
     pub(crate) fn page(&self, host: IpAddr) -> Option<PageOptions> {
         let is_on = match self.ui {
             Ui::Auto => host.is_loopback(),
@@ -103,28 +103,27 @@ impl HttpArgs {
         is_on.then_some(PageOptions { secure: self.ssl_certfile.is_some() })
     }
 
-    /// Which pages may ask, if any may.
+    /// Returns the CORS settings, if any origin is allowed.
     ///
     /// # Errors
-    /// [`CliError::Usage`] for a name that none can have.
+    /// [`CliError::Usage`] for an invalid origin, method or header name.
     pub(crate) fn cors(&self) -> Result<Option<Cors>, CliError> {
         let origins = self.allowed_origins.as_ref().map_or(&[][..], |JsonList(origins)| origins);
-        // RequestedSampling here, as the environment may say no.
-        match (origins.is_empty(), self.allow_credentials) {
-            (true, true) => {
-                return Err(CliError::Usage(
-                    "--allow-credentials needs --allowed-origins".to_owned(),
-                ));
+        if origins.is_empty() {
+            // Not checked by clap: the environment variable may be set to `false`.
+            if self.allow_credentials {
+                let message = "--allow-credentials needs --allowed-origins";
+                return Err(CliError::Usage(message.to_owned()));
             }
-            (true, false) => return Ok(None),
-            (false, _) => {}
+            return Ok(None);
         }
-        let allowed = |list: &Option<JsonList>| match list {
-            Some(JsonList(names)) => Allowed::new(names.clone()),
-            None => Allowed::All,
+        let allow_list = |list: &Option<JsonList>| match list {
+            Some(JsonList(names)) => AllowList::new(names.clone()),
+            None => AllowList::All,
         };
-        let origins = Allowed::new(origins.to_vec());
-        let (methods, headers) = (allowed(&self.allowed_methods), allowed(&self.allowed_headers));
+        let origins = AllowList::new(origins.to_vec());
+        let methods = allow_list(&self.allowed_methods);
+        let headers = allow_list(&self.allowed_headers);
         let cors = Cors::new(origins, methods, headers, self.allow_credentials).map_err(|error| {
             let flag = match error {
                 CorsError::Origin(_) => "--allowed-origins",
@@ -158,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_of_one_matter_come_together() {
+    fn dependent_flags_are_required_together() {
         for (flags, missing) in [
             (&["--ssl-certfile", "a"][..], "--ssl-keyfile"),
             (&["--ssl-keyfile", "a"], "--ssl-certfile"),
@@ -177,13 +176,13 @@ mod tests {
     }
 
     #[test]
-    fn no_page_may_ask_unless_its_site_is_named() {
+    fn cors_needs_allowed_origins() {
         assert_eq!(cors(&[]).unwrap(), "None");
         assert_eq!(cors(&["--allowed-origins", "[]"]).unwrap(), "None");
-        let all = Cors::new(Allowed::All, Allowed::All, Allowed::All, false).unwrap();
+        let all = Cors::new(AllowList::All, AllowList::All, AllowList::All, false).unwrap();
         assert_eq!(cors(&["--allowed-origins", "[\"*\"]"]).unwrap(), format!("{:?}", Some(all)));
         let origin = "[\"https://a.example\"]";
-        for (flags, told) in [
+        for (flags, expected) in [
             (
                 &["--allowed-origins", "https://a.example"][..],
                 "'--allowed-origins <JSON_LIST>': expected a JSON list",
@@ -204,12 +203,12 @@ mod tests {
             ),
         ] {
             let error = cors(flags).unwrap_err();
-            assert!(error.contains(told), "{error}");
+            assert!(error.contains(expected), "{error}");
         }
     }
 
     #[test]
-    fn the_live_page_is_for_this_machine_alone_unless_it_is_asked_for() {
+    fn live_page_is_local_unless_enabled() {
         let shown = |flags: &[&str], host: &str| parse(flags).unwrap().page(host.parse().unwrap());
         let plain = Some(PageOptions { secure: false });
         assert_eq!(
@@ -222,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_path_is_a_path() {
+    fn root_path_must_be_path() {
         assert_eq!(parse(&["--root-path", "/a/"]).unwrap().root_path, Some("/a".parse().unwrap()));
         let error = parse(&["--root-path", "a"]).unwrap_err();
         assert!(error.contains("--root-path") && error.contains("expected a path"), "{error}");

@@ -1,4 +1,4 @@
-//! Flags of the limits that hold for requests and connections.
+//! Flags of the limits on requests and connections.
 
 use std::num::NonZeroUsize;
 use std::thread::available_parallelism;
@@ -34,7 +34,7 @@ pub(crate) struct LimitArgs {
     #[arg(long, env = "CHIASM_MIN_BODY_RATE", default_value_t = 1024)]
     pub(crate) min_body_rate: u64,
     /// Most open connections of clients; for more, others that wait for their clients are closed
-    #[arg(long, env = "CHIASM_MAX_CONNECTIONS", default_value_t = 8192, value_parser = some())]
+    #[arg(long, env = "CHIASM_MAX_CONNECTIONS", default_value_t = 8192, value_parser = at_least_one())]
     pub(crate) max_connections: usize,
     /// Seconds after which a connection is closed that has not sent the head of its next request
     #[arg(long, env = "CHIASM_HEAD_TIMEOUT", value_parser = seconds, default_value = "60")]
@@ -44,11 +44,11 @@ pub(crate) struct LimitArgs {
     pub(crate) write_timeout: Duration,
     /// Most bytes of all answers together that wait to be read; beyond that the answer that is
     /// furthest behind is cut
-    #[arg(long, env = "CHIASM_MAX_UNREAD_BYTES", default_value_t = DEFAULT_MAX_BYTES, value_parser = some())]
+    #[arg(long, env = "CHIASM_MAX_UNREAD_BYTES", default_value_t = DEFAULT_MAX_BYTES, value_parser = at_least_one())]
     pub(crate) max_unread_bytes: usize,
     /// Most requests in flight; more get 503 [default: twice what the engines run at once, but at
     /// least 1024]
-    #[arg(long, env = "CHIASM_MAX_REQUESTS", value_parser = some())]
+    #[arg(long, env = "CHIASM_MAX_REQUESTS", value_parser = at_least_one())]
     pub(crate) max_requests: Option<usize>,
     /// Proxies that are believed about whom a request is from, in X-Forwarded-For or Forwarded:
     /// addresses or networks
@@ -92,16 +92,17 @@ pub(crate) struct LimitArgs {
 }
 
 impl LimitArgs {
-    /// The number of threads that async tasks run on. What they do for a token takes less than to
-    /// hand it to another thread, so there are fewer than cores; all that takes long has threads of
-    /// its own.
+    /// Returns the number of threads for async tasks, by default half of the cores.
+    ///
+    /// The work per token is cheaper than handing it to another thread, so fewer threads than cores
+    /// are faster. Long work has threads of its own.
     pub(crate) fn async_threads(&self) -> usize {
         let half = || available_parallelism().map_or(1, |cores| cores.get().div_ceil(2));
         self.async_threads.map_or_else(half, NonZeroUsize::get)
     }
 }
 
-/// A number of which 0 would serve nobody.
-fn some() -> RangedU64ValueParser<usize> {
+/// Returns a parser that refuses 0.
+fn at_least_one() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..)
 }

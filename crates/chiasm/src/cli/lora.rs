@@ -1,4 +1,4 @@
-//! Flags of LoRA adapters. They have vLLM's names.
+//! Flags of LoRA adapters, under vLLM's names.
 
 use std::str::FromStr;
 
@@ -26,18 +26,18 @@ pub(crate) struct LoraArgs {
 }
 
 impl LoraArgs {
-    /// The adapters that are served from the start.
+    /// Returns the adapters to serve from the start.
     pub(crate) fn modules(&self) -> impl Iterator<Item = &AdapterSource> {
         self.lora_modules.iter().flat_map(|LoraModules(modules)| modules)
     }
 
-    /// Whether engines have to take adapters.
-    pub(crate) fn wants_adapters(&self) -> bool {
+    /// Returns `true` if engines have to support adapters.
+    pub(crate) fn needs_adapters(&self) -> bool {
         self.allow_runtime_lora_updating || self.modules().next().is_some()
     }
 }
 
-/// What one argument of `--lora-modules` tells: mostly one adapter.
+/// The adapters of one argument of `--lora-modules`, usually one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LoraModules(pub(crate) Vec<AdapterSource>);
 
@@ -47,15 +47,15 @@ pub(crate) struct LoraModules(pub(crate) Vec<AdapterSource>);
 struct Module {
     name: String,
     path: String,
-    /// vLLM tells it as the adapter's `parent` if it is a name of the served model, which it is in
-    /// any case.
+    /// Ignored. vLLM reports it as the adapter's `parent` if it is a name of the served model,
+    /// which is reported in any case.
     #[serde(rename = "base_model_name")]
     _base_model_name: Option<String>,
     #[serde(default)]
     is_3d_lora_weight: bool,
 }
 
-/// A value that tells of no adapter.
+/// The error of an invalid value of `--lora-modules`.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LoraModulesError {
     #[error("expected NAME=PATH or JSON with name and path: {0}")]
@@ -69,7 +69,7 @@ pub(crate) enum LoraModulesError {
 impl FromStr for LoraModules {
     type Err = LoraModulesError;
 
-    /// Reads `NAME=PATH` where vLLM does so, else JSON: an object, or a list of some.
+    /// Parses `NAME=PATH` in the same cases as vLLM, otherwise a JSON object or a list of objects.
     fn from_str(text: &str) -> Result<Self, LoraModulesError> {
         let text = text.trim();
         let modules = match text.split_once('=') {
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn adapters_are_given_as_to_vllm() {
+    fn adapters_are_parsed_like_in_vllm() {
         let json =
             r#"{"name": "c", "path": "/c,d", "base_model_name": "m", "is_3d_lora_weight": false}"#;
         let list = r#"[{"name": "d", "path": "/d"}, {"name": "e", "path": "/e"}]"#;
@@ -130,15 +130,15 @@ mod tests {
         let found: Vec<_> =
             args.modules().map(|module| (module.name.as_str(), module.path.as_str())).collect();
         assert_eq!(found, [("a", "/a"), ("b", "/x=y"), ("c", "/c,d"), ("d", "/d"), ("e", "/e")]);
-        assert!(args.wants_adapters() && !args.allow_runtime_lora_updating);
-        assert!(!parse(&[]).unwrap().wants_adapters());
-        assert!(parse(&["--allow-runtime-lora-updating"]).unwrap().wants_adapters());
+        assert!(args.needs_adapters() && !args.allow_runtime_lora_updating);
+        assert!(!parse(&[]).unwrap().needs_adapters());
+        assert!(parse(&["--allow-runtime-lora-updating"]).unwrap().needs_adapters());
     }
 
     #[test]
-    fn what_is_no_adapter_is_refused() {
+    fn invalid_adapter_is_refused() {
         let fused = r#"{"name": "a", "path": "/a", "is_3d_lora_weight": true}"#;
-        for wrong in [
+        for invalid in [
             fused,
             "a",
             "=/a",
@@ -148,8 +148,8 @@ mod tests {
             r#"{"name": "a"}"#,
             r#"{"name": "a", "path": "/a", "rank": 8}"#,
         ] {
-            let error = parse(&["--lora-modules", wrong]).unwrap_err();
-            assert!(error.contains("--lora-modules"), "{wrong}: {error}");
+            let error = parse(&["--lora-modules", invalid]).unwrap_err();
+            assert!(error.contains("--lora-modules"), "{invalid}: {error}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Tests that the manifests of `deploy/kubernetes` fit this command line and each other: what no
-//! schema can say. That they are valid by Kubernetes' schemas is tested by `python/manifests`.
+//! Tests that the manifests of `deploy/kubernetes` fit this command line and each other.
+//! `python/manifests` tests them against Kubernetes' schemas.
 
 use std::fs;
 use std::path::Path;
@@ -8,25 +8,25 @@ use std::time::Duration;
 use clap::CommandFactory;
 use yaml_rust2::{Yaml, YamlLoader};
 
-use super::{Cli, Command, ServeArgs, is_not_of_agents};
+use super::{Cli, Command, ServeArgs, is_frontend_only};
 
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/kubernetes");
-/// Variables of containers that no flag has: what a flag's value refers to, and those of the
-/// Hugging Face hub.
-const NO_FLAGS: [&str; 3] = ["POD_NAMESPACE", "HF_HOME", "HF_TOKEN"];
+/// The variables of containers that belong to no flag: one that flag values refer to, and those of
+/// the Hugging Face hub.
+const OTHER_VARIABLES: [&str; 3] = ["POD_NAMESPACE", "HF_HOME", "HF_TOKEN"];
 
-/// A DaemonSet or a Deployment, whose pods have one container.
+/// A DaemonSet or a Deployment with one container per pod.
 struct Workload {
     manifest: Yaml,
 }
 
 impl Workload {
     fn agents() -> Self {
-        Self { manifest: the_only("DaemonSet") }
+        Self { manifest: single("DaemonSet") }
     }
 
     fn frontends() -> Self {
-        Self { manifest: the_only("Deployment") }
+        Self { manifest: single("Deployment") }
     }
 
     fn template(&self) -> &Yaml {
@@ -42,30 +42,30 @@ impl Workload {
         container
     }
 
-    /// What a command line in this container is parsed to, with the variables that Kubernetes puts
-    /// into it and those of the container.
+    /// Parses a command line in this container, with the container's environment variables and the
+    /// substitutions of Kubernetes.
     fn parse(&self, words: &[&str]) -> Command {
         assert_eq!(words[0], "chiasm");
         let command = Cli::command();
         let subcommand = command.find_subcommand(words[1]).expect(words[1]);
         let flags = items(&self.container()["env"]).iter().filter_map(|variable| {
-            let is_its = |arg: &&clap::Arg| {
+            let has_name = |arg: &&clap::Arg| {
                 arg.get_env().is_some_and(|name| name == text(&variable["name"]))
             };
-            let arg = subcommand.get_arguments().find(is_its)?;
-            let is_hidden = words[1] == "agent" && is_not_of_agents(arg);
+            let arg = subcommand.get_arguments().find(has_name)?;
+            let is_hidden = words[1] == "agent" && is_frontend_only(arg);
             let flag = arg.get_long().filter(|_| !is_hidden)?;
             Some(format!("--{flag}={}", variable["value"].as_str()?))
         });
         let words = words.iter().map(|word| word.replace("$(POD_NAMESPACE)", "default"));
         let mut words: Vec<String> = words.collect();
-        // Before what comes after two dashes.
+        // Before the flags after two dashes.
         words.splice(2..2, flags);
         assert!(!words.iter().any(|word| word.contains("$(")), "{words:?}");
-        Cli::read(&words).unwrap_or_else(|error| panic!("{words:?}: {error}")).command
+        Cli::parse_args(&words).unwrap_or_else(|error| panic!("{words:?}: {error}")).command
     }
 
-    /// The command line of the container.
+    /// Parses the container's own command line.
     fn args(&self) -> Box<ServeArgs> {
         let container = self.container();
         let words = items(&container["command"]).iter().chain(items(&container["args"]));
@@ -75,12 +75,12 @@ impl Workload {
         }
     }
 
-    /// What Kubernetes runs in the container, such as a probe.
-    fn run_by(&self, action: &Yaml) -> Command {
+    /// Parses a command that Kubernetes runs in the container, such as a probe.
+    fn parse_action(&self, action: &Yaml) -> Command {
         self.parse(&items(&action["exec"]["command"]).iter().map(text).collect::<Vec<_>>())
     }
 
-    fn grace(&self) -> Duration {
+    fn termination_grace_period(&self) -> Duration {
         Duration::from_secs(
             self.pod()["terminationGracePeriodSeconds"].as_i64().unwrap().try_into().unwrap(),
         )
@@ -105,7 +105,7 @@ fn all(kind: &str) -> Vec<Yaml> {
     manifests().into_iter().filter(|manifest| text(&manifest["kind"]) == kind).collect()
 }
 
-fn the_only(kind: &str) -> Yaml {
+fn single(kind: &str) -> Yaml {
     let [manifest] =
         <[Yaml; 1]>::try_from(all(kind)).unwrap_or_else(|all| panic!("{} of {kind}", all.len()));
     manifest
@@ -120,7 +120,7 @@ fn items(yaml: &Yaml) -> &Vec<Yaml> {
 }
 
 #[test]
-fn every_variable_is_one_that_its_command_reads() {
+fn container_variables_belong_to_flags() {
     for (workload, command) in [(Workload::agents(), "agent"), (Workload::frontends(), "serve")] {
         let cli = Cli::command();
         let known: Vec<_> = cli
@@ -131,17 +131,21 @@ fn every_variable_is_one_that_its_command_reads() {
             .collect();
         for variable in items(&workload.container()["env"]) {
             let name = text(&variable["name"]);
-            assert!(NO_FLAGS.contains(&name) || known.iter().any(|known| *known == name), "{name}");
+            assert!(
+                OTHER_VARIABLES.contains(&name) || known.iter().any(|known| *known == name),
+                "{name}"
+            );
         }
-        // Else Kubernetes sets variables of its own that have the same names.
+        // Otherwise Kubernetes would set service variables with the same names.
         assert_eq!(workload.pod()["enableServiceLinks"].as_bool(), Some(false));
     }
 }
 
 #[test]
-fn agents_and_frontends_serve_the_same_model_and_know_each_other() {
+fn agents_match_frontends_in_model_with_discovery() {
     let agents = Workload::agents();
-    let (agent, frontend) = (agents.args(), Workload::frontends().args());
+    let agent = agents.args();
+    let frontend = Workload::frontends().args();
     assert_eq!(agent.model, frontend.model);
     assert_eq!(agent.engines.mm_processor_kwargs, frontend.engines.mm_processor_kwargs);
     assert!(
@@ -151,7 +155,7 @@ fn agents_and_frontends_serve_the_same_model_and_know_each_other() {
     let wanted = agent.engines.engines.unwrap().roles().count() as u32
         * agent.engines.gpus_per_engine.unwrap();
     assert_eq!(gpus.as_i64(), Some(wanted.into()));
-    // Whoever looks for agents finds those that nobody has admitted yet.
+    // Frontends must discover agents before they admit them.
     let services = all("Service");
     let service = services
         .iter()
@@ -168,7 +172,7 @@ fn agents_and_frontends_serve_the_same_model_and_know_each_other() {
 }
 
 #[test]
-fn ports_are_those_that_are_listened_on_and_selectors_select() {
+fn ports_match_flags_with_selectors_matching_labels() {
     let workloads = [Workload::agents(), Workload::frontends()];
     for workload in &workloads {
         let [port] = &items(&workload.container()["ports"])[..] else { panic!("one port") };
@@ -185,40 +189,43 @@ fn ports_are_those_that_are_listened_on_and_selectors_select() {
         }
     }
     let [agents, frontends] = workloads;
-    let policy = the_only("NetworkPolicy");
+    let policy = single("NetworkPolicy");
     let rule = &policy["spec"]["ingress"][0];
     assert!(agents.is_selected_by(&policy["spec"]["podSelector"]["matchLabels"]));
     assert!(frontends.is_selected_by(&rule["from"][0]["podSelector"]["matchLabels"]));
     assert_eq!(rule["ports"][0]["port"], agents.container()["ports"][0]["name"]);
-    let budget = the_only("PodDisruptionBudget");
+    let budget = single("PodDisruptionBudget");
     assert!(frontends.is_selected_by(&budget["spec"]["selector"]["matchLabels"]));
 }
 
 #[test]
-fn an_agent_is_probed_and_drained_where_it_listens_and_has_time_for_it() {
+fn agent_probes_with_drain_use_its_port() {
     let agents = Workload::agents();
-    let (container, address) = (agents.container(), format!("127.0.0.1:{}", agents.args().port));
+    let container = agents.container();
+    let address = format!("127.0.0.1:{}", agents.args().port);
     for (probe, admitted) in
         [("startupProbe", false), ("livenessProbe", false), ("readinessProbe", true)]
     {
-        let Command::Probe(args) = agents.run_by(&container[probe]) else { panic!("{probe}") };
+        let Command::Probe(args) = agents.parse_action(&container[probe]) else {
+            panic!("{probe}")
+        };
         assert_eq!((args.agent, args.admitted), (address.clone(), admitted), "{probe}");
         assert!(args.tls.agent_tls_name.is_some());
     }
-    let Command::Drain(drain) = agents.run_by(&container["lifecycle"]["preStop"]) else {
+    let Command::Drain(drain) = agents.parse_action(&container["lifecycle"]["preStop"]) else {
         panic!("drain")
     };
     assert_eq!((drain.agent, drain.resume), (address, false));
-    assert!(agents.grace() > drain.wait + agents.args().limits.drain_timeout);
+    assert!(agents.termination_grace_period() > drain.wait + agents.args().limits.drain_timeout);
 }
 
 #[test]
-fn a_frontend_has_time_to_finish_its_requests() {
+fn frontend_has_time_to_drain() {
     let frontends = Workload::frontends();
     let limits = frontends.args().limits;
     assert!(
         limits.drain_delay > Duration::ZERO
-            && frontends.grace() > limits.drain_delay + limits.drain_timeout
+            && frontends.termination_grace_period() > limits.drain_delay + limits.drain_timeout
     );
     assert_eq!(text(&frontends.container()["readinessProbe"]["httpGet"]["path"]), "/ready");
     assert_eq!(text(&frontends.container()["livenessProbe"]["httpGet"]["path"]), "/health");
@@ -248,13 +255,17 @@ fn files_are_in_volumes_that_are_mounted() {
 }
 
 #[test]
-fn frontends_alone_may_read_slices_and_no_more() {
-    let (role, binding, account) =
-        (the_only("Role"), the_only("RoleBinding"), the_only("ServiceAccount"));
+fn only_frontends_may_read_endpoint_slices() {
+    let role = single("Role");
+    let binding = single("RoleBinding");
+    let account = single("ServiceAccount");
     let [rule] = &items(&role["rules"])[..] else { panic!("one rule") };
-    let of = |field: &str| items(&rule[field]).iter().map(text).collect::<Vec<_>>();
-    assert_eq!([of("apiGroups"), of("resources")], [["discovery.k8s.io"], ["endpointslices"]]);
-    assert_eq!(of("verbs"), ["list", "watch"]);
+    let values = |field: &str| items(&rule[field]).iter().map(text).collect::<Vec<_>>();
+    assert_eq!(
+        [values("apiGroups"), values("resources")],
+        [["discovery.k8s.io"], ["endpointslices"]]
+    );
+    assert_eq!(values("verbs"), ["list", "watch"]);
     assert_eq!(binding["roleRef"]["name"], role["metadata"]["name"]);
     assert_eq!(binding["subjects"][0]["name"], account["metadata"]["name"]);
     assert_eq!(Workload::frontends().pod()["serviceAccountName"], account["metadata"]["name"]);

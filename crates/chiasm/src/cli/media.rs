@@ -1,4 +1,4 @@
-//! Flags of the media door.
+//! Flags of the media loader.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -100,7 +100,7 @@ pub(crate) struct MediaArgs {
     pub(crate) media_error_ttl: Duration,
 }
 
-/// A value of `--limit-mm-per-prompt` that is none.
+/// The error of an invalid value of `--limit-mm-per-prompt`.
 #[derive(Debug, thiserror::Error)]
 enum LimitError {
     #[error("expected image=8 or {{\"image\": 8}}")]
@@ -109,7 +109,7 @@ enum LimitError {
     Modality(String),
 }
 
-/// vLLM's flag: a JSON object of counts or of objects with a count. Also `image=8,video=0`.
+/// Parses `image=8,video=0`, or as vLLM does a JSON object of counts or of objects with a count.
 fn items_per_prompt(text: &str) -> Result<ItemLimits, LimitError> {
     let mut limits = ItemLimits::default();
     for (name, count) in counts(text)? {
@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_are_given_as_for_vllm_or_shorter() {
+    fn item_limits_are_pairs_or_json() {
         for (text, images) in [
             ("image=8", 8),
             ("image=0,video=2", 0),

@@ -1,4 +1,4 @@
-//! Flags of tensors that agents read out of frontends' memory.
+//! Flags of NIXL, by which agents read tensors from frontends' memory.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use chiasm_backend::PrivateNetwork;
 use clap::Args;
 
-use super::some_seconds;
+use super::positive_seconds;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct NixlArgs {
@@ -21,7 +21,7 @@ pub(crate) struct NixlArgs {
     pub(crate) nixl_pool_bytes: usize,
     /// How long such a reading may take before the tensors are sent; the shorter of both sides
     /// counts
-    #[arg(long, env = "CHIASM_NIXL_DEADLINE", value_name = "SECONDS", value_parser = some_seconds, default_value = "5")]
+    #[arg(long, env = "CHIASM_NIXL_DEADLINE", value_name = "SECONDS", value_parser = positive_seconds, default_value = "5")]
     pub(crate) nixl_deadline: Duration,
     /// Read between machines, unencrypted, on a network that nobody else is on: this machine's
     /// address there and how many of its bits are the network's, such as 10.0.0.7/24. NIXL listens

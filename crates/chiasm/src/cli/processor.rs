@@ -6,7 +6,7 @@ use std::time::Duration;
 use chiasm_processor::Sandbox;
 use clap::{Args, ValueEnum};
 
-use super::{seconds, some_seconds};
+use super::{positive_seconds, seconds};
 
 #[derive(Debug, Args)]
 pub(crate) struct ProcessorArgs {
@@ -32,7 +32,7 @@ pub(crate) struct ProcessorArgs {
     #[arg(long, env = "CHIASM_PROCESSOR_QUEUE", default_value_t = 256)]
     pub(crate) processor_queue: u32,
     /// Seconds that vLLM's processor may take for one media item
-    #[arg(long, env = "CHIASM_PROCESSOR_TIMEOUT", value_parser = some_seconds, default_value = "60")]
+    #[arg(long, env = "CHIASM_PROCESSOR_TIMEOUT", value_parser = positive_seconds, default_value = "60")]
     pub(crate) processor_timeout: Duration,
     /// Most bytes of one media item and its tensors together
     #[arg(long, env = "CHIASM_PROCESSOR_ITEM_BYTES", default_value_t = 2 << 30)]

@@ -1,4 +1,4 @@
-//! Tests that the commands of `docs/roles.md` are commands.
+//! Tests that the commands in `docs/roles.md` are valid.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use super::{Cli, Command};
 
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/roles.md");
 
-/// The commands in the page's blocks for a shell.
+/// Returns the commands in the page's shell blocks.
 fn commands() -> Vec<String> {
     let page = fs::read_to_string(PAGE).expect("the page");
     let blocks = page
@@ -19,13 +19,14 @@ fn commands() -> Vec<String> {
 }
 
 #[test]
-fn recipes_for_roles_are_read_as_they_are_written() {
-    let (mut shares, mut networks) = (0, 0);
+fn commands_in_roles_page_are_valid() {
+    let mut shares = 0;
+    let mut networks = 0;
     let commands = commands();
     assert!(commands.len() >= 6, "{commands:?}");
     for text in commands {
         let words = shlex::split(&text).expect("words");
-        match Cli::read(words).unwrap_or_else(|error| panic!("{text}: {error}")).command {
+        match Cli::parse_args(words).unwrap_or_else(|error| panic!("{text}: {error}")).command {
             Command::Serve(args) | Command::Agent(args) => {
                 shares += usize::from(args.engines.share_gpu);
                 networks += usize::from(args.roles.roles_private_network.is_some());

@@ -1,5 +1,4 @@
-//! Writes `docs/flags.md` of the command line, and tests that it has been written since a flag was
-//! changed.
+//! Generates `docs/flags.md` from the command line, and tests that the page is up to date.
 
 use std::fmt::Write;
 use std::{env, fs};
@@ -9,9 +8,10 @@ use clap::{Arg, ArgAction, Command};
 use super::Cli;
 
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/flags.md");
-/// Set to 1, the test writes the page.
-const WRITE: &str = "CHIASM_WRITE_DOCS";
-const HOW: &str = "CHIASM_WRITE_DOCS=1 cargo test -p chiasm --lib reference";
+/// The variable that makes the test write the page if it is 1.
+const WRITE_VARIABLE: &str = "CHIASM_WRITE_DOCS";
+/// The command that writes the page.
+const WRITE_COMMAND: &str = "CHIASM_WRITE_DOCS=1 cargo test -p chiasm --lib reference";
 
 const INTRODUCTION: &str = "# Flags
 
@@ -88,7 +88,7 @@ fn code(text: &str) -> String {
     format!("`{}`", text.replace('|', "\\|"))
 }
 
-/// Text that Markdown leaves as it is, in a table's cell too.
+/// Escapes text for a cell of a Markdown table.
 fn escaped(text: &str) -> String {
     let mut escaped = String::new();
     for character in text.chars() {
@@ -102,24 +102,25 @@ fn escaped(text: &str) -> String {
 }
 
 #[test]
-fn the_page_of_flags_is_that_of_the_command_line() {
-    let made = page();
-    if env::var_os(WRITE).is_some_and(|value| value == "1") {
-        fs::write(PAGE, &made).expect("the page can be written");
+fn flags_page_matches_command_line() {
+    let generated = page();
+    if env::var_os(WRITE_VARIABLE).is_some_and(|value| value == "1") {
+        fs::write(PAGE, &generated).expect("the page can be written");
     }
-    let kept = fs::read_to_string(PAGE).unwrap_or_default();
-    let differs = made
+    let current = fs::read_to_string(PAGE).unwrap_or_default();
+    let difference = generated
         .lines()
-        .zip(kept.lines().chain(std::iter::repeat("")))
-        .find(|(made, kept)| made != kept);
+        .zip(current.lines().chain(std::iter::repeat("")))
+        .find(|(generated, current)| generated != current);
     assert!(
-        kept == made,
-        "docs/flags.md is not what the command line says, from {differs:?} on; write it again by: {HOW}"
+        current == generated,
+        "docs/flags.md differs from the command line at {difference:?}; \
+         write it again with: {WRITE_COMMAND}"
     );
 }
 
 #[test]
-fn text_can_not_break_a_table() {
+fn markdown_of_table_cells_is_escaped() {
     assert_eq!(escaped("a|b [c]\n<d>"), "a\\|b \\[c\\] \\<d>");
     assert_eq!(code("FILE|TEMPLATE"), "`FILE\\|TEMPLATE`");
 }

@@ -1,4 +1,4 @@
-//! Flags of engines that compute some stages of requests alone.
+//! Flags of engines with roles, which compute only some stages of requests.
 
 use std::fmt;
 use std::net::{IpAddr, TcpListener};
@@ -11,7 +11,7 @@ use chiasm_router::StageWeights;
 use chiasm_types::Role;
 use clap::Args;
 
-use super::{NotAnObject, json_object, weight};
+use super::{NotAnObject, json_object, non_negative};
 use crate::error::CliError;
 
 #[derive(Debug, Args)]
@@ -41,30 +41,30 @@ pub(crate) struct RoleArgs {
     pub(crate) embedding_store_bytes: u64,
     /// Cost of a prompt block that an engine gets from the one that has computed it; an eighth of
     /// it is that of a block's embeddings from the one that has encoded them
-    #[arg(long, env = "CHIASM_TRANSFER_WEIGHT", value_parser = weight, default_value_t = StageWeights::default().transfer)]
+    #[arg(long, env = "CHIASM_TRANSFER_WEIGHT", value_parser = non_negative, default_value_t = StageWeights::default().transfer)]
     pub(crate) transfer_weight: f64,
     /// The same where that is on another machine
-    #[arg(long, env = "CHIASM_NETWORK_TRANSFER_WEIGHT", value_parser = weight, default_value_t = StageWeights::default().network_transfer)]
+    #[arg(long, env = "CHIASM_NETWORK_TRANSFER_WEIGHT", value_parser = non_negative, default_value_t = StageWeights::default().network_transfer)]
     pub(crate) network_transfer_weight: f64,
     /// Cost of having a second engine, whatever the length of the prompt
-    #[arg(long, env = "CHIASM_HOP_WEIGHT", value_parser = weight, default_value_t = StageWeights::default().hop)]
+    #[arg(long, env = "CHIASM_HOP_WEIGHT", value_parser = non_negative, default_value_t = StageWeights::default().hop)]
     pub(crate) hop_weight: f64,
     /// What the work of a prompt counts for, in parts of it, for each request whose answer waits
     /// while a decode engine computes it
-    #[arg(long, env = "CHIASM_DISTURB_WEIGHT", value_parser = weight, default_value_t = StageWeights::default().disturb)]
+    #[arg(long, env = "CHIASM_DISTURB_WEIGHT", value_parser = non_negative, default_value_t = StageWeights::default().disturb)]
     pub(crate) disturb_weight: f64,
 }
 
 impl RoleArgs {
-    /// The flags of vLLM for engines of a role.
-    pub(crate) fn of(&self, role: Role) -> impl Iterator<Item = String> {
+    /// Returns the vLLM flags for engines of a role.
+    pub(crate) fn vllm_flags(&self, role: Role) -> impl Iterator<Item = String> {
         self.role_args
             .iter()
-            .filter(move |of| of.role == role)
-            .flat_map(|of| of.flags.iter().cloned())
+            .filter(move |args| args.role == role)
+            .flat_map(|args| args.flags.iter().cloned())
     }
 
-    /// What splitting a request counts for.
+    /// Returns the weights of splitting a request.
     pub(crate) fn weights(&self) -> StageWeights {
         StageWeights {
             transfer: self.transfer_weight,
@@ -74,66 +74,69 @@ impl RoleArgs {
         }
     }
 
-    /// The network over which engines of these roles hand prompts to those of other machines.
+    /// Returns the network over which engines of these roles hand prompts to other machines.
     ///
     /// # Errors
-    /// [`CliError::Usage`]: nothing would be handed over there, or the address is none of this machine.
+    /// [`CliError::Usage`] if nothing would use the network, or if its address is not of this
+    /// machine.
     pub(crate) fn private_network(
         &self,
         mut roles: impl Iterator<Item = Role>,
     ) -> Result<Option<PrivateNetwork>, CliError> {
         let Some(network) = self.roles_private_network else { return Ok(None) };
-        let wrong = |why: &str| Err(CliError::Usage(format!("--roles-private-network: {why}")));
+        let invalid = |why: &str| Err(CliError::Usage(format!("--roles-private-network: {why}")));
         if roles.all(|role| role == Role::Aggregated) {
-            return wrong("is given where engines with roles are, of which this process has none");
+            return invalid(
+                "is given where engines with roles are, of which this process has none",
+            );
         }
         if matches!(self.kv_connector, KvConnector::Files(_)) {
-            return wrong("prompts go through files (--kv-connector), and over no network");
+            return invalid("prompts go through files (--kv-connector), and over no network");
         }
-        match is_of_this_machine(network.address) {
-            true => Ok(Some(network)),
-            false => wrong(&format!("{} is no address of this machine", network.address)),
+        if !is_local_address(network.address) {
+            return invalid(&format!("{} is no address of this machine", network.address));
         }
+        Ok(Some(network))
     }
 }
 
-/// Whether something can listen there.
-pub(crate) fn is_of_this_machine(address: IpAddr) -> bool {
+/// Returns `true` if a listener can bind the address.
+pub(crate) fn is_local_address(address: IpAddr) -> bool {
     TcpListener::bind((address, 0)).is_ok()
 }
 
-/// Numbers of engines: `4`, or by their roles `prefill=2,decode=4`.
+/// The number of engines, as `4` or by role as `prefill=2,decode=4`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct EngineCounts(Vec<(Role, u32)>);
 
 impl EngineCounts {
-    /// So many that do everything.
+    /// Creates a count of engines that compute all stages.
     pub(crate) fn aggregated(count: u32) -> Self {
         Self(vec![(Role::Aggregated, count)])
     }
 
-    /// How many engines there are in all.
+    /// Returns the number of engines of all roles.
     pub(crate) fn total(&self) -> u64 {
         self.0.iter().map(|(_, count)| u64::from(*count)).sum()
     }
 
-    /// How many of each role there are, in the order in which they were given.
+    /// Returns the number of engines of each role, in the order of the command line.
     pub(crate) fn by_role(&self) -> &[(Role, u32)] {
         &self.0
     }
 
-    /// Whether some compute some stages alone.
+    /// Returns `true` if some engines compute only some stages.
     pub(crate) fn has_roles(&self) -> bool {
         self.0.iter().any(|(role, _)| *role != Role::Aggregated)
     }
 
-    /// The role of each engine.
+    /// Returns the role of each engine.
     pub(crate) fn roles(&self) -> impl Iterator<Item = Role> {
         self.0.iter().flat_map(|&(role, count)| std::iter::repeat_n(role, count as usize))
     }
 }
 
-/// `6`, or `2 prefill + 4 decode`.
+/// Formats as `6`, or as `2 prefill + 4 decode`.
 impl fmt::Display for EngineCounts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.has_roles() {
@@ -144,7 +147,7 @@ impl fmt::Display for EngineCounts {
     }
 }
 
-/// A value about roles that tells of none.
+/// The error of an invalid value with roles.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RoleError {
     #[error("unknown role '{0}'; there are {all}", all = Role::ALL.map(Role::name).join(", "))]
@@ -163,7 +166,7 @@ pub(crate) enum RoleError {
     Quotation,
 }
 
-/// A value that names no connector.
+/// The error of a value that is not a connector.
 #[derive(Debug, thiserror::Error)]
 enum ConnectorError {
     #[error("expected store, files:DIR, or a JSON object")]
@@ -184,7 +187,7 @@ impl FromStr for EngineCounts {
         let mut counts: Vec<(Role, u32)> = Vec::new();
         for part in text.split(',') {
             let (role, count) = part.split_once('=').ok_or(RoleError::Counts)?;
-            let role = role_named(role)?;
+            let role = parse_role(role)?;
             if counts.iter().any(|(other, _)| *other == role) {
                 return Err(RoleError::Twice(role));
             }
@@ -194,8 +197,7 @@ impl FromStr for EngineCounts {
     }
 }
 
-/// The handshake address of an engine that somebody else starts: `tcp://host:port`, or
-/// `prefill=tcp://host:port`.
+/// The handshake address of an attached engine: `tcp://host:port`, or `prefill=tcp://host:port`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AttachArg {
     pub(crate) role: Role,
@@ -207,7 +209,7 @@ impl FromStr for AttachArg {
 
     fn from_str(text: &str) -> Result<Self, RoleError> {
         let (role, handshake) = match text.split_once('=') {
-            Some((role, handshake)) => (role_named(role)?, handshake),
+            Some((role, handshake)) => (parse_role(role)?, handshake),
             None => (Role::Aggregated, text),
         };
         match handshake.strip_prefix("tcp://").and_then(|rest| rest.rsplit_once(':')) {
@@ -219,7 +221,7 @@ impl FromStr for AttachArg {
     }
 }
 
-/// Flags of vLLM for the engines of a role.
+/// The vLLM flags for the engines of a role.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RoleFlags {
     role: Role,
@@ -232,11 +234,11 @@ impl FromStr for RoleFlags {
     fn from_str(text: &str) -> Result<Self, RoleError> {
         let (role, flags) = text.split_once('=').ok_or(RoleError::Flags)?;
         let flags = shlex::split(flags).ok_or(RoleError::Quotation)?;
-        Ok(Self { role: role_named(role)?, flags })
+        Ok(Self { role: parse_role(role)?, flags })
     }
 }
 
-fn role_named(name: &str) -> Result<Role, RoleError> {
+fn parse_role(name: &str) -> Result<Role, RoleError> {
     Role::parse(name).ok_or_else(|| RoleError::Unknown(name.to_owned()))
 }
 
@@ -275,31 +277,31 @@ mod tests {
             roles("prefill=1,decode=2"),
             Ok(vec![Role::Prefill, Role::Decode, Role::Decode])
         );
-        let told = |text: &str| text.parse::<EngineCounts>().unwrap().to_string();
-        assert_eq!([told("2"), told("aggregated=2")], ["2", "2"]);
-        assert_eq!(told("prefill=1,decode=2"), "1 prefill + 2 decode");
-        for wrong in
+        let displayed = |text: &str| text.parse::<EngineCounts>().unwrap().to_string();
+        assert_eq!([displayed("2"), displayed("aggregated=2")], ["2", "2"]);
+        assert_eq!(displayed("prefill=1,decode=2"), "1 prefill + 2 decode");
+        for invalid in
             ["", "x", "prefill", "prefill=x", "prefills=1", "decode=1,decode=2", "-1", "1,2"]
         {
-            assert!(roles(wrong).is_err(), "{wrong}");
+            assert!(roles(invalid).is_err(), "{invalid}");
         }
     }
 
     #[test]
-    fn an_address_may_have_a_role() {
-        let of = |text: &str| text.parse::<AttachArg>().map(|arg| (arg.role, arg.handshake));
-        assert_eq!(of("tcp://h:1"), Ok((Role::Aggregated, "tcp://h:1".to_owned())));
-        assert_eq!(of("decode=tcp://h:1"), Ok((Role::Decode, "tcp://h:1".to_owned())));
-        assert!(of("decoder=tcp://h:1").is_err());
+    fn attached_address_may_have_role() {
+        let parsed = |text: &str| text.parse::<AttachArg>().map(|arg| (arg.role, arg.handshake));
+        assert_eq!(parsed("tcp://h:1"), Ok((Role::Aggregated, "tcp://h:1".to_owned())));
+        assert_eq!(parsed("decode=tcp://h:1"), Ok((Role::Decode, "tcp://h:1".to_owned())));
+        assert!(parsed("decoder=tcp://h:1").is_err());
         assert!(
             ["h:1", "ipc:///x", "decode=tcp://h", "tcp://:1", "tcp://h:x"]
                 .iter()
-                .all(|text| of(text).is_err())
+                .all(|text| parsed(text).is_err())
         );
     }
 
     #[test]
-    fn flags_of_a_role_are_words_as_a_shell_has_them() {
+    fn role_flags_are_split_like_shell_words() {
         let flags = "prefill=--a 1 --b '{\"c\": 2}'".parse::<RoleFlags>().unwrap();
         assert_eq!(
             (flags.role, flags.flags),
@@ -311,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_is_this_machines_and_of_engines_that_use_it() {
+    fn private_network_needs_local_address_with_users() {
         let read = |words: &str| {
             let all = ["chiasm", "agent", "m"]
                 .map(str::to_owned)
@@ -355,15 +357,15 @@ mod tests {
     }
 
     #[test]
-    fn a_connector_has_a_name_or_is_spelled_out() {
+    fn connector_is_name_or_json_object() {
         assert_eq!(kv_connector("nixl").unwrap(), KvConnector::Nixl);
         assert_eq!(kv_connector("files:/kv").unwrap(), KvConnector::Files("/kv".into()));
         assert!(matches!(kv_connector(r#"{"kv_connector": "X"}"#), Ok(KvConnector::Other(_))));
         assert_eq!(ec_connector("store").unwrap(), EcConnector::Store);
         assert_eq!(ec_connector("files:/ec").unwrap(), EcConnector::Files("/ec".into()));
         assert!(matches!(ec_connector(r#"{"ec_connector": "X"}"#), Ok(EcConnector::Other(_))));
-        for wrong in ["", "files:", "NIXL", "[1]", "{"] {
-            assert!(kv_connector(wrong).is_err() && ec_connector(wrong).is_err(), "{wrong}");
+        for invalid in ["", "files:", "NIXL", "[1]", "{"] {
+            assert!(kv_connector(invalid).is_err() && ec_connector(invalid).is_err(), "{invalid}");
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use chiasm_router::{Decoding, Policy, Weights};
 use clap::Args;
 
-use super::{ValueError, fraction, seconds, weight};
+use super::{ValueError, fraction, non_negative, seconds};
 
 #[derive(Debug, Args)]
 pub(crate) struct RoutingArgs {
@@ -15,40 +15,40 @@ pub(crate) struct RoutingArgs {
     #[arg(long, env = "CHIASM_POLICY", default_value_t = Policy::KvMedia)]
     pub(crate) policy: Policy,
     /// Cost of a prompt block that has to be computed
-    #[arg(long, env = "CHIASM_PREFILL_WEIGHT", value_parser = weight, default_value_t = Weights::default().prefill)]
+    #[arg(long, env = "CHIASM_PREFILL_WEIGHT", value_parser = non_negative, default_value_t = Weights::default().prefill)]
     pub(crate) prefill_weight: f64,
     /// Cost of a prompt block that an engine loads from its CPU or storage tier
-    #[arg(long, env = "CHIASM_FETCH_WEIGHT", value_parser = weight, default_value_t = Weights::default().fetch)]
+    #[arg(long, env = "CHIASM_FETCH_WEIGHT", value_parser = non_negative, default_value_t = Weights::default().fetch)]
     pub(crate) fetch_weight: f64,
     /// Cost of a block's worth of image embeddings that has to be encoded
-    #[arg(long, env = "CHIASM_ENCODE_WEIGHT", value_parser = weight, default_value_t = Weights::default().encode)]
+    #[arg(long, env = "CHIASM_ENCODE_WEIGHT", value_parser = non_negative, default_value_t = Weights::default().encode)]
     pub(crate) encode_weight: f64,
     /// Cost of a block's worth of image embeddings whose pixels have to be processed and handed
     /// over
-    #[arg(long, env = "CHIASM_PROCESS_WEIGHT", value_parser = weight, default_value_t = Weights::default().process)]
+    #[arg(long, env = "CHIASM_PROCESS_WEIGHT", value_parser = non_negative, default_value_t = Weights::default().process)]
     pub(crate) process_weight: f64,
     /// What the work of requests that wait for their first token counts for, in parts of the
     /// request's own
-    #[arg(long, env = "CHIASM_QUEUE_WEIGHT", value_parser = weight, default_value_t = Weights::default().queue)]
+    #[arg(long, env = "CHIASM_QUEUE_WEIGHT", value_parser = non_negative, default_value_t = Weights::default().queue)]
     pub(crate) queue_weight: f64,
     /// Cost of a block that running requests use
-    #[arg(long, env = "CHIASM_LOAD_WEIGHT", value_parser = weight, default_value_t = Weights::default().load)]
+    #[arg(long, env = "CHIASM_LOAD_WEIGHT", value_parser = non_negative, default_value_t = Weights::default().load)]
     pub(crate) load_weight: f64,
     /// What the work that a worker did in the last seconds beyond the mean counts for, in parts of
     /// it
-    #[arg(long, env = "CHIASM_BALANCE_WEIGHT", value_parser = weight, default_value_t = Weights::default().balance)]
+    #[arg(long, env = "CHIASM_BALANCE_WEIGHT", value_parser = non_negative, default_value_t = Weights::default().balance)]
     pub(crate) balance_weight: f64,
     /// Steps of one token each that an engine makes per second while it answers: 1 over the usual
     /// time between two tokens
-    #[arg(long, env = "CHIASM_DECODE_STEPS_PER_SECOND", value_parser = weight, default_value_t = Decoding::default().steps_per_second)]
+    #[arg(long, env = "CHIASM_DECODE_STEPS_PER_SECOND", value_parser = non_negative, default_value_t = Decoding::default().steps_per_second)]
     pub(crate) decode_steps_per_second: f64,
     /// What reading one block's keys and values takes in such a step, in parts of computing a
     /// prompt block
-    #[arg(long, env = "CHIASM_DECODE_READ_PER_BLOCK", value_parser = weight, default_value_t = Decoding::default().read_per_block)]
+    #[arg(long, env = "CHIASM_DECODE_READ_PER_BLOCK", value_parser = non_negative, default_value_t = Decoding::default().read_per_block)]
     pub(crate) decode_read_per_block: f64,
     /// Spreads choices: a worker's chance falls by e for so much more cost; 0 always takes the
     /// lowest
-    #[arg(long, env = "CHIASM_ROUTING_TEMPERATURE", value_parser = weight, default_value_t = 0.0)]
+    #[arg(long, env = "CHIASM_ROUTING_TEMPERATURE", value_parser = non_negative, default_value_t = 0.0)]
     pub(crate) routing_temperature: f64,
     /// Send nothing to engines whose KV cache is in use to this part, 0 to 1 [default: no bound]
     #[arg(long, env = "CHIASM_BUSY_KV_USAGE", value_parser = busy_kv_usage)]

@@ -1,12 +1,12 @@
-//! Whose flags are whose: `chiasm serve` and `chiasm agent` are read by one definition, and each
-//! has no use for some of it.
+//! The flags that only frontends or only agents have. `chiasm serve` and `chiasm agent` share one
+//! definition of flags.
 
 use clap::Arg;
 
-/// The parts of what `chiasm serve` takes that an agent has no use for: it speaks to frontends
-/// alone.
-const NOT_OF_AGENTS: [&str; 5] = ["Access", "HTTP", "Traces", "Prompts", "vLLM's processor"];
-const NOR_THESE: [&str; 11] = [
+/// The help headings whose flags are for frontends only, as agents don't talk to clients.
+const FRONTEND_HEADINGS: [&str; 5] = ["Access", "HTTP", "Traces", "Prompts", "vLLM's processor"];
+/// The flags under other headings that are for frontends only.
+const FRONTEND_FLAGS: [&str; 11] = [
     "upstream",
     "dynamo_tensors_gb",
     "agents",
@@ -19,20 +19,20 @@ const NOR_THESE: [&str; 11] = [
     "reasoning_fields",
     "enable_force_include_usage",
 ];
-/// What concerns agents alone.
-const NOT_OF_FRONTENDS: [&str; 4] = ["announce", "announce_address", "take_tensors", "fetch_media"];
-/// Of the first, what concerns tensors that frontends have made.
-const BUT_THESE: [&str; 2] = ["processor", "processor_item_bytes"];
+/// The flags under [`FRONTEND_HEADINGS`] that agents have, too: they limit tensors from frontends.
+const SHARED_FLAGS: [&str; 2] = ["processor", "processor_item_bytes"];
+/// The flags that are for agents only.
+const AGENT_FLAGS: [&str; 4] = ["announce", "announce_address", "take_tensors", "fetch_media"];
 
-/// Whether an agent has no use for a flag.
-pub(super) fn is_not_of_agents(arg: &Arg) -> bool {
+/// Returns `true` if a flag is for frontends only.
+pub(super) fn is_frontend_only(arg: &Arg) -> bool {
     let id = arg.get_id().as_str();
-    let is_of_others =
-        arg.get_help_heading().is_some_and(|heading| NOT_OF_AGENTS.contains(&heading));
-    NOR_THESE.contains(&id) || (is_of_others && !BUT_THESE.contains(&id))
+    let has_frontend_heading =
+        arg.get_help_heading().is_some_and(|heading| FRONTEND_HEADINGS.contains(&heading));
+    FRONTEND_FLAGS.contains(&id) || (has_frontend_heading && !SHARED_FLAGS.contains(&id))
 }
 
-/// Whether a frontend has no use for a flag.
-pub(super) fn is_not_of_frontends(arg: &Arg) -> bool {
-    NOT_OF_FRONTENDS.contains(&arg.get_id().as_str())
+/// Returns `true` if a flag is for agents only.
+pub(super) fn is_agent_only(arg: &Arg) -> bool {
+    AGENT_FLAGS.contains(&arg.get_id().as_str())
 }

@@ -8,7 +8,7 @@ use chiasm_simulate::{SimulateError, Workload};
 use clap::Args;
 
 use super::roles::{EngineCounts, RoleError};
-use super::{ValueError, positive, weight};
+use super::{ValueError, non_negative, positive};
 
 #[derive(Debug, Args)]
 pub(crate) struct SimulateArgs {
@@ -51,7 +51,7 @@ pub(crate) struct SimulateArgs {
     pub(crate) frontends: u8,
     /// Milliseconds from a frontend's choice, a first token or an end until the other frontends
     /// know of it
-    #[arg(long, value_name = "MS", value_parser = weight, default_value_t = 1.0)]
+    #[arg(long, value_name = "MS", value_parser = non_negative, default_value_t = 1.0)]
     pub(crate) announce_ms: f64,
     /// Frontends are told nothing of each other's requests, as of engines without agents
     #[arg(long, conflicts_with = "announce_ms")]
@@ -81,36 +81,36 @@ pub(crate) struct SimulateArgs {
 #[derive(Debug, Args)]
 pub(crate) struct WeightArgs {
     /// A prompt block that has to be computed
-    #[arg(long, value_parser = weight, default_value_t = Weights::default().prefill)]
+    #[arg(long, value_parser = non_negative, default_value_t = Weights::default().prefill)]
     pub(crate) prefill_weight: f64,
     /// A block's worth of image embeddings that has to be encoded
-    #[arg(long, value_parser = weight, default_value_t = Weights::default().encode)]
+    #[arg(long, value_parser = non_negative, default_value_t = Weights::default().encode)]
     pub(crate) encode_weight: f64,
     /// A block's worth of image embeddings whose tensors have to be made
-    #[arg(long, value_parser = weight, default_value_t = Weights::default().process)]
+    #[arg(long, value_parser = non_negative, default_value_t = Weights::default().process)]
     pub(crate) process_weight: f64,
     /// The work of requests that wait, in parts of the request's own
-    #[arg(long, value_parser = weight, default_value_t = Weights::default().queue)]
+    #[arg(long, value_parser = non_negative, default_value_t = Weights::default().queue)]
     pub(crate) queue_weight: f64,
     /// A block that running requests use
-    #[arg(long, value_parser = weight, default_value_t = Weights::default().load)]
+    #[arg(long, value_parser = non_negative, default_value_t = Weights::default().load)]
     pub(crate) load_weight: f64,
     /// The work that a worker did in the last seconds beyond the mean, in parts of it
-    #[arg(long, value_parser = weight, default_value_t = Weights::default().balance)]
+    #[arg(long, value_parser = non_negative, default_value_t = Weights::default().balance)]
     pub(crate) balance_weight: f64,
     /// A prompt block that an engine gets from the one that has computed it; an eighth of it is
     /// that of a block's embeddings from the one that has encoded them
-    #[arg(long, value_parser = weight, default_value_t = StageWeights::default().transfer)]
+    #[arg(long, value_parser = non_negative, default_value_t = StageWeights::default().transfer)]
     pub(crate) transfer_weight: f64,
     /// A second engine, whatever the length of the prompt
-    #[arg(long, value_parser = weight, default_value_t = StageWeights::default().hop)]
+    #[arg(long, value_parser = non_negative, default_value_t = StageWeights::default().hop)]
     pub(crate) hop_weight: f64,
     /// The work of a prompt, in parts of it, for each request whose answer waits while a decode
     /// engine computes it
-    #[arg(long, value_parser = weight, default_value_t = StageWeights::default().disturb)]
+    #[arg(long, value_parser = non_negative, default_value_t = StageWeights::default().disturb)]
     pub(crate) disturb_weight: f64,
     /// Spreads choices
-    #[arg(long, value_parser = weight, default_value_t = 0.0)]
+    #[arg(long, value_parser = non_negative, default_value_t = 0.0)]
     pub(crate) routing_temperature: f64,
 }
 
@@ -120,14 +120,15 @@ pub(crate) struct SizeArgs {
     #[arg(long, default_value_t = 32)]
     pub(crate) images_per_worker: usize,
     /// How unequal their popularity is (Zipf's exponent)
-    #[arg(long, value_parser = weight, default_value_t = 0.9)]
+    #[arg(long, value_parser = non_negative, default_value_t = 0.9)]
     pub(crate) zipf_exponent: f64,
     /// Conversations that are open at once, per worker
     #[arg(long, default_value_t = 64)]
     pub(crate) chats_per_worker: usize,
 }
 
-/// The defaults are Qwen2.5-VL-7B on a GPU of the H100's class; `docs/routing.md` derives them.
+/// Flags of the modelled engine. The defaults are those of Qwen2.5-VL-7B on a GPU of the H100's
+/// class; `docs/routing.md` derives them.
 #[derive(Debug, Args)]
 pub(crate) struct ModelArgs {
     /// Tokens per block of an engine's KV cache
@@ -143,10 +144,10 @@ pub(crate) struct ModelArgs {
     #[arg(long, default_value_t = 8192)]
     pub(crate) max_num_batched_tokens: usize,
     /// Milliseconds that a step takes besides its work
-    #[arg(long, value_parser = weight, default_value_t = 2.0)]
+    #[arg(long, value_parser = non_negative, default_value_t = 2.0)]
     pub(crate) step_overhead_ms: f64,
     /// Milliseconds that reading the weights takes, once a step
-    #[arg(long, value_parser = weight, default_value_t = 6.0)]
+    #[arg(long, value_parser = non_negative, default_value_t = 6.0)]
     pub(crate) weights_ms: f64,
     /// Tokens that it computes per second
     #[arg(long, value_parser = positive, default_value_t = 28_000.0)]
@@ -159,7 +160,7 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_parser = positive, default_value_t = 25.0)]
     pub(crate) transfer_rate: f64,
     /// Milliseconds that getting a prompt takes besides
-    #[arg(long, value_parser = weight, default_value_t = 1.0)]
+    #[arg(long, value_parser = non_negative, default_value_t = 1.0)]
     pub(crate) transfer_latency_ms: f64,
     /// Image embeddings that its encoder's cache holds
     #[arg(long, default_value_t = 114_688)]
@@ -171,24 +172,24 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 30)]
     pub(crate) embedding_store_bytes: u64,
     /// GiB of its cache of tensors
-    #[arg(long, value_parser = weight, default_value_t = 4.0)]
+    #[arg(long, value_parser = non_negative, default_value_t = 4.0)]
     pub(crate) receiver_cache_gb: f64,
     /// Milliseconds until its events are known
-    #[arg(long, value_parser = weight, default_value_t = 1.0)]
+    #[arg(long, value_parser = non_negative, default_value_t = 1.0)]
     pub(crate) event_delay_ms: f64,
     /// Nanoseconds that a frontend takes per pixel whose tensor the engine lacks
-    #[arg(long, value_parser = weight, default_value_t = 5.0)]
+    #[arg(long, value_parser = non_negative, default_value_t = 5.0)]
     pub(crate) pixel_ns: f64,
     /// Threads of all frontends together, per worker
     #[arg(long, default_value_t = 2)]
     pub(crate) threads_per_worker: usize,
 }
 
-/// Several of something, separated by commas. A type of its own, lest clap take each as a flag's
-/// own value.
+/// A list separated by commas. A newtype, because clap would treat a `Vec` as several values.
 #[derive(Clone, Debug)]
 pub(crate) struct List<T>(pub(crate) Vec<T>);
 
+/// Parses a list; `all` is the value of the word `all`.
 fn list<T: Clone + FromStr>(text: &str, all: &[T]) -> Result<List<T>, T::Err> {
     if text == "all" {
         return Ok(List(all.to_vec()));
@@ -204,7 +205,7 @@ fn policies(text: &str) -> Result<List<Policy>, UnknownPolicy> {
     list(text, &Policy::ALL)
 }
 
-/// A value that tells of no fleets.
+/// The error of a value that is not a list of fleets.
 #[derive(Debug, thiserror::Error)]
 enum FleetError {
     #[error(transparent)]
@@ -215,29 +216,30 @@ enum FleetError {
     NotANumber,
 }
 
-/// Numbers, or one fleet by the roles of its engines.
+/// Parses a list of fleet sizes, or one fleet by the roles of its engines.
 fn fleets(text: &str) -> Result<List<EngineCounts>, FleetError> {
     let checked = |fleet: EngineCounts| {
-        let is_right = (1..=100_000).contains(&fleet.total());
-        is_right.then_some(fleet).ok_or(FleetError::Size)
+        let is_valid = (1..=100_000).contains(&fleet.total());
+        is_valid.then_some(fleet).ok_or(FleetError::Size)
     };
     if text.contains('=') {
         return Ok(List(vec![checked(text.parse()?)?]));
     }
-    let one = |number: &str| {
+    let fleet = |number: &str| {
         let fleet = number.parse().map(EngineCounts::aggregated);
         fleet.map_err(|_| FleetError::NotANumber).and_then(checked)
     };
-    text.split(',').map(one).collect::<Result<_, _>>().map(List)
+    text.split(',').map(fleet).collect::<Result<_, _>>().map(List)
 }
 
 impl SimulateArgs {
-    /// The fleets, in the order in which they were given.
+    /// Returns the fleets in the order of the command line.
     pub(crate) fn fleets(&self) -> impl Iterator<Item = &EngineCounts> {
         self.workers.iter().flat_map(|list| &list.0)
     }
 }
 
+/// Parses a fraction below 1.
 fn part(text: &str) -> Result<f64, ValueError> {
-    weight(text).ok().filter(|part| *part < 1.0).ok_or(ValueError::NotAPart)
+    non_negative(text).ok().filter(|part| *part < 1.0).ok_or(ValueError::NotBelowOne)
 }

@@ -1,5 +1,4 @@
-//! Flags that say where traces are sent. Their variables are those that OpenTelemetry's own
-//! libraries read.
+//! Flags of traces. Their environment variables are those of OpenTelemetry's own libraries.
 
 use chiasm_otlp::{Endpoint, Exporter, Headers};
 use chiasm_server::Traces;
@@ -14,7 +13,7 @@ const SERVICE_NAME: &str = "chiasm";
 pub(crate) struct TraceArgs {
     /// Send traces to this OpenTelemetry collector, by OTLP over HTTP, such as
     /// http://HOST:4318/v1/traces [default: none is sent]
-    // Read later: what clap refuses it quotes, and this may have a password in it.
+    // Parsed later: clap's errors quote the value, which may contain a password.
     #[arg(
         long,
         env = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
@@ -24,7 +23,7 @@ pub(crate) struct TraceArgs {
     pub(crate) otlp_traces_endpoint: Option<String>,
     /// Headers for the collector, such as a key: NAME=VALUE,NAME=VALUE. Whoever may list this
     /// machine's processes sees them: the variable hides them
-    // Read later, too.
+    // Parsed later, for the same reason.
     #[arg(
         long,
         env = "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
@@ -42,13 +41,12 @@ pub(crate) struct TraceArgs {
 }
 
 impl TraceArgs {
-    /// What records traces, if any are to be.
+    /// Starts the export of traces, if an endpoint is given.
     ///
     /// # Errors
-    /// [`CliError::Usage`] for an address or headers that are none, and when nothing can be sent at
-    /// all.
+    /// [`CliError::Usage`] for an invalid endpoint or header, or if the exporter can't start.
     pub(crate) fn traces(&self) -> Result<Option<Traces>, CliError> {
-        // OpenTelemetry's libraries take an empty variable for one that is not set.
+        // As in OpenTelemetry's libraries, an empty variable counts as unset.
         let endpoint = self.otlp_traces_endpoint.as_deref().filter(|endpoint| !endpoint.is_empty());
         let Some(endpoint) = endpoint else { return Ok(None) };
         let endpoint: Endpoint = endpoint
@@ -63,7 +61,7 @@ impl TraceArgs {
             Exporter::start(endpoint.clone(), headers, service, env!("CARGO_PKG_VERSION"));
         let exporter = exporter
             .map_err(|error| CliError::Usage(format!("--otlp-traces-endpoint: {error}")))?;
-        tracing::info!(%endpoint, sample = self.otlp_traces_sample, "traces are sent");
+        tracing::info!(%endpoint, sample = self.otlp_traces_sample, "sending traces");
         Ok(Some(Traces::new(exporter, self.otlp_traces_sample)))
     }
 }
@@ -83,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_sent_or_sampled_is_refused() {
+    fn invalid_trace_flag_is_refused_without_secrets() {
         for sample in ["1.5", "NaN"] {
             let error =
                 Cli::try_parse_from(["chiasm", "serve", "m", "--otlp-traces-sample", sample])
@@ -91,7 +89,7 @@ mod tests {
             assert!(error.to_string().contains("from 0 to 1"), "{error}");
         }
         let collector = "http://127.0.0.1:4318";
-        for (endpoint, headers, told) in [
+        for (endpoint, headers, expected) in [
             (
                 "grpc://user:secret@127.0.0.1:4317",
                 "",
@@ -105,7 +103,7 @@ mod tests {
                 Cli::try_parse_from([&["chiasm", "serve", "m"][..], &flags].concat()).unwrap();
             let Command::Serve(args) = cli.command else { panic!("serve") };
             let error = args.traces.traces().err().unwrap().to_string();
-            assert!(error.starts_with(told) && !error.contains("secret"), "{error}");
+            assert!(error.starts_with(expected) && !error.contains("secret"), "{error}");
         }
     }
 }

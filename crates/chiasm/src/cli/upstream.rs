@@ -1,27 +1,27 @@
-//! What `--upstream` names: one server, or workers that an etcd names.
+//! The value of `--upstream`: one server, or Dynamo's workers.
 
 use std::str::FromStr;
 
 use chiasm_dynamo::{AddressError, DynamoAddress};
 use chiasm_upstream::{Upstream, UpstreamError};
 
-/// Something that somebody else runs.
+/// A server or workers that are not run by Chiasm.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum UpstreamArg {
     /// A server.
     Server(Upstream),
-    /// Workers of Dynamo.
+    /// The workers of Dynamo in one namespace.
     Dynamo(DynamoAddress),
 }
 
 impl UpstreamArg {
-    /// Whether it is given requests as they come.
+    /// Returns `true` if the server gets requests as clients sent them.
     pub(crate) fn takes_messages(&self) -> bool {
         matches!(self, Self::Server(upstream) if upstream.takes_messages())
     }
 }
 
-/// Why a text names neither.
+/// The error of an invalid value of `--upstream`.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum UpstreamArgError {
     #[error(transparent)]
@@ -34,9 +34,10 @@ impl FromStr for UpstreamArg {
     type Err = UpstreamArgError;
 
     fn from_str(text: &str) -> Result<Self, UpstreamArgError> {
-        match text.starts_with("dynamo+") {
-            true => Ok(Self::Dynamo(text.parse()?)),
-            false => Ok(Self::Server(text.parse()?)),
+        if text.starts_with("dynamo+") {
+            Ok(Self::Dynamo(text.parse()?))
+        } else {
+            Ok(Self::Server(text.parse()?))
         }
     }
 }
@@ -46,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_upstream_is_a_server_or_workers_of_dynamo() {
+    fn upstream_is_server_or_dynamo_workers() {
         let parsed = |text: &str| text.parse::<UpstreamArg>().map_err(|error| error.to_string());
         assert!(matches!(parsed("dynamo+etcd://a:1/ns"), Ok(UpstreamArg::Dynamo(_))));
         assert!(parsed("http://a:1").is_ok_and(|upstream| upstream.takes_messages()));

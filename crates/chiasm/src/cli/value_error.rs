@@ -1,8 +1,8 @@
-//! Errors of values that several flags have.
+//! The errors of value parsers that several flags share.
 
 use std::time::TryFromFloatSecsError;
 
-/// A value that is not what its flag takes.
+/// The error of an invalid value of a flag.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub(crate) enum ValueError {
     #[error("expected an IP address such as 127.0.0.1, or 0.0.0.0 for all of this machine")]
@@ -12,13 +12,13 @@ pub(crate) enum ValueError {
     #[error(transparent)]
     SecondsRange(#[from] TryFromFloatSecsError),
     #[error("expected more than 0 seconds")]
-    NoSeconds,
+    ZeroSeconds,
     #[error("expected a number, 0 or more")]
     Negative,
     #[error("expected a number, more than 0")]
     NotPositive,
     #[error("expected a number, 0 or more and less than 1")]
-    NotAPart,
+    NotBelowOne,
     #[error("expected a number from 0 to 1")]
     NotAFraction,
     #[error("expected a number from 0 to 1: {0} per cent is {part}", part = .0 / 100.0)]
@@ -31,7 +31,7 @@ pub(crate) enum ValueError {
     BusyStatus,
 }
 
-/// A value that is not a JSON object.
+/// The error of a value that is not a JSON object.
 #[derive(Debug, thiserror::Error)]
 #[error("expected a JSON object: {0}")]
 pub(crate) struct NotAnObject(#[from] serde_json::Error);

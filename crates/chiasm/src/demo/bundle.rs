@@ -1,5 +1,4 @@
-//! The model directory and the picture that are part of the binary, unpacked to a folder that goes
-//! away again.
+//! The model directory and the picture that are part of the binary, unpacked to a temporary folder.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +13,7 @@ macro_rules! model_files {
     };
 }
 
-/// Configuration and tokenizer of a tiny Qwen2-VL, without weights.
+/// The configuration and tokenizer of a tiny Qwen2-VL, without weights.
 const MODEL: &[(&str, &[u8])] = model_files![
     "chat_template.jinja",
     "config.json",

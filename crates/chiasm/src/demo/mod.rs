@@ -12,13 +12,13 @@ use std::time::Duration;
 
 use chiasm_engine::{ArenaPolicy, ClientOptions, EngineOptions, FormatPolicy};
 use chiasm_fleet::{Fleet, Patience};
-use chiasm_media::{ByteBudget, MediaConfig, MediaDoor};
+use chiasm_media::{ByteBudget, MediaConfig, MediaLoader};
 use chiasm_pipeline::model::ServedModel;
 use chiasm_pipeline::{Pipeline, PipelineLimits};
 use chiasm_router::{Policy, RouterConfig};
 use chiasm_server::{Page, PageOptions, Server, ServerSettings};
 use chiasm_types::Role;
-use chiasm_vision::TakenKinds;
+use chiasm_vision::AcceptedMedia;
 
 use crate::cli::{DemoArgs, SimArgs};
 use crate::error::CliError;
@@ -34,13 +34,13 @@ use report::{Report, Totals};
 
 const ENGINES: usize = 2;
 
-/// Shared memory for each engine: plenty for the demo's few small pictures.
+/// The shared memory of each engine, ample for the demo's few small pictures.
 const ARENA_BYTES: u64 = 64 << 20;
-/// Memory for encoded images, a cache of a GiB included, and request bodies.
-const DEMO_BYTES: u64 = 2 << 30;
+/// The memory for request bodies and encoded images, including a cache of 1 GiB.
+const MEDIA_BUDGET_BYTES: u64 = 2 << 30;
 
-/// An engine that is fast enough not to bore anybody, and slow enough that a cached prompt is seen
-/// in the time to first token.
+/// The settings of the simulated engines. The demo stays short, and the time to first token still
+/// shows whether a prompt was cached.
 const ENGINE: SimArgs = SimArgs {
     sim_vllm_version: None,
     sim_block_size: 16,
@@ -72,52 +72,54 @@ pub(crate) async fn run(args: DemoArgs) -> Result<(), CliError> {
     let origin = Origin::start().await?;
     let report = Report::new(args.json);
 
-    report.opening(ENGINES, &model.name);
-    let with_kv = Stand::start(&model, Policy::Kv, args.port).await?;
-    let kv = play(&with_kv, &origin, |scenario, shot| report.request(scenario, shot)).await?;
+    report.print_opening(ENGINES, &model.name);
+    let kv_server = DemoServer::start(&model, Policy::Kv, args.port).await?;
+    let print = |scenario: &str, answer: &player::Answer| report.print_answer(scenario, answer);
+    let kv = play(&kv_server, &origin, print).await?;
 
-    let without = Stand::start(&model, Policy::RoundRobin, 0).await?;
-    let round_robin = play(&without, &origin, |_, _| ()).await?;
-    without.stop().await?;
+    let round_robin_server = DemoServer::start(&model, Policy::RoundRobin, 0).await?;
+    let round_robin = play(&round_robin_server, &origin, |_, _| ()).await?;
+    round_robin_server.stop().await?;
 
-    report.summary(&kv, &round_robin);
+    report.print_summary(&kv, &round_robin);
     if args.keep {
-        report.how_to_go_on(with_kv.address, &model.name, bundle.picture());
+        report.print_next_steps(kv_server.address, &model.name, bundle.picture());
         signals::terminated().await;
     } else {
-        report.how_to_keep();
+        report.print_keep_hint();
     }
-    with_kv.stop().await
+    kv_server.stop().await
 }
 
-/// Plays all scenarios; stops at a request that fails or does not go where it should.
+/// Plays all scenarios and calls `on_answer` for each answer. Stops at a request that fails or,
+/// with KV routing, violates its expectation.
 async fn play(
-    stand: &Stand,
+    server: &DemoServer,
     origin: &Origin,
-    each: impl Fn(&str, &player::Shot),
+    on_answer: impl Fn(&str, &player::Answer),
 ) -> Result<Totals, CliError> {
-    let player = Player::new(stand.address)?;
+    let player = Player::new(server.address)?;
     let mut totals = Totals::default();
     for scenario in scenarios::all() {
         let mut observed = Vec::new();
         for (index, turn) in scenario.turns.iter().enumerate() {
-            let shot = player.play(turn, index, &stand.model, &origin.url()).await?;
-            each(scenario.name, &shot);
-            totals.add(&shot);
-            observed.push(shot.observed());
-            if stand.policy == Policy::Kv {
-                turn.expect.check(&observed).map_err(|wrong| {
-                    CliError::Demo(format!("{}, request {}: {wrong}", scenario.name, index + 1))
+            let answer = player.play(turn, index, &server.model, &origin.url()).await?;
+            on_answer(scenario.name, &answer);
+            totals.add(&answer);
+            observed.push(answer.observed());
+            if server.policy == Policy::Kv {
+                turn.expect.check(&observed).map_err(|error| {
+                    CliError::Demo(format!("{}, request {}: {error}", scenario.name, index + 1))
                 })?;
             }
         }
     }
-    totals.images = player.images().await?;
+    totals.images = player.image_counts().await?;
     Ok(totals)
 }
 
 /// A frontend with its simulated engines.
-struct Stand {
+struct DemoServer {
     address: SocketAddr,
     model: String,
     policy: Policy,
@@ -126,7 +128,7 @@ struct Stand {
     server: tokio::task::JoinHandle<()>,
 }
 
-impl Stand {
+impl DemoServer {
     async fn start(model: &Arc<ServedModel>, policy: Policy, port: u16) -> Result<Self, CliError> {
         let format = FormatPolicy::Raw;
         let config = sim_config(&ENGINE, Some(model), Some(format));
@@ -139,7 +141,7 @@ impl Stand {
             format,
             arena: ArenaPolicy::Preferred { bytes: ARENA_BYTES },
             processor: model.processor(),
-            largest_item: model.largest_item(TakenKinds::ALL),
+            largest_item: model.largest_item(AcceptedMedia::ALL),
             role: Role::Aggregated,
             embeddings: None,
             private_network: None,
@@ -155,11 +157,12 @@ impl Stand {
             RouterConfig { policy, ..RouterConfig::default() },
             Patience::default(),
         )?;
-        // The demo's web server is on this machine, so the door must let loopback addresses in.
+        // The demo's web server has a loopback address, which the loader refuses by default.
         let media = MediaConfig { allow_private_addresses: true, ..MediaConfig::default() };
-        let door = MediaDoor::new(media, ByteBudget::new(DEMO_BYTES))?;
+        let loader = MediaLoader::new(media, ByteBudget::new(MEDIA_BUDGET_BYTES))?;
         let page = Arc::new(Page::new(PageOptions::default()));
-        let pipeline = Pipeline::new(model.clone(), door, fleet.clone(), PipelineLimits::default());
+        let pipeline =
+            Pipeline::new(model.clone(), loader, fleet.clone(), PipelineLimits::default());
         let pipeline = Arc::new(pipeline.with_observer(page.clone()));
         let settings = ServerSettings { page: Some(page), ..ServerSettings::default() };
         let server = Server::new(pipeline, settings);

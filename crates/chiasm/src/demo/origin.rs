@@ -1,4 +1,4 @@
-//! A web server with the demo's pictures, for the scenarios that name them by URL.
+//! A web server with the demo's pictures, for the scenarios with URLs.
 
 use std::net::{Ipv4Addr, SocketAddr};
 

@@ -1,4 +1,4 @@
-//! Sends a scenario's requests as any OpenAI client would: over HTTP, streamed.
+//! A client that sends a scenario's requests over HTTP, streamed, as any OpenAI client does.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::error::CliError;
 use crate::scenarios::{Observed, Turn};
 
-/// New tokens per request: enough for the simulated engine's sentence.
+/// The maximum number of new tokens per request, enough for the simulated engine's sentence.
 const MAX_TOKENS: u32 = 96;
 
 pub(super) struct Player {
@@ -16,10 +16,10 @@ pub(super) struct Player {
     url: String,
 }
 
-/// One answered request.
+/// The measured answer to one request.
 #[derive(Clone, Debug)]
-pub(super) struct Shot {
-    /// Its number in the scenario, from 1.
+pub(super) struct Answer {
+    /// The request's number in the scenario, from 1.
     pub(super) request: usize,
     pub(super) worker: String,
     pub(super) overlap: usize,
@@ -31,16 +31,16 @@ pub(super) struct Shot {
     pub(super) ttft: Duration,
 }
 
-/// Numbers of images.
+/// The server's counts of images.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Images {
+pub(super) struct ImageCounts {
     pub(super) decoded: u64,
     pub(super) cached: u64,
     pub(super) shm: u64,
     pub(super) inline: u64,
 }
 
-impl Shot {
+impl Answer {
     pub(super) fn observed(&self) -> Observed {
         Observed { worker: self.worker.clone(), overlap: self.overlap, total: self.total }
     }
@@ -56,8 +56,8 @@ impl Player {
         Ok(Self { client, url: format!("http://{address}") })
     }
 
-    /// What has become of the images so far, by the server's own counters.
-    pub(super) async fn images(&self) -> Result<Images, CliError> {
+    /// Reads the counts of images from the server's metrics.
+    pub(super) async fn image_counts(&self) -> Result<ImageCounts, CliError> {
         let response =
             self.client.get(format!("{}/metrics", self.url)).send().await.map_err(failed)?;
         let text = response.text().await.map_err(failed)?;
@@ -65,7 +65,7 @@ impl Player {
             let sample = text.lines().find_map(|line| line.strip_prefix(name));
             sample.and_then(|value| value.trim().parse().ok()).unwrap_or(0)
         };
-        Ok(Images {
+        Ok(ImageCounts {
             decoded: count("chiasm_media_decoded_total "),
             cached: count("chiasm_mm_transfer_total{mode=\"cached\"} "),
             shm: count("chiasm_mm_transfer_total{mode=\"shm\"} "),
@@ -73,13 +73,14 @@ impl Player {
         })
     }
 
+    /// Sends one request and reads its whole answer.
     pub(super) async fn play(
         &self,
         turn: &Turn,
         index: usize,
         model: &str,
         origin: &str,
-    ) -> Result<Shot, CliError> {
+    ) -> Result<Answer, CliError> {
         let mut body = turn.body(model, origin, MAX_TOKENS);
         body["stream"] = true.into();
         body["stream_options"] = serde_json::json!({"include_usage": true});
@@ -108,7 +109,7 @@ impl Player {
             .split_once('/')
             .and_then(|(overlap, total)| Some((overlap.parse().ok()?, total.parse().ok()?)))
             .ok_or_else(|| CliError::Demo(format!("x-chiasm-overlap is '{overlap}'")))?;
-        let mut shot = Shot {
+        let mut answer = Answer {
             request: index + 1,
             worker: header("x-chiasm-worker")?,
             overlap,
@@ -124,15 +125,16 @@ impl Player {
             buffered.extend_from_slice(&bytes);
             while let Some(end) = buffered.windows(2).position(|pair| pair == b"\n\n") {
                 let event: Vec<u8> = buffered.drain(..end + 2).collect();
-                shot.take_event(&event, started)?;
+                answer.apply_event(&event, started)?;
             }
         }
-        Ok(shot)
+        Ok(answer)
     }
 }
 
-impl Shot {
-    fn take_event(&mut self, event: &[u8], started: Instant) -> Result<(), CliError> {
+impl Answer {
+    /// Applies one server-sent event of the stream.
+    fn apply_event(&mut self, event: &[u8], started: Instant) -> Result<(), CliError> {
         let Some(data) =
             event.trim_ascii().strip_prefix(b"data: ").filter(|data| data != b"[DONE]")
         else {

@@ -1,4 +1,4 @@
-//! What the demo prints: lines for people, or JSON lines for programs.
+//! The demo's output: text for people, or JSON lines for programs.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use chiasm_server::PAGE_PATH;
 use serde_json::json;
 
-use super::player::{Images, Shot};
+use super::player::{Answer, ImageCounts};
 use crate::stdout::line;
 
 /// Sums over the requests of one run.
@@ -19,21 +19,20 @@ pub(super) struct Totals {
     prompt_tokens: u64,
     cached_tokens: u64,
     ttft: Duration,
-    /// Numbers from the server's own counters.
-    pub(super) images: Images,
+    pub(super) images: ImageCounts,
 }
 
 impl Totals {
-    pub(super) fn add(&mut self, shot: &Shot) {
+    pub(super) fn add(&mut self, answer: &Answer) {
         self.requests += 1;
-        self.blocks += shot.total;
-        self.overlap += shot.overlap;
-        self.prompt_tokens += shot.prompt_tokens;
-        self.cached_tokens += shot.cached_tokens;
-        self.ttft += shot.ttft;
+        self.blocks += answer.total;
+        self.overlap += answer.overlap;
+        self.prompt_tokens += answer.prompt_tokens;
+        self.cached_tokens += answer.cached_tokens;
+        self.ttft += answer.ttft;
     }
 
-    /// Share of prompt tokens that engines found in their caches.
+    /// Returns the fraction of prompt tokens that engines found in their caches.
     fn hit_rate(&self) -> f64 {
         self.cached_tokens as f64 / self.prompt_tokens.max(1) as f64
     }
@@ -52,85 +51,92 @@ impl Report {
         Self { json }
     }
 
-    pub(super) fn opening(&self, engines: usize, model: &str) {
+    pub(super) fn print_opening(&self, engines: usize, model: &str) {
         if !self.json {
             line!(
-                "A frontend with KV-aware routing before {engines} simulated engines, model '{model}'."
+                "A frontend with KV-aware routing before {engines} simulated engines, \
+                 model '{model}'."
             );
             line!(
-                "Overlap: leading blocks of the prompt that the worker holds. Cached: the engine's own count.\n"
+                "Overlap: leading blocks of the prompt that the worker holds. \
+                 Cached: the engine's own count.\n"
             );
         }
     }
 
-    pub(super) fn request(&self, scenario: &str, shot: &Shot) {
-        let ttft_ms = (shot.ttft.as_secs_f64() * 10_000.0).round() / 10.0;
+    pub(super) fn print_answer(&self, scenario: &str, answer: &Answer) {
+        let ttft_ms = (answer.ttft.as_secs_f64() * 10_000.0).round() / 10.0;
         if self.json {
             let line = json!({
                 "scenario": scenario,
-                "request": shot.request,
-                "worker": shot.worker,
-                "blocks_total": shot.total,
-                "blocks_overlap": shot.overlap,
-                "prompt_tokens": shot.prompt_tokens,
-                "cached_tokens": shot.cached_tokens,
-                "transfer": shot.transfer,
+                "request": answer.request,
+                "worker": answer.worker,
+                "blocks_total": answer.total,
+                "blocks_overlap": answer.overlap,
+                "prompt_tokens": answer.prompt_tokens,
+                "cached_tokens": answer.cached_tokens,
+                "transfer": answer.transfer,
                 "ttft_ms": ttft_ms,
             });
             line!("{line}");
             return;
         }
-        let pixels = match shot.images {
+        let pixels = match answer.images {
             0 => "no pixels".to_owned(),
-            1 => format!("1 image {}", shot.transfer),
-            images => format!("{images} images {}", shot.transfer),
+            1 => format!("1 image {}", answer.transfer),
+            images => format!("{images} images {}", answer.transfer),
         };
         line!(
-            "{scenario:<35} {}  {}  {:>2}/{:<2} blocks overlap, {:>3} of {:>3} prompt tokens cached, {pixels}, first token {ttft_ms:.1} ms",
-            shot.request,
-            shot.worker,
-            shot.overlap,
-            shot.total,
-            shot.cached_tokens,
-            shot.prompt_tokens,
+            "{scenario:<35} {}  {}  {:>2}/{:<2} blocks overlap, {:>3} of {:>3} prompt tokens \
+             cached, {pixels}, first token {ttft_ms:.1} ms",
+            answer.request,
+            answer.worker,
+            answer.overlap,
+            answer.total,
+            answer.cached_tokens,
+            answer.prompt_tokens,
         );
     }
 
-    pub(super) fn summary(&self, kv: &Totals, round_robin: &Totals) {
+    pub(super) fn print_summary(&self, kv: &Totals, round_robin: &Totals) {
         if self.json {
             return;
         }
         line!("\nThe same {} requests under both policies:", kv.requests);
         for (policy, totals) in [("KV routing", kv), ("round-robin", round_robin)] {
             line!(
-                "  {policy:<12}  {:>4.1} % of prompt tokens cached, {:>3} of {} blocks overlap, first token after {:.1} ms on average",
+                "  {policy:<12}  {:>4.1} % of prompt tokens cached, {:>3} of {} blocks overlap, \
+                 first token after {:.1} ms on average",
                 100.0 * totals.hit_rate(),
                 totals.overlap,
                 totals.blocks,
                 totals.mean_ttft_ms(),
             );
         }
-        let Images { decoded, cached, shm, inline } = kv.images;
+        let ImageCounts { decoded, cached, shm, inline } = kv.images;
         line!(
-            "\nOf {} images in prompts under KV routing {cached} were with the engine already, {shm} went there in shared memory and \
-             {inline} in messages; {decoded} were decoded.",
+            "\nOf {} images in prompts under KV routing {cached} were with the engine already, \
+             {shm} went there in shared memory and {inline} in messages; {decoded} were decoded.",
             cached + shm + inline,
         );
     }
 
-    pub(super) fn how_to_keep(&self) {
+    pub(super) fn print_keep_hint(&self) {
         if !self.json {
             line!(
-                "\nGo on: `chiasm demo --keep` leaves the server up; `chiasm serve --help` is for real engines."
+                "\nGo on: `chiasm demo --keep` leaves the server up; \
+                 `chiasm serve --help` is for real engines."
             );
         }
     }
 
-    pub(super) fn how_to_go_on(&self, address: SocketAddr, model: &str, picture: &Path) {
+    pub(super) fn print_next_steps(&self, address: SocketAddr, model: &str, picture: &Path) {
         let command = format!(
-            "curl -s http://{address}/v1/chat/completions -H 'content-type: application/json' -d @- <<EOF\n\
+            "curl -s http://{address}/v1/chat/completions \
+             -H 'content-type: application/json' -d @- <<EOF\n\
              {{\"model\": \"{model}\", \"messages\": [{{\"role\": \"user\", \"content\": [\n  \
-             {{\"type\": \"image_url\", \"image_url\": {{\"url\": \"data:image/jpeg;base64,$(base64 < '{}' | tr -d '\\n')\"}}}},\n  \
+             {{\"type\": \"image_url\", \"image_url\": \
+             {{\"url\": \"data:image/jpeg;base64,$(base64 < '{}' | tr -d '\\n')\"}}}},\n  \
              {{\"type\": \"text\", \"text\": \"What is in this picture?\"}}]}}]}}\nEOF",
             picture.display()
         );
@@ -142,7 +148,8 @@ impl Report {
             );
         } else {
             line!(
-                "\nThe server stays up at http://{address}/v1 until Ctrl-C, and shows what it does at {page}. Try:\n\n{command}"
+                "\nThe server stays up at http://{address}/v1 until Ctrl-C, \
+                 and shows what it does at {page}. Try:\n\n{command}"
             );
         }
     }

@@ -1,28 +1,27 @@
-//! What each fact means. Every function is one check; none looks at the machine.
+//! The checks: pure functions from facts to findings.
 
 use std::time::Duration;
 
 use chiasm_engine::wire::version::{Support, support, window};
 
-use super::deadline::NoAnswer;
+use super::deadline::CommandError;
 use super::environment::Environment;
 use super::facts::{Clock, EngineFacts, Facts, FoundModel, ModelFact, UnknownShm};
 use super::finding::Finding;
 
-/// Open files below which clients are turned away long before `--max-connections`, 8192 unless it
-/// is given.
-const MANY_FILES: u64 = 8192;
-/// Open files below which not even a few engines and clients have theirs.
-const FEW_FILES: u64 = 256;
-/// The first second of 2026: no clock is before the program that asks it.
-const EARLIEST: Duration = Duration::from_secs(1_767_225_600);
-/// A clock that is set while it is looked at comes apart by more than a busy machine explains.
-const JUMP: Duration = Duration::from_secs(1);
+/// The limit of open files that the default of `--max-connections` needs, 8192.
+const RECOMMENDED_FILES: u64 = 8192;
+/// The limit of open files that a few engines and clients need.
+const MIN_FILES: u64 = 256;
+/// The first second of 2026: a correct clock is not behind this program's release.
+const MIN_TIME: Duration = Duration::from_secs(1_767_225_600);
+/// The maximum deviation of the two clocks that a busy machine explains.
+const MAX_JUMP: Duration = Duration::from_secs(1);
 
-/// All findings, in the order in which they are best mended.
-pub(super) fn all(facts: &Facts) -> Vec<Finding> {
-    let mut findings = match &facts.of_engines {
-        Some(facts) => of_engines(facts),
+/// Runs all checks. The findings are in the order in which they are best fixed.
+pub(super) fn run_all(facts: &Facts) -> Vec<Finding> {
+    let mut findings = match &facts.engine_facts {
+        Some(facts) => check_engines(facts),
         None => vec![Finding::ok("vllm", "not needed without engines on this machine")],
     };
     findings.push(open_files(facts.open_files));
@@ -32,7 +31,7 @@ pub(super) fn all(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-fn of_engines(facts: &EngineFacts) -> Vec<Finding> {
+fn check_engines(facts: &EngineFacts) -> Vec<Finding> {
     let mut findings = match &facts.environment {
         Ok(environment) => vec![
             vllm(environment),
@@ -42,7 +41,8 @@ fn of_engines(facts: &EngineFacts) -> Vec<Finding> {
         ],
         Err(reason) => {
             let found = format!("{} can't be asked: {reason}", facts.vllm.display());
-            let advice = "install vLLM beside chiasm, give --vllm PATH, or --engines 0 for a frontend of engines elsewhere";
+            let advice = "install vLLM beside chiasm, give --vllm PATH, or --engines 0 for a \
+                          frontend of engines elsewhere";
             vec![Finding::problem("vllm", found, advice)]
         }
     };
@@ -51,7 +51,7 @@ fn of_engines(facts: &EngineFacts) -> Vec<Finding> {
     findings
 }
 
-/// vLLM's version against those that are supported.
+/// Checks vLLM's version against the supported versions.
 fn vllm(environment: &Environment) -> Finding {
     let check = "vllm";
     let python = environment.path.display();
@@ -76,11 +76,13 @@ fn vllm(environment: &Environment) -> Finding {
     }
 }
 
-/// The plugin that reads shared memory inside the engines. `selected` is `VLLM_PLUGINS`, a list of
-/// names; `own` the version of this program, with which the plugin agrees on what lies in that
-/// memory.
+/// Checks the plugin that reads shared memory inside the engines.
+///
+/// `selected` is `VLLM_PLUGINS`, a list of names. `own` is the version of this program, which the
+/// plugin must share because both depend on the memory's layout.
 fn plugin(environment: &Environment, selected: Option<&str>, own: &str) -> Finding {
-    let (check, inline) = ("plugin", "until then images travel inside messages");
+    let check = "plugin";
+    let inline = "until then images travel inside messages";
     let Some(version) = &environment.plugin else {
         let found = format!("chiasm_vllm is not installed beside vLLM; {inline}");
         return Finding::warning(
@@ -100,7 +102,7 @@ fn plugin(environment: &Environment, selected: Option<&str>, own: &str) -> Findi
     Finding::warning(check, found, format!("chiasm is {own}: install both from one wheel"))
 }
 
-/// What vLLM's processor needs of the Python that it runs in.
+/// Checks the Python modules that vLLM's processor needs.
 fn processor(environment: &Environment) -> Finding {
     let found = format!("Python {} at {}", environment.python, environment.path.display());
     if environment.missing.is_empty() {
@@ -113,17 +115,19 @@ fn processor(environment: &Environment) -> Finding {
     Finding::warning("processor", found, "install vLLM there with its requirements")
 }
 
-/// The locks of processes that read media with vLLM's processor.
+/// Checks the sandbox of processes that read media with vLLM's processor.
 fn sandbox(is_available: bool) -> Finding {
     if is_available {
         return Finding::ok("sandbox", "Landlock and seccomp");
     }
-    let found = "the kernel gives no Landlock, or a container forbids it; vLLM's processor reads media without locks";
-    let advice = "use a kernel with Landlock (5.13 or later), or --processor native where only you send media";
+    let found = "the kernel gives no Landlock, or a container forbids it; vLLM's processor reads \
+                 media without locks";
+    let advice = "use a kernel with Landlock (5.13 or later), or --processor native where only you \
+                  send media";
     Finding::warning("sandbox", found, advice)
 }
 
-fn gpus(gpus: &Result<Vec<String>, NoAnswer>, engines: u32) -> Finding {
+fn gpus(gpus: &Result<Vec<String>, CommandError>, engines: u32) -> Finding {
     let check = "gpus";
     match gpus {
         Ok(gpus) if gpus.is_empty() => {
@@ -138,11 +142,11 @@ fn gpus(gpus: &Result<Vec<String>, NoAnswer>, engines: u32) -> Finding {
             )
         }
         Ok(gpus) => Finding::ok(check, gpus.join("; ")),
-        Err(NoAnswer::Missing) => {
+        Err(CommandError::NotFound) => {
             let advice = "vLLM needs other hardware that it was built for, or is slow on this CPU";
             Finding::warning(check, "none: there is no nvidia-smi", advice)
         }
-        Err(NoAnswer::Failed(reason)) => Finding::problem(
+        Err(CommandError::Failed(reason)) => Finding::problem(
             check,
             format!("nvidia-smi: {reason}"),
             "mend the driver before vLLM is started",
@@ -150,7 +154,7 @@ fn gpus(gpus: &Result<Vec<String>, NoAnswer>, engines: u32) -> Finding {
     }
 }
 
-/// `/dev/shm` against what the arenas of so many engines may take.
+/// Checks that `/dev/shm` has room for the arenas of all engines.
 fn shared_memory(free: &Result<u64, UnknownShm>, engines: u32, arena_bytes: u64) -> Finding {
     let check = "shared-memory";
     let gib = |bytes: u64| bytes as f64 / (1_u64 << 30) as f64;
@@ -162,7 +166,8 @@ fn shared_memory(free: &Result<u64, UnknownShm>, engines: u32, arena_bytes: u64)
         ),
         Ok(free) => {
             let found = format!(
-                "/dev/shm has {:.1} GiB free of {:.1} that {engines} engines may take; what finds no room travels inside messages",
+                "/dev/shm has {:.1} GiB free of {:.1} that {engines} engines may take; \
+                 what finds no room travels inside messages",
                 gib(*free),
                 gib(wanted)
             );
@@ -178,10 +183,11 @@ fn shared_memory(free: &Result<u64, UnknownShm>, engines: u32, arena_bytes: u64)
 fn open_files(limit: Option<u64>) -> Finding {
     let check = "open-files";
     let Some(limit) = limit else { return Finding::ok(check, "no limit") };
-    let (found, advice) = (format!("at most {limit}"), "raise the hard limit (ulimit -Hn)");
+    let found = format!("at most {limit}");
+    let advice = "raise the hard limit (ulimit -Hn)";
     match limit {
-        ..FEW_FILES => Finding::problem(check, found, advice),
-        FEW_FILES..MANY_FILES => {
+        ..MIN_FILES => Finding::problem(check, found, advice),
+        MIN_FILES..RECOMMENDED_FILES => {
             Finding::warning(check, format!("{found} are fewer than --max-connections"), advice)
         }
         _ => Finding::ok(check, found),
@@ -190,7 +196,7 @@ fn open_files(limit: Option<u64>) -> Finding {
 
 fn port(facts: &Facts) -> Finding {
     let address = facts.address;
-    match &facts.refused {
+    match &facts.bind_error {
         None if address.port() == 0 => {
             Finding::ok("port", format!("a free one at {}", address.ip()))
         }
@@ -203,14 +209,14 @@ fn port(facts: &Facts) -> Finding {
     }
 }
 
-/// The time of day has to be right for TLS certificates and the hub; deadlines and leases go by a
-/// clock that is never set.
+/// Checks the time of day, which matters for TLS certificates and the hub. Deadlines and leases use
+/// the monotonic clock.
 fn clock(clock: Clock) -> Finding {
     let advice = "set it (NTP): TLS certificates are refused while it is wrong";
-    if clock.now < EARLIEST {
+    if clock.now < MIN_TIME {
         return Finding::problem("clock", "it says a year before 2026", advice);
     }
-    if clock.jump > JUMP {
+    if clock.jump > MAX_JUMP {
         let found =
             format!("it was set by {:.1} seconds while it was looked at", clock.jump.as_secs_f64());
         return Finding::warning("clock", found, advice);
@@ -219,7 +225,8 @@ fn clock(clock: Clock) -> Finding {
 }
 
 fn model(model: &ModelFact) -> Finding {
-    let (check, name) = ("model", &model.name);
+    let check = "model";
+    let name = &model.name;
     match &model.found {
         FoundModel::Readable { native_images: true } => {
             Finding::ok(check, format!("{name}, images made by Chiasm"))
@@ -232,11 +239,11 @@ fn model(model: &ModelFact) -> Finding {
             format!("{name}: {reason}"),
             "give a directory with config.json, tokenizer.json and the processor's configuration",
         ),
-        FoundModel::OfTheHub => Finding::ok(
+        FoundModel::HubId => Finding::ok(
             check,
             format!("{name} is no directory: it is taken from the hub or its cache"),
         ),
-        FoundModel::Nothing => Finding::problem(
+        FoundModel::Invalid => Finding::problem(
             check,
             format!("{name} is no directory, and no id of a model on the hub"),
             "give one of both, such as Qwen/Qwen2.5-VL-7B-Instruct",

@@ -1,4 +1,4 @@
-//! Fake facts, and what is found in them.
+//! Tests of the checks on made-up facts.
 
 use std::io;
 use std::num::NonZeroU32;
@@ -36,11 +36,11 @@ fn engine_facts() -> EngineFacts {
 
 fn facts() -> Facts {
     Facts {
-        of_engines: Some(engine_facts()),
+        engine_facts: Some(engine_facts()),
         open_files: Some(1 << 20),
         address: "127.0.0.1:8000".parse().unwrap(),
-        refused: None,
-        clock: Clock { now: EARLIEST + Duration::from_secs(1), jump: Duration::ZERO },
+        bind_error: None,
+        clock: Clock { now: MIN_TIME + Duration::from_secs(1), jump: Duration::ZERO },
         model: Some(ModelFact {
             name: "/m".to_owned(),
             found: FoundModel::Readable { native_images: true },
@@ -48,30 +48,34 @@ fn facts() -> Facts {
     }
 }
 
-/// Facts of a machine that is fine but for this.
-fn with_engines(of_engines: EngineFacts) -> Facts {
-    Facts { of_engines: Some(of_engines), ..facts() }
+/// Facts of a machine that is fine except for `engine_facts`.
+fn with_engines(engine_facts: EngineFacts) -> Facts {
+    Facts { engine_facts: Some(engine_facts), ..facts() }
 }
 
 fn with_environment(environment: Environment) -> Facts {
     with_engines(EngineFacts { environment: Ok(environment), ..engine_facts() })
 }
 
-/// The one finding of this check, which has to be as bad as this and say these words.
+/// Asserts that `check` has exactly one finding, with this severity and these words.
 #[track_caller]
 fn expect(facts: &Facts, check: &str, severity: Severity, words: &[&str]) {
-    let findings = all(facts);
-    let of_check: Vec<_> = findings.iter().filter(|finding| finding.check == check).collect();
-    let [finding] = of_check[..] else { panic!("{findings:?}") };
+    let findings = run_all(facts);
+    let matching: Vec<_> = findings.iter().filter(|finding| finding.check == check).collect();
+    let [finding] = matching[..] else { panic!("{findings:?}") };
     assert_eq!(finding.severity, severity, "{finding:?}");
-    let text = finding.as_text();
+    let text = finding.to_text();
     assert!(words.iter().all(|word| text.contains(word)), "{text}");
-    assert_eq!(finding.advice.is_empty(), severity == Fine, "what is not right has advice: {text}");
+    assert_eq!(
+        finding.advice.is_empty(),
+        severity == Fine,
+        "exactly warnings and problems have advice: {text}"
+    );
 }
 
 #[test]
-fn a_machine_that_has_everything_is_fine() {
-    let findings = all(&facts());
+fn complete_machine_has_no_warning() {
+    let findings = run_all(&facts());
     assert!(findings.iter().all(|finding| finding.severity == Fine), "{findings:?}");
     let checks: Vec<_> = findings.iter().map(|finding| finding.check).collect();
     let expected = [
@@ -90,7 +94,7 @@ fn a_machine_that_has_everything_is_fine() {
 }
 
 #[test]
-fn a_version_of_vllm_is_held_against_the_window() {
+fn vllm_version_is_checked_against_window() {
     for (version, severity, word) in [
         (Some("0.30.1"), Problem, "too old"),
         (Some("0.99.0"), Warning, "not tested"),
@@ -104,20 +108,20 @@ fn a_version_of_vllm_is_held_against_the_window() {
 }
 
 #[test]
-fn a_command_that_is_not_there_is_a_problem_unless_no_engine_is_to_run_here() {
+fn missing_vllm_is_problem_only_with_local_engines() {
     let no_python =
         ProcessorError::NoPython { command: "vllm".into(), reason: "it is not in PATH".to_owned() };
     let environment = Err(UnknownEnvironment::NoPython(no_python));
-    let lost = with_engines(EngineFacts { environment, ..engine_facts() });
-    expect(&lost, "vllm", Problem, &["/venv/bin/vllm", "not in PATH", "--vllm"]);
-    assert!(all(&lost).iter().all(|finding| finding.check != "plugin"));
-    let frontend = Facts { of_engines: None, ..lost };
+    let without_vllm = with_engines(EngineFacts { environment, ..engine_facts() });
+    expect(&without_vllm, "vllm", Problem, &["/venv/bin/vllm", "not in PATH", "--vllm"]);
+    assert!(run_all(&without_vllm).iter().all(|finding| finding.check != "plugin"));
+    let frontend = Facts { engine_facts: None, ..without_vllm };
     expect(&frontend, "vllm", Fine, &["not needed"]);
-    assert!(all(&frontend).iter().all(|finding| finding.severity == Fine));
+    assert!(run_all(&frontend).iter().all(|finding| finding.severity == Fine));
 }
 
 #[test]
-fn a_plugin_that_will_not_be_active_is_told() {
+fn inactive_plugin_is_warning() {
     let missing = Environment { plugin: None, ..environment() };
     expect(&with_environment(missing), "plugin", Warning, &["not installed", "pip install"]);
     let other = Environment { plugin: Some("0.0.9".to_owned()), ..environment() };
@@ -140,7 +144,7 @@ fn a_plugin_that_will_not_be_active_is_told() {
 }
 
 #[test]
-fn the_processor_needs_its_modules_and_wants_its_locks() {
+fn missing_module_or_sandbox_is_warning() {
     let environment =
         Environment { missing: vec!["torch".to_owned()], sandbox: false, ..environment() };
     let facts = with_environment(environment);
@@ -149,7 +153,7 @@ fn the_processor_needs_its_modules_and_wants_its_locks() {
 }
 
 #[test]
-fn gpus_are_counted_and_a_broken_driver_is_a_problem() {
+fn few_gpus_are_warning_but_broken_driver_is_problem() {
     let with = |gpus| with_engines(EngineFacts { gpus, ..engine_facts() });
     expect(
         &with(Ok(vec!["A GPU".to_owned()])),
@@ -158,9 +162,9 @@ fn gpus_are_counted_and_a_broken_driver_is_a_problem() {
         &["1 for 2 engines", "--share-gpu"],
     );
     expect(&with(Ok(Vec::new())), "gpus", Warning, &["none"]);
-    expect(&with(Err(NoAnswer::Missing)), "gpus", Warning, &["none"]);
+    expect(&with(Err(CommandError::NotFound)), "gpus", Warning, &["none"]);
     expect(
-        &with(Err(NoAnswer::Failed("no answer within 20 seconds".to_owned()))),
+        &with(Err(CommandError::Failed("no answer within 20 seconds".to_owned()))),
         "gpus",
         Problem,
         &["no answer"],
@@ -168,7 +172,7 @@ fn gpus_are_counted_and_a_broken_driver_is_a_problem() {
 }
 
 #[test]
-fn shared_memory_is_what_all_engines_may_take() {
+fn shared_memory_must_fit_arenas_of_each_engine() {
     let with = |free_shm| with_engines(EngineFacts { free_shm, ..engine_facts() });
     expect(&with(Ok(10 * GIB)), "shared-memory", Fine, &["10.0"]);
     expect(&with(Ok(10 * GIB - 1)), "shared-memory", Warning, &["--shm-size", "--mm-arena-gb"]);
@@ -181,7 +185,7 @@ fn shared_memory_is_what_all_engines_may_take() {
 }
 
 #[test]
-fn open_files_are_as_many_as_connections() {
+fn open_files_are_compared_with_connections() {
     let with = |limit| Facts { open_files: limit, ..facts() };
     expect(&with(Some(64)), "open-files", Problem, &["64", "hard limit"]);
     expect(&with(Some(1024)), "open-files", Warning, &["1024", "ulimit -Hn"]);
@@ -190,9 +194,9 @@ fn open_files_are_as_many_as_connections() {
 }
 
 #[test]
-fn a_taken_port_a_wrong_clock_and_a_model_that_can_not_be_read_are_problems() {
+fn bad_port_or_clock_or_model_is_problem() {
     expect(
-        &Facts { refused: Some("in use".to_owned()), ..facts() },
+        &Facts { bind_error: Some("in use".to_owned()), ..facts() },
         "port",
         Problem,
         &["127.0.0.1:8000", "in use"],
@@ -203,9 +207,9 @@ fn a_taken_port_a_wrong_clock_and_a_model_that_can_not_be_read_are_problems() {
     expect(&Facts { clock: jumping, ..facts() }, "clock", Warning, &["90.0"]);
     for (found, severity, word) in [
         (FoundModel::Unreadable("no config.json".to_owned()), Problem, "no config.json"),
-        (FoundModel::Nothing, Problem, "no id"),
+        (FoundModel::Invalid, Problem, "no id"),
         (FoundModel::Hangs, Problem, "does not answer"),
-        (FoundModel::OfTheHub, Fine, "hub"),
+        (FoundModel::HubId, Fine, "hub"),
     ] {
         let model = Some(ModelFact { name: "/m".to_owned(), found });
         expect(&Facts { model, ..facts() }, "model", severity, &["/m", word]);

@@ -1,4 +1,4 @@
-//! Looks that end in time: at programs that may hang, and at file systems that may.
+//! Deadlines for programs and file systems that may hang.
 
 use std::process::Stdio;
 use std::sync::mpsc;
@@ -8,65 +8,64 @@ use tokio::io::AsyncReadExt;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-/// Most bytes that are read of what a program prints.
-const PRINTED_BYTES: u64 = 1 << 20;
-/// A file system that takes longer for a small file is not one to serve from.
-pub(super) const DISK_TIME: Duration = Duration::from_secs(5);
+/// The maximum number of bytes that are read from a program's output.
+const MAX_OUTPUT_BYTES: u64 = 1 << 20;
+/// The deadline for small files. A slower file system is unfit to serve from.
+pub(super) const FILE_SYSTEM_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why there is no answer.
+/// The failure of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum NoAnswer {
+pub(super) enum CommandError {
     /// There is no such program.
-    Missing,
-    /// It could not be started, failed, or took too long; in words.
+    NotFound,
+    /// The command could not be started, failed, or took too long; the reason as text.
     Failed(String),
 }
 
-/// What `command` prints to its standard output, if it succeeds within `time`. Else it is killed.
-pub(super) async fn printed(mut command: Command, time: Duration) -> Result<String, NoAnswer> {
+/// Runs `command` and returns its standard output. Kills it if it does not end within `time`.
+pub(super) async fn output(mut command: Command, time: Duration) -> Result<String, CommandError> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     let mut child = command.spawn().map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => NoAnswer::Missing,
-        _ => NoAnswer::Failed(error.to_string()),
+        std::io::ErrorKind::NotFound => CommandError::NotFound,
+        _ => CommandError::Failed(error.to_string()),
     })?;
-    let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-    let end = async {
-        let (printed, said, status) = tokio::join!(read(stdout), read(stderr), child.wait());
-        (printed, said, status)
-    };
-    let Ok((printed, said, status)) = timeout(time, end).await else {
-        return Err(NoAnswer::Failed(format!("no answer within {} seconds", time.as_secs())));
+    let stdout = child.stdout.take();
+    let stderr = child.stderr.take();
+    let end = async { tokio::join!(read(stdout), read(stderr), child.wait()) };
+    let Ok((stdout, stderr, status)) = timeout(time, end).await else {
+        return Err(CommandError::Failed(format!("no answer within {} seconds", time.as_secs())));
     };
     match status {
-        Ok(status) if status.success() => Ok(printed),
+        Ok(status) if status.success() => Ok(stdout),
         Ok(status) => {
-            let last = said.lines().last().unwrap_or_default();
-            Err(NoAnswer::Failed(format!("{status} {last}").trim_end().to_owned()))
+            let last = stderr.lines().last().unwrap_or_default();
+            Err(CommandError::Failed(format!("{status} {last}").trim_end().to_owned()))
         }
-        Err(error) => Err(NoAnswer::Failed(error.to_string())),
+        Err(error) => Err(CommandError::Failed(error.to_string())),
     }
 }
 
-/// What the pipe has up to the bound. Dropping it then ends a program that prints on and on.
+/// Reads the pipe up to the limit. Dropping the pipe then ends a program that prints endlessly.
 async fn read(pipe: Option<impl AsyncReadExt + Unpin>) -> String {
     let mut bytes = Vec::new();
     if let Some(pipe) = pipe {
-        // What came before an error is all there is.
-        let _ = pipe.take(PRINTED_BYTES).read_to_end(&mut bytes).await;
+        // After an error, the bytes read so far are returned.
+        let _ = pipe.take(MAX_OUTPUT_BYTES).read_to_end(&mut bytes).await;
     }
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// What `look` returns, if it does within `time`. It runs on a thread of its own, which this
-/// process does not wait for: a file system of a machine that is gone holds a thread for ever.
-pub(super) fn looked<T: Send + 'static>(
+/// Runs `function` on a thread and returns its result, or `None` after `time`.
+///
+/// The thread is not joined: the file system of a machine that is gone blocks it for ever.
+pub(super) fn with_deadline<T: Send + 'static>(
     time: Duration,
-    look: impl FnOnce() -> T + Send + 'static,
+    function: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
-        // Nobody listens any more after `time`.
-        let _ = sender.send(look());
+        // The receiver is gone after `time`.
+        let _ = sender.send(function());
     });
     receiver.recv_timeout(time).ok()
 }
@@ -84,38 +83,33 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_program_that_hangs_is_given_up() {
+    async fn hanging_program_is_killed() {
         let start = Instant::now();
-        let told = printed(shell("exec sleep 600"), Duration::from_secs(1)).await;
-        assert_eq!(told, Err(NoAnswer::Failed("no answer within 1 seconds".to_owned())));
+        let result = output(shell("exec sleep 600"), Duration::from_secs(1)).await;
+        assert_eq!(result, Err(CommandError::Failed("no answer within 1 seconds".to_owned())));
         assert!(start.elapsed() < Duration::from_secs(60));
     }
 
     #[tokio::test]
-    async fn a_program_that_prints_for_ever_is_given_up() {
-        let told = printed(shell("exec yes"), Duration::from_secs(30)).await;
-        assert!(matches!(told, Err(NoAnswer::Failed(_))), "{told:?}");
+    async fn endlessly_printing_program_fails() {
+        let result = output(shell("exec yes"), Duration::from_secs(30)).await;
+        assert!(matches!(result, Err(CommandError::Failed(_))), "{result:?}");
     }
 
     #[tokio::test]
-    async fn what_a_program_says_last_tells_why_it_failed() {
-        let told =
-            printed(shell("echo first >&2; echo no driver >&2; exit 9"), Duration::from_secs(30))
-                .await;
-        assert_eq!(told, Err(NoAnswer::Failed("exit status: 9 no driver".to_owned())));
-        assert_eq!(
-            printed(shell("echo yes"), Duration::from_secs(30)).await,
-            Ok("yes\n".to_owned())
-        );
-        let missing =
-            printed(Command::new("no-such-program-anywhere"), Duration::from_secs(30)).await;
-        assert_eq!(missing, Err(NoAnswer::Missing));
+    async fn failure_has_status_with_last_stderr_line() {
+        let time = Duration::from_secs(30);
+        let failed = output(shell("echo first >&2; echo no driver >&2; exit 9"), time).await;
+        assert_eq!(failed, Err(CommandError::Failed("exit status: 9 no driver".to_owned())));
+        assert_eq!(output(shell("echo yes"), time).await, Ok("yes\n".to_owned()));
+        let missing = output(Command::new("no-such-program-anywhere"), time).await;
+        assert_eq!(missing, Err(CommandError::NotFound));
     }
 
     #[test]
-    fn a_look_that_hangs_is_given_up() {
-        let (_held, never) = mpsc::channel::<()>();
-        assert!(looked(Duration::from_millis(10), move || never.recv()).is_none());
-        assert_eq!(looked(Duration::from_secs(60), || 7), Some(7));
+    fn hanging_function_is_abandoned() {
+        let (_sender, never) = mpsc::channel::<()>();
+        assert!(with_deadline(Duration::from_millis(10), move || never.recv()).is_none());
+        assert_eq!(with_deadline(Duration::from_secs(60), || 7), Some(7));
     }
 }

@@ -1,4 +1,4 @@
-"""Says as JSON what `chiasm doctor` asks of a Python environment, without importing vLLM, which takes many seconds."""
+"""Prints facts about a Python environment as JSON for `chiasm doctor`, without importing vLLM, which takes many seconds."""
 
 import importlib.metadata
 import json

@@ -1,84 +1,84 @@
-//! What is in the Python environment of a `vllm`: its version, the plugin, what the processor
-//! needs.
+//! The contents of the Python environment of a `vllm`: its version, the plugin, and the modules
+//! that the processor needs.
 
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use chiasm_processor::{ProcessorError, python_of, script};
+use chiasm_processor::{ProcessorError, find_python, python_command};
 use serde::Deserialize;
 
-use super::deadline::{DISK_TIME, NoAnswer, looked, printed};
+use super::deadline::{CommandError, FILE_SYSTEM_TIMEOUT, output, with_deadline};
 
-/// A cold disk takes seconds to find all packages.
-const TIME: Duration = Duration::from_secs(30);
+/// The deadline for the script. Finding all packages on a cold disk takes seconds.
+const SCRIPT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The answer of `environment.py`.
+/// The output of `environment.py`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub(super) struct Environment {
-    /// Where its Python is.
+    /// The path of the Python.
     #[serde(skip)]
     pub(super) path: PathBuf,
     /// Python's version.
     pub(super) python: String,
-    /// vLLM's version, as its package says.
+    /// The version of the vLLM package.
     pub(super) vllm: Option<String>,
     /// The version of the plugin that vLLM finds.
     pub(super) plugin: Option<String>,
-    /// Modules that vLLM's processor imports and that are not there.
+    /// The missing modules among those that vLLM's processor imports.
     pub(super) missing: Vec<String>,
-    /// Whether Landlock and seccomp can be asked for.
+    /// Set if Landlock and seccomp are available.
     pub(super) sandbox: bool,
 }
 
-/// The environment of a command can't be told.
+/// The reason why the environment of a command is unknown.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum UnknownEnvironment {
     #[error("its file system does not answer")]
     FileSystem,
-    /// There is no Python.
+    /// The command has no Python.
     #[error(transparent)]
     NoPython(#[from] ProcessorError),
-    /// There is a Python, and no answer of it.
+    /// Running the script in the Python failed.
     #[error("{}: {problem}", python.display())]
     Python { python: PathBuf, problem: PythonProblem },
 }
 
-/// A Python does not answer as it should.
+/// The failure of the script.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PythonProblem {
-    /// What it is to run can't be written.
+    /// The script's files can't be written.
     #[error(transparent)]
     Script(#[from] io::Error),
     #[error("there is no such program")]
     Missing,
-    /// It fails, in words.
+    /// The script failed; the reason as text.
     #[error("{0}")]
     Failed(String),
-    /// It prints something else.
+    /// The script's output is not the expected JSON.
     #[error(transparent)]
     Answer(#[from] serde_json::Error),
 }
 
-/// Asks the Python of this command.
+/// Inspects the Python environment of the command `vllm`.
 ///
 /// # Errors
-/// There is no answer.
-pub(super) async fn ask(vllm: &Path) -> Result<Environment, UnknownEnvironment> {
+/// The command has no Python, or the Python can't run the script.
+pub(super) async fn inspect(vllm: &Path) -> Result<Environment, UnknownEnvironment> {
     let command = vllm.to_owned();
-    let path =
-        looked(DISK_TIME, move || python_of(&command)).ok_or(UnknownEnvironment::FileSystem)??;
-    match ask_python(&path).await {
+    let path = with_deadline(FILE_SYSTEM_TIMEOUT, move || find_python(&command))
+        .ok_or(UnknownEnvironment::FileSystem)??;
+    match run_script(&path).await {
         Ok(environment) => Ok(Environment { path, ..environment }),
         Err(problem) => Err(UnknownEnvironment::Python { python: path, problem }),
     }
 }
 
-async fn ask_python(python: &Path) -> Result<Environment, PythonProblem> {
-    let (command, _sources) = script(python, include_str!("environment.py"))?;
-    let printed = printed(command.into(), TIME).await.map_err(|error| match error {
-        NoAnswer::Missing => PythonProblem::Missing,
-        NoAnswer::Failed(reason) => PythonProblem::Failed(reason),
+async fn run_script(python: &Path) -> Result<Environment, PythonProblem> {
+    let (command, _sources) = python_command(python, include_str!("environment.py"))?;
+    let output = output(command.into(), SCRIPT_TIMEOUT).await.map_err(|error| match error {
+        CommandError::NotFound => PythonProblem::Missing,
+        CommandError::Failed(reason) => PythonProblem::Failed(reason),
     })?;
-    Ok(serde_json::from_str(&printed)?)
+    Ok(serde_json::from_str(&output)?)
 }

@@ -1,4 +1,4 @@
-//! What is so on this machine. Nothing here judges, and nothing waits for ever.
+//! Facts about this machine, gathered without judging them. Each step has a deadline.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -9,52 +9,53 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use chiasm_pipeline::model::{NativeImages, ServedModel};
 use tokio::process::Command;
 
-use super::deadline::{DISK_TIME, NoAnswer, looked, printed};
+use super::deadline::{CommandError, FILE_SYSTEM_TIMEOUT, output, with_deadline};
 use super::environment::{self, Environment, UnknownEnvironment};
 use crate::cli::DoctorArgs;
 use crate::{open_files, vllm_command};
 
-/// Drivers take seconds to wake up.
-const GPU_TIME: Duration = Duration::from_secs(20);
-/// Reading a large tokenizer from a network takes seconds.
-const MODEL_TIME: Duration = Duration::from_secs(30);
-/// How long the two clocks are compared.
-const CLOCK_TIME: Duration = Duration::from_millis(50);
+/// The deadline for `nvidia-smi`. Drivers take seconds to wake up.
+const GPU_TIMEOUT: Duration = Duration::from_secs(20);
+/// The deadline for reading the model. A large tokenizer on a network disk takes seconds.
+const MODEL_TIMEOUT: Duration = Duration::from_secs(30);
+/// The interval over which the two clocks are compared.
+const CLOCK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// All that is looked at.
+/// The facts that the checks judge.
 #[derive(Debug)]
 pub(super) struct Facts {
-    /// What engines need; none if no engine is to run here.
-    pub(super) of_engines: Option<EngineFacts>,
-    /// The most files that a process may have open that asks for many; `None` for any number.
+    /// The facts about engines; `None` if no engine will run here.
+    pub(super) engine_facts: Option<EngineFacts>,
+    /// The limit of open files after raising it; `None` means unlimited.
     pub(super) open_files: Option<u64>,
+    /// The address to listen on.
     pub(super) address: SocketAddr,
-    /// Why nothing can listen there.
-    pub(super) refused: Option<String>,
+    /// The error of binding the address.
+    pub(super) bind_error: Option<String>,
     pub(super) clock: Clock,
     pub(super) model: Option<ModelFact>,
 }
 
-/// What matters to engines alone.
+/// The facts that only matter to engines.
 #[derive(Debug)]
 pub(super) struct EngineFacts {
-    /// Engines that are to run here.
+    /// The number of engines that will run here.
     pub(super) engines: NonZeroU32,
-    /// Bytes of shared memory that each may take.
+    /// The maximum shared memory per engine, in bytes.
     pub(super) arena_bytes: u64,
-    /// Bytes that are free in `/dev/shm`, or why that is not known.
+    /// The free bytes of `/dev/shm`.
     pub(super) free_shm: Result<u64, UnknownShm>,
-    /// The program, as it will be started.
+    /// The program that will be started.
     pub(super) vllm: PathBuf,
-    /// What is in its environment, or why that is not known.
+    /// The program's Python environment.
     pub(super) environment: Result<Environment, UnknownEnvironment>,
-    /// The plugins that vLLM is to load alone, by its variable `VLLM_PLUGINS`.
+    /// The value of vLLM's variable `VLLM_PLUGINS`, which restricts the plugins that it loads.
     pub(super) vllm_plugins: Option<String>,
-    /// A line per GPU.
-    pub(super) gpus: Result<Vec<String>, NoAnswer>,
+    /// A description per GPU.
+    pub(super) gpus: Result<Vec<String>, CommandError>,
 }
 
-/// The shared memory can't be looked at.
+/// The reason why the free shared memory is unknown.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum UnknownShm {
     #[error("it does not answer")]
@@ -63,51 +64,51 @@ pub(super) enum UnknownShm {
     Io(#[from] io::Error),
 }
 
-/// What the clocks say.
+/// The state of the clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Clock {
-    /// Time since 1970.
+    /// The time of day, since 1970.
     pub(super) now: Duration,
-    /// How far the time of day and the time that passed have come apart while both were looked at.
+    /// The deviation of the time of day from the monotonic clock over [`CLOCK_INTERVAL`].
     pub(super) jump: Duration,
 }
 
-/// MODEL as given, and what there is under that name.
+/// The argument MODEL, and what it refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ModelFact {
     pub(super) name: String,
     pub(super) found: FoundModel,
 }
 
-/// What MODEL is.
+/// The kind of thing that MODEL refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum FoundModel {
-    /// A directory that could be read as `serve` does; whether Chiasm makes its images.
+    /// A directory that `serve` can load. `native_images` is set if Chiasm processes its images.
     Readable { native_images: bool },
-    /// A directory that could not.
+    /// A directory that can't be loaded; the error as text.
     Unreadable(String),
-    /// No path here, but an id that the hub may know.
-    OfTheHub,
-    /// Neither.
-    Nothing,
-    /// The file system did not answer.
+    /// Not a path here, but a valid id of a model on the hub.
+    HubId,
+    /// Neither a path nor an id.
+    Invalid,
+    /// Unknown, as the file system did not answer.
     Hangs,
 }
 
 impl Facts {
-    /// Looks at everything that these flags make matter.
+    /// Gathers the facts that matter with these flags.
     pub(super) async fn gather(args: &DoctorArgs) -> Self {
         let address = SocketAddr::new(args.host, args.port);
-        let of_engines =
-            match NonZeroU32::new(u32::try_from(args.engines.total()).unwrap_or(u32::MAX)) {
-                Some(engines) => Some(EngineFacts::gather(args, engines).await),
-                None => None,
-            };
+        let engines = u32::try_from(args.engines.total()).unwrap_or(u32::MAX);
+        let engine_facts = match NonZeroU32::new(engines) {
+            Some(engines) => Some(EngineFacts::gather(args, engines).await),
+            None => None,
+        };
         Self {
-            of_engines,
-            open_files: open_files::raise(),
+            engine_facts,
+            open_files: open_files::raise_limit(),
             address,
-            refused: TcpListener::bind(address).err().map(|error| error.to_string()),
+            bind_error: TcpListener::bind(address).err().map(|error| error.to_string()),
             clock: clock(),
             model: args.model.clone().map(model),
         }
@@ -117,8 +118,8 @@ impl Facts {
 impl EngineFacts {
     async fn gather(args: &DoctorArgs, engines: NonZeroU32) -> Self {
         let vllm = vllm_command::locate(&args.vllm);
-        let (environment, gpus) = tokio::join!(environment::ask(&vllm), gpus());
-        let shm = looked(DISK_TIME, chiasm_transfer::free_shm_bytes);
+        let (environment, gpus) = tokio::join!(environment::inspect(&vllm), gpus());
+        let shm = with_deadline(FILE_SYSTEM_TIMEOUT, chiasm_transfer::free_shm_bytes);
         Self {
             engines,
             arena_bytes: (args.mm_arena_gb * (1_u64 << 30) as f64) as u64,
@@ -131,28 +132,29 @@ impl EngineFacts {
     }
 }
 
-async fn gpus() -> Result<Vec<String>, NoAnswer> {
+async fn gpus() -> Result<Vec<String>, CommandError> {
     let mut command = Command::new("nvidia-smi");
     command.args(["--query-gpu=name,memory.total", "--format=csv,noheader"]);
-    let printed = printed(command, GPU_TIME).await?;
-    Ok(printed.lines().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty()).collect())
+    let output = output(command, GPU_TIMEOUT).await?;
+    Ok(output.lines().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty()).collect())
 }
 
 fn clock() -> Clock {
-    let (wall, steady) = (SystemTime::now(), Instant::now());
-    std::thread::sleep(CLOCK_TIME);
-    let passed = steady.elapsed();
-    let jump = match wall.elapsed() {
-        Ok(told) => told.abs_diff(passed),
-        // It went back.
-        Err(error) => error.duration() + passed,
+    let wall_start = SystemTime::now();
+    let monotonic_start = Instant::now();
+    std::thread::sleep(CLOCK_INTERVAL);
+    let elapsed = monotonic_start.elapsed();
+    let jump = match wall_start.elapsed() {
+        Ok(wall_elapsed) => wall_elapsed.abs_diff(elapsed),
+        // The time of day went back.
+        Err(error) => error.duration() + elapsed,
     };
     Clock { now: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(), jump }
 }
 
 fn model(path: PathBuf) -> ModelFact {
     let name = path.display().to_string();
-    let found = looked(MODEL_TIME, move || {
+    let found = with_deadline(MODEL_TIMEOUT, move || {
         if path.exists() {
             let loaded = ServedModel::load_with(&path, "model", None, NativeImages::WhereSupported);
             return match loaded {
@@ -161,7 +163,7 @@ fn model(path: PathBuf) -> ModelFact {
             };
         }
         let is_id = path.to_str().is_some_and(|id| id.parse::<chiasm_hub::RepoId>().is_ok());
-        if is_id { FoundModel::OfTheHub } else { FoundModel::Nothing }
+        if is_id { FoundModel::HubId } else { FoundModel::Invalid }
     });
     ModelFact { name, found: found.unwrap_or(FoundModel::Hangs) }
 }
@@ -171,10 +173,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_model_is_a_directory_or_an_id_or_nothing() {
+    fn model_is_directory_or_hub_id_or_invalid() {
         let found = |path: &str| model(path.into()).found;
-        assert_eq!(found("Qwen/Qwen2.5-VL-7B-Instruct"), FoundModel::OfTheHub);
-        assert_eq!(found("/no/such/folder"), FoundModel::Nothing);
+        assert_eq!(found("Qwen/Qwen2.5-VL-7B-Instruct"), FoundModel::HubId);
+        assert_eq!(found("/no/such/folder"), FoundModel::Invalid);
         let empty = tempfile::tempdir().unwrap();
         assert!(matches!(found(empty.path().to_str().unwrap()), FoundModel::Unreadable(_)));
     }

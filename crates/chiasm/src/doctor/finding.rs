@@ -1,13 +1,13 @@
-//! One line of the answer.
+//! One line of the output.
 
 use serde_json::{Value, json};
 
-/// How much a finding matters.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Severity {
-    /// Nothing is to be done.
+    /// There is nothing to do.
     Ok,
-    /// Serving works, with less than there could be.
+    /// Serving works, with restrictions.
     Warning,
     /// Serving fails.
     Problem,
@@ -23,15 +23,15 @@ impl Severity {
     }
 }
 
-/// What a check has found.
+/// The result of a check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Finding {
     /// The check's name, one word.
     pub(super) check: &'static str,
     pub(super) severity: Severity,
-    /// What is so.
+    /// The observed state.
     pub(super) found: String,
-    /// What to do about it; empty where nothing is to be done.
+    /// The advice; empty if there is nothing to do.
     pub(super) advice: String,
 }
 
@@ -56,14 +56,14 @@ impl Finding {
         Self { check, severity: Severity::Problem, found: found.into(), advice: advice.into() }
     }
 
-    /// One line for people; line breaks that a fact has are none here.
-    pub(super) fn as_text(&self) -> String {
+    /// Formats the finding as one line for people. Line breaks are replaced with spaces.
+    pub(super) fn to_text(&self) -> String {
         let Self { check, severity, found, advice } = self;
         let advice = if advice.is_empty() { String::new() } else { format!(": {advice}") };
         format!("{:8} {check:14} {found}{advice}", severity.name()).replace(['\n', '\r'], " ")
     }
 
-    pub(super) fn as_json(&self) -> Value {
+    pub(super) fn to_json(&self) -> Value {
         let Self { check, severity, found, advice } = self;
         json!({"check": check, "severity": severity.name(), "found": found, "advice": advice})
     }
@@ -74,10 +74,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_finding_is_one_line() {
+    fn finding_is_one_line() {
         let finding = Finding::warning("gpus", "none\nat all", "get one");
-        assert_eq!(finding.as_text(), "warning  gpus           none at all: get one");
-        assert_eq!(finding.as_json()["severity"], "warning");
-        assert_eq!(Finding::ok("port", "free").as_text(), "ok       port           free");
+        assert_eq!(finding.to_text(), "warning  gpus           none at all: get one");
+        assert_eq!(finding.to_json()["severity"], "warning");
+        assert_eq!(Finding::ok("port", "free").to_text(), "ok       port           free");
     }
 }

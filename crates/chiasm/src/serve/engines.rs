@@ -1,4 +1,4 @@
-//! What connects to engines: those that are launched, simulated, attached, or somebody else's.
+//! The connectors of engines: launched, simulated, attached, or behind an upstream server.
 
 use std::sync::Arc;
 
@@ -11,44 +11,45 @@ use chiasm_pipeline::model::ServedModel;
 use chiasm_sim_engine::{EmbeddingFolder, SimConfig};
 use chiasm_types::Role;
 use chiasm_upstream::{SetupError, UpstreamConnector, UpstreamKey};
-use chiasm_vision::TakenKinds;
+use chiasm_vision::AcceptedMedia;
 use serde_json::Value;
 
 use super::settings::{receiver_cache_bytes, receiver_cache_gb};
 use super::shared_gpu;
 use crate::cli::{AttachArg, RoleArgs, ServeArgs, UpstreamArg};
 use crate::error::CliError;
-use crate::lora::Loras;
+use crate::lora::LoraSetup;
 use crate::sim_host::{SimHost, sim_config};
 use crate::state_folder;
 use crate::vllm_flags::PROCESSOR_KWARGS;
 
 const REASONING_PARSER: &str = "--reasoning-parser";
-/// The GPUs that engines see, if it is set.
+/// CUDA's variable with the GPUs that a process may see.
 const VISIBLE_GPUS: &str = "CUDA_VISIBLE_DEVICES";
 
-/// What launched engines are told: the user's flags, and those of Chiasm's that are vLLM's too. An
-/// answer that is held to something is held to it behind its reasoning, which engines find with
-/// `reasoning_parser`.
+/// Returns the flags of launched engines: the user's, and those of Chiasm that vLLM has, too.
+///
+/// Engines find the end of the reasoning with `reasoning_parser`, as constraints only apply to the
+/// answer after it.
 pub(super) fn vllm_args(args: &ServeArgs, reasoning_parser: Option<&str>) -> Vec<String> {
-    let is_told = args.vllm_args.iter().any(|arg| arg.starts_with(REASONING_PARSER));
+    let is_given = args.vllm_args.iter().any(|arg| arg.starts_with(REASONING_PARSER));
     let parser =
-        reasoning_parser.filter(|_| !is_told).map(|name| format!("{REASONING_PARSER}={name}"));
+        reasoning_parser.filter(|_| !is_given).map(|name| format!("{REASONING_PARSER}={name}"));
     let kwargs = args.engines.mm_processor_kwargs.clone();
     let kwargs = kwargs.map(|kwargs| format!("{PROCESSOR_KWARGS}={}", Value::Object(kwargs)));
     args.vllm_args.iter().cloned().chain(kwargs).chain(parser).collect()
 }
 
-/// The connectors of engines that are launched, simulated or attached, as the command line says.
+/// Returns the connectors of launched, simulated or attached engines.
 pub(super) fn connectors(
     args: &ServeArgs,
     model: &ServedModel,
     options: &EngineOptions,
     private_network: Option<PrivateNetwork>,
-    loras: &Loras,
+    loras: &LoraSetup,
 ) -> Result<Vec<Box<dyn Connector>>, CliError> {
     let engines = &args.engines;
-    let of_role = |role| EngineOptions { role, ..options.clone() };
+    let role_options = |role| EngineOptions { role, ..options.clone() };
     if let Some(counts) = &engines.sim {
         let config = SimConfig {
             receiver_cache_bytes: receiver_cache_bytes(args),
@@ -58,44 +59,50 @@ pub(super) fn connectors(
                 model.vision.is_some().then_some(options.format),
             )
         };
-        let side_channel = private_network.map_or(config.side_channel, |here| here.address);
+        let side_channel = private_network.map_or(config.side_channel, |network| network.address);
         let config =
-            SimConfig { lora: loras.of_sim.clone().or(config.lora), side_channel, ..config };
+            SimConfig { lora: loras.sim_limits.clone().or(config.lora), side_channel, ..config };
         let folder = options.embeddings.as_ref().and_then(|store| store.folder());
-        let sim = |role| SimConfig {
-            leaves_prompts: config.leaves_prompts || matches!(role, Role::Prefill | Role::Decode),
+        let role_config = |role| SimConfig {
+            kv_connector: config.kv_connector || matches!(role, Role::Prefill | Role::Decode),
             embeddings: folder.map(|folder| EmbeddingFolder {
                 folder: folder.into(),
-                leaves: role == Role::Encode,
+                encode_only: role == Role::Encode,
             }),
             ..config.clone()
         };
         return Ok(counts
             .roles()
-            .map(|role| connector(SimHost::new(sim(role)), &of_role(role)))
+            .map(|role| connector(SimHost::new(role_config(role)), &role_options(role)))
             .collect());
     }
     if !engines.attach.is_empty() {
         let state = state_folder::open(engines.state_dir.as_deref())?;
         let attached = |AttachArg { role, handshake }: &AttachArg| {
-            remembering(AttachHost::new(handshake), &of_role(*role), state.as_ref(), model)
+            stateful_connector(
+                AttachHost::new(handshake),
+                &role_options(*role),
+                state.as_ref(),
+                model,
+            )
         };
         return Ok(engines.attach.iter().map(attached).collect());
     }
     let state = match engines.keep_engines {
-        Some(_) => Some(state_folder::required(engines.state_dir.as_deref())?),
+        Some(_) => Some(state_folder::open_required(engines.state_dir.as_deref())?),
         None => None,
     };
     if let Some(state) = &state {
         let ended = state.sweep();
-        tracing::debug!(ended, "forgot engines that had ended without a frontend");
+        tracing::debug!(ended, "removed records of engines that had ended without a frontend");
     }
     let launched = args.launched();
-    let shares = engines.share_gpu.then(|| shared_gpu::Shares::of(args, &launched)).transpose()?;
+    let shares =
+        engines.share_gpu.then(|| shared_gpu::GpuShares::from_args(args, &launched)).transpose()?;
     (0..)
         .zip(launched.roles())
         .map(|(index, role)| {
-            let side_channel = private_network.map(|here| here.address);
+            let side_channel = private_network.map(|network| network.address);
             let embeddings = options.embeddings.clone();
             let host = LaunchHost {
                 side_channel,
@@ -103,25 +110,26 @@ pub(super) fn connectors(
                 ..launch_host(args, model, loras, index, role)?
             };
             let host = match &shares {
-                Some(shares) => shares.told(host),
+                Some(shares) => shares.apply(host),
                 None => host,
             };
             host.check().map_err(|error| CliError::Usage(error.to_string()))?;
-            Ok(remembering(host, &of_role(role), state.as_ref(), model))
+            Ok(stateful_connector(host, &role_options(role), state.as_ref(), model))
         })
         .collect()
 }
 
-/// Where engines leave embeddings for each other, if some encode alone.
+/// Returns the store through which engines exchange embeddings, if some engines only encode.
 pub(super) fn embedding_store(args: &ServeArgs) -> Result<Option<Arc<EmbeddingStore>>, CliError> {
     let RoleArgs { ec_connector, embedding_store_bytes, .. } = &args.roles;
     let counts = args.engines.sim.as_ref().or(args.engines.engines.as_ref());
     if counts.is_some_and(|counts| counts.roles().any(|role| role == Role::Encode)) {
         if args.engines.keep_engines.is_some() {
-            let why = "--keep-engines does not work with engines that encode: their store goes with this process";
-            return Err(CliError::Usage(why.to_owned()));
+            let message = "--keep-engines does not work with engines that encode: their store goes \
+                           with this process";
+            return Err(CliError::Usage(message.to_owned()));
         }
-        if !counts.is_some_and(|counts| counts.roles().any(Role::answers))
+        if !counts.is_some_and(|counts| counts.roles().any(Role::can_answer))
             && !args.agents.has_agents()
         {
             return Err(CliError::Usage(
@@ -134,23 +142,22 @@ pub(super) fn embedding_store(args: &ServeArgs) -> Result<Option<Arc<EmbeddingSt
             .map_err(|error| CliError::Usage(error.to_string()));
     }
     let attached = args.engines.attach.iter().any(|attached| attached.role == Role::Encode);
-    Ok(attached.then(|| Arc::new(EmbeddingStore::of_others(*embedding_store_bytes))))
+    Ok(attached.then(|| Arc::new(EmbeddingStore::external(*embedding_store_bytes))))
 }
 
-/// What launches the engine of this number.
+/// Returns the launcher of the engine with this index.
 fn launch_host(
     args: &ServeArgs,
     model: &ServedModel,
-    loras: &Loras,
+    loras: &LoraSetup,
     index: u32,
     role: Role,
 ) -> Result<LaunchHost, CliError> {
     let engines = &args.engines;
-    let gpus = match engines.share_gpu {
-        true => shared_gpu::gpus(engines.gpus_per_engine, std::env::var_os(VISIBLE_GPUS).is_some()),
-        false => {
-            engines.gpus_per_engine.map(|count| (index * count..(index + 1) * count).collect())
-        }
+    let gpus = if engines.share_gpu {
+        shared_gpu::gpus(engines.gpus_per_engine, std::env::var_os(VISIBLE_GPUS).is_some())
+    } else {
+        engines.gpus_per_engine.map(|count| (index * count..(index + 1) * count).collect())
     };
     let handshake_port = match engines.engine_port {
         None => 0,
@@ -158,14 +165,14 @@ fn launch_host(
             CliError::Usage(format!("--engine-port {first} leaves no port for engine {index}"))
         })?,
     };
-    let of_all = vllm_args(args, model.answers.engine_parser());
+    let common_args = vllm_args(args, model.answers.engine_parser());
     Ok(LaunchHost {
         vllm: engines.vllm.clone(),
         model: args.model.clone(),
-        extra_args: of_all
+        extra_args: common_args
             .into_iter()
             .chain(loras.engine_args.iter().cloned())
-            .chain(args.roles.of(role))
+            .chain(args.roles.vllm_flags(role))
             .collect(),
         gpus,
         receiver_cache_gb: receiver_cache_gb(args),
@@ -178,34 +185,35 @@ fn launch_host(
     })
 }
 
-/// The servers that somebody else runs.
+/// The servers of `--upstream`.
 #[derive(Default)]
 pub(super) struct Upstreams {
     pub(super) connectors: Vec<Box<dyn Connector>>,
-    /// The keys that requests to them carry.
+    /// The keys of requests to these servers.
     pub(super) keys: Vec<Arc<UpstreamKey>>,
 }
 
-/// Returns the servers that somebody else runs.
+/// Returns the connectors of the servers of `--upstream`.
 pub(super) fn upstreams(args: &ServeArgs, model: &Arc<ServedModel>) -> Result<Upstreams, CliError> {
     let mut names = vec![model.name.clone(), model.root.clone()];
     names.dedup();
     let mut upstreams = Upstreams::default();
     for upstream in &args.engines.upstream {
-        // Workers of Dynamo come as they are found.
+        // Workers of Dynamo are added when they are discovered.
         let UpstreamArg::Server(upstream) = upstream else { continue };
         let connector = UpstreamConnector::new(upstream.clone(), model.processor());
-        let wrong = |error: SetupError| CliError::Usage(format!("--upstream {upstream}: {error}"));
+        let invalid =
+            |error: SetupError| CliError::Usage(format!("--upstream {upstream}: {error}"));
         let connector =
-            connector.map_err(wrong)?.with_largest_item(model.largest_item(TakenKinds::ALL));
+            connector.map_err(invalid)?.with_largest_item(model.largest_item(AcceptedMedia::ALL));
         upstreams.keys.extend(connector.key());
         upstreams.connectors.push(Box::new(connector.with_names(names.clone())));
     }
     Ok(upstreams)
 }
 
-/// The connector of a worker whose engine may outlive this process.
-fn remembering(
+/// Creates the connector of an engine that may outlive this process.
+fn stateful_connector(
     host: impl EngineHost,
     options: &EngineOptions,
     state: Option<&StateDir>,
@@ -213,13 +221,12 @@ fn remembering(
 ) -> Box<dyn Connector> {
     let connector = EngineConnector::new(host, options.clone());
     Box::new(match state {
-        Some(state) => connector.remembering(state, &model.name),
+        Some(state) => connector.with_state(state, &model.name),
         None => connector,
     })
 }
 
-/// The connector of one worker. All workers of a command have the same options today; each has its
-/// own copy.
+/// Creates the connector of an engine that ends with this process.
 pub(crate) fn connector(host: impl EngineHost, options: &EngineOptions) -> Box<dyn Connector> {
     Box::new(EngineConnector::new(host, options.clone()))
 }
@@ -232,7 +239,7 @@ mod tests {
     use crate::cli::{Cli, Command};
 
     #[test]
-    fn launched_engines_are_told_what_is_theirs_too() {
+    fn launched_engines_get_shared_flags() {
         let cli = [
             "chiasm",
             "serve",
@@ -250,8 +257,8 @@ mod tests {
             vllm_args(&args, Some("qwen3")),
             ["--dtype", "float32", kwargs, "--reasoning-parser=qwen3"]
         );
-        let told = ["chiasm", "serve", "m", "--", "--reasoning-parser", "deepseek_r1"];
-        let Command::Serve(args) = Cli::parse_from(told).command else { panic!("serve") };
+        let with_parser = ["chiasm", "serve", "m", "--", "--reasoning-parser", "deepseek_r1"];
+        let Command::Serve(args) = Cli::parse_from(with_parser).command else { panic!("serve") };
         assert_eq!(vllm_args(&args, Some("qwen3")), ["--reasoning-parser", "deepseek_r1"]);
     }
 }

@@ -1,4 +1,4 @@
-//! SIGHUP: certificates and keys are read again.
+//! SIGHUP: reloads certificates and keys.
 
 use std::sync::Arc;
 
@@ -8,8 +8,7 @@ use chiasm_upstream::UpstreamKey;
 use crate::cli::AccessArgs;
 use crate::signals::{Hangup, Hangups};
 
-/// The files that are read again, and the parts that use them. A file that can't be used changes
-/// nothing.
+/// The files to reload and their users. An invalid file changes nothing.
 pub(super) struct Reload {
     pub(super) hangups: Hangups,
     pub(super) certificate: Option<Arc<Certificate>>,
@@ -20,16 +19,15 @@ pub(super) struct Reload {
 }
 
 impl Reload {
-    /// Reads the files at each SIGHUP. Returns when the terminal that the process was started at is
-    /// gone.
-    pub(super) async fn follow(mut self) {
+    /// Reloads the files at each SIGHUP. Returns when the process's terminal is gone.
+    pub(super) async fn run(mut self) {
         while self.hangups.next().await == Hangup::Reload {
             self.reload().await;
         }
     }
 
     async fn reload(&self) {
-        tracing::info!("SIGHUP: certificates and keys are read again");
+        tracing::info!("SIGHUP: reloading certificates and keys");
         if let Some(certificate) = &self.certificate
             && let Err(error) = certificate.reload().await
         {
@@ -37,17 +35,16 @@ impl Reload {
         }
         let access = self.access.clone();
         let upstream_keys = self.upstream_keys.clone();
-        let frontend = self.server.clone();
-        // Blocking reads: a file system that hangs must not stall the runtime.
-        let reload = move || reload_keys(&access, &upstream_keys, &frontend);
+        let server = self.server.clone();
+        // The reads block, and a hanging file system must not stall the runtime.
+        let reload = move || reload_keys(&access, &upstream_keys, &server);
         if let Err(error) = tokio::task::spawn_blocking(reload).await {
-            tracing::error!(%error, "the keys could not be read again");
+            tracing::error!(%error, "the task that reloads keys failed");
         }
     }
 }
 
-/// Reads the API keys and the keys for servers again. A file that can't be used leaves its old
-/// keys.
+/// Reloads the API keys and the keys for upstream servers. An invalid file leaves the old keys.
 fn reload_keys(access: &AccessArgs, upstream_keys: &[Arc<UpstreamKey>], server: &Server) {
     if access.api_key_file.is_some() {
         match access.keys() {
@@ -63,7 +60,8 @@ fn reload_keys(access: &AccessArgs, upstream_keys: &[Arc<UpstreamKey>], server: 
     for key in upstream_keys {
         match key.reload() {
             Ok(()) => {
-                tracing::info!(file = %key.path().display(), "the key for a server has been read again")
+                let file = key.path().display();
+                tracing::info!(%file, "the key for a server has been read again")
             }
             Err(error) => {
                 tracing::warn!(%error, "the new key for a server is not taken, the old one stays")

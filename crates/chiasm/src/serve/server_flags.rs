@@ -1,4 +1,4 @@
-//! Flags behind `--` that would say something to vLLM's server, and say nothing to Chiasm's.
+//! Flags after `--` that configure vLLM's HTTP server, and have no effect on Chiasm's.
 
 use chiasm_engine::EngineError;
 use chiasm_engine::launch::ServerFlag;
@@ -8,49 +8,50 @@ use crate::cli::ServeArgs;
 use crate::error::CliError;
 use crate::side::Side;
 
-/// Says of each that it changes nothing, and what does.
+/// Warns about each such flag, with the flag to use instead.
 ///
 /// # Errors
-/// [`CliError::Usage`] names one that somebody may rely on, whoever starts the engines.
+/// [`CliError::Usage`] names a flag that users rely on, such as an API key. This also applies if no
+/// engine is launched here.
 pub(super) fn check(args: &ServeArgs, side: Side) -> Result<(), CliError> {
-    for (flag, of_server) in
-        args.vllm_args.iter().filter_map(|arg| Some((name(arg), ServerFlag::of(arg)?)))
-    {
-        if of_server.is_refused {
-            let error = EngineError::OwnedFlag { flag, instead: of_server.instead };
+    for arg in &args.vllm_args {
+        let Some(server_flag) = ServerFlag::find(arg) else { continue };
+        let flag = flag_name(arg);
+        if server_flag.is_refused {
+            let error = EngineError::OwnedFlag { flag, instead: server_flag.instead };
             return Err(CliError::Usage(error.to_string()));
         }
-        if let Some(instead) = instead(of_server, args, side) {
+        if let Some(instead) = advice(server_flag, args, side) {
             tracing::warn!(
                 flag,
                 instead,
-                "this flag is behind --, where engines take it and Chiasm's own server does not heed it"
+                "this flag is after --: only engines get it, and Chiasm's own server ignores it"
             );
         }
     }
     Ok(())
 }
 
-/// The flag without its value, which may be a key.
-fn name(arg: &str) -> String {
+/// Returns the flag without its value, which may be secret.
+fn flag_name(arg: &str) -> String {
     arg.split('=').next().unwrap_or_default().to_owned()
 }
 
-/// What to do instead; `None` if it was done.
-fn instead(flag: &ServerFlag, args: &ServeArgs, side: Side) -> Option<&'static str> {
+/// Returns the advice for a flag, or `None` if the user follows it already.
+fn advice(flag: &ServerFlag, args: &ServeArgs, side: Side) -> Option<&'static str> {
     const REASONING: &str = "--reasoning-parser";
     if side == Side::Agent {
-        // An agent's engines are told where reasoning ends by whoever starts them.
+        // Engines of an agent need the reasoning parser as a flag after `--`.
         return (flag.name != REASONING)
             .then_some("it is of frontends: give it to chiasm serve, if that has it");
     }
-    let is_told = match flag.name {
+    let is_followed = match flag.name {
         "--tool-call-parser" => args.answers.tool_call_parser != ParserChoice::Detect,
         REASONING => args.answers.reasoning_parser != ParserChoice::Detect,
         "--served-model-name" => args.served_model_name.is_some(),
         _ => false,
     };
-    (!is_told).then_some(flag.instead)
+    (!is_followed).then_some(flag.instead)
 }
 
 #[cfg(test)]
@@ -70,23 +71,23 @@ mod tests {
     }
 
     #[test]
-    fn flags_that_would_be_relied_on_are_refused_whoever_starts_the_engines() {
-        for how in ["--sim=1", "--attach=tcp://a:1", "--engines=1", "--upstream=http://a:1"] {
-            let error = check(&serve(&[how, "--", "--api_key=secret"]), Side::Frontend)
+    fn api_key_after_dashes_is_refused_for_each_engine_kind() {
+        for engines in ["--sim=1", "--attach=tcp://a:1", "--engines=1", "--upstream=http://a:1"] {
+            let error = check(&serve(&[engines, "--", "--api_key=secret"]), Side::Frontend)
                 .unwrap_err()
                 .to_string();
-            assert!(error.contains("--api_key") && !error.contains("secret"), "{how}: {error}");
+            assert!(error.contains("--api_key") && !error.contains("secret"), "{engines}: {error}");
         }
     }
 
     #[test]
-    fn what_is_told_before_is_not_asked_for() {
-        let asked = |flags: &[&str], flag: &str, side| {
+    fn flag_given_before_dashes_needs_no_advice() {
+        let advice_for = |flags: &[&str], flag: &str, side| {
             let args = serve(flags);
             check(&args, side).unwrap();
-            instead(ServerFlag::of(flag).unwrap(), &args, side)
+            advice(ServerFlag::find(flag).unwrap(), &args, side)
         };
-        let behind = [
+        let after_dashes = [
             "--",
             "--tool-call-parser",
             "hermes",
@@ -95,20 +96,20 @@ mod tests {
         ];
         for flag in ["--tool-call-parser", "--reasoning-parser", "--enable-auto-tool-choice"] {
             assert!(
-                asked(&behind, flag, Side::Frontend)
-                    .is_some_and(|instead| instead.contains("before --")),
+                advice_for(&after_dashes, flag, Side::Frontend)
+                    .is_some_and(|advice| advice.contains("before --")),
                 "{flag}"
             );
         }
-        let told =
-            [&["--tool-call-parser", "hermes", "--served-model-name", "x"][..], &behind].concat();
-        assert_eq!(asked(&told, "--tool-call-parser", Side::Frontend), None);
-        assert_eq!(asked(&told, "--served-model-name", Side::Frontend), None);
-        assert!(asked(&told, "--reasoning-parser", Side::Frontend).is_some());
-        assert_eq!(asked(&behind, "--reasoning-parser", Side::Agent), None);
+        let before_dashes = ["--tool-call-parser", "hermes", "--served-model-name", "x"];
+        let both = [&before_dashes[..], &after_dashes].concat();
+        assert_eq!(advice_for(&both, "--tool-call-parser", Side::Frontend), None);
+        assert_eq!(advice_for(&both, "--served-model-name", Side::Frontend), None);
+        assert!(advice_for(&both, "--reasoning-parser", Side::Frontend).is_some());
+        assert_eq!(advice_for(&after_dashes, "--reasoning-parser", Side::Agent), None);
         assert!(
-            asked(&behind, "--tool-call-parser", Side::Agent)
-                .is_some_and(|instead| instead.contains("chiasm serve"))
+            advice_for(&after_dashes, "--tool-call-parser", Side::Agent)
+                .is_some_and(|advice| advice.contains("chiasm serve"))
         );
     }
 }

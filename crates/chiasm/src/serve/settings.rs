@@ -1,4 +1,4 @@
-//! From flags to the settings of engines, router, media door and server.
+//! The settings of engines, router, media loader and server, from the flags.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use axum::http::StatusCode;
 use chiasm_api::openai::BodyLimits;
 use chiasm_engine::{ArenaPolicy, ClientOptions, CountedRows, FormatPolicy};
 use chiasm_fleet::Patience;
-use chiasm_media::{ByteBudget, ImageLimits, MediaConfig, MediaDoor, MediaLimits};
+use chiasm_media::{ByteBudget, ImageLimits, MediaConfig, MediaLimits, MediaLoader};
 use chiasm_pipeline::PipelineLimits;
 use chiasm_pipeline::model::ServedModel;
 use chiasm_router::{BusyThresholds, Decoding, RouterConfig, Weights};
@@ -16,14 +16,14 @@ use crate::cli::{LimitArgs, MediaArgs, MmTransfer, RoutingArgs, ServeArgs, Tenso
 use crate::error::CliError;
 use crate::vllm_flags::VllmFlags;
 
-/// vLLM's own default.
+/// vLLM's own default of `--mm-processor-cache-gb`.
 const DEFAULT_RECEIVER_CACHE_GB: f64 = 4.0;
 
-/// Room for tensors that are being written, sent, or used by requests after their eviction.
+/// GiB for tensors that are being written, sent, or used by requests after their eviction.
 const ARENA_GB_IN_FLIGHT: f64 = 1.0;
 
-/// Raw values where the engine normalises. vLLM does so by default for the families that can, from
-/// some version on.
+/// Returns the format of image tensors: raw values where the engine normalises. vLLM normalises by
+/// default from some version on, for the families that support it.
 pub(super) fn format_policy(
     args: &ServeArgs,
     flags: &VllmFlags,
@@ -39,7 +39,7 @@ pub(super) fn format_policy(
     }
 }
 
-/// Size of the engines' receiver caches. The engines that are started here cache nothing with
+/// Returns the size of the engines' receiver caches in GiB. Launched engines cache nothing with
 /// `--mm-transfer off`.
 pub(super) fn receiver_cache_gb(args: &ServeArgs) -> f64 {
     match args.engines.mm_transfer {
@@ -48,10 +48,12 @@ pub(super) fn receiver_cache_gb(args: &ServeArgs) -> f64 {
     }
 }
 
-/// An engine's receiver cache keeps the tensors where they are, in its arena; so that must hold as
-/// much and what is under way. A model without media needs none.
-pub(super) fn arena_policy(args: &ServeArgs, takes_media: bool) -> ArenaPolicy {
-    if !takes_media {
+/// Returns the arena policy. A model without media needs no arena.
+///
+/// An engine's receiver cache keeps tensors in place, in the arena. The arena must therefore hold
+/// the whole cache and the tensors in flight.
+pub(super) fn arena_policy(args: &ServeArgs, accepts_media: bool) -> ArenaPolicy {
+    if !accepts_media {
         return ArenaPolicy::Never;
     }
     let gib =
@@ -64,8 +66,10 @@ pub(super) fn arena_policy(args: &ServeArgs, takes_media: bool) -> ArenaPolicy {
     }
 }
 
-/// What the engines' receiver caches hold, where that is known. An attached engine does not tell,
-/// and one without a cache dies of an item without data.
+/// Returns the size of the engines' receiver caches in bytes, or `None` if it is 0 or unknown.
+///
+/// An attached engine does not report the size. One without a cache would die of an item without
+/// data, so an unknown size counts as none.
 pub(super) fn receiver_cache_bytes(args: &ServeArgs) -> Option<u64> {
     if !args.engines.attach.is_empty() && args.engines.receiver_cache_gb.is_none() {
         return None;
@@ -73,14 +77,13 @@ pub(super) fn receiver_cache_bytes(args: &ServeArgs) -> Option<u64> {
     cache_bytes(receiver_cache_gb(args))
 }
 
-/// GiB to bytes as vLLM computes them; `None` for no cache. A fraction of a byte makes no
-/// difference to it either.
+/// Converts GiB to bytes as vLLM does, without the fraction of a byte. Returns `None` for no cache.
 pub(crate) fn cache_bytes(gib: f64) -> Option<u64> {
     let bytes = gib * (1_u64 << 30) as f64;
     (bytes >= 1.0).then_some(bytes as u64)
 }
 
-/// What clients of this model's engines have to know about it.
+/// Returns the client options that depend on the model.
 pub(crate) fn client_options(model: &ServedModel) -> ClientOptions {
     let counted = model.vision.as_ref().map_or(&[][..], |vision| vision.counted_rows());
     ClientOptions {
@@ -122,7 +125,7 @@ pub(super) fn router_config(args: &RoutingArgs) -> RouterConfig {
             pending_tokens: args.busy_pending_tokens,
             waiting: args.busy_waiting,
         },
-        believed_for: args.approximate_ttl,
+        approximate_ttl: args.approximate_ttl,
         max_sessions: args.max_sessions,
         index_max_bytes: Some(args.index_max_bytes),
         ..RouterConfig::default()
@@ -142,19 +145,20 @@ pub(super) fn routing_options(args: &RoutingArgs) -> Result<RoutingOptions, CliE
     Ok(RoutingOptions { session_header, busy_status })
 }
 
-/// The door of all media.
-pub(super) fn media_door(args: &MediaArgs, has_helper: bool) -> Result<MediaDoor, CliError> {
+/// Creates the loader of all media.
+pub(super) fn media_loader(args: &MediaArgs, has_processor: bool) -> Result<MediaLoader, CliError> {
     if let Some(folder) = args.allowed_local_media_path.as_deref().filter(|folder| !folder.is_dir())
     {
         let message =
             format!("--allowed-local-media-path: there is no folder {}", folder.display());
         return Err(CliError::Usage(message));
     }
-    Ok(MediaDoor::new(media_config(args, has_helper), byte_budget(args))?)
+    Ok(MediaLoader::new(media_config(args, has_processor), byte_budget(args))?)
 }
 
-/// With vLLM's processor, images of formats that are not read here are not refused at once.
-fn media_config(args: &MediaArgs, has_helper: bool) -> MediaConfig {
+/// Returns the settings of the media loader. With vLLM's processor (`has_processor`), the loader
+/// accepts image formats that Chiasm can't read.
+fn media_config(args: &MediaArgs, has_processor: bool) -> MediaConfig {
     let MediaArgs {
         ref allowed_local_media_path,
         ref allowed_media_domains,
@@ -179,10 +183,10 @@ fn media_config(args: &MediaArgs, has_helper: bool) -> MediaConfig {
         media_min_freshness,
         media_max_freshness,
         media_error_ttl,
-        // In `limits`.
+        // Used in `limits`.
         limit_mm_per_prompt: _,
         processed_cache_bytes: _,
-        // In `byte_budget`.
+        // Used in `byte_budget`.
         max_bytes_in_flight: _,
     } = *args;
     MediaConfig {
@@ -194,13 +198,13 @@ fn media_config(args: &MediaArgs, has_helper: bool) -> MediaConfig {
                 max_aspect_ratio: max_image_aspect_ratio,
                 max_scans: max_image_scans,
             },
-            foreign_images: has_helper,
+            opaque_images: has_processor,
             video_bytes: max_video_bytes,
             audio_bytes: max_audio_bytes,
         },
         connect_timeout: media_connect_timeout,
         first_byte_timeout: media_first_byte_timeout,
-        // There is no flag for it.
+        // Has no flag.
         stall_timeout: MediaConfig::default().stall_timeout,
         min_body_rate: media_min_rate,
         total_timeout: media_timeout,
@@ -209,7 +213,7 @@ fn media_config(args: &MediaArgs, has_helper: bool) -> MediaConfig {
         max_redirects: media_max_redirects,
         cache_bytes: media_cache_bytes,
         max_known_names: max_media_names,
-        failures_last: media_error_ttl,
+        failure_ttl: media_error_ttl,
         allowed_local_media_path: allowed_local_media_path.clone(),
         allow_private_addresses: allow_private_media,
         allowed_ports: allowed_media_ports.clone(),
@@ -219,7 +223,8 @@ fn media_config(args: &MediaArgs, has_helper: bool) -> MediaConfig {
     }
 }
 
-/// Caches count too, and must not take the room of requests.
+/// Returns the budget for media bytes. The caches are part of it, on top of the bytes in flight, so
+/// that they take no room from requests.
 fn byte_budget(args: &MediaArgs) -> ByteBudget {
     let caches = args.media_cache_bytes.saturating_add(args.processed_cache_bytes);
     ByteBudget::new(args.max_bytes_in_flight.saturating_add(caches))
@@ -255,10 +260,10 @@ pub(super) fn limits(args: &ServeArgs) -> Limits {
         // Limits of the process.
         max_unread_bytes: _,
         async_threads: _,
-        // What is counted, which limits nothing.
+        // Objectives, which are only counted.
         slo_ttft: _,
         slo_itl: _,
-        // Of the shutdown.
+        // Times of the shutdown.
         drain_delay: _,
         drain_timeout: _,
     } = args.limits;
@@ -283,15 +288,15 @@ pub(super) fn limits(args: &ServeArgs) -> Limits {
             processed_bytes: args.media.processed_cache_bytes,
             cpu_threads: cpu_threads.unwrap_or(PipelineLimits::default().cpu_threads),
             request_cost: max_request_cost,
-            first_token_timeout: some_time(first_token_timeout),
-            request_timeout: some_time(request_timeout),
+            first_token_timeout: non_zero(first_token_timeout),
+            request_timeout: non_zero(request_timeout),
             quarantine,
         },
     }
 }
 
-/// A limit of 0 is none.
-fn some_time(limit: Duration) -> Option<Duration> {
+/// Returns `None` for 0, which means no limit.
+fn non_zero(limit: Duration) -> Option<Duration> {
     (!limit.is_zero()).then_some(limit)
 }
 
@@ -303,8 +308,8 @@ mod tests {
     use crate::cli::{Cli, Command};
 
     #[test]
-    fn limits_are_those_of_the_flags() {
-        let of = |flags: &[&str]| {
+    fn limits_follow_flags() {
+        let limits_for = |flags: &[&str]| {
             let Command::Serve(args) =
                 Cli::parse_from([&["chiasm", "serve", "m"], flags].concat()).command
             else {
@@ -313,8 +318,8 @@ mod tests {
             limits(&args)
         };
         let mut defaults = Limits::default();
-        defaults.pipeline.cpu_threads = of(&[]).pipeline.cpu_threads;
-        assert_eq!(of(&[]), defaults);
+        defaults.pipeline.cpu_threads = limits_for(&[]).pipeline.cpu_threads;
+        assert_eq!(limits_for(&[]), defaults);
         let flags = [
             "--min-body-rate=5",
             "--write-timeout=7",
@@ -330,7 +335,7 @@ mod tests {
         };
         let pipeline = PipelineLimits { requests: Some(9), ..defaults.pipeline };
         let changed = Limits { http, pipeline, ..defaults };
-        assert_eq!(of(&flags), changed);
+        assert_eq!(limits_for(&flags), changed);
         assert!(
             Cli::try_parse_from(["chiasm", "serve", "m", "--trusted-proxies", "example.com"])
                 .is_err()

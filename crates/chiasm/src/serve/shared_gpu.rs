@@ -1,91 +1,95 @@
-//! Engines that share a GPU: which one, and what part of its memory each may take.
+//! Engines that share a GPU: the choice of the GPU, and each engine's share of its memory.
 
 use chiasm_engine::LaunchHost;
 
 use crate::cli::{EngineCounts, ServeArgs};
 use crate::error::CliError;
-use crate::vllm_flags::Spelled;
+use crate::vllm_flags::FlagArg;
 
-/// The part of a GPU's memory that an engine takes, whatever others have of it.
+/// vLLM's flag for the fraction of a GPU's memory that an engine takes, regardless of other
+/// processes.
 const UTILIZATION: &str = "--gpu-memory-utilization";
-/// Its other name in vLLM.
+/// Another name of that flag in vLLM.
 const ALIAS: &str = "--device-memory-utilization";
-/// What all engines take together, unless they are told otherwise: about what one alone takes
-/// (vLLM's default is 0.92), as each has CUDA graphs and a context beside what it counts.
-const TOGETHER: f64 = 0.9;
-/// Less is no share: the weights of a small model alone are more.
-const LEAST: f64 = 0.01;
+/// The fraction that all engines share by default. It is slightly below vLLM's default for one
+/// engine (0.92), because each engine has CUDA graphs and a context beyond its own count.
+const TOTAL_FRACTION: f64 = 0.9;
+/// The minimum share of an engine; even the weights of a small model are larger.
+const MIN_FRACTION: f64 = 0.01;
 
-/// What the engines of one GPU are told.
+/// The shares of the engines on one GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Shares {
-    /// The part of each engine whose flags say nothing of it; `None` if all do.
-    of_others: Option<f64>,
+pub(super) struct GpuShares {
+    /// The fraction of each engine without a fraction in its flags; `None` if there is none.
+    default_fraction: Option<f64>,
 }
 
-impl Shares {
-    /// Shares what the engines that the operator has told a part leave of the GPU between the
-    /// others.
+impl GpuShares {
+    /// Divides the memory that the operator has not assigned by flags among the other engines.
     ///
     /// # Errors
-    /// [`CliError::Usage`]: it is not enough for all, or a part is not a number.
-    pub(super) fn of(args: &ServeArgs, launched: &EngineCounts) -> Result<Self, CliError> {
-        let (mut told, mut others) = (0.0, 0_u32);
+    /// [`CliError::Usage`] if the memory is not enough, or if a fraction is not a number.
+    pub(super) fn from_args(args: &ServeArgs, launched: &EngineCounts) -> Result<Self, CliError> {
+        let mut assigned = 0.0;
+        let mut others = 0_u32;
         for &(role, count) in launched.by_role() {
             let flags: Vec<String> =
-                args.vllm_args.iter().cloned().chain(args.roles.of(role)).collect();
+                args.vllm_args.iter().cloned().chain(args.roles.vllm_flags(role)).collect();
             match utilization(&flags)? {
-                Some(part) => told += part * f64::from(count),
+                Some(fraction) => assigned += fraction * f64::from(count),
                 None => others += count,
             }
         }
-        let wrong = |why: String| Err(CliError::Usage(format!("--share-gpu: {why}")));
-        if told > 1.0 {
-            return wrong(format!(
-                "the engines are told to take {told:.2} of the GPU's memory together ({UTILIZATION})"
+        let invalid = |why: String| Err(CliError::Usage(format!("--share-gpu: {why}")));
+        if assigned > 1.0 {
+            return invalid(format!(
+                "the engines take {assigned:.2} of the GPU's memory together ({UTILIZATION})"
             ));
         }
-        // In thousandths, rounded down, so that all together are not more.
-        let part = ((TOGETHER - told) / f64::from(others.max(1)) * 1e3).floor() / 1e3;
-        if others > 0 && part < LEAST {
-            return wrong(format!(
-                "{told:.2} of the GPU's memory is given away by {UTILIZATION}, and {others} more engines are to share the rest of {TOGETHER}"
+        // Rounded down to thousandths, so that the sum does not exceed the total.
+        let fraction = ((TOTAL_FRACTION - assigned) / f64::from(others.max(1)) * 1e3).floor() / 1e3;
+        if others > 0 && fraction < MIN_FRACTION {
+            return invalid(format!(
+                "{UTILIZATION} assigns {assigned:.2} of the GPU's memory, which leaves too little \
+                 of {TOTAL_FRACTION} for {others} more engines"
             ));
         }
-        Ok(Self { of_others: (others > 0).then_some(part) })
+        Ok(Self { default_fraction: (others > 0).then_some(fraction) })
     }
 
-    /// An engine with its part, unless it has been told one.
-    pub(super) fn told(&self, mut host: LaunchHost) -> LaunchHost {
-        if let (Some(part), Ok(None)) = (self.of_others, utilization(&host.extra_args)) {
-            host.extra_args.insert(0, format!("{UTILIZATION}={part}"));
+    /// Adds the engine's fraction to its arguments, unless they have one.
+    pub(super) fn apply(&self, mut host: LaunchHost) -> LaunchHost {
+        if let (Some(fraction), Ok(None)) = (self.default_fraction, utilization(&host.extra_args)) {
+            host.extra_args.insert(0, format!("{UTILIZATION}={fraction}"));
         }
         host
     }
 }
 
-/// The part of a GPU's memory that these flags say, which is the last one.
+/// Returns the fraction of a GPU's memory in these flags. The last one counts.
 fn utilization(flags: &[String]) -> Result<Option<f64>, CliError> {
-    let mut said = None;
+    let mut fraction = None;
     let mut flags = flags.iter();
     while let Some(flag) = flags.next() {
-        let Some(spelled) = Spelled::read(flag)
-            .filter(|spelled| spelled.means(UTILIZATION) || spelled.means(ALIAS))
+        let Some(arg) =
+            FlagArg::parse(flag).filter(|arg| arg.matches(UTILIZATION) || arg.matches(ALIAS))
         else {
             continue;
         };
-        let value = spelled.value.or_else(|| flags.next().map(String::as_str));
-        let part = value
+        let value = arg.value.or_else(|| flags.next().map(String::as_str));
+        let number = value
             .and_then(|value| value.parse().ok())
-            .filter(|part: &f64| (0.0..=1.0).contains(part));
-        let why = || CliError::Usage(format!("{UTILIZATION} has to be a number from 0 to 1"));
-        said = Some(part.ok_or_else(why)?);
+            .filter(|number: &f64| (0.0..=1.0).contains(number));
+        let invalid = || CliError::Usage(format!("{UTILIZATION} has to be a number from 0 to 1"));
+        fraction = Some(number.ok_or_else(invalid)?);
     }
-    Ok(said)
+    Ok(fraction)
 }
 
-/// The GPUs that all engines see: so many, or one. `None` leaves what the operator has this process
-/// see, of which vLLM takes the first: it may be there so that the others are left alone.
+/// Returns the GPUs that all engines see: the first `count`, or one by default.
+///
+/// Returns `None` by default if the operator has restricted the GPUs of this process: vLLM then
+/// takes the first of those, and the others must be left alone.
 pub(super) fn gpus(count: Option<u32>, is_restricted: bool) -> Option<Vec<u32>> {
     match count {
         Some(count) => Some((0..count).collect()),
@@ -101,33 +105,34 @@ mod tests {
     use super::*;
     use crate::cli::{Cli, Command};
 
-    fn shares(words: &str) -> Result<Shares, String> {
+    fn shares(words: &str) -> Result<GpuShares, String> {
         let words = shlex::split(words).unwrap();
         let all =
             ["chiasm", "serve", "m", "--share-gpu"].map(str::to_owned).into_iter().chain(words);
         let Command::Serve(args) = Cli::parse_from(all).command else { panic!("serve") };
         let launched = args.engines.engines.clone().unwrap();
-        Shares::of(&args, &launched).map_err(|error| error.to_string())
+        GpuShares::from_args(&args, &launched).map_err(|error| error.to_string())
     }
 
     #[test]
-    fn engines_share_what_one_would_take() {
-        let of_others = |words: &str| shares(words).unwrap().of_others;
-        assert_eq!(of_others("--engines 2"), Some(0.45));
-        assert_eq!(of_others("--engines prefill=1,decode=1"), Some(0.45));
-        assert_eq!(of_others("--engines prefill=1,decode=3"), Some(0.225));
-        assert_eq!(of_others("--engines 7"), Some(0.128), "rounded down");
-        let told =
+    fn engines_share_memory_of_one_engine() {
+        let fraction = |words: &str| shares(words).unwrap().default_fraction;
+        assert_eq!(fraction("--engines 2"), Some(0.45));
+        assert_eq!(fraction("--engines prefill=1,decode=1"), Some(0.45));
+        assert_eq!(fraction("--engines prefill=1,decode=3"), Some(0.225));
+        assert_eq!(fraction("--engines 7"), Some(0.128), "rounded down");
+        let one_assigned =
             "--engines prefill=1,decode=2 --role-args prefill='--gpu-memory-utilization 0.3'";
-        assert_eq!(of_others(told), Some(0.3));
-        assert_eq!(of_others("--engines 2 -- --gpu_memory_utilization=0.4"), None);
-        assert_eq!(of_others("--engines 2 -- --device-memory-utilization 0.4"), None);
-        let both = "--engines prefill=1,decode=1 --role-args decode='--gpu-memory-util 0.5' -- --gpu-memory-utilization 0.2";
-        assert_eq!(of_others(both), None, "that of the role is behind that of all");
+        assert_eq!(fraction(one_assigned), Some(0.3));
+        assert_eq!(fraction("--engines 2 -- --gpu_memory_utilization=0.4"), None);
+        assert_eq!(fraction("--engines 2 -- --device-memory-utilization 0.4"), None);
+        let both = "--engines prefill=1,decode=1 --role-args decode='--gpu-memory-util 0.5' \
+                    -- --gpu-memory-utilization 0.2";
+        assert_eq!(fraction(both), None, "the role's flags follow those for all");
     }
 
     #[test]
-    fn more_than_there_is_is_refused_at_the_start() {
+    fn excessive_or_invalid_share_is_refused() {
         for (words, why) in [
             ("--engines 2 -- --gpu-memory-utilization 0.6", "1.20"),
             (
@@ -144,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn all_see_the_same_gpu_and_none_that_the_operator_keeps_from_them() {
+    fn engines_see_same_gpus_unless_operator_restricts() {
         assert_eq!(gpus(None, false), Some(vec![0]));
         assert_eq!(gpus(None, true), None);
         assert_eq!(gpus(Some(2), true), Some(vec![0, 1]));

@@ -1,8 +1,8 @@
-//! What whoever started a server in a terminal sees when it is ready.
+//! The text that a terminal shows when the server is ready.
 
 use std::fmt::Write;
 
-/// Addresses, and a request to try.
+/// Returns the server's URLs, and a request to try.
 pub(super) fn summary(base: &str, model: &str, page: Option<&str>, has_keys: bool) -> String {
     let mut summary = format!("ready\n  API   {base}/v1");
     if let Some(page) = page {
@@ -14,14 +14,15 @@ pub(super) fn summary(base: &str, model: &str, page: Option<&str>, has_keys: boo
     let key = if has_keys { " -H \"authorization: Bearer $KEY\"" } else { "" };
     let _ = write!(
         summary,
-        "\n  try   curl -s {base}/v1/chat/completions{key} -H 'content-type: application/json' -d {}",
-        quoted(&body)
+        "\n  try   curl -s {base}/v1/chat/completions{key} \
+         -H 'content-type: application/json' -d {}",
+        shell_quoted(&body)
     );
     summary
 }
 
-/// One word of a shell.
-fn quoted(text: &str) -> String {
+/// Quotes text as one word of a POSIX shell.
+fn shell_quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
@@ -30,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_request_is_one_that_a_shell_sends_as_it_is() {
+    fn request_survives_shell_quoting() {
         let model = r#"it's "$HOME" \ `x`"#;
         let shown = summary("http://h:1", model, Some("http://h:1/ui/"), true);
         assert!(shown.contains("page  http://h:1/ui/") && shown.contains("Bearer $KEY"), "{shown}");

@@ -1,33 +1,38 @@
-//! Fleets of several shapes that were asked the same, in one table.
+//! A table of several fleets under the same workload.
 
 use std::fmt::Write as _;
 
 use super::Run;
 
-/// A line for each fleet and policy, with what was encoded elsewhere if some engines encode alone.
-/// `None` where there is nothing to compare: one fleet, or fleets without roles, of which the size
-/// is all that differs.
+/// Returns a table with a line for each fleet and policy. It has a column for items encoded
+/// elsewhere if some engines only encode.
+///
+/// Returns `None` for a single fleet, and for fleets without roles, which only differ in size.
 pub(super) fn table(runs: &[Run]) -> Option<String> {
     if runs.len() < 2 || !runs.iter().any(|run| run.fleet.has_roles()) {
         return None;
     }
     let has_encoders =
         runs.iter().flat_map(|run| &run.reports).any(|report| report.encoded_elsewhere.is_some());
-    let (name, line) = if has_encoders { (" encoded elsewhere |", "---|") } else { ("", "") };
+    let heading = if has_encoders { " encoded elsewhere |" } else { "" };
+    let rule = if has_encoders { "---|" } else { "" };
     let mut text = format!(
-        "| fleet | policy | TTFT p50 | p90 | p99 | ITL p50 | p90 | p99 | hit rate | split |{name} work | requests/s |\n\
-         |---|---|---|---|---|---|---|---|---|---|{line}---|---|\n",
+        "| fleet | policy | TTFT p50 | p90 | p99 | ITL p50 | p90 | p99 | hit rate | split |\
+         {heading} work | requests/s |\n\
+         |---|---|---|---|---|---|---|---|---|---|{rule}---|---|\n",
     );
-    let percent = |part: f64| format!("{:.1} %", 100.0 * part);
-    let maybe = |part: Option<f64>| part.map_or_else(|| "–".to_owned(), percent);
+    let percent = |fraction: f64| format!("{:.1} %", 100.0 * fraction);
+    let percent_or_dash = |fraction: Option<f64>| fraction.map_or_else(|| "–".to_owned(), percent);
     for run in runs {
         for report in &run.reports {
-            let (ttft, itl) = (report.ttft_ms, report.itl_ms);
+            let ttft = report.ttft_ms;
+            let itl = report.itl_ms;
             let times = [ttft.p50, ttft.p90, ttft.p99, itl.p50, itl.p90, itl.p99]
                 .map(|time| format!("{time:.1}"));
-            let elsewhere = match has_encoders {
-                true => format!(" {} |", maybe(report.encoded_elsewhere)),
-                false => String::new(),
+            let elsewhere = if has_encoders {
+                format!(" {} |", percent_or_dash(report.encoded_elsewhere))
+            } else {
+                String::new()
             };
             // Writing to a string can't fail.
             let _ = writeln!(
@@ -37,7 +42,7 @@ pub(super) fn table(runs: &[Run]) -> Option<String> {
                 report.policy,
                 times.join(" | "),
                 percent(report.hit_rate),
-                maybe(report.split),
+                percent_or_dash(report.split),
                 percent(report.work),
                 report.requests_per_second,
             );

@@ -1,20 +1,20 @@
-//! What the flags say, in every spelling.
+//! Tests of the flags in all their spellings.
 
 use super::*;
 
-fn read(args: &[&str]) -> Result<VllmFlags, String> {
+fn parse(args: &[&str]) -> Result<VllmFlags, String> {
     let args: Vec<_> = args.iter().map(|arg| (*arg).to_owned()).collect();
-    VllmFlags::read(&args).map_err(|error| error.to_string())
+    VllmFlags::parse(&args).map_err(|error| error.to_string())
 }
 
 fn kwargs(args: &[&str]) -> Value {
-    Value::Object(read(args).unwrap().processor_kwargs)
+    Value::Object(parse(args).unwrap().processor_kwargs)
 }
 
 #[test]
-fn what_only_engines_could_heed_is_found() {
+fn engine_only_flag_is_found() {
     let found = |args: &[&str]| {
-        for_engines_alone(&args.iter().map(|arg| (*arg).to_owned()).collect::<Vec<_>>())
+        first_engine_only_flag(&args.iter().map(|arg| (*arg).to_owned()).collect::<Vec<_>>())
     };
     assert_eq!(found(&["--trust_remote_code", "--mm-processor-kwargs.max_pixels", "1"]), None);
     assert_eq!(
@@ -24,8 +24,8 @@ fn what_only_engines_could_heed_is_found() {
 }
 
 #[test]
-fn models_that_are_not_vllms_own_are_told_apart() {
-    let foreign = |args: &[&str]| read(args).unwrap().foreign_model;
+fn foreign_model_code_is_detected() {
+    let foreign = |args: &[&str]| parse(args).unwrap().foreign_model;
     assert!(foreign(&["--model-impl", "transformers"]));
     assert!(foreign(&["--model_impl=terratorch"]));
     assert!(!foreign(&["--model-impl", "vllm"]));
@@ -33,42 +33,42 @@ fn models_that_are_not_vllms_own_are_told_apart() {
 }
 
 #[test]
-fn who_reads_the_model_and_writes_its_conversations_is_said_in_every_spelling() {
-    let said = |args: &[&str]| {
-        let VllmFlags { config_format, tokenizer_mode, .. } = read(args).unwrap();
+fn config_format_with_tokenizer_mode_is_parsed() {
+    let parsed = |args: &[&str]| {
+        let VllmFlags { config_format, tokenizer_mode, .. } = parse(args).unwrap();
         (config_format, tokenizer_mode)
     };
     let pair = |format: &str, mode: &str| (format.to_owned(), mode.to_owned());
     assert_eq!(
-        said(&["--tokenizer", "mistral", "--tokenizer-revision", "x"]),
+        parsed(&["--tokenizer", "mistral", "--tokenizer-revision", "x"]),
         pair("auto", "auto")
     );
-    assert_eq!(said(&["--tokenizer_mode=HF", "--config-f", "mistral"]), pair("mistral", "hf"));
-    assert_eq!(said(&["--tokenizer-m", "deepseek_v32"]), pair("auto", "deepseek_v32"));
+    assert_eq!(parsed(&["--tokenizer_mode=HF", "--config-f", "mistral"]), pair("mistral", "hf"));
+    assert_eq!(parsed(&["--tokenizer-m", "deepseek_v32"]), pair("auto", "deepseek_v32"));
 }
 
 #[test]
-fn what_is_fetched_of_a_model_on_the_hub_is_said_in_every_spelling() {
-    let said = |args: &[&str]| {
-        let VllmFlags { trust_remote_code, load_format, has_revision, .. } = read(args).unwrap();
+fn hub_flags_are_parsed_in_each_spelling() {
+    let parsed = |args: &[&str]| {
+        let VllmFlags { trust_remote_code, load_format, has_revision, .. } = parse(args).unwrap();
         (trust_remote_code, load_format, has_revision)
     };
     assert_eq!(
-        said(&["--trust_remote_code", "--load-format=mistral"]),
+        parsed(&["--trust_remote_code", "--load-format=mistral"]),
         (true, "mistral".to_owned(), false)
     );
     assert_eq!(
-        said(&["--trust-remote", "--no-trust-remote-code", "--rev=v1"]),
+        parsed(&["--trust-remote", "--no-trust-remote-code", "--rev=v1"]),
         (false, "auto".to_owned(), true)
     );
     assert_eq!(
-        said(&["--tokenizer-revision", "x", "--code-revision=y"]),
+        parsed(&["--tokenizer-revision", "x", "--code-revision=y"]),
         (false, "auto".to_owned(), false)
     );
 }
 
 #[test]
-fn processor_kwargs_are_found_in_every_spelling() {
+fn processor_kwargs_are_parsed_in_each_spelling() {
     let expected = json!({"max_pixels": 50000});
     for args in [
         &["--mm-processor-kwargs", r#"{"max_pixels": 50000}"#][..],
@@ -88,7 +88,7 @@ fn processor_kwargs_are_found_in_every_spelling() {
 }
 
 #[test]
-fn other_flags_say_nothing() {
+fn other_flags_leave_defaults() {
     for args in [
         &[][..],
         &[
@@ -103,27 +103,27 @@ fn other_flags_say_nothing() {
         &["--mm-encoder-tp-mode", "data", "--mm-processor-kwargs", "None"],
         &["--mm-processor-kwargs", "{}", "--media-io-kwargs", "{}"],
     ] {
-        assert_eq!(read(args).unwrap(), VllmFlags::default(), "{args:?}");
+        assert_eq!(parse(args).unwrap(), VllmFlags::default(), "{args:?}");
     }
 }
 
 #[test]
-fn kinds_that_a_prompt_may_have_none_of_are_not_taken() {
-    let taken = |args: &[&str]| {
-        let TakenKinds { images, videos } = read(args).unwrap().taken_kinds();
+fn kind_limited_to_zero_is_not_accepted() {
+    let accepted = |args: &[&str]| {
+        let AcceptedMedia { images, videos } = parse(args).unwrap().accepted_media();
         (images, videos)
     };
-    assert_eq!(taken(&[]), (true, true));
-    assert_eq!(taken(&["--limit-mm-per-prompt", r#"{"image": 4, "video": 0}"#]), (true, false));
-    assert_eq!(taken(&["--limit-mm-per-prompt.video=0"]), (true, false));
-    assert_eq!(taken(&["--limit_mm_per_prompt.image.count", "0"]), (false, true));
-    assert_eq!(taken(&["--limit-mm", r#"{"image": {"count": 2, "width": 9}}"#]), (true, true));
-    assert_eq!(taken(&["--language-model-only"]), (false, false));
-    assert_eq!(taken(&["--language-model-only", "--no-language-model-only"]), (true, true));
+    assert_eq!(accepted(&[]), (true, true));
+    assert_eq!(accepted(&["--limit-mm-per-prompt", r#"{"image": 4, "video": 0}"#]), (true, false));
+    assert_eq!(accepted(&["--limit-mm-per-prompt.video=0"]), (true, false));
+    assert_eq!(accepted(&["--limit_mm_per_prompt.image.count", "0"]), (false, true));
+    assert_eq!(accepted(&["--limit-mm", r#"{"image": {"count": 2, "width": 9}}"#]), (true, true));
+    assert_eq!(accepted(&["--language-model-only"]), (false, false));
+    assert_eq!(accepted(&["--language-model-only", "--no-language-model-only"]), (true, true));
 }
 
 #[test]
-fn keys_given_one_by_one_come_together() {
+fn keys_given_one_by_one_are_merged() {
     let args = [
         "--mm-processor-kwargs.size.shortest_edge",
         "9",
@@ -138,7 +138,7 @@ fn keys_given_one_by_one_come_together() {
 }
 
 #[test]
-fn a_flag_without_one_clear_value_is_refused_by_name() {
+fn missing_or_ambiguous_value_is_refused_by_flag() {
     for args in [
         &["--mm-processor-kwargs"][..],
         &["--mm-processor-kwargs.size"],
@@ -150,13 +150,13 @@ fn a_flag_without_one_clear_value_is_refused_by_name() {
         &["--mm-processor-kwargs.b", "1", "--mm-processor-kwargs.b", "2"],
         &["--mm-processor-kwargs.b", "1", "--mm-processor-kwargs.b.c", "2"],
     ] {
-        let error = read(args).unwrap_err();
+        let error = parse(args).unwrap_err();
         assert!(error.starts_with("--mm-processor-kwargs"), "{args:?}: {error}");
     }
 }
 
 #[test]
-fn media_io_kwargs_that_would_change_an_image_are_refused_by_name() {
+fn media_io_kwargs_that_change_images_are_refused() {
     for (value, name) in [
         (r#"{"image": {"rgba_background_color": [0, 0, 0]}}"#, "image.rgba_background_color"),
         (r#"{"image": {"image_mode": null}}"#, "image.image_mode"),
@@ -165,23 +165,23 @@ fn media_io_kwargs_that_would_change_an_image_are_refused_by_name() {
         (r#"{"vision_chunk": {}}"#, "vision_chunk"),
         ("1", "no JSON object"),
     ] {
-        let error = read(&["--media-io-kwargs", value]).unwrap_err();
+        let error = parse(&["--media-io-kwargs", value]).unwrap_err();
         assert!(
             error.starts_with("--media-io-kwargs after --") && error.contains(name),
             "{value}: {error}"
         );
     }
-    assert!(read(&["--media_io_kwargs.image.rgba_background_color", "[0, 0, 0]"]).is_err());
+    assert!(parse(&["--media_io_kwargs.image.rgba_background_color", "[0, 0, 0]"]).is_err());
     for value in [
         r#"{"video": {"num_frames": 40}, "audio": {"x": 1}, "image": {}}"#,
         r#"{"image": {"image_mode": "RGB", "rgba_background_color": [255, 255, 255]}}"#,
     ] {
-        assert!(read(&["--media-io-kwargs", value]).is_ok(), "{value}");
+        assert!(parse(&["--media-io-kwargs", value]).is_ok(), "{value}");
     }
 }
 
 #[test]
-fn who_normalises_is_said_in_every_spelling() {
+fn normalize_flag_is_parsed_in_each_spelling() {
     for (args, normalize) in [
         (&["--no-mm-device-do-normalize"][..], false),
         (&["--no_mm_device_do_normalize"], false),
@@ -189,17 +189,17 @@ fn who_normalises_is_said_in_every_spelling() {
         (&["--mm-device-do-normalize"], true),
         (&["--no-mm-device-do-normalize", "--mm-device-do-normalize"], true),
     ] {
-        assert_eq!(read(args).unwrap().normalize, normalize, "{args:?}");
+        assert_eq!(parse(args).unwrap().normalize, normalize, "{args:?}");
     }
 }
 
 #[test]
-fn a_configuration_with_these_flags_is_refused() {
+fn config_file_with_applied_flag_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("vllm.yaml");
     let read_file = |text: &str| {
         std::fs::write(&file, text).unwrap();
-        read(&["--config", file.to_str().unwrap()])
+        parse(&["--config", file.to_str().unwrap()])
     };
     for text in [
         "mm-processor-kwargs:\n  max_pixels: 3\n",
@@ -219,6 +219,6 @@ fn a_configuration_with_these_flags_is_refused() {
         "# grüße\ndtype: float32\nallowed-local-media-path: /mnt/media\nmax-model-len: 4096\n";
     assert!(read_file(harmless).is_ok());
     std::fs::remove_file(&file).unwrap();
-    assert!(read(&["--config", file.to_str().unwrap()]).unwrap_err().contains("vllm.yaml"));
-    assert!(read(&["--config"]).unwrap_err().contains("--config needs a value"));
+    assert!(parse(&["--config", file.to_str().unwrap()]).unwrap_err().contains("vllm.yaml"));
+    assert!(parse(&["--config"]).unwrap_err().contains("--config needs a value"));
 }

@@ -1,4 +1,4 @@
-//! Agents and frontends that share a secret.
+//! Agents and frontends that share a block key secret.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use crate::support::{Process, Server, chiasm, demo_model, send_signal};
 
-/// Processes with one state folder.
+/// A factory of processes that share one state folder.
 pub(crate) struct Cluster {
     state: TempDir,
 }
@@ -17,7 +17,7 @@ pub(crate) struct Cluster {
 /// A running agent. Killed when dropped.
 pub(crate) struct Agent {
     process: Process,
-    /// `host:port`
+    /// `host:port`.
     pub(crate) address: String,
 }
 
@@ -30,18 +30,18 @@ impl Cluster {
         self.state.path().display().to_string()
     }
 
-    /// An agent on the machine of this number.
+    /// Starts an agent on `127.0.0.{machine}`.
     pub(crate) fn agent(&self, machine: u8, flags: &[&str]) -> Agent {
         self.agent_at(&format!("127.0.0.{machine}"), "0", flags)
     }
 
-    /// An agent that listens there.
+    /// Starts an agent that listens on `host` and `port`.
     pub(crate) fn agent_at(&self, host: &str, port: &str, flags: &[&str]) -> Agent {
-        self.agent_by(chiasm(&[]), host, port, flags)
+        self.agent_with_command(chiasm(&[]), host, port, flags)
     }
 
-    /// The same by a command that runs the binary under test.
-    pub(crate) fn agent_by(
+    /// Starts an agent with a given command that runs the binary under test.
+    pub(crate) fn agent_with_command(
         &self,
         mut chiasm: Command,
         host: &str,
@@ -53,7 +53,7 @@ impl Cluster {
             .args(["agent", &model, "--host", host, "--port", port])
             .args(flags)
             .env("CHIASM_STATE_DIR", self.state.path())
-            // For the program that stands in for vLLM.
+            // Read by `stand_in_vllm.sh`.
             .env("CHIASM_TEST_BINARY", env!("CARGO_BIN_EXE_chiasm"))
             .stderr(Stdio::piped())
             .spawn()
@@ -73,31 +73,32 @@ impl Cluster {
         });
         let process = Process(child);
         let address =
-            address.recv_timeout(Duration::from_secs(60)).expect("it says where it listens");
+            address.recv_timeout(Duration::from_secs(60)).expect("the agent logs its address");
         Agent { process, address }
     }
 
-    /// A frontend of these agents.
+    /// Starts a frontend of these agents.
     pub(crate) fn serve(&self, agents: &[Agent], flags: &[&str]) -> Server {
         let addresses: Vec<&str> = agents.iter().map(|agent| &*agent.address).collect();
         self.serve_at(&addresses.join(","), flags)
     }
 
-    /// A frontend of the agents at these addresses.
+    /// Starts a frontend of the agents at these comma-separated addresses.
     pub(crate) fn serve_at(&self, addresses: &str, flags: &[&str]) -> Server {
-        self.serve_with(&[&["--agents", addresses], flags].concat())
+        self.serve_with_flags(&[&["--agents", addresses], flags].concat())
     }
 
-    /// A frontend that finds its agents by these flags.
-    pub(crate) fn serve_with(&self, flags: &[&str]) -> Server {
-        let (model, state) = (demo_model().display().to_string(), self.state());
+    /// Starts a frontend with `flags`, which say how it finds its agents.
+    pub(crate) fn serve_with_flags(&self, flags: &[&str]) -> Server {
+        let model = demo_model().display().to_string();
+        let state = self.state();
         let args = [&model, "--served-model-name", "m", "--state-dir", &state];
         Server::start(&[&args[..], flags].concat())
     }
 }
 
 impl Agent {
-    /// Ends it at once.
+    /// Kills the agent.
     pub(crate) fn kill(&mut self) {
         self.process.end();
     }
@@ -106,9 +107,9 @@ impl Agent {
         send_signal(self.process.0.id(), signal);
     }
 
-    /// Waits for its end. Whether that was in order.
+    /// Waits for the agent's exit. Returns `true` if its status is 0.
     pub(crate) fn wait(&mut self) -> bool {
-        self.process.0.wait().expect("it ends").success()
+        self.process.0.wait().expect("the agent ends").success()
     }
 
     pub(crate) fn port(&self) -> String {

@@ -1,105 +1,112 @@
-//! Agents that frontends find in etcd.
+//! Discovery of agents through etcd or a long list.
 
 use std::time::{Duration, Instant};
 
 use super::cluster::Cluster;
-use super::failures::answered;
-use super::{SOON, workers};
+use super::failures::count_answered;
+use super::{TIMEOUT, workers};
 use crate::support::etcd::Etcd;
 use crate::support::{Server, wait_for};
 
-/// Agents that are asked at once of those without a worker.
-const MOST_ASKED: usize = 256;
+/// The frontend's limit on simultaneous connection attempts to agents without a worker.
+const MAX_CONNECTING: usize = 256;
 
-async fn unnamed(server: &Server) -> usize {
+/// Returns the number of workers whose agent is no longer named.
+async fn unnamed_workers(server: &Server) -> usize {
     workers(server).await.iter().filter(|worker| worker["named"] == false).count()
 }
 
 #[tokio::test]
 #[ignore = "needs etcd"]
-async fn agents_in_etcd_come_and_go_and_are_served_while_etcd_is_away() {
+async fn etcd_outage_leaves_agents_in_service() {
     let mut etcd = Etcd::start().await;
-    let (cluster, url) = (Cluster::new(), etcd.url());
-    let announced = ["--sim", "1", "--announce", &url];
-    let mut first = cluster.agent(1, &announced);
-    let server = cluster.serve_with(&["--discovery", &url]);
-    server.wait_ready(1, SOON).await;
-    let second = cluster.agent(2, &announced);
-    server.wait_ready(2, SOON).await;
+    let cluster = Cluster::new();
+    let url = etcd.url();
+    let flags = ["--sim", "1", "--announce", &url];
+    let mut first = cluster.agent(1, &flags);
+    let server = cluster.serve_with_flags(&["--discovery", &url]);
+    server.wait_ready(1, TIMEOUT).await;
+    let second = cluster.agent(2, &flags);
+    server.wait_ready(2, TIMEOUT).await;
 
-    // Nothing of this concerns requests.
+    // Requests don't depend on etcd.
     etcd.signal("STOP");
-    assert_eq!(answered(&server, 20).await, 20);
+    assert_eq!(count_answered(&server, 20).await, 20);
     etcd.signal("CONT");
     etcd.kill();
-    server.logged("agents can't be discovered");
-    assert_eq!((answered(&server, 20).await, server.ready_workers().await), (20, 2));
+    server.wait_for_log("agents can't be discovered");
+    assert_eq!((count_answered(&server, 20).await, server.ready_workers().await), (20, 2));
     etcd.restart_empty().await;
-    server.logged("agents are discovered again");
-    wait_for("agents that are named again", SOON, async || unnamed(&server).await == 0).await;
-    assert_eq!((answered(&server, 20).await, server.ready_workers().await), (20, 2));
-
-    // One that goes down says so; one that is killed is named until its lease has ended.
-    second.signal("TERM");
-    server.logged("an agent is gone");
-    wait_for("one worker less", SOON, async || server.ready_workers().await == 1).await;
-    first.kill();
-    wait_for("the end of its lease", SOON, async || server.lines_logged("an agent is gone") == 2)
+    server.wait_for_log("agents are discovered again");
+    wait_for("agents that are named again", TIMEOUT, async || unnamed_workers(&server).await == 0)
         .await;
-    let _third = cluster.agent(3, &announced);
-    server.wait_ready(1, SOON).await;
-    assert_eq!(answered(&server, 20).await, 20);
+    assert_eq!((count_answered(&server, 20).await, server.ready_workers().await), (20, 2));
+
+    // An agent that shuts down deregisters. A killed agent stays named until its lease expires.
+    second.signal("TERM");
+    server.wait_for_log("an agent is gone");
+    wait_for("one worker less", TIMEOUT, async || server.ready_workers().await == 1).await;
+    first.kill();
+    wait_for("the end of its lease", TIMEOUT, async || {
+        server.count_logged("an agent is gone") == 2
+    })
+    .await;
+    let _third = cluster.agent(3, &flags);
+    server.wait_ready(1, TIMEOUT).await;
+    assert_eq!(count_answered(&server, 20).await, 20);
 }
 
 #[tokio::test]
 #[ignore = "needs etcd"]
-async fn an_agent_that_etcd_does_not_name_any_more_goes_on_while_it_answers() {
+async fn unnamed_agent_is_used_while_it_answers() {
     let etcd = Etcd::start().await;
     let cluster = Cluster::new();
     let agent = cluster.agent(1, &["--sim", "1"]);
     etcd.put("one", &agent.address).await;
-    // The same agent by another name is not another one.
+    // A second name of the same agent is not a second agent.
     etcd.put("two", &agent.address.replace("127.0.0.1", "localhost")).await;
-    let server = cluster.serve_with(&["--discovery", &etcd.url()]);
-    server.wait_ready(1, SOON).await;
-    assert_eq!(unnamed(&server).await, 0);
+    let server = cluster.serve_with_flags(&["--discovery", &etcd.url()]);
+    server.wait_ready(1, TIMEOUT).await;
+    assert_eq!(unnamed_workers(&server).await, 0);
     etcd.delete("one").await;
     etcd.delete("two").await;
-    wait_for("it is named no more", SOON, async || unnamed(&server).await == 1).await;
+    wait_for("one unnamed worker", TIMEOUT, async || unnamed_workers(&server).await == 1).await;
     assert_eq!(server.metric("chiasm_workers_unnamed").await, 1.0);
-    assert_eq!((answered(&server, 20).await, server.ready_workers().await), (20, 1));
+    assert_eq!((count_answered(&server, 20).await, server.ready_workers().await), (20, 1));
     drop(agent);
-    server.logged("an agent is gone");
-    wait_for("no worker", SOON, async || workers(&server).await.is_empty()).await;
+    server.wait_for_log("an agent is gone");
+    wait_for("no worker", TIMEOUT, async || workers(&server).await.is_empty()).await;
 }
 
 #[tokio::test]
-async fn however_many_are_named_few_strangers_are_asked_at_once() {
-    // One that accepts whoever comes at any loopback address, and says nothing.
+async fn attempts_to_reach_named_agents_are_bounded() {
+    // A listener on all loopback addresses that accepts connections and stays silent.
     let silent = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
     let port = silent.local_addr().unwrap().port();
     silent.set_nonblocking(true).unwrap();
     let silent = tokio::net::TcpListener::from_std(silent).unwrap();
     let cluster = Cluster::new();
-    let honest = cluster.agent(1, &["--sim", "1"]);
-    let strangers =
-        (0..2 * MOST_ASKED).map(|n| format!("127.1.{}.{}:{port}", n / 250, 1 + n % 250));
-    let named: Vec<String> = std::iter::once(honest.address.clone()).chain(strangers).collect();
-    let began = Instant::now();
-    let server = cluster.serve_with(&["--agents", &named.join(",")]);
-    let mut asked = Vec::new();
-    while asked.len() < MOST_ASKED - 1 {
-        asked.push(silent.accept().await.unwrap());
+    let agent = cluster.agent(1, &["--sim", "1"]);
+    let silent_addresses =
+        (0..2 * MAX_CONNECTING).map(|n| format!("127.1.{}.{}:{port}", n / 250, 1 + n % 250));
+    let named: Vec<String> =
+        std::iter::once(agent.address.clone()).chain(silent_addresses).collect();
+    let started = Instant::now();
+    let server = cluster.serve_with_flags(&["--agents", &named.join(",")]);
+    let mut connections = Vec::new();
+    while connections.len() < MAX_CONNECTING - 1 {
+        connections.push(silent.accept().await.unwrap());
     }
-    // Until one has been silent for a second, only the place of the honest one is left for another.
+    // Attempts time out after a second. Until then, only the real agent's place can be reused.
     let more = async {
         loop {
-            asked.push(silent.accept().await.unwrap());
+            connections.push(silent.accept().await.unwrap());
         }
     };
     assert!(tokio::time::timeout(Duration::from_millis(200), more).await.is_err());
-    let turns = 1 + began.elapsed().as_secs() as usize;
-    assert!(asked.len() <= turns * MOST_ASKED, "{} in {turns} turns", asked.len());
-    // Those that are given up leave their turn to the honest one, wherever it stands.
-    server.wait_ready(1, SOON).await;
+    let rounds = 1 + started.elapsed().as_secs() as usize;
+    let count = connections.len();
+    assert!(count <= rounds * MAX_CONNECTING, "{count} in {rounds} rounds");
+    // Timed-out attempts make room for the real agent, wherever it is in the list.
+    server.wait_ready(1, TIMEOUT).await;
 }

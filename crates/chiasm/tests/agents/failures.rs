@@ -1,4 +1,4 @@
-//! Agents, engines and frontends that go away, or say nothing.
+//! Agents, engines and frontends that die, drain or fall silent.
 
 use std::time::{Duration, Instant};
 
@@ -6,36 +6,37 @@ use futures_util::StreamExt;
 use serde_json::json;
 
 use super::cluster::Cluster;
-use super::{SOON, ask, workers};
+use super::{TIMEOUT, chat_body, workers};
 use crate::support::{Server, chiasm, wait_for};
 
-/// How soon a machine that says nothing is to be noticed.
-pub(crate) const NOTICED: Duration = Duration::from_secs(3);
-/// What a busy machine may add.
+/// The deadline for detecting a silent machine.
+pub(crate) const DETECTION_TIMEOUT: Duration = Duration::from_secs(3);
+/// The margin for a busy machine.
 const SLACK: Duration = Duration::from_secs(3);
 
-/// Asks for short answers until one fails, from several clients. How many were answered.
-pub(crate) async fn answered(server: &Server, requests: usize) -> usize {
-    let asked = (0..requests)
-        .map(|number| async move { server.chat(&ask(&format!("question {number}"), 3)).await });
-    let answers: Vec<_> = futures_util::stream::iter(asked).buffer_unordered(8).collect().await;
+/// Sends short requests, eight at a time. Returns how many were answered with status 200.
+pub(crate) async fn count_answered(server: &Server, requests: usize) -> usize {
+    let requests = (0..requests).map(|number| async move {
+        server.chat(&chat_body(&format!("question {number}"), 3)).await
+    });
+    let answers: Vec<_> = futures_util::stream::iter(requests).buffer_unordered(8).collect().await;
     answers.iter().filter(|answer| answer.status == 200).count()
 }
 
 #[tokio::test]
-async fn a_killed_agent_costs_no_request_that_had_no_token_and_comes_back_empty() {
+async fn killed_agent_fails_only_requests_with_tokens() {
     let cluster = Cluster::new();
     let slow = ["--sim", "1", "--sim-decode-rate", "20"];
     let mut agents = [cluster.agent(1, &slow), cluster.agent(2, &slow)];
     let server = cluster.serve(&agents, &[]);
-    server.wait_ready(2, SOON).await;
+    server.wait_ready(2, TIMEOUT).await;
     let long = "one two three four five six seven eight nine ten ".repeat(20);
-    let worker = server.chat(&ask(&long, 2)).await.header("x-chiasm-worker");
-    let is_first = worker == first_worker(&server, &agents[0].address).await;
+    let worker = server.chat(&chat_body(&long, 2)).await.header("x-chiasm-worker");
+    let is_first = worker == first_worker_at(&server, &agents[0].address).await;
     let victim = usize::from(!is_first);
 
-    // One that has tokens when its agent is killed, and others that come after.
-    let mut body = ask(&long, 400);
+    // One request that has tokens when its agent is killed, and others after it.
+    let mut body = chat_body(&long, 400);
     body["stream"] = json!(true);
     let mut streamed = server.open("/v1/chat/completions", &body).await;
     assert_eq!(streamed.headers()["x-chiasm-worker"], worker.as_str());
@@ -43,29 +44,27 @@ async fn a_killed_agent_costs_no_request_that_had_no_token_and_comes_back_empty(
     agents[victim].kill();
     let rest = streamed.text().await.expect("an end");
     assert!(rest.contains("\"error\""), "{rest}");
-    assert_eq!(answered(&server, 40).await, 40);
+    assert_eq!(count_answered(&server, 40).await, 40);
     assert_eq!(server.ready_workers().await, 1);
 
-    // It comes back where it was, with an engine that holds nothing.
-    let (host, port) = (
-        agents[victim].address.rsplit_once(':').expect("host:port").0.to_owned(),
-        agents[victim].port(),
-    );
+    // The agent restarts at the same address with an engine whose cache is empty.
+    let host = agents[victim].address.rsplit_once(':').expect("host:port").0.to_owned();
+    let port = agents[victim].port();
     agents[victim] = cluster.agent_at(&host, &port, &slow);
-    server.wait_ready(2, SOON).await;
+    server.wait_ready(2, TIMEOUT).await;
     let known = workers(&server)
         .await
         .iter()
         .find(|known| known["id"] == *worker)
-        .expect("it is listed")["known_blocks"]
+        .expect("a listed worker")["known_blocks"]
         .clone();
     assert_eq!(known, 0);
-    assert_eq!(answered(&server, 40).await, 40);
+    assert_eq!(count_answered(&server, 40).await, 40);
 }
 
-/// The first worker whose engine is the agent's at this address.
-pub(crate) async fn first_worker(server: &Server, address: &str) -> String {
-    let log = server.logged_line(&format!("engine 0 of the agent at {address}"));
+/// Returns the id of the worker for engine 0 of the agent at `address`.
+pub(crate) async fn first_worker_at(server: &Server, address: &str) -> String {
+    let log = server.wait_for_log_line(&format!("engine 0 of the agent at {address}"));
     log.split_once("worker=")
         .and_then(|(_, rest)| rest.split(' ').next())
         .expect("a worker")
@@ -73,58 +72,65 @@ pub(crate) async fn first_worker(server: &Server, address: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_silent_machine_is_noticed_and_its_requests_move() {
+async fn requests_move_away_from_silent_machine() {
     let cluster = Cluster::new();
     let agents = [cluster.agent(1, &["--sim", "1"]), cluster.agent(2, &["--sim", "1"])];
     let server = cluster.serve(&agents, &[]);
-    server.wait_ready(2, SOON).await;
+    server.wait_ready(2, TIMEOUT).await;
     agents[0].signal("STOP");
     let stopped = Instant::now();
-    assert_eq!(answered(&server, 16).await, 16);
-    wait_for("one worker less", NOTICED + SLACK, async || server.ready_workers().await == 1).await;
-    let took = stopped.elapsed();
-    assert!(took < NOTICED + SLACK, "{took:?}");
+    assert_eq!(count_answered(&server, 16).await, 16);
+    wait_for("one worker less", DETECTION_TIMEOUT + SLACK, async || {
+        server.ready_workers().await == 1
+    })
+    .await;
+    let elapsed = stopped.elapsed();
+    assert!(elapsed < DETECTION_TIMEOUT + SLACK, "{elapsed:?}");
     agents[0].signal("CONT");
-    server.wait_ready(2, SOON).await;
-    assert_eq!(answered(&server, 16).await, 16);
+    server.wait_ready(2, TIMEOUT).await;
+    assert_eq!(count_answered(&server, 16).await, 16);
 }
 
 #[tokio::test]
-async fn requests_of_a_killed_frontend_end_in_the_engine() {
+async fn requests_of_killed_frontend_are_aborted() {
     let cluster = Cluster::new();
     let agents = [cluster.agent(1, &["--sim", "1", "--sim-decode-rate", "10"])];
-    let (mut gone, stays) = (cluster.serve(&agents, &[]), cluster.serve(&agents, &[]));
-    gone.wait_ready(1, SOON).await;
-    stays.wait_ready(1, SOON).await;
-    let mut body = ask("hello", 4000);
+    let mut victim = cluster.serve(&agents, &[]);
+    let survivor = cluster.serve(&agents, &[]);
+    victim.wait_ready(1, TIMEOUT).await;
+    survivor.wait_ready(1, TIMEOUT).await;
+    let mut body = chat_body("hello", 4000);
     body["stream"] = json!(true);
     let streams = [
-        gone.open("/v1/chat/completions", &body).await,
-        gone.open("/v1/chat/completions", &body).await,
+        victim.open("/v1/chat/completions", &body).await,
+        victim.open("/v1/chat/completions", &body).await,
     ];
     let running = async |server: &Server| workers(server).await[0]["engine"]["running"].as_u64();
-    wait_for("two requests", SOON, async || running(&stays).await == Some(2)).await;
-    gone.end_by("KILL");
-    let took = wait_for("no request", SOON, async || running(&stays).await == Some(0)).await;
-    assert!(took < Duration::from_secs(1) + SLACK, "{took:?}");
+    wait_for("two requests", TIMEOUT, async || running(&survivor).await == Some(2)).await;
+    victim.signal_and_wait("KILL");
+    let elapsed =
+        wait_for("no request", TIMEOUT, async || running(&survivor).await == Some(0)).await;
+    assert!(elapsed < Duration::from_secs(1) + SLACK, "{elapsed:?}");
     drop(streams);
 }
 
 #[tokio::test]
-async fn an_agent_that_goes_down_finishes_what_it_has() {
+async fn terminated_agent_finishes_its_requests() {
     let cluster = Cluster::new();
     let slow = ["--sim", "1", "--sim-decode-rate", "30"];
     let mut agents = [cluster.agent(1, &slow), cluster.agent(2, &slow)];
     let server = cluster.serve(&agents, &[]);
-    server.wait_ready(2, SOON).await;
+    server.wait_ready(2, TIMEOUT).await;
     let both =
         async || workers(&server).await.iter().all(|worker| worker["engine"]["running"] == 1);
-    let (one, other) = (ask("hello", 60), ask("good morning", 60));
-    let (one, other) = (server.chat(&one), server.chat(&other));
+    let one = chat_body("hello", 60);
+    let other = chat_body("good morning", 60);
+    let one = server.chat(&one);
+    let other = server.chat(&other);
     let down = async {
-        wait_for("a request on both", SOON, both).await;
+        wait_for("a request on both", TIMEOUT, both).await;
         agents[0].signal("TERM");
-        answered(&server, 20).await
+        count_answered(&server, 20).await
     };
     let (one, other, meanwhile) = futures_util::future::join3(one, other, down).await;
     for answer in [one, other] {
@@ -132,18 +138,18 @@ async fn an_agent_that_goes_down_finishes_what_it_has() {
     }
     assert_eq!(meanwhile, 20);
     assert!(agents[0].wait());
-    wait_for("one worker less", SOON, async || server.ready_workers().await == 1).await;
+    wait_for("one worker less", TIMEOUT, async || server.ready_workers().await == 1).await;
 }
 
 #[tokio::test]
-async fn an_agent_that_is_drained_gets_nothing_new_until_it_is_resumed() {
+async fn drained_agent_gets_no_requests_until_resumed() {
     let cluster = Cluster::new();
     let agents = [
         cluster.agent(1, &["--sim", "1"]),
         cluster.agent(2, &["--sim", "1", "--sim-decode-rate", "20"]),
     ];
     let server = cluster.serve(&agents, &[]);
-    server.wait_ready(2, SOON).await;
+    server.wait_ready(2, TIMEOUT).await;
     let drain_at = |agent: usize, more: &[&str]| {
         let status = chiasm(&["drain", &agents[agent].address])
             .args(more)
@@ -152,48 +158,52 @@ async fn an_agent_that_is_drained_gets_nothing_new_until_it_is_resumed() {
         status.expect("chiasm runs").success()
     };
     let drain = |more: &[&str]| drain_at(1, more);
-    // One request on each of them.
-    let requests = [ask("hello", 60), ask("good morning", 60)];
+    // One request on each agent.
+    let requests = [chat_body("hello", 60), chat_body("good morning", 60)];
     let [one, other] = requests.each_ref().map(|body| server.chat(body));
     let both =
         async || workers(&server).await.iter().all(|worker| worker["engine"]["running"] == 1);
     let drained = async {
-        wait_for("a request on both", SOON, both).await;
-        // That one ends, and is not waited for long enough.
+        wait_for("a request on both", TIMEOUT, both).await;
+        // The request on the drained agent takes longer than this wait.
         assert!(!drain(&["--wait", "0.3"]));
-        answered(&server, 20).await
+        count_answered(&server, 20).await
     };
     let (one, other, meanwhile) = futures_util::future::join3(one, other, drained).await;
     [one, other].iter().for_each(|answer| drop(answer.ok()));
     assert_eq!(meanwhile, 20);
     assert!(drain(&["--wait", "10"]));
-    let first = server.chat(&ask("hello", 2)).await.header("x-chiasm-worker");
+    let first = server.chat(&chat_body("hello", 2)).await.header("x-chiasm-worker");
     for number in 0..8 {
         assert_eq!(
-            server.chat(&ask(&format!("question {number}"), 2)).await.header("x-chiasm-worker"),
+            server
+                .chat(&chat_body(&format!("question {number}"), 2))
+                .await
+                .header("x-chiasm-worker"),
             first
         );
     }
     assert_eq!(server.ready_workers().await, 1);
-    // Load balancers learn that requests should go elsewhere when all of them are drained.
+    // `/ready` tells load balancers when all agents are drained.
     assert!(drain_at(0, &["--wait", "10"]));
     let url = format!("{}/ready", server.url);
     let ready = async || server.client.get(&url).send().await.expect("it answers");
-    wait_for("503 at /ready", SOON, async || ready().await.status() == 503).await;
+    wait_for("503 at /ready", TIMEOUT, async || ready().await.status() == 503).await;
     let why = ready().await.text().await.expect("text");
     assert!(why.contains("engines_drained"), "{why}");
     assert!(drain(&["--resume"]));
-    server.wait_ready(1, SOON).await;
+    server.wait_ready(1, TIMEOUT).await;
     assert!(drain_at(0, &["--resume"]));
-    let is_other =
-        async || server.chat(&ask("good evening", 2)).await.header("x-chiasm-worker") != first;
-    wait_for("a request on the other", SOON, is_other).await;
+    let is_on_other = async || {
+        server.chat(&chat_body("good evening", 2)).await.header("x-chiasm-worker") != first
+    };
+    wait_for("a request on the other agent", TIMEOUT, is_on_other).await;
 }
 
-/// Engines that an agent has launched. Those that are left are ended when it is dropped.
-struct Launched<'a>(&'a Cluster);
+/// The engines that agents of a cluster have launched. Stops those that are left on drop.
+struct LaunchedEngines<'a>(&'a Cluster);
 
-impl Launched<'_> {
+impl LaunchedEngines<'_> {
     fn command(&self, args: &[&str]) -> String {
         let output = chiasm(&["engines", "--state-dir", &self.0.state()])
             .args(args)
@@ -211,40 +221,42 @@ impl Launched<'_> {
     }
 }
 
-impl Drop for Launched<'_> {
+impl Drop for LaunchedEngines<'_> {
     fn drop(&mut self) {
         self.command(&["--stop-all"]);
     }
 }
 
 #[tokio::test]
-async fn an_agent_that_is_started_again_takes_over_its_engines_and_what_they_hold() {
+async fn restarted_agent_takes_over_engines_with_their_caches() {
     let cluster = Cluster::new();
     let vllm = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/stand_in_vllm.sh");
     let flags = ["--engines", "1", "--vllm", vllm, "--keep-engines", "600", "--drain-timeout", "1"];
-    let launched = Launched(&cluster);
+    let launched = LaunchedEngines(&cluster);
     let mut agent = cluster.agent(1, &flags);
     let server = cluster.serve(std::slice::from_ref(&agent), &[]);
-    server.wait_ready(1, SOON).await;
-    let long = ask(&"one two three four five six seven eight nine ten ".repeat(20), 2);
+    server.wait_ready(1, TIMEOUT).await;
+    let long = chat_body(&"one two three four five six seven eight nine ten ".repeat(20), 2);
     server.chat(&long).await.ok();
     let known =
         async || workers(&server).await.first().map(|worker| worker["known_blocks"].clone());
-    let (pids, held) = (launched.pids(), known().await);
+    let pids = launched.pids();
+    let held = known().await;
     assert_eq!(pids.len(), 1);
     for signal in ["KILL", "TERM"] {
-        let (host, port) = ("127.0.0.1", agent.port());
+        let host = "127.0.0.1";
+        let port = agent.port();
         agent.signal(signal);
         agent.wait();
-        wait_for("no worker", SOON, async || server.ready_workers().await == 0).await;
+        wait_for("no worker", TIMEOUT, async || server.ready_workers().await == 0).await;
         agent = cluster.agent_at(host, &port, &flags);
-        server.wait_ready(1, SOON).await;
-        wait_for("what the engine holds", SOON, async || known().await == held).await;
+        server.wait_ready(1, TIMEOUT).await;
+        wait_for("the blocks that the engine holds", TIMEOUT, async || known().await == held).await;
         assert_eq!(launched.pids(), pids, "after {signal}");
         let again = server.chat(&long).await;
         let overlap = again.header("x-chiasm-overlap");
         assert_eq!(
-            overlap.split_once('/').map(|(held, of)| held == of),
+            overlap.split_once('/').map(|(held, total)| held == total),
             Some(true),
             "{overlap} after {signal}"
         );

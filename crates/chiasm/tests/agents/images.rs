@@ -1,4 +1,4 @@
-//! Images that an agent could make tensors of, and how they reach it.
+//! The forms in which images reach agents that could decode them: encoded files or tensors.
 
 use std::time::Duration;
 
@@ -11,15 +11,15 @@ use serde_json::{Value, json};
 
 use super::cluster::Cluster;
 use super::relay::Relay;
-use super::{BLOCK, FAST, SOON, workers};
+use super::{BLOCK, FAST, TIMEOUT, workers};
 use crate::support::{Answer, Server, demo_model, scenario_run, send_signal, wait_for};
 
-/// A picture of its own for each name: what follows its end makes another file of it.
-fn named(picture: &[u8], name: &str) -> Vec<u8> {
+/// Returns a different file with the same pixels for each name: `name` is appended to the picture.
+fn variant(picture: &[u8], name: &str) -> Vec<u8> {
     [picture, name.as_bytes()].concat()
 }
 
-/// A JPEG of this size.
+/// Encodes a JPEG of this size in pixels.
 fn photo(width: usize, height: usize) -> Vec<u8> {
     let pixels: Vec<u8> = (0..3 * width * height).map(|at| (at / 7 % 251) as u8).collect();
     Encoder::new(&pixels, width, height, PixelFormat::Rgb).encode().expect("a JPEG")
@@ -35,24 +35,25 @@ fn body(pictures: &[Vec<u8>]) -> Value {
     json!({"model": "m", "messages": [{"role": "user", "content": parts}], "max_tokens": 100})
 }
 
-async fn ask(server: &Server, pictures: &[Vec<u8>]) -> Answer {
+async fn chat(server: &Server, pictures: &[Vec<u8>]) -> Answer {
     server.chat(&body(pictures)).await
 }
 
-/// What an engine says that it saw, with a digest of the pixels.
-async fn seen(server: &Server, pictures: &[Vec<u8>]) -> Value {
-    ask(server, pictures).await.ok()["choices"][0]["message"]["content"].clone()
+/// Returns an engine's description of the pictures, with a digest of their pixels.
+async fn description(server: &Server, pictures: &[Vec<u8>]) -> Value {
+    chat(server, pictures).await.ok()["choices"][0]["message"]["content"].clone()
 }
 
-/// Images that were sent as files, and as tensors.
-async fn sent(server: &Server) -> [usize; 2] {
-    let of = async |form: &str| {
+/// Returns the numbers of images sent as files and as tensors.
+async fn sent_items(server: &Server) -> [usize; 2] {
+    let count = async |form: &str| {
         server.metric(&format!("chiasm_media_sent_items_total{{form=\"{form}\"}}")).await as usize
     };
-    [of("encoded").await, of("tensors").await]
+    [count("encoded").await, count("tensors").await]
 }
 
-async fn stepped_down(server: &Server, cause: &str) -> usize {
+/// Returns the number of images whose transfer fell back to another form for `cause`.
+async fn fallbacks(server: &Server, cause: &str) -> usize {
     server.metric(&format!("chiasm_mm_transfer_fallback_total{{cause=\"{cause}\"}}")).await as usize
 }
 
@@ -62,22 +63,22 @@ fn local(flags: &[&str]) -> Server {
 }
 
 #[tokio::test]
-async fn answers_are_the_same_whichever_way_images_go() {
+async fn answers_do_not_depend_on_the_media_form() {
     let local = local(&[&["--allow-private-media", "--sim", "4"], &FAST[..]].concat());
-    local.wait_ready(4, SOON).await;
+    local.wait_ready(4, TIMEOUT).await;
     let expected = scenario_run::play_all(&local, "m", BLOCK, 64).await;
     let cluster = Cluster::new();
     let flags = [&["--sim", "2", "--take-tensors"], &FAST[..]].concat();
     let mut machine = 0;
-    for (media, goes) in
+    for (media, used_forms) in
         [("encoded", [true, false]), ("tensors", [false, true]), ("auto", [true, false])]
     {
         let agents = [machine + 1, machine + 2].map(|machine| cluster.agent(machine, &flags));
         machine += 2;
         let server = cluster.serve(&agents, &["--allow-private-media", "--agent-media", media]);
-        server.wait_ready(4, SOON).await;
+        server.wait_ready(4, TIMEOUT).await;
         assert_eq!(scenario_run::play_all(&server, "m", BLOCK, 64).await, expected, "{media}");
-        assert_eq!(sent(&server).await.map(|items| items > 0), goes, "{media}");
+        assert_eq!(sent_items(&server).await.map(|items| items > 0), used_forms, "{media}");
         assert_eq!(
             server.metric("chiasm_media_decoded_total").await > 0.0,
             media == "tensors",
@@ -93,13 +94,12 @@ async fn answers_are_the_same_whichever_way_images_go() {
 
 #[tokio::test]
 #[ignore = "needs NIXL: `cargo xtask test` runs it"]
-async fn answers_are_the_same_when_tensors_are_read_by_nixl() {
-    let library = std::env::var("CHIASM_TEST_NIXL");
-    let library =
-        library.expect("CHIASM_TEST_NIXL names NIXL's libnixl_capi.so: `cargo xtask test` sets it");
+async fn answers_are_unchanged_with_tensors_read_by_nixl() {
+    let library = std::env::var("CHIASM_TEST_NIXL")
+        .expect("CHIASM_TEST_NIXL must be the path of libnixl_capi.so: `cargo xtask test` sets it");
     let nixl = ["--nixl-library", &library];
     let local = local(&[&["--allow-private-media", "--sim", "4"], &FAST[..]].concat());
-    local.wait_ready(4, SOON).await;
+    local.wait_ready(4, TIMEOUT).await;
     let expected = scenario_run::play_all(&local, "m", BLOCK, 64).await;
     let cluster = Cluster::new();
     let flags = [&["--sim", "2", "--take-tensors"], &FAST[..], &nixl].concat();
@@ -108,193 +108,193 @@ async fn answers_are_the_same_when_tensors_are_read_by_nixl() {
         &agents,
         &[&["--allow-private-media", "--agent-media", "tensors"], &nixl[..]].concat(),
     );
-    server.wait_ready(4, SOON).await;
+    server.wait_ready(4, TIMEOUT).await;
     assert_eq!(scenario_run::play_all(&server, "m", BLOCK, 64).await, expected);
-    let [encoded, tensors] = sent(&server).await;
+    let [encoded, tensors] = sent_items(&server).await;
     let lent = server.metric("chiasm_media_lent_bytes_total").await;
     assert!(encoded == 0 && tensors > 0 && lent > 0.0, "{encoded} {tensors} {lent}");
-    // All of them: none is so small that a message carries it.
+    // All tensors are lent: none is small enough to be sent in a message.
     assert_eq!(server.metric("chiasm_media_sent_bytes_total").await, 0.0);
     assert_eq!(server.metric("chiasm_mm_transfer_fallback_total").await, 0.0);
 }
 
 #[tokio::test]
-async fn an_image_has_one_identity_whichever_way_it_came() {
+async fn image_identity_does_not_depend_on_the_media_form() {
     let cluster = Cluster::new();
     let agents = [cluster.agent(1, &["--sim", "1", "--take-tensors"])];
     let [encoded, tensors] =
         ["encoded", "tensors"].map(|media| cluster.serve(&agents, &["--agent-media", media]));
-    encoded.wait_ready(1, SOON).await;
-    tensors.wait_ready(1, SOON).await;
+    encoded.wait_ready(1, TIMEOUT).await;
+    tensors.wait_ready(1, TIMEOUT).await;
     for (number, [first, second]) in
         [[&encoded, &tensors], [&tensors, &encoded]].into_iter().enumerate()
     {
-        let picture = [named(DAWN.jpeg, &number.to_string())];
-        let before = [sent(first).await, sent(second).await];
-        ask(first, &picture).await.ok();
-        assert_eq!(sent(first).await.iter().sum::<usize>(), before[0].iter().sum::<usize>() + 1);
-        let again = ask(second, &picture).await;
-        let (overlap, cached) = (
-            again.header("x-chiasm-overlap"),
-            again.ok()["usage"]["prompt_tokens_details"]["cached_tokens"].clone(),
+        let picture = [variant(DAWN.jpeg, &number.to_string())];
+        let before = [sent_items(first).await, sent_items(second).await];
+        chat(first, &picture).await.ok();
+        assert_eq!(
+            sent_items(first).await.iter().sum::<usize>(),
+            before[0].iter().sum::<usize>() + 1
         );
-        assert_eq!(sent(second).await, before[1], "the machine has it");
+        let again = chat(second, &picture).await;
+        let overlap = again.header("x-chiasm-overlap");
+        let cached = again.ok()["usage"]["prompt_tokens_details"]["cached_tokens"].clone();
+        assert_eq!(sent_items(second).await, before[1], "the agent has the image already");
         assert!(!overlap.starts_with("0/") && cached.as_u64() > Some(0), "{overlap} {cached}");
     }
 }
 
 #[tokio::test]
-async fn what_an_agent_does_not_take_as_tensors_goes_as_a_file_beside_what_it_takes() {
-    let (small, large) = (DAWN.jpeg.to_vec(), photo(560, 448));
-    let pictures = [small.clone(), large.clone(), named(&small, "another")];
+async fn images_not_accepted_as_tensors_are_sent_as_files() {
+    let small = DAWN.jpeg.to_vec();
+    let large = photo(560, 448);
+    let pictures = [small.clone(), large.clone(), variant(&small, "another")];
     let local = local(&["--sim", "1"]);
-    local.wait_ready(1, SOON).await;
-    let expected = seen(&local, &pictures).await;
+    local.wait_ready(1, TIMEOUT).await;
+    let expected = description(&local, &pictures).await;
     let cluster = Cluster::new();
-    // Raw values of the small one take 376,320 bytes.
-    let takes = ["--sim", "1", "--take-tensors", "--processor-item-bytes", "400000"];
-    let agents = [cluster.agent(1, &takes)];
+    // The small image's raw values take 376,320 bytes.
+    let flags = ["--sim", "1", "--take-tensors", "--processor-item-bytes", "400000"];
+    let agents = [cluster.agent(1, &flags)];
     let server = cluster.serve(&agents, &["--agent-media", "tensors"]);
-    server.wait_ready(1, SOON).await;
-    assert_eq!(seen(&server, &pictures).await, expected);
+    server.wait_ready(1, TIMEOUT).await;
+    assert_eq!(description(&server, &pictures).await, expected);
     assert_eq!(
-        (sent(&server).await, stepped_down(&server, "tensors_too_large").await),
+        (sent_items(&server).await, fallbacks(&server, "tensors_too_large").await),
         ([1, 2], 1)
     );
-    // The bytes are those of one file and two tensors.
+    // The bytes of one file and two tensors.
     let bytes = server.metric("chiasm_media_sent_bytes_total").await as usize;
     assert!(bytes > large.len() + 2 * 376_320 && bytes < large.len() + 2 * 377_000, "{bytes}");
 
     let agents = [cluster.agent(2, &["--sim", "1"])];
     let server = cluster.serve(&agents, &["--agent-media", "tensors"]);
-    server.wait_ready(1, SOON).await;
-    assert_eq!(seen(&server, &pictures).await, expected);
+    server.wait_ready(1, TIMEOUT).await;
+    assert_eq!(description(&server, &pictures).await, expected);
     assert_eq!(
-        (sent(&server).await, stepped_down(&server, "tensors_not_taken").await),
+        (sent_items(&server).await, fallbacks(&server, "tensors_not_taken").await),
         ([3, 0], 3)
     );
 }
 
 #[tokio::test]
-async fn a_broken_image_gets_the_same_answer_whichever_way_it_would_go() {
+async fn broken_image_error_does_not_depend_on_the_media_form() {
     let cluster = Cluster::new();
     let broken = [DAWN.jpeg[..DAWN.jpeg.len() / 2].to_vec()];
     let mut answers = Vec::new();
     for (machine, media) in [(1, "encoded"), (2, "tensors")] {
         let agents = [cluster.agent(machine, &["--sim", "1", "--take-tensors"])];
         let server = cluster.serve(&agents, &["--agent-media", media]);
-        server.wait_ready(1, SOON).await;
-        let answer = ask(&server, &broken).await;
+        server.wait_ready(1, TIMEOUT).await;
+        let answer = chat(&server, &broken).await;
         answers.push((answer.status, answer.json()["error"]["message"].clone()));
-        assert_eq!(
-            stepped_down(&server, "tensors_not_made").await,
-            usize::from(media == "tensors")
-        );
+        assert_eq!(fallbacks(&server, "tensors_not_made").await, usize::from(media == "tensors"));
     }
     assert!(answers[0].0 != 200 && answers[0] == answers[1], "{answers:?}");
 }
 
-/// Work on media at the agent of the first worker, in seconds of one core.
-async fn pending(server: &Server) -> f64 {
-    workers(server).await[0]["media"]["pending_seconds"].as_f64().expect("it is told")
+/// Returns the pending media work of the first worker's agent, in seconds of one core.
+async fn pending_seconds(server: &Server) -> f64 {
+    workers(server).await[0]["media"]["pending_seconds"].as_f64().expect("a number")
 }
 
 #[tokio::test]
-async fn an_agent_with_too_much_to_decode_gets_tensors_and_an_idle_one_files() {
+async fn busy_agent_gets_tensors_idle_agent_gets_files() {
     let cluster = Cluster::new();
     let agents = [cluster.agent(1, &["--sim", "1", "--take-tensors", "--cpu-threads", "1"])];
     let busy = cluster.serve(&agents, &["--agent-media", "encoded"]);
     let server = cluster.serve(&agents, &[]);
-    busy.wait_ready(1, SOON).await;
-    server.wait_ready(1, SOON).await;
+    busy.wait_ready(1, TIMEOUT).await;
+    server.wait_ready(1, TIMEOUT).await;
     let photo = photo(3000, 2000);
-    ask(&server, &[named(&photo, "while it is idle")]).await.ok();
-    assert_eq!(sent(&server).await, [1, 0]);
+    chat(&server, &[variant(&photo, "while it is idle")]).await.ok();
+    assert_eq!(sent_items(&server).await, [1, 0]);
     assert_eq!(workers(&server).await[0]["media"]["threads"], 1);
     assert_eq!(server.metric("chiasm_worker_media_threads").await, 1.0);
 
     let flood = async {
         let names = (0..24).map(|number| format!("flood {number}"));
-        let asked = names.map(|name| [named(&photo, &name)]).collect::<Vec<_>>();
-        let answers = join_all(asked.iter().map(|picture| ask(&busy, picture))).await;
+        let pictures = names.map(|name| [variant(&photo, &name)]).collect::<Vec<_>>();
+        let answers = join_all(pictures.iter().map(|picture| chat(&busy, picture))).await;
         answers.iter().for_each(|answer| drop(answer.ok()));
     };
     let meanwhile = async {
-        wait_for("work", SOON, async || pending(&server).await > 0.3).await;
+        wait_for("work", TIMEOUT, async || pending_seconds(&server).await > 0.3).await;
         assert!(server.metric("chiasm_worker_media_pending_seconds").await > 0.0);
-        ask(&server, &[named(&photo, "while it is busy")]).await.ok();
-        assert_eq!(sent(&server).await, [1, 1]);
+        chat(&server, &[variant(&photo, "while it is busy")]).await.ok();
+        assert_eq!(sent_items(&server).await, [1, 1]);
     };
     tokio::join!(flood, meanwhile);
-    assert_eq!(sent(&busy).await, [24, 0]);
-    wait_for("no work", SOON, async || pending(&server).await == 0.0).await;
-    ask(&server, &[named(&photo, "when it is idle again")]).await.ok();
-    assert_eq!(sent(&server).await, [2, 1]);
+    assert_eq!(sent_items(&busy).await, [24, 0]);
+    wait_for("no work", TIMEOUT, async || pending_seconds(&server).await == 0.0).await;
+    chat(&server, &[variant(&photo, "when it is idle again")]).await.ok();
+    assert_eq!(sent_items(&server).await, [2, 1]);
     assert_eq!(server.metric("chiasm_mm_transfer_fallback_total").await, 0.0);
 }
 
 #[tokio::test]
-async fn an_agent_that_dies_while_tensors_come_costs_no_request() {
+async fn agent_death_during_tensor_transfer_fails_no_request() {
     let cluster = Cluster::new();
     let flags = ["--sim", "1", "--take-tensors"];
     let mut agents = [cluster.agent(1, &flags), cluster.agent(2, &flags)];
-    // Slow enough that tensors are on their way for a while.
-    let relay = Relay::to(&agents[0].address).await;
+    // The relay keeps tensors in flight for a while.
+    let relay = Relay::start(&agents[0].address).await;
     let server = cluster.serve_at(
         &format!("{},{}", relay.address(), agents[1].address),
         &["--agent-media", "tensors"],
     );
-    server.wait_ready(2, SOON).await;
+    server.wait_ready(2, TIMEOUT).await;
     let photo = photo(1000, 1000);
-    let before = relay.carried();
-    // One of them for each agent.
-    let pictures = [[named(&photo, "one")], [named(&photo, "other")]];
-    let answers = join_all(pictures.iter().map(|picture| ask(&server, picture)));
-    let dies = async {
-        // A fourth of the tensors.
-        wait_for("tensors on their way", SOON, async || relay.carried() > before + 1000).await;
+    let before = relay.packets();
+    // One picture for each agent.
+    let pictures = [[variant(&photo, "one")], [variant(&photo, "other")]];
+    let answers = join_all(pictures.iter().map(|picture| chat(&server, picture)));
+    let kill = async {
+        // A quarter of the tensors' packets.
+        wait_for("tensors in flight", TIMEOUT, async || relay.packets() > before + 1000).await;
         agents[0].kill();
     };
-    let (answers, ()) = tokio::join!(answers, dies);
+    let (answers, ()) = tokio::join!(answers, kill);
     for answer in answers {
         let worker = answer.header("x-chiasm-worker");
         assert_eq!((answer.status, worker.is_empty()), (200, false), "{:?}", answer.json());
     }
-    assert!(stepped_down(&server, "tensors_not_sent").await >= 1);
+    assert!(fallbacks(&server, "tensors_not_sent").await >= 1);
     assert_eq!(server.ready_workers().await, 1);
 }
 
 #[tokio::test]
-async fn a_frontend_that_dies_while_it_sends_tensors_leaves_nothing_to_wait_for() {
+async fn frontend_death_during_tensor_transfer_blocks_no_one() {
     let cluster = Cluster::new();
     let agents = [cluster.agent(1, &["--sim", "1", "--take-tensors"])];
-    let relay = Relay::to(&agents[0].address).await;
-    let gone = cluster.serve_at(&relay.address(), &["--agent-media", "tensors"]);
-    let stays = cluster.serve(&agents, &["--agent-media", "tensors"]);
-    gone.wait_ready(1, SOON).await;
-    stays.wait_ready(1, SOON).await;
+    let relay = Relay::start(&agents[0].address).await;
+    let victim = cluster.serve_at(&relay.address(), &["--agent-media", "tensors"]);
+    let survivor = cluster.serve(&agents, &["--agent-media", "tensors"]);
+    victim.wait_ready(1, TIMEOUT).await;
+    survivor.wait_ready(1, TIMEOUT).await;
     let picture = [photo(1000, 1000)];
-    let before = relay.carried();
-    let asked = async {
-        // The head of the answer comes, or the connection ends.
+    let before = relay.packets();
+    let request_to_victim = async {
+        // Ends with the answer's head or with the connection.
         let body = body(&picture).to_string();
-        let post = gone.client.post(format!("{}/v1/chat/completions", gone.url));
+        let post = victim.client.post(format!("{}/v1/chat/completions", victim.url));
         drop(post.header("content-type", "application/json").body(body).send().await);
     };
-    let other = async {
-        wait_for("tensors on their way", SOON, async || relay.carried() > before + 1000).await;
-        // It waits for what the first one was asked for.
+    let request_to_survivor = async {
+        wait_for("tensors in flight", TIMEOUT, async || relay.packets() > before + 1000).await;
+        // Waits for the transfer that the first frontend has started.
         let (answer, ()) =
-            tokio::join!(ask(&stays, &picture), async { send_signal(gone.pid(), "KILL") });
+            tokio::join!(chat(&survivor, &picture), async { send_signal(victim.pid(), "KILL") });
         answer
     };
+    let both = async { tokio::join!(request_to_victim, request_to_survivor) };
     let ((), answer) =
-        tokio::time::timeout(Duration::from_secs(20), async { tokio::join!(asked, other) })
-            .await
-            .expect("nobody waits for what does not come");
+        tokio::time::timeout(Duration::from_secs(20), both).await.expect("an answer in time");
     assert_eq!(answer.status, 200);
-    assert_eq!(sent(&stays).await, [0, 1]);
-    let idle =
-        async || pending(&stays).await == 0.0 && workers(&stays).await[0]["engine"]["running"] == 0;
-    wait_for("an idle agent", SOON, idle).await;
+    assert_eq!(sent_items(&survivor).await, [0, 1]);
+    let is_idle = async || {
+        pending_seconds(&survivor).await == 0.0
+            && workers(&survivor).await[0]["engine"]["running"] == 0
+    };
+    wait_for("an idle agent", TIMEOUT, is_idle).await;
 }

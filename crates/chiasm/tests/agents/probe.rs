@@ -1,16 +1,16 @@
-//! What `chiasm probe` says of an agent.
+//! `chiasm probe` for agents.
 
 use std::process::Stdio;
 
-use super::SOON;
+use super::TIMEOUT;
 use super::cluster::{Agent, Cluster};
 use crate::support::{chiasm, wait_for};
 
-/// Whether a probe of an agent succeeds.
-fn probe(agent: &Agent, more: &[&str]) -> bool {
+/// Returns `true` if a probe of the agent with `flags` succeeds.
+fn probe(agent: &Agent, flags: &[&str]) -> bool {
     let mut probe = chiasm(&["probe", &agent.address]);
     probe
-        .args(more)
+        .args(flags)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .status()
@@ -19,23 +19,23 @@ fn probe(agent: &Agent, more: &[&str]) -> bool {
 }
 
 #[tokio::test]
-async fn an_agent_is_admitted_while_a_frontend_has_all_of_its_engines_and_it_takes_requests() {
+async fn probe_reports_admission_by_a_frontend() {
     let cluster = Cluster::new();
     let mut agents = [cluster.agent(1, &["--sim", "2"])];
     let is_admitted = |agents: &[Agent]| probe(&agents[0], &["--admitted"]);
     assert!(probe(&agents[0], &[]) && !is_admitted(&agents));
-    // One that refuses its engines is connected, and no more than that.
+    // A frontend that refuses the engines is connected, but does not admit them.
     let refusing = cluster.serve(&agents, &["--mm-processor-kwargs", r#"{"max_pixels": 100352}"#]);
-    refusing.logged("other settings of its processor");
+    refusing.wait_for_log("other settings of its processor");
     assert!(!is_admitted(&agents));
     drop(refusing);
 
     let frontend = cluster.serve(&agents, &[]);
-    wait_for("admission", SOON, async || is_admitted(&agents)).await;
-    let drain = |more: &[&str]| {
+    wait_for("admission", TIMEOUT, async || is_admitted(&agents)).await;
+    let drain = |flags: &[&str]| {
         assert!(
             chiasm(&["drain", &agents[0].address])
-                .args(more)
+                .args(flags)
                 .status()
                 .expect("chiasm runs")
                 .success()
@@ -46,11 +46,11 @@ async fn an_agent_is_admitted_while_a_frontend_has_all_of_its_engines_and_it_tak
     drain(&["--resume"]);
     assert!(is_admitted(&agents));
     let second = cluster.serve(&agents, &[]);
-    second.wait_ready(2, SOON).await;
+    second.wait_ready(2, TIMEOUT).await;
     drop(frontend);
-    wait_for("admission by the other", SOON, async || is_admitted(&agents)).await;
+    wait_for("admission by the other frontend", TIMEOUT, async || is_admitted(&agents)).await;
     drop(second);
-    wait_for("the end of all frontends", SOON, async || !is_admitted(&agents)).await;
+    wait_for("the end of all frontends", TIMEOUT, async || !is_admitted(&agents)).await;
     agents[0].kill();
     assert!(!probe(&agents[0], &[]));
 }

@@ -1,4 +1,4 @@
-//! Who may speak to whom.
+//! Authentication between agents and frontends.
 
 use std::process::Stdio;
 
@@ -6,10 +6,10 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use tempfile::TempDir;
 
 use super::cluster::{Agent, Cluster};
-use super::{SOON, ask};
+use super::{TIMEOUT, chat_body};
 use crate::support::{Server, chiasm};
 
-/// An authority and the certificates that it has signed, as files.
+/// A certificate authority and the certificates that it has signed, as files.
 pub(crate) struct Authority {
     folder: TempDir,
     issuer: Issuer<'static, KeyPair>,
@@ -30,24 +30,25 @@ impl Authority {
         self.folder.path().join(name).display().to_string()
     }
 
-    /// The flags of a process with a certificate for this name, which trusts `trusted`.
+    /// Returns the flags of a process that has a certificate for `name` and trusts `trusted`.
     pub(crate) fn flags(&self, name: &str, trusted: &Self) -> Vec<String> {
         let (chain, private) = self.sign(name);
-        let own = [
+        let flags = [
             ("--agent-certfile", chain),
             ("--agent-keyfile", private),
             ("--agent-ca-file", trusted.file("ca.pem")),
         ];
-        own.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect()
+        flags.into_iter().flat_map(|(flag, value)| [flag.to_owned(), value]).collect()
     }
 
-    /// Writes a certificate for this name, and its key, in place of any before.
+    /// Writes a new certificate for `name` and its key, replacing earlier files. Returns their
+    /// paths.
     fn sign(&self, name: &str) -> (String, String) {
         let key = KeyPair::generate().expect("a key");
         let params = CertificateParams::new([name.to_owned()]).expect("parameters");
         let certificate = params.signed_by(&key, &self.issuer).expect("a certificate");
-        let (chain, private) =
-            (self.file(&format!("{name}.pem")), self.file(&format!("{name}.key")));
+        let chain = self.file(&format!("{name}.pem"));
+        let private = self.file(&format!("{name}.key"));
         std::fs::write(&chain, certificate.pem()).expect("written");
         std::fs::write(&private, key.serialize_pem()).expect("written");
         (chain, private)
@@ -69,44 +70,57 @@ fn serve(cluster: &Cluster, agent: &Agent, flags: &[String]) -> Server {
 }
 
 #[tokio::test]
-async fn both_sides_show_certificates_that_the_other_trusts_for_its_name() {
-    let (cluster, ours, theirs) = (Cluster::new(), Authority::new(), Authority::new());
+async fn untrusted_certificates_are_refused_by_both_sides() {
+    let cluster = Cluster::new();
+    let ours = Authority::new();
+    let theirs = Authority::new();
     let trusted = agent(&cluster, &ours.flags("127.0.0.1", &ours));
     let server = serve(&cluster, &trusted, &ours.flags("frontend", &ours));
-    server.wait_ready(1, SOON).await;
-    server.chat(&ask("hello", 3)).await.ok();
-    let stranger = agent(&cluster, &ours.flags("gpu7", &ours));
+    server.wait_ready(1, TIMEOUT).await;
+    server.chat(&chat_body("hello", 3)).await.ok();
+    let other_name = agent(&cluster, &ours.flags("gpu7", &ours));
     let plain = agent(&cluster, &[]);
-    for (what, agent, flags, told) in [
+    for (case, agent, flags, hint) in [
         ("no certificate", &trusted, Vec::new(), "give this side --agent-certfile"),
         (
-            "a certificate where none is wanted",
+            "a certificate for an agent without TLS",
             &plain,
             ours.flags("frontend", &ours),
             "give the agent --agent-certfile",
         ),
-        ("a certificate of others", &trusted, theirs.flags("frontend", &ours), ""),
-        ("an agent of others", &trusted, ours.flags("frontend", &theirs), ""),
-        ("an agent of another name", &stranger, ours.flags("frontend", &ours), ""),
+        (
+            "a frontend's certificate of another authority",
+            &trusted,
+            theirs.flags("frontend", &ours),
+            "",
+        ),
+        (
+            "an agent's certificate of another authority",
+            &trusted,
+            ours.flags("frontend", &theirs),
+            "",
+        ),
+        ("an agent's certificate for another name", &other_name, ours.flags("frontend", &ours), ""),
     ] {
         let server = serve(&cluster, agent, &flags);
-        let why = server.logged("no engines of this agent can be used");
-        assert!(why.contains("can't be reached") && why.contains(told), "{what}: {why}");
-        assert_eq!(server.ready_workers().await, 0, "{what}");
+        let why = server.wait_for_log("no engines of this agent can be used");
+        assert!(why.contains("can't be reached") && why.contains(hint), "{case}: {why}");
+        assert_eq!(server.ready_workers().await, 0, "{case}");
     }
 }
 
 #[tokio::test]
-async fn agents_may_have_a_name_in_common_in_place_of_their_addresses() {
-    let (cluster, ours) = (Cluster::new(), Authority::new());
+async fn shared_certificate_name_replaces_agent_address() {
+    let cluster = Cluster::new();
+    let ours = Authority::new();
     let agent = agent(&cluster, &ours.flags("agents.chiasm", &ours));
     let named = |name: &str| {
         [ours.flags("frontend", &ours), vec!["--agent-tls-name".to_owned(), name.to_owned()]]
             .concat()
     };
     let server = serve(&cluster, &agent, &named("agents.chiasm"));
-    server.wait_ready(1, SOON).await;
-    let is_probed = |name: &str| {
+    server.wait_ready(1, TIMEOUT).await;
+    let probe_succeeds = |name: &str| {
         let mut probe = chiasm(&["probe", &agent.address]);
         probe
             .args(named(name))
@@ -116,51 +130,56 @@ async fn agents_may_have_a_name_in_common_in_place_of_their_addresses() {
             .expect("chiasm runs")
             .success()
     };
-    assert!(is_probed("agents.chiasm"));
-    // Neither another name nor the address that it is reached at.
-    assert!(!is_probed("others.chiasm") && !is_probed("127.0.0.1") && !is_probed("no name"));
+    assert!(probe_succeeds("agents.chiasm"));
+    // Other names and the agent's own address are refused.
+    for name in ["others.chiasm", "127.0.0.1", "no name"] {
+        assert!(!probe_succeeds(name), "{name}");
+    }
 }
 
 #[tokio::test]
-async fn block_keys_of_another_secret_and_plans_of_another_processor_are_refused() {
-    let (cluster, other) = (Cluster::new(), Cluster::new());
+async fn other_block_key_secret_or_processor_is_refused() {
+    let cluster = Cluster::new();
+    let other = Cluster::new();
     let agent = cluster.agent(1, &["--sim", "1"]);
     let server = other.serve_at(&agent.address, &[]);
-    let why = server.logged("no engines of this agent can be used");
+    let why = server.wait_for_log("no engines of this agent can be used");
     assert!(why.contains("--block-key-secret"), "{why}");
     let server =
         cluster.serve_at(&agent.address, &["--mm-processor-kwargs", r#"{"max_pixels": 100352}"#]);
-    let why = server.logged("engine lost");
+    let why = server.wait_for_log("engine lost");
     assert!(why.contains("other settings of its processor"), "{why}");
     assert_eq!(server.ready_workers().await, 0);
 }
 
 #[tokio::test]
 async fn certificates_are_renewed_while_requests_run() {
-    let (cluster, old, new) = (Cluster::new(), Authority::new(), Authority::new());
+    let cluster = Cluster::new();
+    let old = Authority::new();
+    let new = Authority::new();
     let mut running = agent(&cluster, &old.flags("127.0.0.1", &old));
     let server = serve(&cluster, &running, &old.flags("frontend", &old));
-    server.wait_ready(1, SOON).await;
-    let mut body = ask("hello", 100);
+    server.wait_ready(1, TIMEOUT).await;
+    let mut body = chat_body("hello", 100);
     body["stream"] = true.into();
     let stream = server.open("/v1/chat/completions", &body).await;
-    // Both get certificates of another authority, in the same files, and trust that one alone.
+    // Replace the files: both sides get certificates of the new authority and trust only that one.
     for name in ["127.0.0.1", "frontend"] {
         let (chain, key) = new.sign(name);
         std::fs::copy(chain, old.file(&format!("{name}.pem"))).expect("copied");
         std::fs::copy(key, old.file(&format!("{name}.key"))).expect("copied");
     }
     std::fs::copy(new.file("ca.pem"), old.file("ca.pem")).expect("copied");
-    let text = stream.text().await.expect("all of it");
+    let text = stream.text().await.expect("a whole stream");
     assert!(text.contains("[DONE]") && !text.contains("\"error\""), "{text}");
-    // A frontend that comes now has only seen the new ones.
+    // A frontend that starts now has only the new certificates.
     let other = serve(&cluster, &running, &new.flags("frontend", &new));
-    other.wait_ready(1, SOON).await;
-    other.chat(&ask("hello", 3)).await.ok();
-    // And when the first one has to connect again, it has read them too.
+    other.wait_ready(1, TIMEOUT).await;
+    other.chat(&chat_body("hello", 3)).await.ok();
+    // The first frontend has read them too, as its reconnection shows.
     running.kill();
     running = agent_at(&cluster, &running.port(), &new.flags("127.0.0.1", &new));
-    server.wait_ready(1, SOON).await;
-    server.chat(&ask("hello", 3)).await.ok();
+    server.wait_ready(1, TIMEOUT).await;
+    server.chat(&chat_body("hello", 3)).await.ok();
     drop(running);
 }

@@ -1,8 +1,8 @@
-//! Requests to two frontends of several agents while agents and frontends are killed, stopped and
+//! Requests to two frontends of several agents, while agents and frontends are killed, stopped and
 //! restarted.
 //!
-//! `CHIASM_TEST_SEED`, which is printed, chooses the faults, `CHIASM_TEST_FAULTS` how many there
-//! are.
+//! `CHIASM_TEST_SEED` seeds the choice of faults; the test prints its value.
+//! `CHIASM_TEST_FAULTS` is the number of faults.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -16,49 +16,51 @@ use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
 
 use super::cluster::{Agent, Cluster};
-use super::failures::answered;
-use super::{SOON, workers};
+use super::failures::count_answered;
+use super::{TIMEOUT, workers};
 use crate::support::{self, Server, demo_model, wait_for};
 
-/// Faults of a run that nobody has asked for more of.
-const FAULTS: usize = 25;
-/// Clients of each frontend.
+/// The default number of faults.
+const DEFAULT_FAULTS: usize = 25;
+/// The number of clients per frontend.
 const CLIENTS: usize = 4;
-/// Longer than any deadline of a request here.
-const HANGS: Duration = Duration::from_secs(60);
+/// The time after which a request counts as hung: longer than any of its deadlines.
+const HANG_TIMEOUT: Duration = Duration::from_secs(60);
 const PICTURES: [&str; 3] = ["dawn", "noon", "storm"];
-/// Prompts without a picture.
-const TEXTS: usize = 12;
+/// The number of prompts without a picture.
+const TEXT_PROMPTS: usize = 12;
+/// The values of `max_tokens`.
 const TOKENS: [u32; 2] = [3, 24];
+/// Flags for fast simulated engines.
 const QUICK: [&str; 6] = ["--sim", "1", "--sim-decode-rate", "200", "--sim-image-ms", "2"];
-/// How each of the frontends sends images.
+/// The value of `--agent-media` for each frontend.
 const MEDIA: [&str; 2] = ["auto", "tensors"];
 
-/// What is asked: prompts by their numbers, and what the right answers are.
-struct Questions {
-    /// By prompt.
-    right: Vec<Right>,
+/// Prompts, identified by number, and their correct answers.
+struct Prompts {
+    /// The correct answers, by prompt.
+    expected: Vec<ExpectedAnswer>,
     pictures: Vec<String>,
 }
 
-/// What simulated engines say of a prompt, again and again: what they see, and how many of its
-/// tokens were cached.
+/// The correct answer to a prompt: simulated engines repeat a description of the images and the
+/// number of cached tokens.
 #[derive(Default)]
-struct Right {
-    sees: String,
-    /// What comes after the number of cached tokens, which depends on what an engine was asked
-    /// before.
+struct ExpectedAnswer {
+    /// The text before the number of cached tokens.
+    images: String,
+    /// The text after the number of cached tokens. The number itself depends on earlier requests.
     cached: String,
 }
 
-impl Right {
-    /// Whether an answer, as long as it is, is right.
-    fn agrees(&self, said: &str) -> bool {
-        let mut rest = said;
+impl ExpectedAnswer {
+    /// Returns `true` if `answer`, which may be cut off anywhere, is correct.
+    fn matches(&self, answer: &str) -> bool {
+        let mut rest = answer;
         loop {
-            for (text, is_number) in [(&*self.sees, true), (&*self.cached, false)] {
+            for (text, is_before_number) in [(&*self.images, true), (&*self.cached, false)] {
                 let Some(more) = rest.strip_prefix(text) else { return text.starts_with(rest) };
-                rest = if is_number {
+                rest = if is_before_number {
                     more.trim_start_matches(|c: char| c.is_ascii_digit())
                 } else {
                     more
@@ -68,58 +70,63 @@ impl Right {
     }
 }
 
-impl Questions {
-    /// The answers of a server that nothing happens to.
-    async fn ask_all() -> Arc<Self> {
+impl Prompts {
+    /// Records the answers of an undisturbed server.
+    async fn record() -> Arc<Self> {
         let model = demo_model().display().to_string();
-        let calm = Server::start(&[&[&model, "--served-model-name", "m"], &QUICK[..]].concat());
-        calm.wait_ready(1, SOON).await;
+        let server = Server::start(&[&[&model, "--served-model-name", "m"], &QUICK[..]].concat());
+        server.wait_ready(1, TIMEOUT).await;
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/images");
         let picture = |name: &str| {
             let bytes = std::fs::read(folder.join(format!("{name}.jpg"))).expect("a picture");
             format!("data:image/jpeg;base64,{}", STANDARD.encode(bytes))
         };
-        let mut questions = Self { right: Vec::new(), pictures: PICTURES.map(picture).into() };
-        for prompt in 0..TEXTS + PICTURES.len() {
-            let body = calm.chat(&questions.body(prompt, 100, false)).await.ok();
-            let said = body["choices"][0]["message"]["content"].as_str().expect("text");
-            let sees = format!("{}; ", said.split_once("; ").expect("two parts").0);
+        let mut prompts = Self { expected: Vec::new(), pictures: PICTURES.map(picture).into() };
+        for prompt in 0..TEXT_PROMPTS + PICTURES.len() {
+            let body = server.chat(&prompts.body(prompt, 100, false)).await.ok();
+            let text = body["choices"][0]["message"]["content"].as_str().expect("text");
+            let images = format!("{}; ", text.split_once("; ").expect("two parts").0);
             let cached =
                 format!(" of {} prompt tokens were cached", body["usage"]["prompt_tokens"]);
-            let right = Right { sees, cached };
-            assert!(right.agrees(said), "'{said}'");
-            questions.right.push(right);
+            let expected = ExpectedAnswer { images, cached };
+            assert!(expected.matches(text), "'{text}'");
+            prompts.expected.push(expected);
         }
-        Arc::new(questions)
+        Arc::new(prompts)
     }
 
     fn body(&self, prompt: usize, tokens: u32, stream: bool) -> Value {
         let text = format!("question {prompt} of many ").repeat(1 + prompt % 4 * 8);
         let mut content = vec![json!({"type": "text", "text": text})];
-        if let Some(url) = prompt.checked_sub(TEXTS).and_then(|picture| self.pictures.get(picture))
-        {
+        let picture = prompt.checked_sub(TEXT_PROMPTS).and_then(|index| self.pictures.get(index));
+        if let Some(url) = picture {
             content.insert(0, json!({"type": "image_url", "image_url": {"url": url}}));
         }
-        let messages = json!([{"role": "user", "content": content}]);
-        json!({"model": "m", "messages": messages, "max_tokens": tokens, "ignore_eos": true, "stream": stream})
+        json!({
+            "model": "m",
+            "messages": [{"role": "user", "content": content}],
+            "max_tokens": tokens,
+            "ignore_eos": true,
+            "stream": stream,
+        })
     }
 }
 
-/// What became of requests.
+/// The outcomes of all requests.
 #[derive(Debug, Default)]
 struct Tally {
-    right: AtomicUsize,
-    /// Streams that had a token and ended with an error that says so.
+    correct: AtomicUsize,
+    /// Streams that ended after a token, with an error event or without an end.
     cut: AtomicUsize,
-    /// Answered with an error, before any token.
+    /// The texts of errors before any token.
     refused: Mutex<Vec<String>>,
-    /// Lost with their frontend.
+    /// Requests lost with their frontend.
     lost: AtomicUsize,
 }
 
-/// Asks a frontend, wherever it is at the moment, until it is told to stop.
-async fn ask_on(
-    questions: Arc<Questions>,
+/// Sends requests to the frontend at `url`, which may change, until `stop` is set.
+async fn run_client(
+    prompts: Arc<Prompts>,
     url: Arc<Mutex<String>>,
     tally: Arc<Tally>,
     stop: Arc<AtomicBool>,
@@ -128,33 +135,34 @@ async fn ask_on(
     let client = support::client();
     let mut rng = SmallRng::seed_from_u64(seed);
     while !stop.load(Relaxed) {
-        let prompt = rng.random_range(0..questions.right.len());
-        let (tokens, stream) = (TOKENS[rng.random_range(0..2)], rng.random_bool(0.5));
-        let body = questions.body(prompt, tokens, stream);
-        let to = format!("{}/v1/chat/completions", url.lock().expect("not poisoned"));
-        let asked = client
-            .post(to)
+        let prompt = rng.random_range(0..prompts.expected.len());
+        let tokens = TOKENS[rng.random_range(0..2)];
+        let stream = rng.random_bool(0.5);
+        let body = prompts.body(prompt, tokens, stream);
+        let url = format!("{}/v1/chat/completions", url.lock().expect("not poisoned"));
+        let request = client
+            .post(url)
             .header("content-type", "application/json")
             .body(body.to_string())
             .send();
-        let answered = async {
-            let answer = asked.await?;
+        let answer = async {
+            let answer = request.await?;
             Ok::<_, reqwest::Error>((answer.status().as_u16(), answer.text().await?))
         };
-        let answered = tokio::time::timeout(HANGS, answered).await.expect("no request hangs");
-        match answered {
+        let answer = tokio::time::timeout(HANG_TIMEOUT, answer).await.expect("no request hangs");
+        match answer {
             Err(_) => {
                 tally.lost.fetch_add(1, Relaxed);
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
             Ok((200, text)) => {
-                let (said, failed) =
-                    if stream { of_stream(&text) } else { of_whole(&text, tokens) };
+                let (content, is_cut) =
+                    if stream { parse_stream(&text) } else { (parse_whole(&text, tokens), false) };
                 assert!(
-                    questions.right[prompt].agrees(&said) && (failed || !said.is_empty()),
-                    "prompt {prompt}: '{said}'"
+                    prompts.expected[prompt].matches(&content) && (is_cut || !content.is_empty()),
+                    "prompt {prompt}: '{content}'"
                 );
-                let count = if failed { &tally.cut } else { &tally.right };
+                let count = if is_cut { &tally.cut } else { &tally.correct };
                 count.fetch_add(1, Relaxed);
             }
             Ok((status, text)) => {
@@ -166,28 +174,31 @@ async fn ask_on(
     }
 }
 
-fn of_whole(text: &str, tokens: u32) -> (String, bool) {
+/// Returns the content of a whole answer, which must have `tokens` tokens.
+fn parse_whole(text: &str, tokens: u32) -> String {
     let body: Value = serde_json::from_str(text).expect("JSON");
     assert_eq!(body["usage"]["completion_tokens"], tokens);
-    (body["choices"][0]["message"]["content"].as_str().expect("text").to_owned(), false)
+    body["choices"][0]["message"]["content"].as_str().expect("text").to_owned()
 }
 
-/// The text of a stream, and whether it failed: by an error that it tells, or without an end, as it
-/// was lost with its frontend.
-fn of_stream(text: &str) -> (String, bool) {
+/// Returns the content of a stream, and `true` if the stream is cut: by an error event, or without
+/// an end because its frontend died.
+fn parse_stream(text: &str) -> (String, bool) {
     let events = text.split("\n\n").filter_map(|event| event.strip_prefix("data: "));
-    let (mut said, mut is_done, mut has_error) = (String::new(), false, false);
+    let mut content = String::new();
+    let mut is_done = false;
+    let mut has_error = false;
     for event in events {
         is_done |= event == "[DONE]";
         let event: Value = serde_json::from_str(event).unwrap_or_default();
         has_error |= event.get("error").is_some();
-        said.push_str(event["choices"][0]["delta"]["content"].as_str().unwrap_or_default());
+        content.push_str(event["choices"][0]["delta"]["content"].as_str().unwrap_or_default());
     }
-    (said, has_error || !is_done)
+    (content, has_error || !is_done)
 }
 
-/// Agents, frontends and clients.
-struct Stand {
+/// Agents, frontends and their clients.
+struct TestHarness {
     cluster: Cluster,
     agents: Vec<Agent>,
     frontends: Vec<Server>,
@@ -202,7 +213,7 @@ fn agent_flags() -> Vec<&'static str> {
     [&QUICK[..], &["--take-tensors"]].concat()
 }
 
-impl Stand {
+impl TestHarness {
     async fn new(agents: u8, seed: u64) -> Self {
         let cluster = Cluster::new();
         let flags = agent_flags();
@@ -212,17 +223,17 @@ impl Stand {
         let serve = |media| cluster.serve_at(&addresses, &["--agent-media", media]);
         let frontends: Vec<_> = MEDIA.into_iter().map(serve).collect();
         for frontend in &frontends {
-            frontend.wait_ready(agents.len() as u64, SOON).await;
+            frontend.wait_ready(agents.len() as u64, TIMEOUT).await;
         }
         let urls: Vec<_> =
             frontends.iter().map(|frontend| Arc::new(Mutex::new(frontend.url.clone()))).collect();
-        let questions = Questions::ask_all().await;
-        let (tally, stop) = (Arc::<Tally>::default(), Arc::<AtomicBool>::default());
+        let prompts = Prompts::record().await;
+        let tally = Arc::<Tally>::default();
+        let stop = Arc::<AtomicBool>::default();
         let client = |number: usize| {
             let url = urls[number % urls.len()].clone();
-            let asks =
-                ask_on(questions.clone(), url, tally.clone(), stop.clone(), seed ^ number as u64);
-            tokio::spawn(asks)
+            let seed = seed ^ number as u64;
+            tokio::spawn(run_client(prompts.clone(), url, tally.clone(), stop.clone(), seed))
         };
         let clients = (0..CLIENTS * urls.len()).map(client).collect();
         Self { cluster, agents, frontends, urls, addresses, tally, stop, clients }
@@ -243,101 +254,100 @@ impl Stand {
         *self.urls[number].lock().expect("not poisoned") = self.frontends[number].url.clone();
     }
 
-    async fn all_ready(&self) {
+    async fn wait_all_ready(&self) {
         for frontend in &self.frontends {
-            frontend.wait_ready(self.agents.len() as u64, SOON).await;
+            frontend.wait_ready(self.agents.len() as u64, TIMEOUT).await;
         }
     }
 
-    /// Ends the clients, and checks that nothing is left of their requests, in frontends and in
-    /// engines.
-    async fn calm(&mut self) {
+    /// Stops the clients and checks that none of their requests is left in frontends and engines.
+    async fn stop_clients(&mut self) {
         self.stop.store(true, Relaxed);
         for client in self.clients.drain(..) {
-            client.await.expect("a client that saw what it must not");
+            client.await.expect("a client got an unexpected answer");
         }
-        self.all_ready().await;
+        self.wait_all_ready().await;
         for frontend in &self.frontends {
             let is_idle =
                 |worker: &Value| worker["requests"] == 0 && worker["engine"]["running"] == 0;
-            wait_for("the end of all requests", SOON, async || {
+            wait_for("the end of all requests", TIMEOUT, async || {
                 workers(frontend).await.iter().all(is_idle)
             })
             .await;
-            assert_eq!(answered(frontend, 16).await, 16);
+            assert_eq!(count_answered(frontend, 16).await, 16);
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whatever_dies_no_request_hangs_and_no_token_is_wrong() {
+async fn random_faults_cause_no_hang_or_wrong_token() {
     let setting = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
     let seed = setting("CHIASM_TEST_SEED").unwrap_or_else(rand::random);
-    let faults = setting("CHIASM_TEST_FAULTS").map_or(FAULTS, |faults| faults as usize);
+    let faults = setting("CHIASM_TEST_FAULTS").map_or(DEFAULT_FAULTS, |faults| faults as usize);
     eprintln!("CHIASM_TEST_SEED={seed} CHIASM_TEST_FAULTS={faults}");
     let mut rng = SmallRng::seed_from_u64(seed);
-    let mut stand = Stand::new(3, seed).await;
+    let mut harness = TestHarness::new(3, seed).await;
     let mut restarts = 0;
     for _ in 0..faults {
         tokio::time::sleep(Duration::from_millis(rng.random_range(50..500))).await;
-        let (agent, frontend) =
-            (rng.random_range(0..stand.agents.len()), rng.random_range(0..stand.frontends.len()));
+        let agent = rng.random_range(0..harness.agents.len());
+        let frontend = rng.random_range(0..harness.frontends.len());
         let pause = Duration::from_millis(rng.random_range(50..3500));
         match rng.random_range(0..5) {
             0 => {
-                stand.agents[agent].kill();
-                stand.restart_agent(agent);
+                harness.agents[agent].kill();
+                harness.restart_agent(agent);
             }
             1 => {
-                stand.agents[agent].signal("TERM");
-                assert!(stand.agents[agent].wait());
-                stand.restart_agent(agent);
+                harness.agents[agent].signal("TERM");
+                assert!(harness.agents[agent].wait());
+                harness.restart_agent(agent);
             }
             2 => {
-                stand.agents[agent].signal("STOP");
+                harness.agents[agent].signal("STOP");
                 tokio::time::sleep(pause).await;
-                stand.agents[agent].signal("CONT");
+                harness.agents[agent].signal("CONT");
             }
             3 => {
-                stand.frontends[frontend].end_by("KILL");
+                harness.frontends[frontend].signal_and_wait("KILL");
                 restarts += 1;
-                stand.restart_frontend(frontend);
+                harness.restart_frontend(frontend);
             }
             _ => {
-                support::send_signal(stand.frontends[frontend].pid(), "STOP");
+                support::send_signal(harness.frontends[frontend].pid(), "STOP");
                 tokio::time::sleep(pause / 3).await;
-                support::send_signal(stand.frontends[frontend].pid(), "CONT");
+                support::send_signal(harness.frontends[frontend].pid(), "CONT");
             }
         }
     }
-    stand.calm().await;
-    eprintln!("{:?}", stand.tally);
-    let Tally { right, lost, .. } = &*stand.tally;
-    assert!(right.load(Relaxed) > faults * 4);
+    harness.stop_clients().await;
+    eprintln!("{:?}", harness.tally);
+    let Tally { correct, lost, .. } = &*harness.tally;
+    assert!(correct.load(Relaxed) > faults * 4);
     assert!(
         restarts > 0 || lost.load(Relaxed) == 0,
-        "requests were lost with a frontend that lived"
+        "requests were lost although no frontend was killed"
     );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_rolling_restart_fails_no_request() {
-    let mut stand = Stand::new(4, 7).await;
-    for agent in 0..stand.agents.len() {
-        let before = stand.tally.right.load(Relaxed);
-        stand.agents[agent].signal("TERM");
-        assert!(stand.agents[agent].wait());
-        stand.restart_agent(agent);
-        stand.all_ready().await;
-        let asked = async || stand.tally.right.load(Relaxed) > before + 20;
-        wait_for("answers", SOON, asked).await;
+async fn rolling_restart_fails_no_request() {
+    let mut harness = TestHarness::new(4, 7).await;
+    for agent in 0..harness.agents.len() {
+        let before = harness.tally.correct.load(Relaxed);
+        harness.agents[agent].signal("TERM");
+        assert!(harness.agents[agent].wait());
+        harness.restart_agent(agent);
+        harness.wait_all_ready().await;
+        let has_answers = async || harness.tally.correct.load(Relaxed) > before + 20;
+        wait_for("answers", TIMEOUT, has_answers).await;
     }
-    stand.calm().await;
-    let Tally { cut, refused, lost, .. } = &*stand.tally;
+    harness.stop_clients().await;
+    let Tally { cut, refused, lost, .. } = &*harness.tally;
     let refused = refused.lock().expect("not poisoned");
     assert!(
         refused.is_empty() && cut.load(Relaxed) == 0 && lost.load(Relaxed) == 0,
         "{:?}",
-        stand.tally
+        harness.tally
     );
 }

@@ -1,7 +1,7 @@
-"""Holds every answer, chunk and event of every API against the models of the official SDKs and of Open Responses.
+"""Validates all answers, chunks and events of all APIs with the models of the official SDKs and of Open Responses.
 
-usage: conformance.py SAYS CALLS THINKS PICTURE: the base URLs of servers whose engines say something, call
-weather(city="Paris"), and think before they say something
+usage: conformance.py SAYS CALLS THINKS PICTURE: the base URLs of servers whose engines answer with text, call
+weather(city="Paris"), and think before they answer
 """
 
 import base64
@@ -28,7 +28,7 @@ adapter = functools.cache(TypeAdapter)
 
 
 def check(case, model, value):
-    """Validates a value, and notes where it differs from the model."""
+    """Validates a value and records where it differs from the model."""
     global checked
     checked += 1
     try:
@@ -45,7 +45,7 @@ def post(url, path, body, status=200):
 
 
 def events(answer):
-    """The events of a stream; a named one has the type that its name says."""
+    """Parses the events of a stream. The type of a named event must equal its name."""
     read = []
     for text in answer.text.removesuffix("\n\n").split("\n\n"):
         name, _, data = text.rpartition("data: ")
@@ -57,7 +57,7 @@ def events(answer):
 
 
 def check_both(case, url, path, body, whole, part):
-    """Checks an answer, and all parts of it as a stream. Returns the answer and the parts."""
+    """Validates an answer and all chunks of its stream. Returns the answer and the chunks."""
     answer = post(url, path, body).json()
     check(case, whole, answer)
     parts = events(post(url, path, {**body, "stream": True}))
@@ -93,7 +93,7 @@ for name, more in [
     check(f"completion, {name}", Completion, post(says, "/completions", {**completion, **more}).json())
     open_choices = set()
     for chunk in events(post(says, "/completions", {**completion, **more, "stream": True})):
-        # Before its end a choice has null for its reason: so it is with OpenAI, whose model is that of whole answers.
+        # Before its end, a choice has the finish reason null, as OpenAI's has. The SDK's model is that of whole answers.
         for choice in chunk["choices"]:
             if choice["finish_reason"] is None:
                 open_choices.add(choice["index"])
@@ -103,7 +103,7 @@ for name, more in [
         check(f"completion, {name}, streamed", Completion, chunk)
     assert not open_choices, (name, open_choices)
 echoed = post(says, "/completions", {**completion, "logprobs": 2, "echo": True}).json()
-# The first token has no log probability: OpenAI has null there, which its model does not know.
+# The first token has no log probability: OpenAI sends null there, which its model does not allow.
 for values in (echoed["choices"][0]["logprobs"][field] for field in ("token_logprobs", "top_logprobs")):
     assert values.pop(0) is None, echoed
 check("completion, echo", Completion, echoed)
@@ -124,7 +124,7 @@ for name, url, more in [
     ("stop sequence", says, {"stop_sequences": ["tokens"]}),
     ("call", calls, {"tools": tools}),
     ("thinking", thinks, {}),
-    # A model that does not think has nothing to bound.
+    # A model without reasoning accepts a thinking budget and ignores it.
     ("budget", says, {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
 ]:
     check_both(f"messages, {name}", url, "/messages", {**messages, **more}, Message, RawMessageStreamEvent)
@@ -132,19 +132,19 @@ counted = {"messages": messages["messages"]}
 check("token count", MessageTokensCount, post(says, "/messages/count_tokens", counted).json())
 check("refused message", ErrorResponse, post(says, "/messages", {**messages, "max_tokens": 0}, status=400).json())
 
-# Responses: OpenAI's model of them and that of Open Responses.
+# Responses, with OpenAI's model and that of Open Responses.
 open_events = {}
 for name in dir(openresponses_types):
     if name.endswith("StreamingEvent"):
         model = getattr(openresponses_types, name)
         [kind] = model.model_fields["type"].annotation
         open_events[kind.value] = model
-# OpenAI's names of events that Open Responses calls otherwise (`response.reasoning.delta`).
+# OpenAI's names of events that have other names in Open Responses (`response.reasoning.delta`).
 OPENAI_ONLY = {"response.reasoning_text.delta", "response.reasoning_text.done"}
 
 
 def check_open(case, model, value):
-    """Checks against Open Responses, whose package has null alone for the schema of a format, where OpenAI has an object."""
+    """Validates with Open Responses, whose package allows only null for the schema of a format, where OpenAI has an object."""
     resource = value.get("response", value)
     if resource.get("object") == "response" and resource["text"]["format"]["type"] == "json_schema":
         resource["text"]["format"]["schema"] = None
@@ -206,7 +206,7 @@ for name, url, more in [
     for text in texts if name == "logprobs" else []:
         assert "".join(token["token"] for token in text["logprobs"]) == text["text"], text
         assert all(len(token["top_logprobs"]) == 2 for token in text["logprobs"]), text
-# Tools that Open Responses does not know.
+# Tools that Open Responses does not have.
 for name, tools in [
     ("custom tool", [custom]),
     ("namespace", [{"type": "namespace", "name": "n", "description": "d", "tools": [custom]}]),

@@ -1,6 +1,7 @@
-"""The package `langchain-openai` against simulated engines: whole, streamed, with an image, with tools, and structured.
+"""Tests the package `langchain-openai` with simulated engines: whole, streamed, with an image, with tools, and structured.
 
-usage: langchain_client.py SEES CALLS SAYS_JSON PICTURE, with servers whose engines say what they saw, call a function, and say JSON
+usage: langchain_client.py SEES CALLS SAYS_JSON PICTURE: servers whose engines describe the request, call a function,
+       and answer JSON
 """
 
 import base64
@@ -22,7 +23,7 @@ def chat(url):
 
 
 def check_seen(message, items):
-    """The engine's own words on what it saw and on the prompt are those of the usage."""
+    """Checks that the engine's description of the image and the prompt agrees with the usage."""
     words = rf"{items}; (\d+) of (\d+) prompt tokens were cached"
     cached, prompt = map(int, re.fullmatch(words, message.content).groups())
     usage = message.usage_metadata
@@ -64,7 +65,7 @@ for choice in ["any", "weather"]:
     forced = chat(calls).bind_tools([weather], tool_choice=choice).invoke(QUESTION)
     assert [call["name"] for call in forced.tool_calls] == ["weather"], forced
 
-# The class is the function: it has its name.
+# The function has the name of the class.
 Weather = type("weather", (BaseModel,), {"__doc__": "Where.", "__annotations__": {"city": str}})
 for url, method in [(says_json, "json_schema"), (says_json, "json_mode"), (calls, "function_calling")]:
     place = chat(url).with_structured_output(Weather, method=method).invoke("A place as JSON, please.")

@@ -1,4 +1,4 @@
-"""The package `langchain-openai` against a real engine, which is held to calls and to a schema. Run by real_vllm.
+"""Tests forced calls and a schema with the package `langchain-openai` and a real engine. Run by real_vllm.
 
 usage: langchain_forced.py BASE_URL
 """
@@ -10,7 +10,7 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
-# A model of chance would write white space wherever JSON may have some: tab, line feed, carriage return, space.
+# A random model would write white space wherever JSON allows it: tab, line feed, carriage return, space.
 no_white_space = {"197": -100, "198": -100, "201": -100, "220": -100}
 chat = ChatOpenAI(
     model="m",

@@ -1,6 +1,7 @@
-"""The package `litellm` against simulated engines, by OpenAI's and Anthropic's API: whole, streamed, with an image, and with tools.
+"""Tests the package `litellm` with simulated engines through OpenAI's and Anthropic's APIs: whole, streamed, with an image,
+with tools.
 
-usage: litellm_client.py SEES CALLS PICTURE: servers whose engines say what they saw, and call weather("Paris")
+usage: litellm_client.py SEES CALLS PICTURE: servers whose engines describe the request, and call weather("Paris")
 """
 
 import base64
@@ -20,14 +21,14 @@ tool = {"type": "function", "function": {"name": "weather", "description": "Tell
 
 
 def ask(provider, url, messages, **more):
-    # Anthropic's clients add the /v1 themselves.
+    # Anthropic's clients add /v1 themselves.
     base = url.removesuffix("/v1") if provider == "anthropic" else url
     key = {"api_key": "unused", "max_retries": 0, "timeout": 60}
     return litellm.completion(model=f"{provider}/m", api_base=base, messages=messages, max_tokens=100, **key, **more)
 
 
 def check_seen(answer, items):
-    """The engine's own words on what it saw and on the prompt are those of the usage."""
+    """Checks that the engine's description of the image and the prompt agrees with the usage."""
     text = answer.choices[0].message.content
     cached, prompt = map(int, re.fullmatch(rf"{items}; (\d+) of (\d+) prompt tokens were cached", text).groups())
     assert answer.choices[0].finish_reason == "stop", answer
@@ -48,7 +49,7 @@ def streamed(provider, url, messages, **more):
 
 
 for provider in ["openai", "hosted_vllm", "anthropic"]:
-    # OpenAI's API tells usage of a stream where it is asked for, Anthropic's always.
+    # OpenAI's API reports a stream's usage on request, Anthropic's always.
     usage = {} if provider == "anthropic" else {"stream_options": {"include_usage": True}}
     check_seen(ask(provider, sees, seen), r"1 image 280x224 \(80 tokens, \w+\)")
     check_seen(streamed(provider, sees, question, **usage), "no images")

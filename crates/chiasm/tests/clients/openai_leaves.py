@@ -1,4 +1,4 @@
-"""The `openai` package leaves: a stream in its midst, and by its timeouts one that has not begun and a whole answer.
+"""Cancels requests of the `openai` package: a stream halfway, and by timeouts a stream without tokens and a whole answer.
 
 usage: openai_leaves.py BASE_URL: a server whose answers take minutes
 """
@@ -9,7 +9,7 @@ import time
 import openai
 
 client = openai.OpenAI(base_url=sys.argv[1], api_key="unused", max_retries=0)
-# The engine reads prompts slowly, too: this one for some seconds.
+# The engine needs some seconds for this prompt.
 short, long = [[{"role": "user", "content": "a b " * times}] for times in (1, 500)]
 endless = {"model": "m", "max_tokens": 6000, "extra_body": {"ignore_eos": True}}
 

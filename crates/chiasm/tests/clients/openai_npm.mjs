@@ -1,7 +1,7 @@
-// The npm package `openai` against simulated engines: whole, streamed, with an image, and with tools.
+// Tests the npm package `openai` with simulated engines: whole, streamed, with an image, and with tools.
 //
 // usage: node openai_npm.mjs FOLDER SEES CALLS PICTURE, with the folder that has the package in its node_modules, and servers whose
-// engines say what they saw, and call a function
+// engines describe the request, and call a function
 
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
@@ -14,7 +14,7 @@ const client = (baseURL) => new OpenAI({ baseURL, apiKey: "unused", maxRetries: 
 const ask = (baseURL, fields) => client(baseURL).chat.completions.create({ model: "m", ...fields });
 const question = [{ role: "user", content: "What is the weather in Paris?" }];
 
-// The engine's own words on what it saw and on the prompt are those of the usage.
+// Checks that the engine's description of the image and the prompt agrees with the usage.
 function checkSeen(text, usage, items) {
   const [, cached, prompt] = text.match(new RegExp(`^${items}; (\\d+) of (\\d+) prompt tokens were cached$`));
   assert.equal(usage.prompt_tokens, Number(prompt));
@@ -53,7 +53,7 @@ for (const tool_choice of ["auto", "required"]) {
   const again = await ask(calls, { messages: [...question, said.choices[0].message, result], tools });
   assert(again.usage.prompt_tokens > said.usage.prompt_tokens);
 }
-// Its own loop over functions reads streams and answers calls by itself; it ends as the model would go on for ever.
+// The package's own tool loop reads streams and answers calls by itself. It is ended here, as the model would call forever.
 const asked = [];
 const weather = ({ city }) => (asked.push(city), "sunny");
 const runner = client(calls).chat.completions.runTools(

@@ -1,5 +1,5 @@
-// The npm package `openai` leaves: a stream in its midst by its controller, and by its timeouts one that has not begun and a whole
-// answer.
+// Cancels requests of the npm package `openai`: a stream halfway by its controller, and by timeouts a stream without tokens and a
+// whole answer.
 //
 // usage: node openai_npm_leaves.mjs FOLDER BASE_URL, with the folder that has the package in its node_modules, and a server whose
 // answers take minutes
@@ -11,7 +11,7 @@ import { join } from "node:path";
 const [folder, baseURL] = process.argv.slice(2);
 const { default: OpenAI, APIConnectionTimeoutError } = createRequire(join(folder, "package.json"))("openai");
 const client = new OpenAI({ baseURL, apiKey: "unused", maxRetries: 0 });
-// The engine reads prompts slowly, too: this one for some seconds.
+// The engine needs some seconds for this prompt.
 const [short, long] = [1, 500].map((times) => [{ role: "user", content: "c d ".repeat(times) }]);
 const endless = { model: "m", max_tokens: 6000, ignore_eos: true };
 

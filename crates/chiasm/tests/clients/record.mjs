@@ -16,7 +16,7 @@ const tool = { type: "function", function: { name: "weather", parameters, strict
 
 async function record(name, call) {
   console.log(name);
-  // A stream is answered by an error.
+  // The recorder answers streaming requests with an error.
   await call().catch((error) => {
     if (error.status !== 400) throw error;
   });

@@ -1,5 +1,5 @@
-"""Records what packages of clients send: a file per call with the client's version, the path and the body, for recorded.rs. Those
-that this Python does not have are passed over. `cargo xtask record-clients` runs it.
+"""Records the requests of client packages for recorded.rs: a file per call with the client's version, the path and the body.
+Packages that this Python does not have are skipped. Run by `cargo xtask record-clients`.
 
 usage: record.py FOLDER [NODE SCRIPT PACKAGES], with Node.js, record.mjs and the folder that has npm's packages
 """
@@ -24,7 +24,7 @@ os.environ.update(OPENAI_API_KEY="unused", OPENAI_AGENTS_DISABLE_TRACING="1", LI
 
 
 def png(side=56):
-    """A grey picture of few bytes."""
+    """Returns a small grey picture."""
     chunk = lambda kind, data: struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
     rows = b"".join(b"\0" + b"\x80" * side for _ in range(side))
     head = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
@@ -44,7 +44,7 @@ USAGE = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
 
 
 def chat_answer(body):
-    """A call of the first function, and text once there is nothing to call or the call was answered; as Chiasm says it."""
+    """Returns Chiasm's answer: a call of the first function, or text if there is no function or the call was answered."""
     thought = {"refusal": None, "reasoning": "Hm.", "reasoning_content": "Hm."}
     message = {"role": "assistant", "content": "It is sunny.", **thought}
     functions = [tool["function"]["name"] for tool in body.get("tools") or []]
@@ -84,7 +84,7 @@ ANSWERS = {"/v1/chat/completions": chat_answer, "/v1/responses": response_answer
 
 
 class Recorder(BaseHTTPRequestHandler):
-    """Keeps what is posted. What is to be streamed gets an error: the client has sent what it had to say."""
+    """Keeps posted bodies. Streaming requests get an error, as their body is all that is recorded."""
 
     protocol_version = "HTTP/1.1"
     posted = []
@@ -117,7 +117,7 @@ BASE = ROOT + "/v1"
 
 
 def record(package, name, call):
-    """Runs a call and writes what it posted: NAME.json, and NAME-2.json if it went on."""
+    """Runs a call and writes its requests: NAME.json, and NAME-2.json if there is a second one."""
     Recorder.posted = posted = []
     failure = None
     try:
@@ -144,7 +144,7 @@ def messages(*parts):
 def of_openai():
     import openai
 
-    # Two versions are in use: that of vLLM, and the one that other packages ask for.
+    # Two versions are in use: vLLM's, and the one that other packages require.
     client, name = openai.OpenAI(base_url=BASE, max_retries=0), "openai-" + openai.__version__.split(".")[0]
     chat = client.chat.completions.create
     run = lambda kind, call: record("openai", f"{name}-{kind}", call)
@@ -164,7 +164,7 @@ def of_openai():
         said = chat(model="m", messages=talk, **tools).choices[0].message
         talk += [said, {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "sunny"}]
         said = chat(model="m", messages=talk, **tools).choices[0].message
-        # As those do who keep all of what a message has.
+        # Some clients send all fields of earlier messages back.
         talk += [said.model_dump(), *messages()]
         chat(model="m", messages=talk, **tools)
 
@@ -271,7 +271,7 @@ def of_llama_index():
     from llama_index.core.tools import FunctionTool
     from llama_index.llms.openai import OpenAI
 
-    # It looks the context of a model up by its name.
+    # LlamaIndex looks up a model's context length by its name.
     llm = OpenAI(model="gpt-4o", api_base=BASE, api_key="unused", max_retries=0)
     run = lambda kind, call: record("llama-index-llms-openai", f"llama-index-{kind}", call)
     blocks = [ImageBlock(image=png(), image_mimetype="image/png"), TextBlock(text=QUESTION)]
@@ -383,6 +383,6 @@ if NODE:
     assert len(names) == len(posted), (names, posted)
     for name, what in zip(names, posted):
         write(f"openai-npm-{name}", {"client": client, **what})
-# Some of the packages leave threads behind.
+# Some packages leave threads running.
 sys.stdout.flush()
 os._exit(0)

@@ -1,7 +1,7 @@
-"""`vllm bench serve` against a server, in one process, as importing vLLM takes long: completions, chats, and chats with pictures.
+"""Runs `vllm bench serve` against a server: completions, chats, and chats with pictures. One process, as importing vLLM is slow.
 
-usage: vllm_bench.py URL MODEL, with the URL without /v1 and the folder with the model's tokenizer, which is the model's name. One
-run is not told it and finds both at the server.
+usage: vllm_bench.py URL MODEL, with the URL without /v1. MODEL is the folder with the model's tokenizer and the model's name. One
+run omits it and gets both from the server.
 """
 
 import asyncio
@@ -35,6 +35,6 @@ def bench(name, *flags):
 bench("completions", *COMPLETIONS, "--dataset-name", "random")
 text = bench("chats", *NAMED, *CHATS, "--dataset-name", "random")
 seen = bench("pictures", *NAMED, *CHATS, "--dataset-name", "random-mm", *PICTURES)
-# A picture of 112x112 is 16 tokens of a prompt, and its two marks.
+# A picture of 112x112 takes 16 tokens of a prompt, and two for its marks.
 assert seen >= text + 16 * PROMPTS, (text, seen)
 print("ok")

@@ -1,4 +1,4 @@
-//! Workers that die, come back and say goodbye, and an etcd that is silent, while requests come.
+//! Workers that die, restart and shut down, and a silent etcd, under load.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -7,11 +7,11 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 
 use super::mocker::Mocker;
-use super::{NAMESPACE, SOON, ask, frontend, known_exactly, workers};
+use super::{NAMESPACE, TIMEOUT, chat_body, frontend, wait_known_blocks, workers};
 use crate::support::etcd::Etcd;
 use crate::support::{Server, wait_for};
 
-/// Clients that ask one after the other until they are told to stop.
+/// Clients that send requests until they are stopped.
 struct Load {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicUsize>,
@@ -20,10 +20,12 @@ struct Load {
 
 impl Load {
     fn start(server: &Server) -> Self {
-        let (stop, answered) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
+        let stop = Arc::<AtomicBool>::default();
+        let answered = Arc::<AtomicUsize>::default();
         let mut clients = JoinSet::new();
         for client in 0..8 {
-            let (stop, answered) = (stop.clone(), answered.clone());
+            let stop = stop.clone();
+            let answered = answered.clone();
             let request = server.client.post(format!("{}/v1/chat/completions", server.url));
             let request = request.header("content-type", "application/json");
             clients.spawn(async move {
@@ -34,14 +36,15 @@ impl Load {
                         "Client {client} asks the same five things over and over: thing {}",
                         number % 5
                     );
-                    let sent = request
+                    let answer = request
                         .try_clone()
                         .expect("a request")
-                        .body(ask(&text, 8).to_string())
+                        .body(chat_body(&text, 8).to_string())
                         .send()
                         .await;
-                    let answer = sent.expect("an answer");
-                    let (status, text) = (answer.status(), answer.text().await.expect("a body"));
+                    let answer = answer.expect("an answer");
+                    let status = answer.status();
+                    let text = answer.text().await.expect("a body");
                     assert_eq!(status, 200, "{text}");
                     answered.fetch_add(1, Relaxed);
                 }
@@ -50,17 +53,20 @@ impl Load {
         Self { stop, answered, clients }
     }
 
-    /// Waits until many more requests were answered.
-    async fn goes_on(&self) {
+    /// Waits until 200 more requests are answered.
+    async fn wait_for_answers(&self) {
         let before = self.answered.load(Relaxed);
-        wait_for("answers", SOON, async || self.answered.load(Relaxed) >= before + 200).await;
+        wait_for("answers", TIMEOUT, async || self.answered.load(Relaxed) >= before + 200).await;
     }
 
-    /// Ends it. Panics if any request failed.
-    async fn end(mut self) -> usize {
+    /// Stops the clients and returns the number of answers.
+    ///
+    /// # Panics
+    /// If a request failed.
+    async fn stop(mut self) -> usize {
         self.stop.store(true, Relaxed);
-        while let Some(ended) = self.clients.join_next().await {
-            ended.expect("no request failed");
+        while let Some(client) = self.clients.join_next().await {
+            client.expect("no failed request");
         }
         self.answered.load(Relaxed)
     }
@@ -68,38 +74,40 @@ impl Load {
 
 #[tokio::test]
 #[ignore = "needs Dynamo and etcd"]
-async fn no_request_is_lost_when_workers_die_or_leave_and_etcd_is_silent() {
+async fn worker_deaths_with_silent_etcd_lose_no_request() {
     let etcd = Etcd::start().await;
-    let (_stays, mut dies) = (Mocker::start(&etcd, NAMESPACE), Mocker::start(&etcd, NAMESPACE));
+    let _survivor = Mocker::start(&etcd, NAMESPACE);
+    let mut victim = Mocker::start(&etcd, NAMESPACE);
     let server = frontend(&etcd, &[]);
-    server.wait_ready(2, SOON).await;
+    server.wait_ready(2, TIMEOUT).await;
     let load = Load::start(&server);
-    load.goes_on().await;
+    load.wait_for_answers().await;
 
-    // Killed: its name stays for as long as its lease, and nobody is sent there.
-    dies.kill();
-    wait_for("one worker less", SOON, async || server.ready_workers().await == 1).await;
-    load.goes_on().await;
-    wait_for("one name less", SOON, async || workers(&server).await.len() == 1).await;
+    // A killed worker stays in etcd until its lease expires, but gets no requests.
+    victim.kill();
+    wait_for("one worker less", TIMEOUT, async || server.ready_workers().await == 1).await;
+    load.wait_for_answers().await;
+    wait_for("the removal of the worker", TIMEOUT, async || workers(&server).await.len() == 1)
+        .await;
 
-    // Started again it is another worker, of which nothing is known but what it says.
-    let leaves = Mocker::start(&etcd, NAMESPACE);
-    server.wait_ready(2, SOON).await;
-    load.goes_on().await;
-    known_exactly(&server).await;
+    // A restarted worker counts as a new one, with unknown caches.
+    let restarted = Mocker::start(&etcd, NAMESPACE);
+    server.wait_ready(2, TIMEOUT).await;
+    load.wait_for_answers().await;
+    wait_known_blocks(&server).await;
 
-    // Shorter than a lease: otherwise workers of Dynamo end themselves.
+    // Silent for less than a lease: workers of Dynamo exit when their lease expires.
     etcd.signal("STOP");
-    load.goes_on().await;
+    load.wait_for_answers().await;
     tokio::time::sleep(Duration::from_secs(3)).await;
-    load.goes_on().await;
+    load.wait_for_answers().await;
     etcd.signal("CONT");
     assert_eq!(server.ready_workers().await, 2);
 
-    leaves.signal("TERM");
-    wait_for("one worker less", SOON, async || server.ready_workers().await == 1).await;
-    load.goes_on().await;
-    let answered = load.end().await;
+    restarted.signal("TERM");
+    wait_for("one worker less", TIMEOUT, async || server.ready_workers().await == 1).await;
+    load.wait_for_answers().await;
+    let answered = load.stop().await;
     eprintln!("{answered} requests were answered");
-    known_exactly(&server).await;
+    wait_known_blocks(&server).await;
 }

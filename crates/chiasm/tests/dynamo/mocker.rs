@@ -1,4 +1,4 @@
-//! A mocker of Dynamo: a worker without a model, whose cache is counted as an engine's.
+//! Dynamo's mocker: a worker without a model that simulates an engine's KV cache.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -6,11 +6,11 @@ use std::process::{Command, Stdio};
 use crate::support::etcd::Etcd;
 use crate::support::{Process, demo_model, send_signal};
 
-/// Seconds until a worker that has died is named no more.
-const LEASE: &str = "10";
+/// The seconds until a dead worker is removed from etcd.
+const LEASE_SECONDS: &str = "10";
 
-/// Has a worker use the planes that are served, on this machine alone.
-pub(crate) fn planes(worker: &mut Command) {
+/// Sets the variables for the request and event planes that Chiasm supports, on loopback only.
+pub(crate) fn set_planes(worker: &mut Command) {
     worker.envs([
         ("DYN_REQUEST_PLANE", "tcp"),
         ("DYN_EVENT_PLANE", "zmq"),
@@ -26,39 +26,39 @@ pub(crate) fn planes(worker: &mut Command) {
     }
 }
 
-/// Killed when dropped.
+/// A running mocker. Killed when dropped.
 pub(crate) struct Mocker {
     process: Process,
 }
 
 impl Mocker {
-    /// Starts one with the demo's model. It names itself in etcd when it is ready.
+    /// Starts a mocker of the demo's model. It registers in etcd when it is ready.
     pub(crate) fn start(etcd: &Etcd, namespace: &str) -> Self {
-        Self::start_with(etcd, namespace, &demo_model())
+        Self::start_with_model(etcd, namespace, &demo_model())
     }
 
-    /// The same with another model.
-    pub(crate) fn start_with(etcd: &Etcd, namespace: &str, model: &Path) -> Self {
-        let names = [
+    /// Starts a mocker of another model.
+    pub(crate) fn start_with_model(etcd: &Etcd, namespace: &str, model: &Path) -> Self {
+        let variables = [
             ("DYN_DISCOVERY_BACKEND", "etcd".to_owned()),
             ("ETCD_ENDPOINTS", format!("http://{}", etcd.server())),
-            ("ETCD_LEASE_TTL", LEASE.to_owned()),
+            ("ETCD_LEASE_TTL", LEASE_SECONDS.to_owned()),
         ];
-        Self::start_named(&names, namespace, model)
+        Self::spawn(&variables, namespace, model)
     }
 
-    /// One that names itself by files of a folder.
+    /// Starts a mocker that registers as files in a folder.
     pub(crate) fn start_in_folder(folder: &Path, namespace: &str) -> Self {
-        let names = [
+        let variables = [
             ("DYN_DISCOVERY_BACKEND", "file".to_owned()),
             ("DYN_FILE_KV", folder.display().to_string()),
         ];
-        Self::start_named(&names, namespace, &demo_model())
+        Self::spawn(&variables, namespace, &demo_model())
     }
 
-    fn start_named(names: &[(&str, String)], namespace: &str, model: &Path) -> Self {
+    fn spawn(variables: &[(&str, String)], namespace: &str, model: &Path) -> Self {
         let python = std::env::var_os("CHIASM_TEST_DYNAMO")
-            .expect("CHIASM_TEST_DYNAMO has to name the Python with Dynamo to test with");
+            .expect("CHIASM_TEST_DYNAMO must be the path of a Python with Dynamo");
         let mut mocker = Command::new(python);
         mocker.args(["-B", "-m", "dynamo.mocker", "--model-name", "mocked", "--block-size", "16"]);
         mocker.args(["--num-workers", "1", "--speedup-ratio", "1000"]);
@@ -66,8 +66,8 @@ impl Mocker {
             .args(["--endpoint", &format!("dyn://{namespace}.backend.generate")])
             .arg("--model-path")
             .arg(model);
-        mocker.envs(names.iter().map(|(name, value)| (name, value)));
-        planes(&mut mocker);
+        mocker.envs(variables.iter().map(|(name, value)| (name, value)));
+        set_planes(&mut mocker);
         mocker.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         Self { process: Process(mocker.spawn().expect("the mocker starts")) }
     }
@@ -76,7 +76,7 @@ impl Mocker {
         send_signal(self.process.0.id(), signal);
     }
 
-    /// As by kill -9.
+    /// Kills the mocker by SIGKILL.
     pub(crate) fn kill(&mut self) {
         self.process.end();
     }

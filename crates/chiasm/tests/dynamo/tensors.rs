@@ -1,5 +1,5 @@
-//! Images as tensors in shared memory: that they are what Dynamo's worker for vLLM reads, and that
-//! nothing of them stays.
+//! Images as tensors in shared memory: Dynamo's worker for vLLM can read them, and they are removed
+//! afterwards.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -12,20 +12,18 @@ use chiasm::scenarios::{self, DAWN, PICTURES, Picture};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use super::mocker::{Mocker, planes};
-use super::{NAMESPACE, SOON};
+use super::mocker::{Mocker, set_planes};
+use super::{NAMESPACE, TIMEOUT};
 use crate::support::etcd::Etcd;
 use crate::support::origin::Origin;
 use crate::support::{Process, Server, chiasm, demo_model, wait_for};
 
-/// A frontend that gives images to workers of this machine as tensors.
-fn frontend(etcd: &Etcd, model: &Path, tensors: &str, more: &[&str]) -> Server {
-    let (model, url) = (
-        model.display().to_string(),
-        format!("dynamo+etcd://{}/{NAMESPACE},{tensors}", etcd.server()),
-    );
+/// Starts a frontend that passes images to workers as tensors in shared memory.
+fn frontend(etcd: &Etcd, model: &Path, tensors: &str, flags: &[&str]) -> Server {
+    let model = model.display().to_string();
+    let url = format!("dynamo+etcd://{}/{NAMESPACE},{tensors}", etcd.server());
     let args = [&model, "--served-model-name", "m", "--upstream", &url, "--allow-private-media"];
-    Server::start(&[&args, more].concat())
+    Server::start(&[&args, flags].concat())
 }
 
 fn url(picture: &Picture) -> String {
@@ -35,64 +33,74 @@ fn url(picture: &Picture) -> String {
     )
 }
 
-fn ask(pictures: &[&Picture], tokens: u32) -> Value {
+fn body(pictures: &[&Picture], tokens: u32) -> Value {
     let image =
         |picture: &&Picture| json!({"type": "image_url", "image_url": {"url": url(picture)}});
     let mut content: Vec<Value> = pictures.iter().map(image).collect();
     content.push(json!({"type": "text", "text": "What is there?"}));
-    json!({"model": "m", "messages": [{"role": "user", "content": content}], "max_tokens": tokens, "ignore_eos": true})
+    json!({
+        "model": "m",
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": tokens,
+        "ignore_eos": true,
+    })
 }
 
-/// What a frontend has in shared memory. It has no engines, so all of it is tensors for workers.
+/// Returns a frontend's files in shared memory. It has no engines, so all are tensors for workers.
 fn segments(pid: u32) -> Vec<PathBuf> {
-    let ours = format!("chiasm.{pid}.");
-    let all = std::fs::read_dir("/dev/shm").expect("shared memory").flatten();
-    all.filter(|entry| entry.file_name().to_string_lossy().starts_with(&ours))
+    let prefix = format!("chiasm.{pid}.");
+    let entries = std::fs::read_dir("/dev/shm").expect("shared memory").flatten();
+    entries
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix))
         .map(|entry| entry.path())
         .collect()
 }
 
-/// Looks for what a frontend has in shared memory, over and over, and keeps the largest number.
-struct Watch {
-    most: Arc<AtomicUsize>,
+/// A thread that polls the number of a frontend's segments and keeps the maximum.
+struct SegmentMonitor {
+    max: Arc<AtomicUsize>,
     stop: Arc<AtomicBool>,
-    looking: Option<std::thread::JoinHandle<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
 }
 
-impl Watch {
+impl SegmentMonitor {
     fn start(pid: u32) -> Self {
-        let (most, stop) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
-        let looking = std::thread::spawn({
-            let (most, stop) = (most.clone(), stop.clone());
+        let max = Arc::<AtomicUsize>::default();
+        let stop = Arc::<AtomicBool>::default();
+        let thread = std::thread::spawn({
+            let max = max.clone();
+            let stop = stop.clone();
             move || {
                 while !stop.load(Relaxed) {
-                    most.fetch_max(segments(pid).len(), Relaxed);
+                    max.fetch_max(segments(pid).len(), Relaxed);
                     std::thread::sleep(Duration::from_micros(200));
                 }
             }
         });
-        Self { most, stop, looking: Some(looking) }
+        Self { max, stop, thread: Some(thread) }
     }
 
-    fn most(mut self) -> usize {
+    /// Stops the thread and returns the maximum.
+    fn stop(mut self) -> usize {
         self.stop.store(true, Relaxed);
-        self.looking.take().expect("it looks").join().expect("it looked");
-        self.most.load(Relaxed)
+        self.thread.take().expect("a running thread").join().expect("no panic");
+        self.max.load(Relaxed)
     }
 }
 
-async fn nothing_left(pid: u32) {
-    wait_for("empty shared memory", SOON, async || segments(pid).is_empty()).await;
+async fn wait_no_segments(pid: u32) {
+    wait_for("empty shared memory", TIMEOUT, async || segments(pid).is_empty()).await;
 }
 
 #[tokio::test]
 #[ignore = "needs Dynamo and etcd"]
-async fn the_ten_scenarios_leave_nothing_in_shared_memory() {
+async fn scenarios_leave_shared_memory_empty() {
     let etcd = Etcd::start().await;
     let _mockers = [Mocker::start(&etcd, NAMESPACE), Mocker::start(&etcd, NAMESPACE)];
     let server = frontend(&etcd, &demo_model(), "tensors", &[]);
-    server.wait_ready(2, SOON).await;
-    let (origin, watch) = (Origin::start().await, Watch::start(server.pid()));
+    server.wait_ready(2, TIMEOUT).await;
+    let origin = Origin::start().await;
+    let monitor = SegmentMonitor::start(server.pid());
     let mut images = 0;
     for scenario in scenarios::all() {
         for turn in &scenario.turns {
@@ -103,67 +111,68 @@ async fn the_ten_scenarios_leave_nothing_in_shared_memory() {
             images += usize::from(has_images);
         }
     }
-    // Many at once, all of them whole.
+    // Many requests at once, all of which must succeed.
     let mut clients = JoinSet::new();
     for number in 0..24 {
         let request = server.client.post(format!("{}/v1/chat/completions", server.url));
         let pictures =
             [&PICTURES[number % PICTURES.len()], &PICTURES[(number + 1) % PICTURES.len()]];
-        let request =
-            request.header("content-type", "application/json").body(ask(&pictures, 16).to_string());
+        let request = request
+            .header("content-type", "application/json")
+            .body(body(&pictures, 16).to_string());
         clients.spawn(async move { request.send().await.expect("an answer").status() });
     }
     while let Some(status) = clients.join_next().await {
         assert_eq!(status.expect("no panic"), 200);
     }
-    let most = watch.most();
-    assert!(images >= 10 && most >= 2, "{images} requests with images, {most} segments at a time");
-    nothing_left(server.pid()).await;
+    let max = monitor.stop();
+    assert!(images >= 10 && max >= 2, "{images} requests with images, {max} segments at a time");
+    wait_no_segments(server.pid()).await;
     assert_eq!(server.metric("chiasm_mm_transfer_fallback_total").await, 0.0);
 }
 
 #[tokio::test]
 #[ignore = "needs Dynamo and etcd"]
-async fn tensors_go_with_their_request_and_those_of_a_killed_frontend_with_the_next_one() {
+async fn tensors_are_removed_after_cancel_or_kill() {
     let etcd = Etcd::start().await;
     let mocker = Mocker::start(&etcd, NAMESPACE);
     let mut server = frontend(&etcd, &demo_model(), "tensors", &[]);
-    server.wait_ready(1, SOON).await;
+    server.wait_ready(1, TIMEOUT).await;
     mocker.signal("STOP");
-    // Nobody reads it and its client leaves.
-    let waiting = |server: &Server| {
+    // The worker is stopped, so requests wait.
+    let send = |server: &Server| {
         let request = server.client.post(format!("{}/v1/chat/completions", server.url));
         tokio::spawn(
             request
                 .header("content-type", "application/json")
-                .body(ask(&[&DAWN], 4).to_string())
+                .body(body(&[&DAWN], 4).to_string())
                 .send(),
         )
     };
-    let client = waiting(&server);
-    wait_for("tensors", SOON, async || !segments(server.pid()).is_empty()).await;
+    let client = send(&server);
+    wait_for("tensors", TIMEOUT, async || !segments(server.pid()).is_empty()).await;
     client.abort();
-    nothing_left(server.pid()).await;
+    wait_no_segments(server.pid()).await;
 
-    let client = waiting(&server);
-    wait_for("tensors", SOON, async || !segments(server.pid()).is_empty()).await;
+    let client = send(&server);
+    wait_for("tensors", TIMEOUT, async || !segments(server.pid()).is_empty()).await;
     let pid = server.pid();
-    server.end_by("KILL");
+    server.signal_and_wait("KILL");
     drop(client);
-    assert!(!segments(pid).is_empty(), "nobody could remove them");
+    assert!(!segments(pid).is_empty(), "a killed frontend can't remove its tensors");
     let _next = frontend(&etcd, &demo_model(), "tensors", &[]);
-    nothing_left(pid).await;
+    wait_no_segments(pid).await;
     mocker.signal("CONT");
 }
 
 #[tokio::test]
 #[ignore = "needs Dynamo and etcd"]
-async fn what_finds_no_room_goes_as_it_came_and_is_counted() {
+async fn images_without_room_are_sent_inline() {
     let etcd = Etcd::start().await;
     let _mocker = Mocker::start(&etcd, NAMESPACE);
     let server = frontend(&etcd, &demo_model(), "tensors", &["--dynamo-tensors-gb", "0.000001"]);
-    server.wait_ready(1, SOON).await;
-    let answer = server.chat(&ask(&[&DAWN], 4)).await;
+    server.wait_ready(1, TIMEOUT).await;
+    let answer = server.chat(&body(&[&DAWN], 4)).await;
     answer.ok();
     assert_eq!(answer.header("x-chiasm-transfer"), "inline");
     assert_eq!(
@@ -173,7 +182,8 @@ async fn what_finds_no_room_goes_as_it_came_and_is_counted() {
     assert_eq!(segments(server.pid()).len(), 0);
 }
 
-/// A worker that reads tensors with Dynamo's own code and holds them against vLLM's own processor.
+/// Starts a worker that reads tensors with Dynamo's code and compares them with those of vLLM's own
+/// processor.
 fn checking_worker(
     etcd: &Etcd,
     python: &Path,
@@ -182,7 +192,7 @@ fn checking_worker(
     report: &Path,
 ) -> Process {
     let dynamo = std::env::var_os("CHIASM_TEST_DYNAMO")
-        .expect("CHIASM_TEST_DYNAMO has to name the Python with Dynamo");
+        .expect("CHIASM_TEST_DYNAMO must be the path of a Python with Dynamo");
     let site = Command::new(dynamo)
         .args(["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])
         .output();
@@ -192,20 +202,20 @@ fn checking_worker(
     worker.arg("-B").arg(script).arg(site.trim()).arg(model).arg(dtype);
     worker.arg(format!("{NAMESPACE}.backend.generate")).arg(report);
     worker.env("ETCD_ENDPOINTS", format!("http://{}", etcd.server())).env("ETCD_LEASE_TTL", "10");
-    planes(&mut worker);
+    set_planes(&mut worker);
     worker.stdin(Stdio::null()).stdout(Stdio::null());
     Process(worker.spawn().expect("the worker starts"))
 }
 
 #[tokio::test]
 #[ignore = "needs Dynamo, etcd and vLLM"]
-async fn dynamo_reads_what_vllm_s_own_processor_makes() {
-    let (Some(python), Some(models)) =
-        (std::env::var_os("CHIASM_TEST_PYTHON"), std::env::var_os("CHIASM_TEST_MODELS"))
-    else {
+async fn dynamo_tensors_match_vllm_processor() {
+    let python = std::env::var_os("CHIASM_TEST_PYTHON");
+    let models = std::env::var_os("CHIASM_TEST_MODELS");
+    let Some((python, models)) = python.zip(models) else {
         eprintln!(
-            "not run: CHIASM_TEST_PYTHON names no Python with vLLM, or CHIASM_TEST_MODELS no tiny models, so that nothing has \
-             compared tensors with those of vLLM's own processor"
+            "skipped: CHIASM_TEST_PYTHON and CHIASM_TEST_MODELS must be set to compare tensors \
+             with those of vLLM's own processor"
         );
         return;
     };
@@ -214,13 +224,15 @@ async fn dynamo_reads_what_vllm_s_own_processor_makes() {
         ("gemma3", "bfloat16", "tensors=bfloat16"),
         ("pixtral", "float32", "tensors=float32"),
     ] {
-        let (etcd, folder) = (Etcd::start().await, tempfile::tempdir().expect("a folder"));
-        let (model, report) = (Path::new(&models).join(name), folder.path().join("report"));
+        let etcd = Etcd::start().await;
+        let folder = tempfile::tempdir().expect("a folder");
+        let model = Path::new(&models).join(name);
+        let report = folder.path().join("report");
         let _worker = checking_worker(&etcd, Path::new(&python), &model, dtype, &report);
         let server = frontend(&etcd, &model, tensors, &[]);
         server.wait_ready(1, Duration::from_secs(180)).await;
-        server.chat(&ask(&[&DAWN], 1)).await.ok();
-        server.chat(&ask(&[&PICTURES[0], &PICTURES[1], &PICTURES[0]], 1)).await.ok();
+        server.chat(&body(&[&DAWN], 1)).await.ok();
+        server.chat(&body(&[&PICTURES[0], &PICTURES[1], &PICTURES[0]], 1)).await.ok();
         let lines = std::fs::read_to_string(&report).expect("a report");
         let lines: Vec<Value> =
             lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
@@ -233,17 +245,17 @@ async fn dynamo_reads_what_vllm_s_own_processor_makes() {
             );
             assert_eq!(line["differences"], json!([]), "{name}: {line}");
             assert!(line["elements"].as_u64().expect("a number") > 1000, "{name}: {line}");
-            // The whole identity, not the 64 bits of routing hashes.
+            // The complete mm_hash, not the 64 bits of routing hashes.
             assert_eq!(line["hashes"][0].as_str().expect("a name").len(), 64, "{name}: {line}");
         }
         assert_eq!(server.metric("chiasm_distrusted_workers_total").await, 0.0, "{name}");
-        nothing_left(server.pid()).await;
+        wait_no_segments(server.pid()).await;
     }
-    // What the worker runs the model in is not told.
+    // Workers don't report the model's dtype, so the flag must name it.
     let model = Path::new(&models).join("gemma3").display().to_string();
-    let refused =
+    let output =
         chiasm(&["serve", &model, "--upstream", "dynamo+etcd://127.0.0.1:1/x,tensors"]).output();
-    let refused = refused.expect("it runs");
-    let words = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(!refused.status.success() && words.contains("say tensors=bfloat16"), "{words}");
+    let output = output.expect("chiasm runs");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && stderr.contains("say tensors=bfloat16"), "{stderr}");
 }

@@ -1,9 +1,9 @@
-"""A worker of Dynamo that has no engine: it takes the images of each request as Dynamo's own worker for vLLM does, holds them against
-what vLLM's own processor makes of the same files, and writes down what differs.
+"""A Dynamo worker without an engine. It receives the images of each request as Dynamo's own worker for vLLM does, compares them
+with the output of vLLM's own processor for the same files, and reports differences.
 
     python tensors_worker.py SITE_PACKAGES MODEL_DIR DTYPE ENDPOINT REPORT
 
-Runs in the Python of vLLM; SITE_PACKAGES is the folder that has Dynamo's packages. REPORT gets a line of JSON for each request.
+Runs in vLLM's Python; SITE_PACKAGES is the folder with Dynamo's packages. REPORT gets a line of JSON for each request.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ import os
 import sys
 
 SITE, MODEL, DTYPE, ENDPOINT, REPORT = sys.argv[1:]
-# Behind vLLM's own, so that whatever both need is vLLM's.
+# Appended, so that packages that both have are vLLM's.
 sys.path.append(SITE)
 os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -31,14 +31,14 @@ from vllm.multimodal.processing import ProcessorInputs
 from vllm.multimodal.processing.context import TimingContext
 
 PROCESSOR = MULTIMODAL_REGISTRY.create_processor(ModelConfig(model=MODEL, dtype=DTYPE))
-# What loads media is not asked: only what was received counts.
+# The media loader is not used: only received tensors count.
 RECEIVER = VllmMultimodalRequestProcessor(
     model=MODEL, enable_multimodal=True, image_loader=object(), video_loader=object(), audio_loader=object()
 )
 
 
 def expected(request: dict) -> dict:
-    """What vLLM makes of the files and the prompt with one marker each."""
+    """Returns vLLM's output for the files and the prompt with one marker each."""
     urls = [item["Url"] for item in request["multi_modal_data"]["image_url"]]
     files = [base64.b64decode(url.partition(";base64,")[2]) for url in urls]
     images = [Image.open(io.BytesIO(file)).convert("RGB") for file in files]
@@ -66,7 +66,7 @@ def differences(got: dict, wanted: dict) -> list[str]:
             continue
         for name in theirs:
             mine, own = ours[name], theirs[name]
-            # vLLM casts floats to the model's type where it hands them over.
+            # vLLM casts floats to the model's dtype before passing them on.
             data = own.data.to(getattr(torch, DTYPE)) if own.data.is_floating_point() else own.data
             if mine.data.dtype != data.dtype or not torch.equal(mine.data, data):
                 found.append(f"{name} of item {index}: {mine.data.dtype}, {tuple(mine.data.shape)}")

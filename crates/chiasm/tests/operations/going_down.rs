@@ -1,9 +1,9 @@
-//! SIGTERM: whoever sends requests learns of it first, requests in flight finish, and those that
-//! take too long are told.
+//! Shutdown: `/ready` fails first, requests in flight finish, and those that take too long end with
+//! an error.
 
 use serde_json::{Value, json};
 
-use super::{SOON, serve};
+use super::{TIMEOUT, serve};
 use crate::support::{send_signal, wait_for};
 
 fn stream() -> Value {
@@ -11,7 +11,7 @@ fn stream() -> Value {
 }
 
 #[tokio::test]
-async fn requests_are_taken_for_a_while_after_ready_has_said_no() {
+async fn drain_delay_accepts_requests_after_ready_fails() {
     let server = serve(&["--drain-delay", "3"]).await;
     send_signal(server.pid(), "TERM");
     let ready = async || {
@@ -19,8 +19,8 @@ async fn requests_are_taken_for_a_while_after_ready_has_said_no() {
             server.client.get(format!("{}/ready", server.url)).send().await.ok()?.status().as_u16(),
         )
     };
-    wait_for("503 at /ready", SOON, async || ready().await == Some(503)).await;
-    // On a connection of its own.
+    wait_for("503 at /ready", TIMEOUT, async || ready().await == Some(503)).await;
+    // On a new connection.
     let answer = crate::support::client()
         .post(format!("{}/v1/completions", server.url))
         .header("content-type", "application/json")
@@ -29,35 +29,35 @@ async fn requests_are_taken_for_a_while_after_ready_has_said_no() {
         .await
         .expect("connections are still accepted");
     assert_eq!(answer.status(), 200);
-    assert!(server.terminate(SOON).await);
+    assert!(server.terminate(TIMEOUT).await);
 }
 
 #[tokio::test]
-async fn second_interrupt_ends_the_drain_delay_and_requests() {
+async fn second_interrupt_ends_running_requests() {
     let server =
         serve(&["--drain-delay", "600", "--drain-timeout", "600", "--sim-decode-rate", "20"]).await;
     let mut streamed = server.open("/v1/completions", &stream()).await;
     streamed.chunk().await.expect("a first chunk");
     send_signal(server.pid(), "INT");
-    server.logged("a second Ctrl-C cuts them off");
-    // Ctrl-C is listened for right after that line.
+    server.wait_for_log("a second Ctrl-C cuts them off");
+    // The handler of the second Ctrl-C is installed right after that line.
     let ready = async || {
         Some(
             server.client.get(format!("{}/ready", server.url)).send().await.ok()?.status().as_u16(),
         )
     };
-    wait_for("503 at /ready", SOON, async || ready().await == Some(503)).await;
+    wait_for("503 at /ready", TIMEOUT, async || ready().await == Some(503)).await;
     send_signal(server.pid(), "INT");
-    let rest = tokio::time::timeout(SOON, streamed.text())
+    let rest = tokio::time::timeout(TIMEOUT, streamed.text())
         .await
         .expect("an end in time")
         .expect("an orderly end");
     assert!(rest.contains("going down"), "{rest}");
-    assert!(server.terminate(SOON).await);
+    assert!(server.terminate(TIMEOUT).await);
 }
 
 #[tokio::test]
-async fn answers_that_are_cut_off_end_with_an_error() {
+async fn drain_timeout_ends_streams_with_an_error() {
     let server = serve(&["--drain-timeout", "0.3", "--sim-decode-rate", "20"]).await;
     let mut streamed = server.open("/v1/completions", &stream()).await;
     streamed.chunk().await.expect("a first chunk");
@@ -68,11 +68,11 @@ async fn answers_that_are_cut_off_end_with_an_error() {
         .post(format!("{}/v1/completions", server.url))
         .header("content-type", "application/json");
     let whole = tokio::spawn(whole.body(body.to_string()).send());
-    wait_for("two requests", SOON, async || {
+    wait_for("two requests", TIMEOUT, async || {
         server.metric("chiasm_in_flight_requests").await == 2.0
     })
     .await;
-    let ended = tokio::spawn(server.terminate(SOON));
+    let ended = tokio::spawn(server.terminate(TIMEOUT));
     let rest = streamed.text().await.expect("an orderly end");
     assert!(rest.contains("\"error\"") && rest.contains("going down"), "{rest}");
     assert!(rest.ends_with("data: [DONE]\n\n"), "{rest}");

@@ -1,4 +1,4 @@
-//! HTTPS: certificates that are renewed, and clients that speak no TLS.
+//! HTTPS: certificate renewal, and clients without TLS.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -10,13 +10,13 @@ use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::SOON;
+use super::TIMEOUT;
 use crate::support::{Server, demo_model, send_signal, wait_for};
 
-/// The files of a certificate.
-struct Files(TempDir);
+/// A folder with a certificate chain and its private key.
+struct CertificateFiles(TempDir);
 
-impl Files {
+impl CertificateFiles {
     fn new() -> Self {
         Self(tempfile::tempdir().expect("a folder"))
     }
@@ -25,14 +25,14 @@ impl Files {
         self.0.path().join(name)
     }
 
-    /// Puts a new certificate there, and gives a client that trusts it alone.
+    /// Writes a new certificate and returns a client that trusts only that one.
     fn renew(&self) -> reqwest::Client {
         let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
         let CertifiedKey { cert, signing_key } =
             rcgen::generate_simple_self_signed(names).expect("a certificate");
         std::fs::write(self.path("key.pem"), signing_key.serialize_pem()).expect("written");
         std::fs::write(self.path("chain.pem"), cert.pem()).expect("written");
-        chiasm::use_ring();
+        chiasm::install_crypto_provider();
         let trusted = reqwest::Certificate::from_der(cert.der()).expect("a certificate");
         let client = reqwest::Client::builder()
             .no_proxy()
@@ -41,12 +41,12 @@ impl Files {
         client.build().expect("a client")
     }
 
-    /// A server with this certificate, asked by this client.
+    /// Starts a server with this certificate, to be accessed through `client`.
     async fn serve(&self, client: reqwest::Client, flags: &[&str]) -> Server {
-        let (model, key) =
-            (demo_model().display().to_string(), self.path("key.pem").display().to_string());
+        let model = demo_model().display().to_string();
+        let key = self.path("key.pem").display().to_string();
         let chain = self.path("chain.pem").display().to_string();
-        let own = [
+        let args = [
             &model,
             "--served-model-name",
             "m",
@@ -57,44 +57,46 @@ impl Files {
             "--ssl-keyfile",
             &key,
         ];
-        let mut server = Server::start(&[&own, flags].concat());
+        let mut server = Server::start(&[&args, flags].concat());
         assert!(server.url.starts_with("https://"), "{}", server.url);
         server.client = client;
-        server.wait_ready(1, SOON).await;
+        server.wait_ready(1, TIMEOUT).await;
         server
     }
 }
 
 #[tokio::test]
-async fn a_renewed_certificate_is_taken_and_open_connections_stay() {
-    let files = Files::new();
+async fn renewed_certificate_keeps_open_connections() {
+    let files = CertificateFiles::new();
     let server = files.serve(files.renew(), &[]).await;
-    let ask = json!({"model": "m", "messages": [{"role": "user", "content": "hello"}], "stream": true, "max_tokens": 8});
-    let chunks = server.chat(&ask).await.chunks();
+    let messages = json!([{"role": "user", "content": "hello"}]);
+    let body = json!({"model": "m", "messages": messages, "stream": true, "max_tokens": 8});
+    let chunks = server.chat(&body).await.chunks();
     assert!(chunks.len() > 1, "{chunks:?}");
-    // One that is still open when all is done.
+    // A stream that stays open until the end of the test.
     let long = json!({"prompt": "hello", "stream": true, "max_tokens": 8000, "ignore_eos": true});
     let mut long = server.open("/v1/completions", &long).await;
     assert!(long.chunk().await.expect("a first chunk").is_some());
 
     std::fs::write(files.path("key.pem"), "no key").expect("written");
-    let told = server.logged("the new certificate is not taken, the old one stays");
-    assert!(told.contains("key.pem has no private key"), "{told}");
+    let why = server.wait_for_log("the new certificate is not taken, the old one stays");
+    assert!(why.contains("key.pem has no private key"), "{why}");
     let health = format!("{}/health", server.url);
     assert_eq!(server.client.get(&health).send().await.expect("an answer").status(), 200);
     let renewed = files.renew();
-    wait_for("the new certificate", SOON, async || renewed.get(&health).send().await.is_ok()).await;
-    server.logged("the certificate has been read again");
-    let other = Files::new().renew();
-    assert!(other.get(&health).send().await.is_err(), "it trusts another one");
-    // Both are on connections of their own that were made under the first one.
+    wait_for("the new certificate", TIMEOUT, async || renewed.get(&health).send().await.is_ok())
+        .await;
+    server.wait_for_log("the certificate has been read again");
+    let other = CertificateFiles::new().renew();
+    assert!(other.get(&health).send().await.is_err(), "this client trusts another certificate");
+    // Connections that were opened with the first certificate still work.
     assert_eq!(server.client.get(&health).send().await.expect("an answer").status(), 200);
     assert!(long.chunk().await.expect("a chunk").is_some());
 }
 
 #[tokio::test]
-async fn hangup_reloads_certificate_and_keys() {
-    let files = Files::new();
+async fn hangup_reloads_certificate_with_keys() {
+    let files = CertificateFiles::new();
     let first = files.renew();
     let keys = files.path("keys");
     std::fs::write(&keys, "one\n").expect("written");
@@ -118,65 +120,63 @@ async fn hangup_reloads_certificate_and_keys() {
         .expect("a cookie")
         .to_owned();
     let session = async |client: &reqwest::Client| {
-        let asked = client.get(format!("{}/ui/session", server.url)).header("cookie", &cookie);
-        asked.send().await.expect("an answer").status().as_u16()
+        let request = client.get(format!("{}/ui/session", server.url)).header("cookie", &cookie);
+        request.send().await.expect("an answer").status().as_u16()
     };
     assert_eq!(session(&first).await, 204);
 
-    // A file that can't be used changes nothing, and the others are taken.
+    // An invalid file is ignored; the valid one is loaded.
     let renewed = files.renew();
     std::fs::write(&keys, "# none\n").expect("written");
     send_signal(server.pid(), "HUP");
     assert!(
         server
-            .logged("the new API keys are not taken, the old ones stay")
+            .wait_for_log("the new API keys are not taken, the old ones stay")
             .contains("has no API key")
     );
-    assert_eq!(
-        models(&renewed, "one").await,
-        Some(200),
-        "by the new certificate, with the old key"
-    );
+    assert_eq!(models(&renewed, "one").await, Some(200), "the new certificate with the old key");
 
     std::fs::write(&keys, "two\n").expect("written");
     std::fs::write(files.path("key.pem"), "no key").expect("written");
     send_signal(server.pid(), "HUP");
-    server.logged("the API keys have been read again");
-    assert!(server.lines_logged("the new certificate is not taken, the old one stays") > 0);
+    server.wait_for_log("the API keys have been read again");
+    assert!(server.count_logged("the new certificate is not taken, the old one stays") > 0);
     assert_eq!(models(&renewed, "one").await, Some(401));
     assert_eq!(models(&renewed, "two").await, Some(200));
-    assert_eq!(session(&renewed).await, 401, "it was begun with a key that is none any more");
-    assert!(server.terminate(SOON).await, "it still ends well");
+    assert_eq!(session(&renewed).await, 401, "the session's key is no longer valid");
+    assert!(server.terminate(TIMEOUT).await, "an orderly shutdown");
 }
 
-/// What is answered to this until the connection is closed, and how long that takes.
-async fn rest(server: &Server, bytes: &[u8]) -> (Vec<u8>, Duration) {
+/// Sends `bytes` without TLS. Returns the answer, and the time until the connection is closed.
+async fn send_plain(server: &Server, bytes: &[u8]) -> (Vec<u8>, Duration) {
     let started = Instant::now();
     let mut stream =
         TcpStream::connect(server.url.trim_start_matches("https://")).await.expect("a connection");
     stream.write_all(bytes).await.expect("sent");
     let mut answer = Vec::new();
-    // One that is reset is closed, too.
-    let _ =
-        tokio::time::timeout(SOON, stream.read_to_end(&mut answer)).await.expect("the end in time");
+    // A reset counts as closed.
+    let _ = tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut answer))
+        .await
+        .expect("closed in time");
     (answer, started.elapsed())
 }
 
 #[tokio::test]
-async fn whoever_speaks_no_tls_costs_nobody_anything() {
-    let files = Files::new();
+async fn clients_without_tls_are_closed_by_the_deadline() {
+    let files = CertificateFiles::new();
     let deadline = Duration::from_secs(4);
     let server = files.serve(files.renew(), &["--head-timeout", "4"]).await;
     for plain in [&b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"[..], &[0; 5000]] {
-        let (answer, time) = rest(&server, plain).await;
-        assert!(answer.len() <= 7, "an alert at most: {answer:?}");
+        let (answer, time) = send_plain(&server, plain).await;
+        assert!(answer.len() <= 7, "more than an alert: {answer:?}");
         assert!(time < deadline, "{time:?}");
     }
-    // Handshakes that do not begin, or do not go on.
-    let (silent, begun) = tokio::join!(rest(&server, b""), rest(&server, b"\x16\x03\x01"));
-    for (answer, time) in [silent, begun] {
+    // Handshakes that never start or never finish.
+    let (silent, partial) =
+        tokio::join!(send_plain(&server, b""), send_plain(&server, b"\x16\x03\x01"));
+    for (answer, time) in [silent, partial] {
         assert!(answer.is_empty() && time >= deadline, "{answer:?} after {time:?}");
     }
     assert_eq!(server.metric("chiasm_closed_connections_total{cause=\"handshake\"}").await, 4.0);
-    wait_for("end", SOON, async || server.metric("chiasm_connections").await == 1.0).await;
+    wait_for("end", TIMEOUT, async || server.metric("chiasm_connections").await == 1.0).await;
 }

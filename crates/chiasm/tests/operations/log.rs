@@ -1,4 +1,4 @@
-//! Whoever reads the log may be gone or stuck: requests don't notice.
+//! A log reader that is gone or stuck does not affect requests.
 
 use std::process::{ChildStderr, Stdio};
 use std::time::{Duration, Instant};
@@ -6,20 +6,20 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use serde_json::json;
 
-use super::SOON;
+use super::TIMEOUT;
 use crate::support::{Process, chiasm, free_port, send_signal, wait_for};
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/model");
 
-/// `chiasm serve` whose log goes into a pipe that nobody reads.
-struct Unread {
+/// A `chiasm serve` process whose log goes into a pipe that is never read.
+struct UnreadServer {
     process: Process,
     stderr: Option<ChildStderr>,
     url: String,
     client: reqwest::Client,
 }
 
-impl Unread {
+impl UnreadServer {
     async fn start(filter: &str) -> Self {
         let port = free_port();
         let mut child = chiasm(&[
@@ -39,30 +39,30 @@ impl Unread {
         .expect("chiasm starts");
         let stderr = child.stderr.take();
         let url = format!("http://127.0.0.1:{port}");
-        let unread =
+        let server =
             Self { process: Process(child), stderr, url, client: crate::support::client() };
-        wait_for("the engine", SOON, async || unread.get("/ready").await.is_some()).await;
-        unread
+        wait_for("the engine", TIMEOUT, async || server.get("/ready").await.is_some()).await;
+        server
     }
 
-    /// The body of a success.
+    /// Returns the body of a successful answer.
     async fn get(&self, path: &str) -> Option<String> {
-        let asked = self.client.get(format!("{}{path}", self.url)).timeout(SOON).send().await;
-        let answer = asked.ok()?.error_for_status().ok()?;
+        let answer = self.client.get(format!("{}{path}", self.url)).timeout(TIMEOUT).send().await;
+        let answer = answer.ok()?.error_for_status().ok()?;
         answer.text().await.ok()
     }
 
-    /// Asks `each` questions one after the other from each of 32 clients; how many were answered.
-    async fn ask(&self, each: usize) -> usize {
+    /// Sends `per_client` requests from each of 32 clients. Returns how many were answered.
+    async fn send_requests(&self, per_client: usize) -> usize {
         let client = async || {
             let mut answered = 0;
-            for _ in 0..each {
+            for _ in 0..per_client {
                 let body = json!({"model": "m", "prompt": "hello", "max_tokens": 1}).to_string();
                 let request = self
                     .client
                     .post(format!("{}/v1/completions", self.url))
                     .body(body)
-                    .timeout(SOON);
+                    .timeout(TIMEOUT);
                 let answer = request.header("content-type", "application/json").send().await;
                 answered += usize::from(answer.is_ok_and(|answer| answer.status() == 200));
             }
@@ -71,36 +71,36 @@ impl Unread {
         join_all((0..32).map(|_| client())).await.into_iter().sum()
     }
 
-    async fn dropped(&self, cause: &str) -> u64 {
+    /// Returns the number of log lines dropped for `cause`.
+    async fn dropped_lines(&self, cause: &str) -> u64 {
         let metrics = self.get("/metrics").await.expect("metrics");
-        let line = format!("chiasm_log_lines_dropped_total{{cause=\"{cause}\"}} ");
-        let value =
-            metrics.lines().find_map(|found| found.strip_prefix(&line)).expect("the metric");
+        let name = format!("chiasm_log_lines_dropped_total{{cause=\"{cause}\"}} ");
+        let value = metrics.lines().find_map(|line| line.strip_prefix(&name)).expect("the metric");
         value.parse().expect("a number")
     }
 }
 
 #[tokio::test]
-async fn a_reader_that_is_gone_costs_lines_and_no_request() {
-    let mut server = Unread::start("info").await;
+async fn closed_log_pipe_drops_lines_but_no_request() {
+    let mut server = UnreadServer::start("info").await;
     drop(server.stderr.take());
-    assert_eq!(server.ask(5).await, 32 * 5);
-    wait_for("lost lines", SOON, async || server.dropped("unwritten").await > 0).await;
-    assert_eq!(server.ask(5).await, 32 * 5);
+    assert_eq!(server.send_requests(5).await, 32 * 5);
+    wait_for("lost lines", TIMEOUT, async || server.dropped_lines("unwritten").await > 0).await;
+    assert_eq!(server.send_requests(5).await, 32 * 5);
 }
 
 #[tokio::test]
-async fn a_reader_that_is_stuck_costs_lines_and_no_request() {
-    let mut server = Unread::start("debug").await;
+async fn stuck_log_reader_drops_lines_but_no_request() {
+    let mut server = UnreadServer::start("debug").await;
     // More lines than the pipe and the queue hold.
-    assert_eq!(server.ask(400).await, 32 * 400);
-    assert!(server.dropped("full").await > 0);
+    assert_eq!(server.send_requests(400).await, 32 * 400);
+    assert!(server.dropped_lines("full").await > 0);
     assert!(server.get("/health").await.is_some());
-    // Nor does it keep the process from ending.
+    // The process can still shut down.
     send_signal(server.process.0.id(), "TERM");
-    let patience = Instant::now() + SOON;
+    let deadline = Instant::now() + TIMEOUT;
     while server.process.0.try_wait().expect("a child").is_none() {
-        assert!(Instant::now() < patience, "it does not end");
+        assert!(Instant::now() < deadline, "the process does not end");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }

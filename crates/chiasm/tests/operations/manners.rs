@@ -1,21 +1,21 @@
-//! How clients are treated that share a server, and what HTTP and OpenAI's client expect of it.
+//! Fairness between clients, authentication, and conventions of HTTP and OpenAI's client.
 
 use serde_json::{Value, json};
 
-use super::SOON;
+use super::TIMEOUT;
 use crate::support::{Answer, Server, demo_model, wait_for};
 
-async fn serve(name: &str, more: &[&str]) -> Server {
+async fn serve(name: &str, flags: &[&str]) -> Server {
     let model = demo_model().display().to_string();
     let server = Server::start(
-        &[&[model.as_str(), "--served-model-name", name, "--sim", "1"], more].concat(),
+        &[&[model.as_str(), "--served-model-name", name, "--sim", "1"], flags].concat(),
     );
-    server.wait_ready(1, SOON).await;
+    server.wait_ready(1, TIMEOUT).await;
     server
 }
 
-/// A stream that takes minutes, asked for by a client behind a proxy.
-async fn stream_for(server: &Server, client: &str) -> reqwest::Response {
+/// Opens a stream that takes minutes, on behalf of a client behind a proxy.
+async fn open_stream_for(server: &Server, client: &str) -> reqwest::Response {
     let body = json!({"prompt": "hello", "stream": true, "max_tokens": 5000, "ignore_eos": true});
     let request =
         server.client.post(format!("{}/v1/completions", server.url)).body(body.to_string());
@@ -25,20 +25,23 @@ async fn stream_for(server: &Server, client: &str) -> reqwest::Response {
 }
 
 #[tokio::test]
-async fn clients_behind_a_proxy_share_the_slots() {
+async fn clients_behind_a_proxy_share_request_slots() {
     let server = serve("m", &["--max-requests", "8", "--trusted-proxies", "127.0.0.0/8,::1"]).await;
-    let (one, other) = ("192.0.2.1", "192.0.2.2");
+    let one = "192.0.2.1";
+    let other = "192.0.2.2";
     let mut streams = Vec::new();
     for _ in 0..8 {
-        let stream = stream_for(&server, one).await;
-        assert_eq!(stream.status(), 200, "alone it may have all");
+        let stream = open_stream_for(&server, one).await;
+        assert_eq!(stream.status(), 200, "a single client may use all slots");
         streams.push(stream);
     }
-    assert_eq!(Answer::of(stream_for(&server, other).await).await.refused(503), "");
+    assert_eq!(Answer::read(open_stream_for(&server, other).await).await.refused(503), "");
     streams.pop();
-    wait_for("free slot", SOON, async || server.metric("chiasm_in_flight_requests").await == 7.0)
-        .await;
-    let refused = Answer::of(stream_for(&server, one).await).await;
+    wait_for("free slot", TIMEOUT, async || {
+        server.metric("chiasm_in_flight_requests").await == 7.0
+    })
+    .await;
+    let refused = Answer::read(open_stream_for(&server, one).await).await;
     assert_eq!(
         (refused.status, refused.header("retry-after").as_str()),
         (429, "1"),
@@ -46,38 +49,40 @@ async fn clients_behind_a_proxy_share_the_slots() {
         refused.text
     );
     assert_eq!(refused.json()["error"]["type"], "rate_limit_error");
-    assert_eq!(stream_for(&server, other).await.status(), 200);
+    assert_eq!(open_stream_for(&server, other).await.status(), 200);
     assert_eq!(server.metric("chiasm_request_slots").await, 8.0);
 }
 
 async fn get(server: &Server, path: &str) -> Answer {
-    Answer::of(server.client.get(format!("{}{path}", server.url)).send().await.expect("an answer"))
-        .await
+    Answer::read(
+        server.client.get(format!("{}{path}", server.url)).send().await.expect("an answer"),
+    )
+    .await
 }
 
 #[tokio::test]
-async fn whoever_has_no_key_learns_that_the_process_lives_and_nothing_else() {
+async fn request_without_key_is_refused_but_health_answers() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("keys");
     std::fs::write(&file, "# of the tests\nsecret-of-a-file\n").expect("a file");
     let file = file.display().to_string();
     let server = serve("m", &["--api-key", "secret-of-a-flag", "--api-key-file", &file]).await;
-    let ask = async |key: Option<&str>, path: &str| {
+    let post = async |key: Option<&str>, path: &str| {
         let body = json!({"prompt": "hello", "max_tokens": 1}).to_string();
         let request = server.client.post(format!("{}{path}", server.url)).body(body);
         let request = request.header("content-type", "application/json");
         let request = key.map_or(request.try_clone(), |key| {
             request.try_clone().map(|request| request.bearer_auth(key))
         });
-        Answer::of(request.expect("a request").send().await.expect("an answer")).await
+        Answer::read(request.expect("a request").send().await.expect("an answer")).await
     };
     for key in ["secret-of-a-flag", "secret-of-a-file"] {
-        ask(Some(key), "/v1/completions").await.ok();
+        post(Some(key), "/v1/completions").await.ok();
     }
     for (key, path) in
         [(None, "/v1/completions"), (Some("secret"), "/v1/completions"), (None, "/no/such/path")]
     {
-        let refused = ask(key, path).await;
+        let refused = post(key, path).await;
         assert_eq!(
             (refused.status, refused.header("www-authenticate").as_str()),
             (401, "Bearer"),
@@ -101,7 +106,7 @@ async fn whoever_has_no_key_learns_that_the_process_lives_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_model_is_found_by_its_name_with_slashes() {
+async fn model_name_with_slashes_is_found() {
     let server = serve("/models/org/m-1", &[]).await;
     let listed = get(&server, "/v1/models").await.ok()["data"][0].clone();
     for path in ["/v1/models//models/org/m-1", "/v1/models/%2Fmodels%2Forg%2Fm-1"] {
@@ -116,7 +121,7 @@ async fn a_model_is_found_by_its_name_with_slashes() {
     assert_eq!(get(&server, "/v1/models/%FF").await.status, 404);
 }
 
-/// Every number of a JSON text with more digits than an f32 can be told by, which is nine.
+/// Returns the numbers of a JSON text with more than nine digits, which identify any f32.
 fn long_numbers(text: &str) -> Vec<&str> {
     let numbers = text.split(|c: char| !(c.is_ascii_digit() || ".-+eE".contains(c)));
     let digits = |number: &str| {
@@ -131,9 +136,10 @@ fn long_numbers(text: &str) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn log_probabilities_have_no_digits_that_mean_nothing() {
+async fn log_probabilities_have_at_most_nine_digits() {
     let server = serve("m", &["--sim-speedup", "1000"]).await;
-    let chat = json!({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5, "logprobs": true, "top_logprobs": 3});
+    let messages = json!([{"role": "user", "content": "hello"}]);
+    let chat = json!({"messages": messages, "max_tokens": 5, "logprobs": true, "top_logprobs": 3});
     let completion = json!({"prompt": "hello", "max_tokens": 5, "logprobs": 3});
     for (path, body) in [("/v1/chat/completions", chat), ("/v1/completions", completion)] {
         let answer = server.post(path, &body).await;
@@ -143,7 +149,7 @@ async fn log_probabilities_have_no_digits_that_mean_nothing() {
 }
 
 #[tokio::test]
-async fn a_web_page_can_not_post_without_being_asked() {
+async fn post_without_json_content_type_is_refused() {
     let server = serve("m", &["--sim-speedup", "1000"]).await;
     let body = json!({"prompt": "hello", "max_tokens": 1}).to_string();
     let post = async |headers: &[(&str, &str)]| {
@@ -151,7 +157,7 @@ async fn a_web_page_can_not_post_without_being_asked() {
             server.client.post(format!("{}/v1/completions", server.url)).body(body.clone());
         let request =
             headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
-        Answer::of(request.send().await.expect("an answer")).await
+        Answer::read(request.send().await.expect("an answer")).await
     };
     let json = ("content-type", "application/json");
     assert_eq!(post(&[]).await.refused(415), "content-type");

@@ -1,4 +1,4 @@
-//! The mistakes of a first hour, and what is said about each.
+//! Common configuration mistakes, and the error message for each.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -8,18 +8,18 @@ use std::time::{Duration, Instant};
 
 use crate::support::{Server, chiasm, demo_model};
 
-/// What `chiasm` says when it ends by itself at once, which it must.
-fn told(arguments: &[&str]) -> String {
+/// Runs `chiasm`, which must exit with an error within 20 s. Returns its stderr.
+fn run_failing(arguments: &[&str]) -> String {
     let mut command = chiasm(arguments);
-    // Nobody is asked over the network, and nothing of this machine's user counts.
+    // No network access, and no influence of the user's own files.
     command.env("HF_HUB_OFFLINE", "1").env("HF_HOME", "/nowhere").env("PATH", "/usr/bin:/bin");
     let mut child =
         command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("chiasm starts");
-    let began = Instant::now();
+    let started = Instant::now();
     while child.try_wait().expect("wait").is_none() {
-        if began.elapsed() > Duration::from_secs(20) {
+        if started.elapsed() > Duration::from_secs(20) {
             let _ = child.kill();
-            panic!("chiasm {arguments:?} goes on");
+            panic!("chiasm {arguments:?} does not exit");
         }
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -29,14 +29,14 @@ fn told(arguments: &[&str]) -> String {
 }
 
 #[test]
-fn what_is_wrong_is_said_at_once_with_a_way_out() {
+fn configuration_errors_suggest_a_fix() {
     let model = demo_model().display().to_string();
     let empty = tempfile::tempdir().expect("a folder");
     let empty = empty.path().display().to_string();
     let gguf = tempfile::tempdir().expect("a folder");
     fs::write(gguf.path().join("model-q4_k_m.gguf"), "GGUF").expect("a file");
     let gguf = gguf.path().display().to_string();
-    // As a download that broke off leaves it.
+    // A file that an interrupted download leaves.
     let torn = tempfile::tempdir().expect("a folder");
     for file in fs::read_dir(demo_model()).expect("the demo's model").flatten() {
         fs::copy(file.path(), torn.path().join(file.file_name())).expect("a copy");
@@ -46,38 +46,38 @@ fn what_is_wrong_is_said_at_once_with_a_way_out() {
     let torn = torn.path().display().to_string();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = taken.local_addr().expect("an address").port().to_string();
-    let serve = |flags: &[&str]| told(&[&["serve", &model, "--sim", "1"], flags].concat());
-    for (mistake, told, ways) in [
-        ("no model", told(&["serve"]), &["<MODEL>"][..]),
-        ("another word for serve", told(&["server", &model]), &["'serve'"]),
+    let serve = |flags: &[&str]| run_failing(&[&["serve", &model, "--sim", "1"], flags].concat());
+    for (mistake, stderr, hints) in [
+        ("no model", run_failing(&["serve"]), &["<MODEL>"][..]),
+        ("another word for serve", run_failing(&["server", &model]), &["'serve'"]),
         (
             "a path that is not there",
-            told(&["serve", "/no/folder"]),
+            run_failing(&["serve", "/no/folder"]),
             &["is no directory", "id of a model on the hub"],
         ),
         (
-            "a hub that can't be asked",
-            told(&["serve", "a/b"]),
+            "a hub that can't be reached",
+            run_failing(&["serve", "a/b"]),
             &["HF_HUB_OFFLINE", "name a directory"],
         ),
         (
             "a torn file",
-            told(&["serve", &torn, "--sim", "1"]),
+            run_failing(&["serve", &torn, "--sim", "1"]),
             &["config.json is not a JSON object"],
         ),
         (
             "a folder without a model",
-            told(&["serve", &empty, "--sim", "1"]),
+            run_failing(&["serve", &empty, "--sim", "1"]),
             &["has no config.json", "give the folder"],
         ),
         (
             "a folder of GGUF files",
-            told(&["serve", &gguf, "--sim", "1"]),
+            run_failing(&["serve", &gguf, "--sim", "1"]),
             &["GGUF", "config.json", "hub's id"],
         ),
         (
-            "fewer than no engines",
-            told(&["serve", &model, "--engines", "-1"]),
+            "a negative number of engines",
+            run_failing(&["serve", &model, "--engines", "-1"]),
             &["invalid value '-1' for '--engines"],
         ),
         (
@@ -97,18 +97,22 @@ fn what_is_wrong_is_said_at_once_with_a_way_out() {
         ),
         (
             "no vLLM",
-            told(&["serve", &model, "--port", "0"]),
+            run_failing(&["serve", &model, "--port", "0"]),
             &["no program vllm", "--vllm PATH", "--sim N"],
         ),
-        ("another vLLM", told(&["serve", &model, "--vllm", "/no/vllm"]), &["no program /no/vllm"]),
+        (
+            "another vLLM",
+            run_failing(&["serve", &model, "--vllm", "/no/vllm"]),
+            &["no program /no/vllm"],
+        ),
         (
             "no engines",
-            told(&["serve", &model, "--engines", "0"]),
+            run_failing(&["serve", &model, "--engines", "0"]),
             &["--engines", "--sim", "--attach"],
         ),
         ("two kinds of engines", serve(&["--engines", "2"]), &["--sim", "--engines"]),
         (
-            "a flag of vLLM's before --",
+            "a flag of vLLM's in front of --",
             serve(&["--max-model-len", "5"]),
             &["flag of vLLM's engines", "-- --max-model-len"],
         ),
@@ -118,25 +122,36 @@ fn what_is_wrong_is_said_at_once_with_a_way_out() {
             &["--max-requests before --"],
         ),
         (
-            "a limit behind -- that no engine holds",
-            told(&["serve", &model, "--vllm", "/bin/true", "--", "--max-num-queued-tokens=9"]),
+            "a limit after -- that engines don't have",
+            run_failing(&[
+                "serve",
+                &model,
+                "--vllm",
+                "/bin/true",
+                "--",
+                "--max-num-queued-tokens=9",
+            ]),
             &["--max-num-queued-tokens", "--busy-pending-tokens"],
         ),
         ("a taken port", serve(&["--port", &port]), &["another server", "--port 0"]),
         (
-            "somebody else's address",
+            "another machine's address",
             serve(&["--host", "203.0.113.7"]),
             &["203.0.113.7", "an address of this machine"],
         ),
-        ("a file for a folder", told(&["serve", &file, "--sim", "1"]), &["is a file", "directory"]),
+        (
+            "a file for a folder",
+            run_failing(&["serve", &file, "--sim", "1"]),
+            &["is a file", "directory"],
+        ),
         (
             "an engine's address without tcp://",
-            told(&["serve", &model, "--attach", "127.0.0.1:1"]),
+            run_failing(&["serve", &model, "--attach", "127.0.0.1:1"]),
             &["tcp://"],
         ),
         (
-            "a key behind --",
-            told(&["serve", &model, "--vllm", "/bin/true", "--", "--api-key=x"]),
+            "a key after --",
+            run_failing(&["serve", &model, "--vllm", "/bin/true", "--", "--api-key=x"]),
             &["--api-key", "before --"],
         ),
         (
@@ -164,7 +179,7 @@ fn what_is_wrong_is_said_at_once_with_a_way_out() {
             &["/no.jinja", "give a file"],
         ),
         (
-            "settings that are no JSON",
+            "settings that are not JSON",
             serve(&["--mm-processor-kwargs", "{"]),
             &["--mm-processor-kwargs", "JSON object"],
         ),
@@ -175,22 +190,22 @@ fn what_is_wrong_is_said_at_once_with_a_way_out() {
             &["gRPC is not spoken", "4318"],
         ),
     ] {
-        for way in ways {
-            assert!(told.contains(way), "{mistake}: {way} is not in\n{told}");
+        for hint in hints {
+            assert!(stderr.contains(hint), "{mistake}: {hint} is not in\n{stderr}");
         }
-        assert!(told.lines().count() <= 8, "{mistake}: that is too much to read\n{told}");
+        assert!(stderr.lines().count() <= 8, "{mistake}: more than 8 lines\n{stderr}");
     }
 }
 
 #[tokio::test]
-async fn address_open_to_strangers_without_a_key_is_warned_of() {
+async fn public_address_without_key_logs_a_warning() {
     let model = demo_model().display().to_string();
     let open = Server::start(&[&model, "--sim", "1", "--host", "0.0.0.0"]);
-    assert!(open.logged_line("whoever reaches this address").contains("--api-key"));
+    assert!(open.wait_for_log_line("whoever reaches this address").contains("--api-key"));
 }
 
 #[test]
-fn few_open_files_lower_the_limit_of_connections() {
+fn low_descriptor_limit_lowers_the_connection_limit() {
     let model = demo_model().display().to_string();
     let serve = chiasm(&["serve", &model, "--sim", "1", "--port", "0"]);
     let mut limited = Command::new("sh");
@@ -201,19 +216,19 @@ fn few_open_files_lower_the_limit_of_connections() {
     let mut child = limited.stderr(Stdio::piped()).spawn().expect("sh starts");
     let lines =
         BufReader::new(child.stderr.take().expect("stderr is piped")).lines().map_while(Result::ok);
-    let warned = lines
+    let warning = lines
         .take_while(|line| !line.contains("serving"))
         .find(|line| line.contains("--max-connections"));
-    child.kill().expect("it runs");
-    child.wait().expect("its end");
-    assert!(warned.expect("a warning before it serves").contains("connections=128"));
+    child.kill().expect("a running process");
+    child.wait().expect("an exit");
+    assert!(warning.expect("a warning before serving").contains("connections=128"));
 }
 
 #[tokio::test]
-async fn what_an_engine_dies_of_is_said_with_a_way_out() {
+async fn engine_startup_error_is_logged_with_a_hint() {
     let folder = tempfile::tempdir().expect("a folder");
     let vllm = folder.path().join("vllm");
-    // The error comes first, and a screenful of what waited for it after that.
+    // The error comes first, followed by a screenful of consequential errors.
     let error = "ValueError: No available memory for the cache blocks. Try increasing";
     let noise = "for line in $(seq 60); do echo \"  File waits, line $line\"; done";
     fs::write(&vllm, format!("#!/bin/sh\necho '{error}'\n{noise}\nexit 1\n")).expect("a script");
@@ -221,15 +236,15 @@ async fn what_an_engine_dies_of_is_said_with_a_way_out() {
     let model = demo_model().display().to_string();
     let vllm = vllm.display().to_string();
     let server = Server::start(&[&model, "--vllm", &vllm, "--mm-transfer", "inline"]);
-    assert!(server.logged_line("what helps: ").contains("--gpu-memory-utilization"));
+    assert!(server.wait_for_log_line("what helps: ").contains("--gpu-memory-utilization"));
 }
 
 #[tokio::test]
-async fn an_engine_that_is_too_old_is_refused_by_its_version() {
+async fn engine_of_unsupported_version_is_refused() {
     let model = demo_model().display().to_string();
     let server = Server::start(&[&model, "--sim", "1", "--sim-vllm-version", "0.20.0"]);
     assert!(
-        server.logged_line("0.20.0").contains("0.3"),
-        "the versions that are supported are named"
+        server.wait_for_log_line("0.20.0").contains("0.3"),
+        "the log names the supported versions"
     );
 }

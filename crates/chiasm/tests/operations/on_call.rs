@@ -1,47 +1,55 @@
-//! What somebody on call looks at: metrics by cause, the request's line, times in the answer.
+//! Diagnostics for operators on call: metrics by cause, error codes, and timings in answers.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-use super::{SOON, serve};
+use super::{TIMEOUT, serve};
 use crate::support::{Server, demo_model, free_port, wait_for};
 
-fn ask(tokens: u32, stream: bool) -> Value {
-    json!({"model": "m", "prompt": "hello", "max_tokens": tokens, "ignore_eos": true, "stream": stream})
+fn body(tokens: u32, stream: bool) -> Value {
+    json!({
+        "model": "m",
+        "prompt": "hello",
+        "max_tokens": tokens,
+        "ignore_eos": true,
+        "stream": stream,
+    })
 }
 
 #[tokio::test]
-async fn every_end_of_a_request_is_counted_on_its_own_label() {
+async fn ends_of_requests_are_counted_by_cause() {
     let server = serve(&["--sim-decode-rate", "50", "--request-timeout", "2"]).await;
-    server.post("/v1/completions", &ask(2, true)).await.chunks();
-    // One that takes too long, and one whose client leaves.
+    server.post("/v1/completions", &body(2, true)).await.chunks();
+    // A request that exceeds its deadline, and one whose client disconnects.
     assert!(
         server
-            .post("/v1/completions", &ask(1000, true))
+            .post("/v1/completions", &body(1000, true))
             .await
             .text
             .contains("\"code\":\"timeout\"")
     );
-    let mut left = server.open("/v1/completions", &ask(1000, true)).await;
-    left.chunk().await.expect("a first chunk");
-    drop(left);
+    let mut stream = server.open("/v1/completions", &body(1000, true)).await;
+    stream.chunk().await.expect("a first chunk");
+    drop(stream);
     for how in ["finished", "failed", "left"] {
         let name = format!("chiasm_stream_ends_total{{how=\"{how}\"}}");
-        wait_for(how, SOON, async || server.metric(&name).await == 1.0).await;
+        wait_for(how, TIMEOUT, async || server.metric(&name).await == 1.0).await;
     }
     let url = format!("{}/v1/completions", server.url);
     let whole = server
         .client
         .post(url)
         .header("content-type", "application/json")
-        .body(ask(1000, false).to_string());
+        .body(body(1000, false).to_string());
     let whole = tokio::spawn(whole.send());
-    wait_for("the request", SOON, async || server.metric("chiasm_in_flight_requests").await == 1.0)
-        .await;
+    wait_for("the request", TIMEOUT, async || {
+        server.metric("chiasm_in_flight_requests").await == 1.0
+    })
+    .await;
     whole.abort();
     let name = "chiasm_requests_total{endpoint=\"completions\",status=\"499\"}";
-    wait_for("499", SOON, async || server.metric(name).await == 1.0).await;
+    wait_for("499", TIMEOUT, async || server.metric(name).await == 1.0).await;
 
     server.post("/v1/completions", &json!({"model": "other", "prompt": "x"})).await.refused(404);
     server.post("/v1/completions", &json!({"model": "m"})).await.refused(400);
@@ -58,28 +66,28 @@ async fn every_end_of_a_request_is_counted_on_its_own_label() {
 }
 
 #[tokio::test]
-async fn every_cause_of_a_503_has_a_code_of_its_own() {
+async fn causes_of_503_have_distinct_codes() {
     let server = serve(&["--max-requests", "1", "--sim-decode-rate", "10"]).await;
-    let mut slow = server.open("/v1/completions", &ask(1000, true)).await;
+    let mut slow = server.open("/v1/completions", &body(1000, true)).await;
     slow.chunk().await.expect("a first chunk");
     let code =
         |text: &str| serde_json::from_str::<Value>(text).expect("JSON")["error"]["code"].clone();
-    let full = server.post("/v1/completions", &ask(1, false)).await;
+    let full = server.post("/v1/completions", &body(1, false)).await;
     assert_eq!((full.status, code(&full.text)), (503, json!("requests_full")));
     drop(slow);
 
-    let (model, nobody) =
-        (demo_model().display().to_string(), format!("tcp://127.0.0.1:{}", free_port()));
-    let nobody = Server::start(&[&model, "--served-model-name", "m", "--attach", &nobody]);
-    let nobody = nobody.post("/v1/completions", &ask(1, false)).await;
-    assert_eq!((nobody.status, code(&nobody.text)), (503, json!("no_engine")));
+    let model = demo_model().display().to_string();
+    let address = format!("tcp://127.0.0.1:{}", free_port());
+    let server = Server::start(&[&model, "--served-model-name", "m", "--attach", &address]);
+    let answer = server.post("/v1/completions", &body(1, false)).await;
+    assert_eq!((answer.status, code(&answer.text)), (503, json!("no_engine")));
 }
 
 #[tokio::test]
-async fn an_answer_tells_what_it_took() {
+async fn server_timing_header_has_stages_of_the_answer() {
     let server = serve(&[]).await;
     for stream in [false, true] {
-        let answer = server.post("/v1/completions", &ask(2, stream)).await;
+        let answer = server.post("/v1/completions", &body(2, stream)).await;
         let timing = answer.header("server-timing");
         for name in ["prepare", "queue", "ttft"] {
             let value =
@@ -91,7 +99,7 @@ async fn an_answer_tells_what_it_took() {
 }
 
 #[tokio::test]
-async fn the_body_tells_what_an_answer_took_to_those_who_ask() {
+async fn nvext_reports_timing_when_requested() {
     let server = serve(&[]).await;
     for (path, stream) in [
         ("/v1/completions", false),
@@ -99,29 +107,30 @@ async fn the_body_tells_what_an_answer_took_to_those_who_ask() {
         ("/v1/chat/completions", false),
         ("/v1/chat/completions", true),
     ] {
-        let mut body = ask(5, stream);
+        let mut request = body(5, stream);
         if path.contains("chat") {
-            body["messages"] = json!([{"role": "user", "content": body["prompt"].take()}]);
+            request["messages"] = json!([{"role": "user", "content": request["prompt"].take()}]);
         }
-        body["nvext"] = json!({"extra_fields": ["timing", "worker_id"]});
-        let asked =
+        request["nvext"] = json!({"extra_fields": ["timing", "worker_id"]});
+        let sent_at =
             SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock").as_millis() as u64;
-        let answer = server.post(path, &body).await;
-        // The worker's header is as ever.
+        let answer = server.post(path, &request).await;
+        // The header names the same worker.
         let worker: u64 = answer
             .header("x-chiasm-worker")
             .trim_start_matches("worker_")
             .parse()
             .expect("a number");
-        let told: Vec<Value> = match stream {
-            true => answer.chunks().into_iter().filter(|event| !event["nvext"].is_null()).collect(),
-            false => vec![answer.ok()],
+        let with_nvext: Vec<Value> = if stream {
+            answer.chunks().into_iter().filter(|event| !event["nvext"].is_null()).collect()
+        } else {
+            vec![answer.ok()]
         };
-        assert_eq!(told.len(), 1, "{told:?}");
+        assert_eq!(with_nvext.len(), 1, "{with_nvext:?}");
         if stream {
-            assert_eq!(told[0]["choices"][0]["finish_reason"], "length");
+            assert_eq!(with_nvext[0]["choices"][0]["finish_reason"], "length");
         }
-        let nvext = &told[0]["nvext"];
+        let nvext = &with_nvext[0]["nvext"];
         assert_eq!(
             nvext["worker_id"],
             json!({"prefill_worker_id": worker, "decode_worker_id": worker})
@@ -136,14 +145,15 @@ async fn the_body_tells_what_an_answer_took_to_those_who_ask() {
         );
         assert!((0.0..=1.0).contains(&rate), "{timing}");
         let received = timing["request_received_ms"].as_u64().expect("a time");
-        assert!((asked - 1..asked + 20_000).contains(&received), "{timing}, asked at {asked}");
+        let expected = sent_at - 1..sent_at + 20_000;
+        assert!(expected.contains(&received), "{timing}, sent at {sent_at}");
     }
-    let quiet = server.post("/v1/completions", &ask(2, false)).await.ok();
-    assert!(quiet.get("nvext").is_none());
+    let plain = server.post("/v1/completions", &body(2, false)).await.ok();
+    assert!(plain.get("nvext").is_none());
 }
 
 #[tokio::test]
-async fn metrics_come_in_the_format_that_is_asked_for() {
+async fn metrics_format_follows_the_accept_header() {
     let server = serve(&[]).await;
     for (accept, kind) in [
         (
@@ -155,11 +165,11 @@ async fn metrics_come_in_the_format_that_is_asked_for() {
     ] {
         let request = server.client.get(format!("{}/metrics", server.url)).header("accept", accept);
         let response = request.send().await.expect("metrics");
-        let told = response.headers()["content-type"].to_str().expect("text").to_owned();
-        assert!(told.starts_with(kind), "{accept}: {told}");
+        let content_type = response.headers()["content-type"].to_str().expect("text").to_owned();
+        assert!(content_type.starts_with(kind), "{accept}: {content_type}");
         let text = response.text().await.expect("text");
         assert_eq!(text.ends_with("# EOF\n"), kind != "text/plain", "{accept}");
-        let described = if kind == "text/plain" { "chiasm_panics_total" } else { "chiasm_panics" };
-        assert!(text.contains(&format!("# TYPE {described} counter\n")), "{accept}");
+        let family = if kind == "text/plain" { "chiasm_panics_total" } else { "chiasm_panics" };
+        assert!(text.contains(&format!("# TYPE {family} counter\n")), "{accept}");
     }
 }

@@ -1,5 +1,6 @@
-//! A real Prometheus reads a server and answers what dashboard and alerts ask.
-//! `CHIASM_TEST_PROMETHEUS` names its folder.
+//! A real Prometheus scrapes a server and evaluates the queries of the dashboard and the alerts.
+//!
+//! `CHIASM_TEST_PROMETHEUS` is the path of Prometheus' folder.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,11 +9,11 @@ use std::{env, fs};
 
 use serde_json::{Value, json};
 
-use super::SOON;
-use super::metrics::{ROOT, dashboard_queries, used};
+use super::TIMEOUT;
+use super::metrics::{ROOT, dashboard_queries, serve_with_all_metrics};
 use crate::support::{Process, Server, client, demo_model, free_port, wait_for};
 
-/// A Prometheus that reads one server.
+/// A Prometheus that scrapes one server.
 struct Prometheus {
     _process: Process,
     _folder: tempfile::TempDir,
@@ -23,26 +24,25 @@ struct Prometheus {
 fn program(name: &str) -> PathBuf {
     let folder = env::var_os("CHIASM_TEST_PROMETHEUS");
     Path::new(
-        &folder
-            .expect("CHIASM_TEST_PROMETHEUS has to name the folder with prometheus and promtool"),
+        &folder.expect("CHIASM_TEST_PROMETHEUS must be the folder with prometheus and promtool"),
     )
     .join(name)
 }
 
-/// Runs promtool, which has to find no fault.
+/// Runs promtool, which must succeed.
 fn promtool(arguments: &[&str]) {
-    let done = Command::new(program("promtool")).args(arguments).output().expect("promtool");
+    let output = Command::new(program("promtool")).args(arguments).output().expect("promtool");
     assert!(
-        done.status.success(),
+        output.status.success(),
         "{}{}",
-        String::from_utf8_lossy(&done.stdout),
-        String::from_utf8_lossy(&done.stderr)
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
     );
 }
 
 impl Prometheus {
-    /// Starts it with the configuration of `deploy/prometheus`, which is read often and of this
-    /// server instead.
+    /// Starts Prometheus with the configuration of `deploy/prometheus`, but with this server as
+    /// target and a short scrape interval.
     fn start(server: &Server) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let example = fs::read_to_string(format!("{ROOT}/deploy/prometheus/prometheus.yml"))
@@ -74,24 +74,23 @@ impl Prometheus {
         }
     }
 
-    /// What it answers at a path of its API; `None` while it starts.
+    /// Calls Prometheus' API. Returns `None` while Prometheus starts.
     async fn get(&self, path: &str) -> Option<Value> {
         let answer = self.client.get(format!("{}/api/v1/{path}", self.url)).send().await.ok()?;
         serde_json::from_str(&answer.text().await.ok()?).ok()
     }
 
-    /// The samples that an expression has now.
+    /// Returns the number of samples in the current result of an expression.
     async fn samples(&self, expression: &str) -> Result<usize, String> {
         let encoded: String = expression.bytes().map(|byte| format!("%{byte:02x}")).collect();
-        let answer =
-            self.get(&format!("query?query={encoded}")).await.ok_or("it does not answer")?;
+        let answer = self.get(&format!("query?query={encoded}")).await.ok_or("no answer")?;
         let result = answer["data"]["result"].as_array().ok_or_else(|| answer.to_string())?;
         Ok(result.len())
     }
 }
 
-/// An expression with Grafana's variables as Grafana fills them in when all is chosen.
-fn filled(expression: &str) -> String {
+/// Replaces Grafana's variables in an expression as Grafana does when all values are selected.
+fn fill_variables(expression: &str) -> String {
     let values = BTreeMap::from([
         ("$__rate_interval", "1m"),
         ("$job", ".*"),
@@ -106,31 +105,31 @@ fn filled(expression: &str) -> String {
 
 #[test]
 #[ignore = "needs Prometheus: cargo xtask test"]
-fn prometheus_finds_no_fault_in_rules_and_example() {
+fn promtool_accepts_shipped_configuration() {
     promtool(&["check", "rules", &format!("{ROOT}/deploy/prometheus/alerts.yml")]);
     promtool(&["check", "config", &format!("{ROOT}/deploy/prometheus/prometheus.yml")]);
 }
 
 #[tokio::test]
 #[ignore = "needs Prometheus: cargo xtask test"]
-async fn prometheus_answers_every_query_and_evaluates_every_alert() {
-    let server = used().await;
+async fn prometheus_evaluates_dashboard_queries() {
+    let server = serve_with_all_metrics().await;
     let prometheus = Prometheus::start(&server);
     // A rate needs two samples.
     let twice = "count_over_time(chiasm_workers[1m]) > 2";
-    wait_for("samples", SOON, async || prometheus.samples(twice).await == Ok(1)).await;
+    wait_for("samples", TIMEOUT, async || prometheus.samples(twice).await == Ok(1)).await;
     for (title, expression) in dashboard_queries() {
-        let found = prometheus.samples(&filled(&expression)).await;
-        let found = found.unwrap_or_else(|error| panic!("{title}: {error}"));
-        assert!(found > 0, "{title} shows nothing: {expression}");
+        let samples = prometheus.samples(&fill_variables(&expression)).await;
+        let samples = samples.unwrap_or_else(|error| panic!("{title}: {error}"));
+        assert!(samples > 0, "{title} shows nothing: {expression}");
     }
     let rules = async || {
         prometheus.get("rules").await.map(|answer| answer["data"]["groups"][0]["rules"].clone())
     };
-    let evaluated = |rules: &Value| {
+    let are_evaluated = |rules: &Value| {
         rules.as_array().is_some_and(|rules| rules.iter().all(|rule| rule["health"] != "unknown"))
     };
-    wait_for("rules", SOON, async || rules().await.as_ref().is_some_and(evaluated)).await;
+    wait_for("rules", TIMEOUT, async || rules().await.as_ref().is_some_and(are_evaluated)).await;
     let rules = rules().await.expect("rules");
     for rule in rules.as_array().expect("rules") {
         assert_eq!((&rule["health"], &rule["state"]), (&json!("ok"), &json!("inactive")), "{rule}");
@@ -139,11 +138,11 @@ async fn prometheus_answers_every_query_and_evaluates_every_alert() {
 
 #[tokio::test]
 #[ignore = "needs Prometheus: cargo xtask test"]
-async fn prometheus_has_an_alert_for_a_frontend_without_workers() {
-    let (model, nobody) =
-        (demo_model().display().to_string(), format!("tcp://127.0.0.1:{}", free_port()));
-    let server = Server::start(&[&model, "--served-model-name", "m", "--attach", &nobody]);
+async fn frontend_without_workers_raises_an_alert() {
+    let model = demo_model().display().to_string();
+    let address = format!("tcp://127.0.0.1:{}", free_port());
+    let server = Server::start(&[&model, "--served-model-name", "m", "--attach", &address]);
     let prometheus = Prometheus::start(&server);
     let pending = "ALERTS{alertname=\"ChiasmNoWorkers\"}";
-    wait_for("the alert", SOON, async || prometheus.samples(pending).await == Ok(1)).await;
+    wait_for("the alert", TIMEOUT, async || prometheus.samples(pending).await == Ok(1)).await;
 }

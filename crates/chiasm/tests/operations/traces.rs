@@ -1,4 +1,4 @@
-//! Traces for a collector that takes them, and for one that does not.
+//! Traces for a collector that never answers, and for one that is down.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::serve;
 const BODY: &str = "hello";
 
 #[tokio::test]
-async fn traces_are_sent_before_the_process_ends() {
+async fn unresponsive_collector_does_not_block_shutdown() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let endpoint = format!("http://{}", listener.local_addr().expect("an address"));
     let server = serve(&[
@@ -21,24 +21,24 @@ async fn traces_are_sent_before_the_process_ends() {
         "api-key=unspeakable",
     ])
     .await;
-    server.logged(&format!("endpoint={endpoint}/v1/traces"));
+    server.wait_for_log(&format!("endpoint={endpoint}/v1/traces"));
     server.post("/v1/completions", &json!({"prompt": BODY, "max_tokens": 1})).await.ok();
-    let (mut collector, _) = listener.accept().await.expect("it is sent at once");
-    let mut told = vec![0; 64 << 10];
+    let (mut collector, _) = listener.accept().await.expect("a connection");
+    let mut buffer = vec![0; 64 << 10];
     let mut length = 0;
-    while !String::from_utf8_lossy(&told[..length]).contains("text_completion m") {
-        let more = collector.read(&mut told[length..]).await.expect("a message");
-        assert!(more > 0, "{}", String::from_utf8_lossy(&told[..length]));
+    while !String::from_utf8_lossy(&buffer[..length]).contains("text_completion m") {
+        let more = collector.read(&mut buffer[length..]).await.expect("a message");
+        assert!(more > 0, "{}", String::from_utf8_lossy(&buffer[..length]));
         length += more;
     }
-    let told = String::from_utf8_lossy(&told[..length]).into_owned();
+    let sent = String::from_utf8_lossy(&buffer[..length]).into_owned();
     assert!(
-        told.starts_with("POST /v1/traces ") && told.contains("api-key: unspeakable"),
-        "{told}"
+        sent.starts_with("POST /v1/traces ") && sent.contains("api-key: unspeakable"),
+        "{sent}"
     );
-    assert!(!told.contains(BODY), "a prompt is nobody's");
-    assert_eq!(server.lines_logged("unspeakable"), 0);
-    // It never answers: neither requests nor the end wait for that.
+    assert!(!sent.contains(BODY), "traces must not contain prompts");
+    assert_eq!(server.count_logged("unspeakable"), 0);
+    // The collector never answers. Neither requests nor the shutdown wait for it.
     for _ in 0..20 {
         server.post("/v1/completions", &json!({"prompt": BODY, "max_tokens": 1})).await.ok();
     }
@@ -46,16 +46,16 @@ async fn traces_are_sent_before_the_process_ends() {
 }
 
 #[tokio::test]
-async fn a_collector_that_is_not_there_is_told_of_once_and_counted() {
+async fn collector_that_is_down_is_logged_once() {
     let server = serve(&["--otlp-traces-endpoint", "http://127.0.0.1:9"]).await;
     for _ in 0..3 {
         server.post("/v1/completions", &json!({"prompt": BODY, "max_tokens": 1})).await.ok();
-        server.logged("traces are lost");
+        server.wait_for_log("traces are lost");
     }
     let deadline = std::time::Instant::now() + Duration::from_secs(10);
     while server.metric("chiasm_otlp_spans_total{outcome=\"refused\"}").await < 15.0 {
-        assert!(std::time::Instant::now() < deadline, "five spans of each request");
+        assert!(std::time::Instant::now() < deadline, "fewer than five spans per request");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    assert_eq!(server.lines_logged("traces are lost"), 1);
+    assert_eq!(server.count_logged("traces are lost"), 1);
 }

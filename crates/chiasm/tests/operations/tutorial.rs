@@ -1,4 +1,4 @@
-//! `docs/tutorial.md` as its readers run it, with simulated engines in place of GPUs.
+//! Runs the commands of `docs/tutorial.md` with simulated engines in place of GPUs.
 
 use std::io::Write;
 use std::path::Path;
@@ -7,42 +7,41 @@ use std::process::{Command, Stdio};
 use super::metrics::ROOT;
 use crate::support::{chiasm, demo_model, free_port};
 
-/// How blocks begin whose commands are run here, all of them by one shell.
-const TRIED: &str = "```sh tried\n";
-/// Ends whatever runs in the background, however the shell ends.
-const BEFORE: &str = "trap 'kill $(jobs -p) 2>/dev/null' EXIT\nset -euo pipefail\n";
-/// Nothing in it takes minutes.
-const PATIENCE: &str = "120";
+/// The start of code blocks that this test runs, all of them in one shell.
+const TESTED_BLOCK: &str = "```sh tried\n";
+/// The script's prologue. The trap ends background processes however the shell ends.
+const PROLOGUE: &str = "trap 'kill $(jobs -p) 2>/dev/null' EXIT\nset -euo pipefail\n";
+/// The time limit of the whole script in seconds.
+const TIMEOUT_SECONDS: &str = "120";
 
-/// The commands of the page, with the names of machines, ports and GPUs replaced by what there is
-/// here.
+/// Extracts the commands of the page, and replaces machines, ports and GPUs by local ones.
 fn commands(page: &str) -> String {
-    let [door, first, second] = [(); 3].map(|()| free_port().to_string());
+    let [port, first, second] = [(); 3].map(|()| free_port().to_string());
     let blocks = page
-        .split(TRIED)
+        .split(TESTED_BLOCK)
         .skip(1)
         .filter_map(|block| block.split_once("```"))
         .map(|(commands, _)| commands);
-    let here = |block: &str| {
+    let localize = |block: &str| {
         let agent = if block.contains("gpu2.pem") { &second } else { &first };
-        // Names stand in for the ports until all of the page's own are gone: one of them may be
-        // part of another.
+        // Placeholders keep new port numbers apart from the page's own: one of them may be part of
+        // another.
         let block =
             block.replace("gpu1:8100", "127.0.0.1:FIRST").replace("gpu2:8100", "127.0.0.1:SECOND");
         let block =
             block.replace("8100", agent).replace("FIRST", &first).replace("SECOND", &second);
-        let block = block.replace("127.0.0.1:8000", &format!("127.0.0.1:{door}"));
-        let block = block.replace("chiasm serve", &format!("chiasm serve --port {door}"));
+        let block = block.replace("127.0.0.1:8000", &format!("127.0.0.1:{port}"));
+        let block = block.replace("chiasm serve", &format!("chiasm serve --port {port}"));
         block
             .replace("--engines 2 --gpus-per-engine 1", "--sim 2")
             .replace("0.0.0.0", "127.0.0.1")
             .replace("DNS:$name", "IP:127.0.0.1")
     };
-    blocks.map(here).collect::<Vec<_>>().join("\n")
+    blocks.map(localize).collect::<Vec<_>>().join("\n")
 }
 
 #[test]
-fn the_tutorial_does_what_it_says() {
+fn tutorial_commands_give_the_documented_output() {
     for tool in ["curl", "openssl", "bash", "timeout"] {
         if Command::new(tool)
             .arg("--version")
@@ -51,7 +50,7 @@ fn the_tutorial_does_what_it_says() {
             .status()
             .is_err()
         {
-            println!("left out: there is no {tool}");
+            println!("skipped: {tool} is not installed");
             return;
         }
     }
@@ -66,7 +65,7 @@ fn the_tutorial_does_what_it_says() {
     let path = format!("{programs}:{}", std::env::var("PATH").unwrap_or_default());
     let mut shell = Command::new("timeout");
     shell
-        .args([PATIENCE, "bash", "-s"])
+        .args([TIMEOUT_SECONDS, "bash", "-s"])
         .current_dir(&folder)
         .env("PATH", path)
         .env("MODEL", demo_model());
@@ -77,24 +76,25 @@ fn the_tutorial_does_what_it_says() {
         .stderr(Stdio::inherit())
         .spawn()
         .expect("a shell");
-    let mut words = shell.stdin.take().expect("a pipe");
-    words.write_all(format!("{BEFORE}{commands}").as_bytes()).expect("it reads");
-    drop(words);
-    let output = shell.wait_with_output().expect("it ends");
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{:?}\n{said}\n{commands}", output.status);
-    let told = |name: &str| -> Vec<&str> {
-        said.lines()
+    let mut stdin = shell.stdin.take().expect("a pipe");
+    stdin.write_all(format!("{PROLOGUE}{commands}").as_bytes()).expect("an open pipe");
+    drop(stdin);
+    let output = shell.wait_with_output().expect("an exit");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{:?}\n{stdout}\n{commands}", output.status);
+    let header_values = |name: &str| -> Vec<&str> {
+        stdout
+            .lines()
             .filter_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
             .map(str::trim)
             .collect()
     };
-    let overlaps = told("x-chiasm-overlap");
-    let [first, second, with_key, through_agents] = overlaps[..] else { panic!("{said}") };
-    let blocks = first.strip_prefix("0/").unwrap_or_else(|| panic!("{said}"));
-    assert_eq!(second, format!("{blocks}/{blocks}"), "{said}");
-    assert_eq!([with_key, through_agents], [first; 2], "{said}");
-    assert_eq!(told("x-chiasm-transfer")[1], "cached", "{said}");
+    let overlaps = header_values("x-chiasm-overlap");
+    let [first, second, with_key, through_agents] = overlaps[..] else { panic!("{stdout}") };
+    let blocks = first.strip_prefix("0/").unwrap_or_else(|| panic!("{stdout}"));
+    assert_eq!(second, format!("{blocks}/{blocks}"), "{stdout}");
+    assert_eq!([with_key, through_agents], [first; 2], "{stdout}");
+    assert_eq!(header_values("x-chiasm-transfer")[1], "cached", "{stdout}");
     let fleet = std::fs::read_to_string(folder.path().join("fleet.html")).expect("a page");
     assert!(fleet.contains("mixed by the number of workers"));
 }

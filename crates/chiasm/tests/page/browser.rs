@@ -13,30 +13,31 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Until the browser has done what it was told.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// The deadline for the browser's answer to a command.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A browser with one page. Ended when dropped.
+/// A browser with one page. Killed when dropped.
 pub(crate) struct Browser {
     child: Child,
-    to: ChildStdin,
-    from: Receiver<Value>,
+    input: ChildStdin,
+    messages: Receiver<Value>,
     session: String,
-    next: u64,
-    /// What the page said that nobody has asked for yet.
+    /// The id of the last command.
+    last_id: u64,
+    /// Events that no caller has read yet.
     events: VecDeque<Value>,
     _profile: TempDir,
 }
 
 impl Browser {
-    /// Starts the browser that `CHIASM_TEST_CHROMIUM` names.
+    /// Starts the browser in `CHIASM_TEST_CHROMIUM`.
     pub(crate) fn start() -> Self {
         let program = std::env::var("CHIASM_TEST_CHROMIUM")
-            .expect("CHIASM_TEST_CHROMIUM, which cargo xtask test sets");
+            .expect("CHIASM_TEST_CHROMIUM must be set: `cargo xtask test` does so");
         let profile = tempfile::tempdir().expect("a folder");
         let folder = format!("--user-data-dir={}", profile.path().display());
-        // It reads its third and writes its fourth descriptor, which are pipes of ours by a shell's
-        // doing.
+        // Chromium reads commands from descriptor 3 and writes messages to descriptor 4. The shell
+        // connects them to this process's pipes.
         let flags = [
             "--headless",
             "--no-sandbox",
@@ -54,10 +55,11 @@ impl Browser {
             .stderr(Stdio::null())
             .spawn()
             .expect("a shell");
-        let (to, out) = (child.stdin.take().expect("a pipe"), child.stdout.take().expect("a pipe"));
-        let (sender, from) = channel();
+        let input = child.stdin.take().expect("a pipe");
+        let output = child.stdout.take().expect("a pipe");
+        let (sender, messages) = channel();
         thread::spawn(move || {
-            let messages = BufReader::new(out).split(0).map_while(Result::ok);
+            let messages = BufReader::new(output).split(0).map_while(Result::ok);
             for message in messages.filter_map(|message| serde_json::from_slice(&message).ok()) {
                 if sender.send(message).is_err() {
                     break;
@@ -66,68 +68,69 @@ impl Browser {
         });
         let mut browser = Self {
             child,
-            to,
-            from,
+            input,
+            messages,
             session: String::new(),
-            next: 0,
+            last_id: 0,
             events: VecDeque::new(),
             _profile: profile,
         };
         let target =
-            browser.tell("Target.createTarget", json!({"url": "about:blank"}))["targetId"].clone();
+            browser.call("Target.createTarget", json!({"url": "about:blank"}))["targetId"].clone();
         let attached =
-            browser.tell("Target.attachToTarget", json!({"targetId": target, "flatten": true}));
+            browser.call("Target.attachToTarget", json!({"targetId": target, "flatten": true}));
         browser.session = attached["sessionId"].as_str().expect("a session").to_owned();
         for domain in ["Page.enable", "Runtime.enable", "Log.enable"] {
-            browser.tell(domain, json!({}));
+            browser.call(domain, json!({}));
         }
         browser
     }
 
-    /// Goes to an address.
+    /// Navigates to `url`.
     pub(crate) fn open(&mut self, url: &str) {
-        let answer = self.tell("Page.navigate", json!({"url": url}));
+        let answer = self.call("Page.navigate", json!({"url": url}));
         assert!(answer["errorText"].is_null(), "{url}: {answer}");
     }
 
-    /// What a script comes to; promises are awaited.
+    /// Runs a script and returns its value. Promises are awaited.
     pub(crate) fn evaluate(&mut self, script: &str) -> Value {
         self.try_evaluate(script).unwrap_or_else(|error| panic!("{script}: {error}"))
     }
 
-    /// Does the same as [`evaluate`](Self::evaluate), and says why if the browser ran nothing.
+    /// Like [`evaluate`](Self::evaluate), but returns the browser's error if it could not run the
+    /// script.
     fn try_evaluate(&mut self, script: &str) -> Result<Value, Value> {
         let arguments = json!({"expression": script, "awaitPromise": true, "returnByValue": true});
-        let answer = self.ask("Runtime.evaluate", arguments)?;
+        let answer = self.try_call("Runtime.evaluate", arguments)?;
         assert!(answer["exceptionDetails"].is_null(), "{script}: {answer}");
         Ok(answer["result"]["value"].clone())
     }
 
-    /// Waits until a script comes to something true, and says how long that took.
+    /// Waits until a script returns a truthy value, and returns the time that took.
     ///
-    /// A page that goes to another address meanwhile ends the scripts in it, which is not yet true.
+    /// Navigation ends a page's scripts. That counts as not yet true.
     #[track_caller]
-    pub(crate) fn wait_for(&mut self, script: &str, patience: Duration) -> Duration {
-        let began = Instant::now();
+    pub(crate) fn wait_for(&mut self, script: &str, timeout: Duration) -> Duration {
+        let started = Instant::now();
         while self.try_evaluate(&format!("Boolean({script})")) != Ok(Value::Bool(true)) {
             let body = "document.body?.innerText.slice(0, 2000)";
             assert!(
-                began.elapsed() < patience,
-                "not within {patience:?}: {script}\n{}",
+                started.elapsed() < timeout,
+                "not within {timeout:?}: {script}\n{}",
                 self.evaluate(body)
             );
             thread::sleep(Duration::from_millis(20));
         }
-        began.elapsed()
+        started.elapsed()
     }
 
-    /// Whether the browser's user wants dark pages.
-    pub(crate) fn prefer(&mut self, scheme: &str) {
+    /// Sets the preferred color scheme, `light` or `dark`.
+    pub(crate) fn set_color_scheme(&mut self, scheme: &str) {
         let features = json!([{"name": "prefers-color-scheme", "value": scheme}]);
-        self.tell("Emulation.setEmulatedMedia", json!({"features": features}));
+        self.call("Emulation.setEmulatedMedia", json!({"features": features}));
     }
 
-    /// Presses and lets go of a key.
+    /// Presses and releases a key.
     pub(crate) fn press(&mut self, key: &str) {
         let code = match key {
             "Tab" => 9,
@@ -138,23 +141,29 @@ impl Browser {
         };
         let text = if key == "Enter" { "\r" } else { "" };
         for kind in ["keyDown", "keyUp"] {
-            let event = json!({"type": kind, "key": key, "code": key, "windowsVirtualKeyCode": code, "text": text});
-            self.tell("Input.dispatchKeyEvent", event);
+            let event = json!({
+                "type": kind,
+                "key": key,
+                "code": key,
+                "windowsVirtualKeyCode": code,
+                "text": text,
+            });
+            self.call("Input.dispatchKeyEvent", event);
         }
     }
 
-    /// Leaves a picture of what is seen for whoever wants to look.
-    pub(crate) fn picture(&mut self, name: &str) {
-        let shot = self.tell("Page.captureScreenshot", json!({"format": "png"}));
+    /// Saves a screenshot for people to look at.
+    pub(crate) fn save_screenshot(&mut self, name: &str) {
+        let shot = self.call("Page.captureScreenshot", json!({"format": "png"}));
         let bytes = STANDARD.decode(shot["data"].as_str().expect("data")).expect("base64");
-        let path = pictures().join(format!("{name}.png"));
-        std::fs::write(&path, bytes).expect("a picture is written");
-        println!("a picture: {}", path.display());
+        let path = screenshots_folder().join(format!("{name}.png"));
+        std::fs::write(&path, bytes).expect("the screenshot is written");
+        println!("screenshot: {}", path.display());
     }
 
-    /// Errors that the page has caused since this was asked: exceptions, what it wrote as errors,
-    /// and what the browser did.
-    pub(crate) fn errors(&mut self) -> Vec<Value> {
+    /// Returns the page's errors since the last call: exceptions, console errors and errors logged
+    /// by the browser.
+    pub(crate) fn take_errors(&mut self) -> Vec<Value> {
         self.evaluate("1");
         let is_error = |event: &Value| match event["method"].as_str() {
             Some("Runtime.exceptionThrown") => true,
@@ -165,26 +174,27 @@ impl Browser {
         self.events.drain(..).filter(is_error).collect()
     }
 
-    fn tell(&mut self, method: &str, params: Value) -> Value {
-        self.ask(method, params).unwrap_or_else(|error| panic!("{method}: {error}"))
+    /// Calls a method of the protocol, which must succeed.
+    fn call(&mut self, method: &str, params: Value) -> Value {
+        self.try_call(method, params).unwrap_or_else(|error| panic!("{method}: {error}"))
     }
 
-    /// The browser's answer to a message: a result, or an error as the protocol has it.
-    fn ask(&mut self, method: &str, params: Value) -> Result<Value, Value> {
-        self.next += 1;
-        let mut message = json!({"id": self.next, "method": method, "params": params});
+    /// Calls a method of the protocol. Returns its result or the protocol's error.
+    fn try_call(&mut self, method: &str, params: Value) -> Result<Value, Value> {
+        self.last_id += 1;
+        let mut message = json!({"id": self.last_id, "method": method, "params": params});
         if !self.session.is_empty() {
             message["sessionId"] = self.session.as_str().into();
         }
         let mut bytes = message.to_string().into_bytes();
         bytes.push(0);
-        self.to.write_all(&bytes).expect("the browser reads");
+        self.input.write_all(&bytes).expect("an open pipe");
         loop {
             let answer = self
-                .from
-                .recv_timeout(PATIENCE)
+                .messages
+                .recv_timeout(COMMAND_TIMEOUT)
                 .unwrap_or_else(|error| panic!("{method}: {error}"));
-            if answer["id"] == self.next {
+            if answer["id"] == self.last_id {
                 return if answer["error"].is_null() {
                     Ok(answer["result"].clone())
                 } else {
@@ -203,8 +213,8 @@ impl Drop for Browser {
     }
 }
 
-/// The folder of the pictures.
-fn pictures() -> PathBuf {
+/// Returns the folder of the screenshots, which it creates if needed.
+fn screenshots_folder() -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("page");
     std::fs::create_dir_all(&folder).expect("a folder");
     folder

@@ -1,4 +1,5 @@
-//! What `cargo xtask test --sglang` provides, and the servers that are started with it.
+//! The environment that `cargo xtask test --sglang` provides, and the servers that tests start in
+//! it.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -12,11 +13,12 @@ use tempfile::TempDir;
 
 use crate::support::{self, Answer, Server, free_port, wait_for};
 
-/// Most of a start is Python importing SGLang, on a small machine that others use too.
-pub(crate) const STARTUP: Duration = Duration::from_secs(400);
+/// The deadline for a server's start, most of which is Python's import of SGLang on a small, busy
+/// machine.
+pub(crate) const STARTUP_TIMEOUT: Duration = Duration::from_secs(400);
 pub(crate) const BLOCK_SIZE: u64 = 16;
 
-/// What `cargo xtask test --sglang` provides.
+/// The environment that `cargo xtask test --sglang` provides.
 pub(crate) struct Environment {
     python: String,
     models: PathBuf,
@@ -39,9 +41,9 @@ impl Environment {
     }
 
     /// Starts a server with a tiny model.
-    pub(crate) fn sglang(&self, model: &str, flags: &[&str]) -> Sglang {
-        let model = of_sglang(&self.models.join(model));
-        let mut server = Sglang {
+    pub(crate) fn sglang(&self, model: &str, flags: &[&str]) -> SglangServer {
+        let model = copy_model(&self.models.join(model));
+        let mut server = SglangServer {
             python: self.python.clone(),
             model,
             flags: flags.iter().map(|&flag| flag.to_owned()).collect(),
@@ -53,15 +55,15 @@ impl Environment {
     }
 }
 
-/// The model as SGLang reads it: it wants a name of Qwen2-VL's first configuration, that
-/// `transformers` no longer writes.
-fn of_sglang(model: &Path) -> TempDir {
+/// Creates a copy of a model that SGLang can read: it needs a field of Qwen2-VL's original
+/// configuration that `transformers` no longer writes.
+fn copy_model(model: &Path) -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     for entry in fs::read_dir(model).expect("a model") {
         let path = entry.expect("a file").path();
-        let place = folder.path().join(path.file_name().expect("a name"));
+        let target = folder.path().join(path.file_name().expect("a name"));
         if !path.ends_with("config.json") {
-            symlink(&path, place).expect("a link");
+            symlink(&path, target).expect("a link");
             continue;
         }
         let mut config: Value =
@@ -69,27 +71,29 @@ fn of_sglang(model: &Path) -> TempDir {
         if config["model_type"] == "qwen2_vl" {
             config["vision_config"]["in_chans"] = config["vision_config"]["in_channels"].clone();
         }
-        fs::write(place, config.to_string()).expect("room");
+        fs::write(target, config.to_string()).expect("written");
     }
     folder
 }
 
-/// A server, and all the processes that it starts. Killed when dropped.
-pub(crate) struct Sglang {
+/// A server and its child processes. Killed when dropped.
+pub(crate) struct SglangServer {
     python: String,
     model: TempDir,
     flags: Vec<String>,
-    /// Its own, that of its events, and that of their replay.
+    /// The ports of HTTP, KV events and their replay.
     ports: [u16; 3],
     child: Option<Child>,
 }
 
-impl Sglang {
-    /// Starts it where it was before.
+impl SglangServer {
+    /// Starts the server on its ports.
     pub(crate) fn start(&mut self) {
         let [port, events, replay] = self.ports;
         let events = json!({
-            "publisher": "zmq", "endpoint": format!("tcp://*:{events}"), "replay_endpoint": format!("tcp://*:{replay}"),
+            "publisher": "zmq",
+            "endpoint": format!("tcp://*:{events}"),
+            "replay_endpoint": format!("tcp://*:{replay}"),
         });
         let mut command = Command::new(&self.python);
         command.args([
@@ -102,7 +106,7 @@ impl Sglang {
             "--model-path",
         ]);
         command.arg(self.model.path()).args(["--kv-events-config", &events.to_string()]);
-        // What a CPU needs that has none of its kernels.
+        // Backends that work without SGLang's CPU kernels.
         command.args([
             "--device",
             "cpu",
@@ -142,7 +146,7 @@ impl Sglang {
         self.child = Some(command.spawn().expect("python runs"));
     }
 
-    /// Kills it with all that it has started.
+    /// Kills the server and its child processes.
     pub(crate) fn kill(&mut self) {
         let Some(mut child) = self.child.take() else { return };
         let group = format!("-{}", child.id());
@@ -154,7 +158,7 @@ impl Sglang {
         format!("http://127.0.0.1:{}", self.ports[0])
     }
 
-    /// Where a frontend finds it.
+    /// Returns the value for `--upstream`.
     pub(crate) fn upstream(&self) -> String {
         format!("sglang+{}", self.url())
     }
@@ -169,22 +173,22 @@ impl Sglang {
             }
             let ended = self.child.as_mut().and_then(|child| child.try_wait().expect("wait"));
             assert!(
-                ended.is_none() && started.elapsed() < STARTUP,
+                ended.is_none() && started.elapsed() < STARTUP_TIMEOUT,
                 "SGLang does not start: {ended:?}"
             );
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
 
-    /// Its own answer.
+    /// Returns the server's answer to a request.
     pub(crate) async fn post(&self, path: &str, body: &Value) -> Answer {
         let post = support::client()
             .post(format!("{}{path}", self.url()))
             .header("content-type", "application/json");
-        Answer::of(post.body(body.to_string()).send().await.expect("SGLang answers")).await
+        Answer::read(post.body(body.to_string()).send().await.expect("SGLang answers")).await
     }
 
-    /// The sum of a gauge of its own.
+    /// Returns the sum of a gauge's samples.
     pub(crate) async fn gauge(&self, name: &str) -> f64 {
         let text =
             support::client().get(format!("{}/metrics", self.url())).send().await.expect("metrics");
@@ -193,7 +197,7 @@ impl Sglang {
         samples.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     }
 
-    /// Requests that it works on, or that wait.
+    /// Waits until no request is running or queued.
     pub(crate) async fn wait_idle(&self) {
         let is_idle = async || {
             self.gauge("sglang:num_running_reqs").await + self.gauge("sglang:num_queue_reqs").await
@@ -203,14 +207,18 @@ impl Sglang {
     }
 }
 
-impl Drop for Sglang {
+impl Drop for SglangServer {
     fn drop(&mut self) {
         self.kill();
     }
 }
 
-/// A frontend before these servers alone.
-pub(crate) async fn before(environment: &Environment, model: &str, servers: &[&Sglang]) -> Server {
+/// Starts a frontend of these servers.
+pub(crate) async fn serve(
+    environment: &Environment,
+    model: &str,
+    servers: &[&SglangServer],
+) -> Server {
     let mut args = vec![environment.model(model), "--served-model-name".to_owned(), "m".to_owned()];
     args.push("--allow-private-media".to_owned());
     for server in servers {
@@ -218,11 +226,11 @@ pub(crate) async fn before(environment: &Environment, model: &str, servers: &[&S
     }
     let args: Vec<&str> = args.iter().map(AsRef::as_ref).collect();
     let frontend = Server::start(&args);
-    frontend.wait_ready(servers.len() as u64, STARTUP).await;
+    frontend.wait_ready(servers.len() as u64, STARTUP_TIMEOUT).await;
     frontend
 }
 
-/// What a frontend says of its workers.
+/// Returns the frontend's list of workers.
 pub(crate) async fn workers(frontend: &Server) -> Vec<Value> {
     let workers =
         frontend.client.get(format!("{}/workers", frontend.url)).send().await.expect("workers");

@@ -1,5 +1,5 @@
-//! LoRA adapters: answers as those of `vllm serve`, blocks of their own, and engines that outlive
-//! what they refuse.
+//! LoRA adapters: answers match `vllm serve`, blocks are not shared, and engines survive refused
+//! adapters.
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,91 +7,89 @@ use std::time::Duration;
 use chiasm::scenarios::{DAWN, SNOW};
 use serde_json::{Value, json};
 
-use super::environment::{BLOCK_SIZE, ENGINES, Environment, ROOMY_ARENA_GB, STARTUP};
-use super::predictions::{found_as_predicted, settled};
-use super::requests::{answers_are_those_of_vllm_serve, comparable_requests, ids, image, text};
+use super::environment::{BLOCK_SIZE, ENGINES, Environment, ROOMY_ARENA_GB, STARTUP_TIMEOUT};
+use super::predictions::{assert_cached_as_predicted, wait_settled};
+use super::requests::{
+    assert_answers_match, comparable_requests, greedy_request, ids, image, text,
+};
 use crate::support::Server;
 
-/// The model that has adapters.
+/// The test model that has adapters.
 const MODEL: &str = "qwen25vl";
 const ADAPTERS: [&str; 2] = ["a", "b"];
 
-/// An engine with two adapters. Requests without one are answered as ever, too: these are the image
-/// family's own.
+/// Uses an engine with two adapters, also for requests to the base model.
 #[tokio::test]
 #[ignore = "needs vLLM: `cargo xtask test` runs it"]
-async fn adapters_answer_as_in_vllm_serve() {
+async fn adapters_match_vllm_serve() {
     let _alone = ENGINES.lock().await;
     let environment = Environment::read();
     let modules = ADAPTERS
         .map(|name| format!("{name}={}", environment.model(&format!("{MODEL}-lora-{name}"))));
-    let own = ["--lora-modules", &modules[0], &modules[1]];
+    let module_flags = ["--lora-modules", &modules[0], &modules[1]];
     let flags = ["--enable-lora", "--max-loras", "2"];
-    let requests = [comparable_requests(), ADAPTERS.map(requests_of).concat()].concat();
+    let requests = [comparable_requests(), ADAPTERS.map(adapter_requests).concat()].concat();
 
     // Both start at the same time.
-    let reference = environment.reference(MODEL, &[&flags[..], &own].concat());
-    let own = [&own[..], &["--allow-runtime-lora-updating"]].concat();
-    let (mut server, engine) = environment.attach_with("shm", ROOMY_ARENA_GB, MODEL, &own, &flags);
+    let reference = environment.reference(MODEL, &[&flags[..], &module_flags].concat());
+    let frontend_flags = [&module_flags[..], &["--allow-runtime-lora-updating"]].concat();
+    let (mut server, engine) =
+        environment.attach_with("shm", ROOMY_ARENA_GB, MODEL, &frontend_flags, &flags);
     let reference = reference.answers(&requests).await;
-    server.wait_ready(1, STARTUP).await;
-    answers_are_those_of_vllm_serve(&server, &requests, &reference).await;
-    each_answers_in_its_own_way(&server).await;
-    refused_adapters_harm_nobody(&server).await;
-    // The next frontend takes the engine over, with adapters and blocks.
-    server.end_by("KILL");
+    server.wait_ready(1, STARTUP_TIMEOUT).await;
+    assert_answers_match(&server, &requests, &reference).await;
+    check_adapters_are_separate(&server).await;
+    check_refused_adapters(&server).await;
+    // The next frontend takes the engine over with its adapters and blocks.
+    server.signal_and_wait("KILL");
     let server = engine.serve();
-    server.wait_ready(1, STARTUP).await;
-    server.logged("took over an engine");
-    answers_are_those_of_vllm_serve(&server, &requests, &reference).await;
-    each_answers_in_its_own_way(&server).await;
+    server.wait_ready(1, STARTUP_TIMEOUT).await;
+    server.wait_for_log("took over an engine");
+    assert_answers_match(&server, &requests, &reference).await;
+    check_adapters_are_separate(&server).await;
     assert_eq!(server.metric("chiasm_mm_cache_misses_total").await, 0.0);
     assert!(server.terminate(Duration::from_secs(60)).await, "SIGTERM ends it with exit code 0");
-    // So does an agent, whose frontend knows adapters and blocks from it.
-    let own = ["--lora-modules", &modules[0], &modules[1]];
-    let (_agent, server) = engine.behind_agent(&own, &flags);
-    server.wait_ready(1, STARTUP).await;
-    answers_are_those_of_vllm_serve(&server, &requests, &reference).await;
-    each_answers_in_its_own_way(&server).await;
+    // So does an agent, from which a frontend learns adapters and blocks.
+    let (_agent, server) = engine.behind_agent(&module_flags, &flags);
+    server.wait_ready(1, STARTUP_TIMEOUT).await;
+    assert_answers_match(&server, &requests, &reference).await;
+    check_adapters_are_separate(&server).await;
 }
 
-fn requests_of(adapter: &str) -> Vec<Value> {
-    let ask = |content: Value| {
-        json!({
-            "model": adapter, "messages": [{"role": "user", "content": content}], "max_tokens": 16, "temperature": 0,
-            "ignore_eos": true, "return_token_ids": true,
-        })
-    };
+fn adapter_requests(adapter: &str) -> Vec<Value> {
+    let request = |content: Value| greedy_request(adapter, &content, 16);
     vec![
-        ask(json!("the quick brown fox jumps over the lazy dog")),
-        ask(json!([image(DAWN), text("describe this image briefly.")])),
-        ask(json!([text("what is in"), image(SNOW)])),
+        request(json!("the quick brown fox jumps over the lazy dog")),
+        request(json!([image(DAWN), text("describe this image briefly.")])),
+        request(json!([text("what is in"), image(SNOW)])),
     ]
 }
 
-/// Nobody finds blocks of another, and everybody its own, as predicted.
-async fn each_answers_in_its_own_way(server: &Server) {
+/// Checks that the base model and the adapters answer differently, and that each finds only its own
+/// blocks, as predicted.
+async fn check_adapters_are_separate(server: &Server) {
     let mut answers = Vec::new();
     for turn in 0..2 {
         for model in ["m", "a", "b"] {
-            // Words of no other request, and others for each start of the frontend.
+            // A text of no other request, different for each start of the frontend.
             let text = format!("{} jumps over the lazy dog ", server.pid()).repeat(16);
-            let mut request = requests_of(model).swap_remove(0);
+            let mut request = adapter_requests(model).swap_remove(0);
             request["messages"][0]["content"] = json!(text);
-            settled(server).await;
+            wait_settled(server).await;
             let answer = server.chat(&request).await;
-            let found = found_as_predicted(&answer, BLOCK_SIZE as usize, model);
-            assert_eq!(found > 0, turn == 1, "{model}: {found} blocks");
+            let cached = assert_cached_as_predicted(&answer, BLOCK_SIZE as usize, model);
+            assert_eq!(cached > 0, turn == 1, "{model}: {cached} blocks");
             answers.push(ids(&answer.ok()));
         }
     }
     let [base, a, b, again @ ..] = answers.as_slice() else { panic!("six answers") };
     assert!(base.0 != a.0 && base.0 != b.0 && a.0 != b.0, "{answers:?}");
     assert!(base.1 == a.1 && a.1 == b.1, "the prompts are the same");
-    assert_eq!(again, [base, a, b].map(Clone::clone), "what was cached is right");
+    assert_eq!(again, [base, a, b].map(Clone::clone), "cached blocks give the same answers");
 }
 
-async fn refused_adapters_harm_nobody(server: &Server) {
+/// Checks that adapters are refused with a reason, and that the engine survives.
+async fn check_refused_adapters(server: &Server) {
     let dir = tempfile::tempdir().expect("a folder");
     let load = async |path: &Path| {
         let body = json!({"lora_name": "x", "lora_path": path});
@@ -100,16 +98,16 @@ async fn refused_adapters_harm_nobody(server: &Server) {
     };
     let (status, message) = load(&dir.path().join("none")).await;
     assert_eq!(status, 404, "{message}");
-    for (rank, told) in
+    for (rank, reason) in
         [(64, "LoRA rank 64 is greater than max_lora_rank 16"), (8, "doesn't contain tensors")]
     {
-        // The second one has no weights.
+        // The second adapter has no weights.
         let config = json!({"r": rank, "lora_alpha": 16, "target_modules": ["q_proj"]});
         std::fs::write(dir.path().join("adapter_config.json"), config.to_string()).expect("a file");
         let (status, message) = load(dir.path()).await;
-        assert!((400..500).contains(&status) && message.contains(told), "{status} {message}");
+        assert!((400..500).contains(&status) && message.contains(reason), "{status} {message}");
     }
-    let mut request = requests_of("x").swap_remove(0);
+    let mut request = adapter_requests("x").swap_remove(0);
     assert_eq!(server.chat(&request).await.status, 404);
     request["model"] = json!("a");
     server.chat(&request).await.ok();

@@ -1,4 +1,5 @@
-//! What `cargo xtask test` provides, and the engines and references that are started with it.
+//! The environment that `cargo xtask test` provides, and the engines and reference servers that
+//! tests start in it.
 
 use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -12,35 +13,35 @@ use tempfile::TempDir;
 use crate::support::vllm_serves::{Group, VllmServes};
 use crate::support::{self, Answer, Process, Server, chiasm, free_port, wait_for};
 
-/// Engines start one after the other on a small machine.
-pub(crate) const STARTUP: Duration = Duration::from_secs(240);
+/// The deadline for a start. Engines start one after the other on a small machine.
+pub(crate) const STARTUP_TIMEOUT: Duration = Duration::from_secs(240);
 pub(crate) const BLOCK_SIZE: u64 = 32;
-/// Holds some five of the pictures, so that engines evict.
+/// A receiver cache for about five of the pictures, so that engines evict.
 pub(crate) const RECEIVER_CACHE_GB: f64 = 0.002;
-/// Holds some twelve of the pictures: slots are used again and again.
+/// An arena for about twelve of the pictures, so that slots are reused.
 pub(crate) const ARENA_GB: &str = "0.005";
-/// Holds every picture as any family's tensors, of which those in tiles take ten times as much.
+/// An arena for all pictures as tensors of any family. Tiled images take ten times as much.
 pub(crate) const ROOMY_ARENA_GB: &str = "0.1";
-/// What a CPU engine with a tiny model needs, also when `vllm serve` starts it.
+/// vLLM's flags for a CPU engine with a tiny model, also for `vllm serve`.
 pub(crate) const ENGINE_FLAGS: &[&str] =
     &["--enforce-eager", "--block-size", "32", "--max-model-len", "4096", "--dtype", "float32"];
 
-/// Held by a test that runs engines.
+/// The lock that serializes tests that run engines.
 pub(crate) static ENGINES: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// What `cargo xtask test` provides.
+/// The environment that `cargo xtask test` provides.
 pub(crate) struct Environment {
     pub(crate) vllm: String,
     pub(crate) python: String,
     models: PathBuf,
-    /// Where the plugin is installed.
+    /// The folder in which the plugin is installed.
     plugin: String,
-    /// The version of vLLM, as engines tell it.
+    /// The version of vLLM, as engines report it.
     pub(crate) version: String,
-    /// Another version of vLLM, for tests of both together.
+    /// A second version of vLLM, for tests with both.
     pub(crate) other_version: String,
     pub(crate) other_python: String,
-    /// A Python with clients that other people use.
+    /// A Python with third-party client packages.
     pub(crate) clients_python: String,
 }
 
@@ -62,12 +63,12 @@ impl Environment {
         }
     }
 
-    /// The command of the other version.
+    /// Returns the `vllm` command of the other version.
     pub(crate) fn other_vllm(&self) -> String {
         Path::new(&self.other_python).with_file_name("vllm").display().to_string()
     }
 
-    /// What engines need that another process than the tests' own launches.
+    /// Returns the environment variables for processes that launch engines themselves.
     pub(crate) fn variables(&self) -> [(&str, &str); 1] {
         [("PYTHONPATH", &self.plugin)]
     }
@@ -76,7 +77,7 @@ impl Environment {
         self.models.join(name).display().to_string()
     }
 
-    /// Launches engines with the plugin.
+    /// Starts a server that launches engines with the plugin.
     pub(crate) fn serve(&self, model: &str, engines: &str, flags: &[&str]) -> Server {
         self.serve_in_mode("shm", model, engines, flags)
     }
@@ -88,16 +89,16 @@ impl Environment {
         engines: &str,
         flags: &[&str],
     ) -> Server {
-        self.serve_with(mode, model, engines, &[], flags)
+        self.serve_with_flags(mode, model, engines, &[], flags)
     }
 
-    /// The same with flags for Chiasm alone.
-    pub(crate) fn serve_with(
+    /// Like [`serve_in_mode`](Self::serve_in_mode), with additional flags of Chiasm.
+    pub(crate) fn serve_with_flags(
         &self,
         mode: &str,
         model: &str,
         engines: &str,
-        own: &[&str],
+        frontend_flags: &[&str],
         flags: &[&str],
     ) -> Server {
         let model = self.model(model);
@@ -105,7 +106,7 @@ impl Environment {
             .map(str::to_owned)
             .to_vec();
         args.extend(serve_flags(mode, ARENA_GB));
-        args.extend(own.iter().map(|&flag| flag.to_owned()));
+        args.extend(frontend_flags.iter().map(|&flag| flag.to_owned()));
         args.extend(
             [&["--port", "0", "--"], ENGINE_FLAGS, flags].concat().into_iter().map(str::to_owned),
         );
@@ -113,19 +114,19 @@ impl Environment {
         Server::start_with(&args, &[("PYTHONPATH", &self.plugin)])
     }
 
-    /// A place for engines to attach to, with the flags with which they would have been launched.
-    pub(crate) fn place(&self, model: &str, flags: &[&str]) -> Place {
-        let (sockets, handshake) =
-            (SocketDir::new().expect("a folder"), format!("tcp://127.0.0.1:{}", free_port()));
+    /// Creates an attach point for engines with the flags that a launched engine would have.
+    pub(crate) fn attach_point(&self, model: &str, flags: &[&str]) -> AttachPoint {
+        let sockets = SocketDir::new().expect("a folder");
+        let handshake = format!("tcp://127.0.0.1:{}", free_port());
         let mut spec = LaunchSpec::new("engine", &self.vllm, self.model(model), &handshake);
         spec.receiver_cache_gb = RECEIVER_CACHE_GB;
         spec.kv_events = Some(KvEventEndpoints::ipc(&sockets));
         spec.extra_args = [ENGINE_FLAGS, flags].concat().into_iter().map(str::to_owned).collect();
         let arguments = spec.arguments().expect("flags that engines take").split_off(1);
-        Place { handshake, arguments, plugin: self.plugin.clone(), _sockets: sockets }
+        AttachPoint { handshake, arguments, plugin: self.plugin.clone(), _sockets: sockets }
     }
 
-    /// Attaches to an engine with the plugin.
+    /// Starts an engine with the plugin and a server that attaches to it.
     pub(crate) fn attach(
         &self,
         mode: &str,
@@ -136,43 +137,47 @@ impl Environment {
         self.attach_with(mode, arena_gb, model, &[], flags)
     }
 
-    /// The same with flags for Chiasm alone.
+    /// Like [`attach`](Self::attach), with additional flags of Chiasm.
     pub(crate) fn attach_with(
         &self,
         mode: &str,
         arena_gb: &str,
         model: &str,
-        own: &[&str],
+        frontend_flags: &[&str],
         flags: &[&str],
     ) -> (Server, AttachedEngine) {
-        let place = self.place(model, flags);
-        let engine = place.start(&mut vllm_serves());
+        let attach_point = self.attach_point(model, flags);
+        let engine = attach_point.start(&mut vllm_serves());
         let state = tempfile::tempdir().expect("a folder");
-        let attach = [self.model(model), "--attach".to_owned(), place.handshake.clone()];
-        let keep = ["--state-dir".to_owned(), state.path().display().to_string()];
-        let mut args = [&attach[..], &keep, &serve_flags(mode, arena_gb)].concat();
-        args.extend(own.iter().map(|&flag| flag.to_owned()));
-        // For what vLLM's own processor makes: as the engine has it.
-        let helper = ["--vllm", &self.vllm, "--trust-request-mm-kwargs", "--port", "0", "--"];
-        args.extend([&helper[..], ENGINE_FLAGS, flags].concat().into_iter().map(str::to_owned));
-        let engine = AttachedEngine { _group: engine, place, state, args };
+        let attach = [self.model(model), "--attach".to_owned(), attach_point.handshake.clone()];
+        let state_flags = ["--state-dir".to_owned(), state.path().display().to_string()];
+        let mut args = [&attach[..], &state_flags, &serve_flags(mode, arena_gb)].concat();
+        args.extend(frontend_flags.iter().map(|&flag| flag.to_owned()));
+        // vLLM's own processor needs the flags of the engine.
+        let processor = ["--vllm", &self.vllm, "--trust-request-mm-kwargs", "--port", "0", "--"];
+        args.extend([&processor[..], ENGINE_FLAGS, flags].concat().into_iter().map(str::to_owned));
+        let engine = AttachedEngine { _group: engine, attach_point, state, args };
         (engine.serve(), engine)
     }
 
-    /// Starts what answers are compared with, and what a frontend can be put before.
+    /// Starts a `vllm serve`, to compare answers with or to use as an upstream.
     pub(crate) fn reference(&self, model: &str, flags: &[&str]) -> Reference {
-        let (model, port) = (self.model(model), free_port().to_string());
-        let own =
+        let model = self.model(model);
+        let port = free_port().to_string();
+        let server_flags =
             [model.as_str(), "--served-model-name", "m", "--host", "127.0.0.1", "--port", &port];
         let events = json!({
-            "enable_kv_cache_events": true, "publisher": "zmq", "endpoint": format!("tcp://*:{}", free_port()),
+            "enable_kv_cache_events": true,
+            "publisher": "zmq",
+            "endpoint": format!("tcp://*:{}", free_port()),
             "replay_endpoint": format!("tcp://*:{}", free_port()),
         });
         let events = events.to_string();
-        let before =
+        let upstream_flags =
             ["--enable-scale-out", "--enable-prompt-tokens-details", "--kv-events-config", &events];
+        let trust_flag = ["--trust-request-mm-kwargs"];
         let arguments =
-            [&own[..], ENGINE_FLAGS, &["--trust-request-mm-kwargs"], &before, flags].concat();
+            [&server_flags[..], ENGINE_FLAGS, &trust_flag, &upstream_flags, flags].concat();
         let arguments: Vec<String> = arguments.into_iter().map(str::to_owned).collect();
         Reference {
             url: format!("http://127.0.0.1:{port}"),
@@ -181,7 +186,7 @@ impl Environment {
     }
 }
 
-/// Flags of `chiasm serve` that do not depend on where engines come from.
+/// Returns the flags of `chiasm serve` for launched and attached engines alike.
 pub(crate) fn serve_flags(mode: &str, arena_gb: &str) -> Vec<String> {
     let cache = RECEIVER_CACHE_GB.to_string();
     let flags = [
@@ -200,26 +205,27 @@ pub(crate) fn serve_flags(mode: &str, arena_gb: &str) -> Vec<String> {
         .collect()
 }
 
-/// The one process that has imported vLLM. Ends with the tests: then its input does.
+/// Returns the shared process that has imported vLLM. It ends with the test process, which closes
+/// its stdin.
 pub(crate) fn vllm_serves() -> std::sync::MutexGuard<'static, VllmServes> {
-    pub(crate) static ONE: LazyLock<Mutex<VllmServes>> =
+    static SHARED: LazyLock<Mutex<VllmServes>> =
         LazyLock::new(|| Mutex::new(VllmServes::start(&Environment::read().python)));
-    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+    SHARED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Where one engine after the other can be.
-pub(crate) struct Place {
-    /// Where they ask for their frontend.
+/// A handshake address at which engines can be started one after the other.
+pub(crate) struct AttachPoint {
+    /// The address at which engines look for their frontend.
     pub(crate) handshake: String,
-    /// Those of `vllm`.
+    /// The arguments of `vllm`.
     arguments: Vec<String>,
     plugin: String,
     _sockets: SocketDir,
 }
 
-impl Place {
-    /// Starts an engine with the plugin, in the process that has imported its version of vLLM.
-    /// Killed when dropped.
+impl AttachPoint {
+    /// Starts an engine with the plugin as a fork of `serves`, which has imported its version of
+    /// vLLM. The engine is killed when the group is dropped.
     pub(crate) fn start(&self, serves: &mut VllmServes) -> Group {
         serves.serve(&self.arguments, Some(&self.plugin), false)
     }
@@ -228,23 +234,23 @@ impl Place {
 /// An engine that a server attaches to. Killed when dropped.
 pub(crate) struct AttachedEngine {
     _group: Group,
-    place: Place,
+    attach_point: AttachPoint,
     state: TempDir,
-    /// Those of its frontends.
+    /// The arguments of its frontends.
     args: Vec<String>,
 }
 
 impl AttachedEngine {
-    /// Starts a frontend for it.
+    /// Starts a frontend for the engine.
     pub(crate) fn serve(&self) -> Server {
         let args: Vec<&str> = self.args.iter().map(AsRef::as_ref).collect();
         Server::start(&args)
     }
 
-    /// Starts an agent for it, and a frontend of that. `own` are flags of the agent, `flags` those
-    /// of the engine.
-    pub(crate) fn behind_agent(&self, own: &[&str], flags: &[&str]) -> (Process, Server) {
-        let (model, state) = (self.args[0].as_str(), self.state.path().display().to_string());
+    /// Starts an agent for the engine, and a frontend of that agent. `flags` are the engine's.
+    pub(crate) fn behind_agent(&self, agent_flags: &[&str], flags: &[&str]) -> (Process, Server) {
+        let model = self.args[0].as_str();
+        let state = self.state.path().display().to_string();
         let address = format!("127.0.0.2:{}", free_port());
         let (host, port) = address.split_once(':').expect("host:port");
         let mut agent = chiasm(&[
@@ -255,27 +261,27 @@ impl AttachedEngine {
             "--port",
             port,
             "--attach",
-            &self.place.handshake,
+            &self.attach_point.handshake,
         ]);
-        // An agent has no name for its model.
+        // Agents don't take `--served-model-name`, the first two flags.
         agent
             .args(["--state-dir", &state])
             .args(&serve_flags("shm", ROOMY_ARENA_GB)[2..])
-            .args(own);
+            .args(agent_flags);
         let agent = agent.arg("--").args(ENGINE_FLAGS).args(flags).spawn().expect("an agent");
-        let own = [model, "--served-model-name", "m", "--state-dir", &state, "--agents", &address];
-        (Process(agent), Server::start(&[&own[..], &["--allow-private-media"]].concat()))
+        let args = [model, "--served-model-name", "m", "--state-dir", &state, "--agents", &address];
+        (Process(agent), Server::start(&[&args[..], &["--allow-private-media"]].concat()))
     }
 }
 
-/// A `vllm serve` that starts.
+/// A starting or running `vllm serve`.
 pub(crate) struct Reference {
     url: String,
     _server: Group,
 }
 
 impl Reference {
-    /// Waits until it is ready; its answer to each request.
+    /// Waits until the server is ready and returns its answers to `requests`.
     pub(crate) async fn answers(&self, requests: &[Value]) -> Vec<Value> {
         let mut answers = Vec::new();
         for request in requests {
@@ -284,7 +290,7 @@ impl Reference {
         answers
     }
 
-    /// Where a frontend finds it.
+    /// Returns the value for `--upstream`.
     pub(crate) fn upstream(&self) -> String {
         format!("vllm+{}", self.url)
     }
@@ -292,15 +298,15 @@ impl Reference {
     pub(crate) async fn wait_healthy(&self) {
         let client = support::client();
         let is_healthy = async || client.get(format!("{}/health", self.url)).send().await.is_ok();
-        wait_for("vllm serve", STARTUP, is_healthy).await;
+        wait_for("vllm serve", STARTUP_TIMEOUT, is_healthy).await;
     }
 
-    /// Waits until it is ready; its answer.
+    /// Waits until the server is ready and returns its answer.
     pub(crate) async fn post(&self, path: &str, request: &Value) -> Answer {
         let client = support::client();
         self.wait_healthy().await;
         let post =
             client.post(format!("{}{path}", self.url)).header("content-type", "application/json");
-        Answer::of(post.body(request.to_string()).send().await.expect("vllm serve answers")).await
+        Answer::read(post.body(request.to_string()).send().await.expect("vllm serve answers")).await
     }
 }

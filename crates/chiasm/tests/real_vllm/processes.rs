@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::support::Server;
 
-/// Process ids of `root` and all its descendants, from /proc.
+/// Returns the process ids of `root` and all its descendants, from `/proc`.
 pub(crate) fn descendants(root: u32) -> Vec<u32> {
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
     for entry in std::fs::read_dir("/proc").expect("/proc").flatten() {
@@ -12,7 +12,7 @@ pub(crate) fn descendants(root: u32) -> Vec<u32> {
             continue;
         };
         let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
-        // "pid (command) state parent …"; the command may have spaces and parentheses
+        // "pid (command) state parent …": the command may contain spaces and parentheses.
         let parent =
             stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(1)?.parse().ok());
         children.entry(parent.unwrap_or(0)).or_default().push(pid);
@@ -27,16 +27,16 @@ pub(crate) fn descendants(root: u32) -> Vec<u32> {
 }
 
 pub(crate) fn is_alive(pid: u32) -> bool {
-    // A zombie is dead: nobody has asked how it ended yet.
+    // A zombie is dead: only its parent has not waited for it yet.
     std::fs::read_to_string(format!("/proc/{pid}/stat"))
         .is_ok_and(|stat| !stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('Z')))
 }
 
-/// A process of a worker's latest engine, by the name that vLLM gives it. By default the EngineCore
-/// has a worker process.
+/// Returns the id of a process of a worker's latest engine, by the name that vLLM gives it. By
+/// default, EngineCore has one worker process.
 pub(crate) fn engine_process(server: &Server, worker: &str, name: &str) -> u32 {
     let group = server
-        .logged(&format!("engine process started worker={worker} process_group="))
+        .wait_for_log(&format!("engine process started worker={worker} process_group="))
         .parse()
         .expect("a process id");
     let is_named = |pid: &u32| {
@@ -49,4 +49,5 @@ pub(crate) fn engine_process(server: &Server, worker: &str, name: &str) -> u32 {
         .unwrap_or_else(|| panic!("{worker} has no {name}"))
 }
 
+/// vLLM's names of an engine's processes.
 pub(crate) const PROCESSES: [&str; 2] = ["VLLM::EngineCore", "VLLM::Worker"];

@@ -1,4 +1,4 @@
-//! What is told of prompts: their tokens, log probabilities and texts, as `vllm serve` tells them.
+//! Data about prompts: tokens, log probabilities and texts, compared with `vllm serve`.
 
 use std::collections::BTreeSet;
 
@@ -9,29 +9,29 @@ use super::environment::Reference;
 use super::requests::{image, text};
 use crate::support::{Answer, Server};
 
-/// What two runs of a model may differ by.
-const CLOSE: f64 = 1e-3;
+/// The tolerated difference between numbers of two runs of a model.
+const TOLERANCE: f64 = 1e-3;
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
-/// Requests, with the parts of their answers that are compared.
+/// Returns paths and requests with the fields of their answers to compare.
 fn requests() -> Vec<(&'static str, Value, &'static [&'static str])> {
     let messages = json!([{"role": "user", "content": [image(DAWN), text("what is this?")]}]);
     let function =
         json!({"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}});
-    let told: &[&str] =
+    let fields: &[&str] =
         &["text", "finish_reason", "logprobs", "prompt_logprobs", "prompt_token_ids", "token_ids"];
-    let complete = |fields: Value| {
+    let complete = |settings: Value| {
         let mut request =
             json!({"model": "m", "max_tokens": 6, "temperature": 0, "ignore_eos": true});
         request
             .as_object_mut()
             .expect("an object")
-            .extend(fields.as_object().cloned().unwrap_or_default());
-        // In a stream with an echo vLLM tells the prompt's ids without being asked.
-        let told = if request["stream"] == true { &told[..3] } else { told };
-        (COMPLETIONS, request, told)
+            .extend(settings.as_object().cloned().unwrap_or_default());
+        // In a stream with an echo, vLLM sends the prompt's ids even if not requested.
+        let fields = if request["stream"] == true { &fields[..3] } else { fields };
+        (COMPLETIONS, request, fields)
     };
     let tokens: &[&str] = &["count", "max_model_len", "tokens", "token_strs"];
     let words = "the quick äöü 日本 🙂<|im_end|>";
@@ -48,7 +48,13 @@ fn requests() -> Vec<(&'static str, Value, &'static [&'static str])> {
         ("/detokenize", json!({"tokens": []}), &["prompt"]),
         (
             CHAT,
-            json!({"model": "m", "messages": messages, "max_tokens": 4, "temperature": 0, "prompt_logprobs": 3}),
+            json!({
+                "model": "m",
+                "messages": messages,
+                "max_tokens": 4,
+                "temperature": 0,
+                "prompt_logprobs": 3,
+            }),
             &["prompt_logprobs"],
         ),
         complete(json!({"prompt": words, "prompt_logprobs": 0})),
@@ -64,39 +70,46 @@ fn requests() -> Vec<(&'static str, Value, &'static [&'static str])> {
     ]
 }
 
-/// What `vllm serve` tells.
-pub(crate) async fn told_by(reference: &Reference) -> Vec<Value> {
-    let mut told = Vec::new();
+/// Records the answers of `vllm serve`.
+pub(crate) async fn record(reference: &Reference) -> Vec<Value> {
+    let mut recorded = Vec::new();
     for (path, request, _) in requests() {
-        told.push(whole(&reference.post(path, &request).await));
+        recorded.push(merge(&reference.post(path, &request).await));
     }
-    told
+    recorded
 }
 
-/// The same is told here as by this version of `vllm serve`.
-pub(crate) async fn as_told_by_vllm_serve(server: &Server, told: &[Value], version: &str) {
-    for ((path, request, parts), theirs) in requests().iter().zip(told) {
+/// Asserts that the server gives the recorded answers of `vllm serve` of this version.
+pub(crate) async fn assert_same(server: &Server, recorded: &[Value], version: &str) {
+    for ((path, request, fields), theirs) in requests().iter().zip(recorded) {
         let answer = server.post(path, request).await;
-        let (mut ours, mut theirs) = (whole(&answer), theirs.clone());
+        let mut ours = merge(&answer);
+        let mut theirs = theirs.clone();
         if version.starts_with("0.31.") && request["stream"] == true {
-            // It counts text as it is given out, later versions that of each token.
-            for told in [&mut ours, &mut theirs] {
-                told["logprobs"].as_object_mut().map(|logprobs| logprobs.remove("text_offset"));
+            // This version counts offsets in the text as streamed, later ones per token.
+            for answer in [&mut ours, &mut theirs] {
+                answer["logprobs"].as_object_mut().map(|logprobs| logprobs.remove("text_offset"));
             }
         }
-        for part in *parts {
-            same(&ours[part], &theirs[part], &format!("{part} of {request}"));
+        for field in *fields {
+            assert_close(&ours[field], &theirs[field], &format!("{field} of {request}"));
         }
     }
-    let skips = json!({"model": "m", "prompt": vec![300; 100], "max_tokens": 1, "skip_reading_prefix_cache": true});
+    let uncached = json!({
+        "model": "m",
+        "prompt": vec![300; 100],
+        "max_tokens": 1,
+        "skip_reading_prefix_cache": true,
+    });
     for _ in 0..2 {
-        let answer = server.post(COMPLETIONS, &skips).await.ok();
+        let answer = server.post(COMPLETIONS, &uncached).await.ok();
         assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 0, "{answer}");
     }
 }
 
-/// An answer's first choice with all beside it, or what the chunks of one say together.
-fn whole(answer: &Answer) -> Value {
+/// Returns an answer's fields merged with those of its first choice. The chunks of a stream are
+/// concatenated.
+fn merge(answer: &Answer) -> Value {
     if !answer.text.starts_with("data: ") {
         let mut body = answer.ok();
         let choice = body["choices"][0].as_object().cloned().unwrap_or_default();
@@ -124,28 +137,28 @@ fn add(all: &mut Value, more: &Value) {
     }
 }
 
-/// Numbers may differ a little.
-fn same(ours: &Value, theirs: &Value, what: &str) {
+/// Asserts that two values are equal, except for small differences of numbers.
+fn assert_close(ours: &Value, theirs: &Value, what: &str) {
     match (ours, theirs) {
         (Value::Number(ours), Value::Number(theirs)) if ours.is_f64() || theirs.is_f64() => {
-            let apart = ours
+            let difference = ours
                 .as_f64()
                 .zip(theirs.as_f64())
                 .map_or(f64::NAN, |(ours, theirs)| (ours - theirs).abs());
-            assert!(apart <= CLOSE, "{what}: {ours}, not {theirs}");
+            assert!(difference <= TOLERANCE, "{what}: {ours}, not {theirs}");
         }
         (Value::Array(ours), Value::Array(theirs)) => {
             assert_eq!(ours.len(), theirs.len(), "{what}: {ours:?}, not {theirs:?}");
-            ours.iter()
-                .zip(theirs)
-                .enumerate()
-                .for_each(|(i, (ours, theirs))| same(ours, theirs, &format!("[{i}] {what}")));
+            ours.iter().zip(theirs).enumerate().for_each(|(i, (ours, theirs))| {
+                assert_close(ours, theirs, &format!("[{i}] {what}"))
+            });
         }
         (Value::Object(ours), Value::Object(theirs)) => {
             let names = |map: &Map<String, Value>| map.keys().cloned().collect::<BTreeSet<_>>();
             assert_eq!(names(ours), names(theirs), "{what}");
-            ours.iter()
-                .for_each(|(name, ours)| same(ours, &theirs[name], &format!("{name} {what}")));
+            ours.iter().for_each(|(name, ours)| {
+                assert_close(ours, &theirs[name], &format!("{name} {what}"))
+            });
         }
         _ => assert_eq!(ours, theirs, "{what}"),
     }

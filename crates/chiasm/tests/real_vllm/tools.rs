@@ -1,24 +1,28 @@
-//! Functions that a model calls: written and forced as by `vllm serve`, and an agent that lives by
-//! them.
+//! Tool calls: prompts and forced calls match `vllm serve`, and a tool loop works.
 
 use serde_json::{Value, json};
 
-use super::modalities::ask;
+use super::modalities::short_request;
 use super::requests::ids;
 use crate::support::Server;
 
-/// What `vllm serve` needs for them; Chiasm sees it in the chat template.
-pub(crate) const TOOL_FLAGS: [&str; 3] =
-    ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"];
+/// The flags of `vllm serve` for tools; Chiasm detects the format from the chat template.
+pub(crate) const TOOL_FLAGS: &[&str] =
+    &["--enable-auto-tool-choice", "--tool-call-parser", "hermes"];
 
-/// A function whose calls are short, whatever the model.
+/// Returns a function whose calls are short even for a random model.
 fn function(name: &str, parameter: &str, values: &[&str]) -> Value {
     let parameters = json!({
-        "type": "object", "properties": {(parameter): {"type": "string", "enum": values}}, "required": [parameter],
+        "type": "object",
+        "properties": {(parameter): {"type": "string", "enum": values}},
+        "required": [parameter],
         "additionalProperties": false,
     });
     json!({"type": "function", "function": {
-        "name": name, "description": format!("the {name}"), "parameters": parameters, "strict": true,
+        "name": name,
+        "description": format!("the {name}"),
+        "parameters": parameters,
+        "strict": true,
     }})
 }
 
@@ -30,28 +34,29 @@ fn functions() -> Value {
     ])
 }
 
-/// A model of chance would write white space wherever JSON may have some: tab, line feed, carriage
-/// return, space.
+/// Returns a `logit_bias` against tab, line feed, carriage return and space. A random model would
+/// write white space wherever JSON allows it.
 fn no_white_space() -> Value {
     json!({"197": -100, "198": -100, "201": -100, "220": -100})
 }
 
-fn named(name: &str) -> Value {
+/// Returns a `tool_choice` that forces this function.
+fn named_choice(name: &str) -> Value {
     json!({"type": "function", "function": {"name": name}})
 }
 
-/// Requests with functions, whose prompts and tokens are those of `vllm serve`.
+/// Returns requests with functions, to compare with `vllm serve`.
 pub(crate) fn tool_requests() -> Vec<Value> {
     let settings = [
         json!({"tool_choice": "required", "parallel_tool_calls": false}),
         json!({"tool_choice": "required"}),
-        json!({"tool_choice": named("light")}),
-        // Strict functions: what looks like a call is held to one, in the middle of text.
+        json!({"tool_choice": named_choice("light")}),
+        // The functions are strict, so calls in the middle of text are constrained.
         json!({"tool_choice": "auto"}),
         json!({"tool_choice": "none"}),
     ];
     let with_tools = |settings: Value| {
-        let mut request = ask(json!("the quick brown fox jumps over the lazy dog"));
+        let mut request = short_request(json!("the quick brown fox jumps over the lazy dog"));
         request["max_tokens"] = json!(80);
         request["ignore_eos"] = json!(false);
         request["tools"] = functions();
@@ -64,15 +69,16 @@ pub(crate) fn tool_requests() -> Vec<Value> {
     settings.map(with_tools).to_vec()
 }
 
-/// An agent that is told what to call, calls it, and goes on with what came of it: whole, and
-/// streamed.
-pub(crate) async fn an_agent_calls_its_functions(server: &Server) {
+/// Checks a tool loop of three forced calls and their results, whole and streamed.
+pub(crate) async fn check_tool_loop(server: &Server) {
     let mut messages =
         vec![json!({"role": "user", "content": "the quick brown fox jumps over the lazy dog"})];
-    for (choice, name) in
-        [(json!("required"), None), (named("light"), Some("light")), (named("look"), Some("look"))]
-    {
-        let mut request = ask(json!(""));
+    for (choice, name) in [
+        (json!("required"), None),
+        (named_choice("light"), Some("light")),
+        (named_choice("look"), Some("look")),
+    ] {
+        let mut request = short_request(json!(""));
         request["messages"] = json!(messages);
         request["tools"] = functions();
         request["tool_choice"] = choice;
@@ -81,8 +87,8 @@ pub(crate) async fn an_agent_calls_its_functions(server: &Server) {
         request["ignore_eos"] = json!(false);
         request["logit_bias"] = no_white_space();
         let answer = server.chat(&request).await.ok();
-        let (message, finish) =
-            (&answer["choices"][0]["message"], &answer["choices"][0]["finish_reason"]);
+        let message = &answer["choices"][0]["message"];
+        let finish = &answer["choices"][0]["finish_reason"];
         let calls = message["tool_calls"].as_array().unwrap_or_else(|| panic!("{answer}"));
         let [call] = calls.as_slice() else { panic!("one call: {answer}") };
         let function = &call["function"];
@@ -107,7 +113,7 @@ pub(crate) async fn an_agent_calls_its_functions(server: &Server) {
         messages.push(json!({"role": "assistant", "content": null, "tool_calls": calls}));
         messages.push(json!({"role": "tool", "tool_call_id": call["id"], "content": "done"}));
     }
-    let mut request = ask(json!(""));
+    let mut request = short_request(json!(""));
     request["messages"] = json!(messages);
     request["tools"] = functions();
     request["tool_choice"] = json!("none");
@@ -119,32 +125,40 @@ pub(crate) async fn an_agent_calls_its_functions(server: &Server) {
     assert_eq!(answer["choices"][0]["message"].get("tool_calls"), None, "{answer}");
 }
 
-/// A forced call is the same by the other APIs, of which Anthropic's has no bias of tokens.
-pub(crate) async fn other_apis_call_alike(server: &Server) {
+/// Checks that a forced call is the same through the other APIs. Anthropic's has no logit bias.
+pub(crate) async fn check_forced_call_of_other_apis(server: &Server) {
     let text = "the quick brown fox jumps over the lazy dog";
-    let mut chat = ask(json!(text));
+    let mut chat = short_request(json!(text));
     chat["tools"] = functions();
-    chat["tool_choice"] = named("light");
+    chat["tool_choice"] = named_choice("light");
     chat["max_tokens"] = json!(100);
     chat["ignore_eos"] = json!(false);
-    let called = async |chat: &Value| {
+    let forced_call = async |chat: &Value| {
         let answer = server.chat(chat).await.ok();
         let choice = &answer["choices"][0];
         (choice["message"]["tool_calls"][0]["function"].clone(), choice["finish_reason"].clone())
     };
 
-    let (function, finish) = called(&chat).await;
-    let flat = |tool: &Value| {
+    let (function, finish) = forced_call(&chat).await;
+    let anthropic_tool = |tool: &Value| {
         let function = &tool["function"];
         json!({
-            "name": function["name"], "description": function["description"], "input_schema": function["parameters"],
+            "name": function["name"],
+            "description": function["description"],
+            "input_schema": function["parameters"],
             "strict": true,
         })
     };
-    let tools: Vec<Value> = functions().as_array().into_iter().flatten().map(flat).collect();
+    let tools: Vec<Value> =
+        functions().as_array().into_iter().flatten().map(anthropic_tool).collect();
     let messages = json!({
-        "model": "m", "max_tokens": 100, "temperature": 0, "tools": tools, "stream": true,
-        "tool_choice": {"type": "tool", "name": "light"}, "messages": [{"role": "user", "content": text}],
+        "model": "m",
+        "max_tokens": 100,
+        "temperature": 0,
+        "tools": tools,
+        "stream": true,
+        "tool_choice": {"type": "tool", "name": "light"},
+        "messages": [{"role": "user", "content": text}],
     });
     let answer = server.post("/v1/messages", &messages).await;
     let events = events(&answer.text);
@@ -162,16 +176,21 @@ pub(crate) async fn other_apis_call_alike(server: &Server) {
     assert!(events.iter().any(|event| event["delta"]["stop_reason"] == reason), "{}", answer.text);
 
     chat["logit_bias"] = no_white_space();
-    let (function, _) = called(&chat).await;
-    let flat = |tool: &Value| {
+    let (function, _) = forced_call(&chat).await;
+    let flat_tool = |tool: &Value| {
         let mut function = tool["function"].clone();
         function["type"] = json!("function");
         function
     };
-    let tools: Vec<Value> = functions().as_array().into_iter().flatten().map(flat).collect();
+    let tools: Vec<Value> = functions().as_array().into_iter().flatten().map(flat_tool).collect();
     let request = json!({
-        "model": "m", "max_output_tokens": 100, "temperature": 0, "tools": tools, "logit_bias": no_white_space(),
-        "tool_choice": {"type": "function", "name": "light"}, "input": text,
+        "model": "m",
+        "max_output_tokens": 100,
+        "temperature": 0,
+        "tools": tools,
+        "logit_bias": no_white_space(),
+        "tool_choice": {"type": "function", "name": "light"},
+        "input": text,
     });
     let answer = server.post("/v1/responses", &request).await.ok();
     let call = answer["output"]
@@ -190,27 +209,34 @@ pub(crate) async fn other_apis_call_alike(server: &Server) {
     );
 }
 
-/// A tool of the Responses API that is no function, and functions of which some alone may be
-/// called: the engine is held to them.
-pub(crate) async fn custom_and_allowed_tools_are_forced(server: &Server) {
+/// Checks that custom tools of the Responses API and `allowed_tools` constrain the engine.
+pub(crate) async fn check_custom_with_allowed_tools(server: &Server) {
     let text = "the quick brown fox jumps over the lazy dog";
     for is_stream in [false, true] {
-        // The engine is held to the tool's name and to an object with a text. A model of chance
-        // writes it until it is cut off, unless it likes quotation marks: then it is empty.
+        // The constraint is the tool's name and an object with a text. A random model would write
+        // the text until its token limit. The bias towards quotation marks makes it empty.
         let mut bias = no_white_space();
         bias["1"] = json!(100);
         let request = json!({
-            "model": "m", "max_output_tokens": 100, "temperature": 0, "input": text, "logit_bias": bias, "stream": is_stream,
-            "tools": [{"type": "custom", "name": "sql"}, {"type": "custom", "name": "sh", "description": "runs it"}],
-            "tool_choice": {"type": "custom", "name": "sh"}, "parallel_tool_calls": false,
+            "model": "m",
+            "max_output_tokens": 100,
+            "temperature": 0,
+            "input": text,
+            "logit_bias": bias,
+            "stream": is_stream,
+            "tools": [
+                {"type": "custom", "name": "sql"},
+                {"type": "custom", "name": "sh", "description": "runs it"},
+            ],
+            "tool_choice": {"type": "custom", "name": "sh"},
+            "parallel_tool_calls": false,
         });
         let answer = server.post("/v1/responses", &request).await;
-        let response = match is_stream {
-            false => answer.ok(),
-            true => events(&answer.text)
-                .pop()
-                .map(|event| event["response"].clone())
-                .expect("a response"),
+        let response = if is_stream {
+            let last = events(&answer.text).pop();
+            last.map(|event| event["response"].clone()).expect("a response")
+        } else {
+            answer.ok()
         };
         let items = response["output"].as_array().map(Vec::as_slice);
         let Some([call]) = items else { panic!("one call: {response}") };
@@ -228,9 +254,9 @@ pub(crate) async fn custom_and_allowed_tools_are_forced(server: &Server) {
 
     let mut prompts = Vec::new();
     for name in ["weather", "light", "look"] {
-        let mut request = ask(json!(text));
+        let mut request = short_request(json!(text));
         request["tools"] = functions();
-        let allowed = json!({"mode": "required", "tools": [named(name)]});
+        let allowed = json!({"mode": "required", "tools": [named_choice(name)]});
         request["tool_choice"] = json!({"type": "allowed_tools", "allowed_tools": allowed});
         request["parallel_tool_calls"] = json!(false);
         request["max_tokens"] = json!(120);
@@ -245,25 +271,26 @@ pub(crate) async fn custom_and_allowed_tools_are_forced(server: &Server) {
             (&json!(name), &json!("tool_calls")),
             "{answer}"
         );
-        let arguments = parsed(call["function"]["arguments"].as_str().expect("text"));
+        let arguments = parse_json(call["function"]["arguments"].as_str().expect("text"));
         assert!(is_allowed(&call["function"]["name"], &arguments), "{answer}");
         prompts.push(ids(&answer).1);
     }
     assert!(
         prompts[0].is_array() && prompts.iter().all(|prompt| *prompt == prompts[0]),
-        "all functions are in each"
+        "every prompt contains all functions"
     );
 }
 
-/// The events of a stream.
+/// Parses the data of all events of a stream.
 fn events(text: &str) -> Vec<Value> {
-    text.lines().filter_map(|line| line.strip_prefix("data: ")).map(parsed).collect()
+    text.lines().filter_map(|line| line.strip_prefix("data: ")).map(parse_json).collect()
 }
 
-fn parsed(text: &str) -> Value {
+fn parse_json(text: &str) -> Value {
     serde_json::from_str(text).expect("JSON")
 }
 
+/// Returns `true` if `arguments` fit the schema of the function `name`.
 fn is_allowed(name: &Value, arguments: &Value) -> bool {
     let functions = functions();
     let function =
@@ -275,17 +302,19 @@ fn is_allowed(name: &Value, arguments: &Value) -> bool {
     };
     let parameters = parameters.as_object().expect("an object");
     let arguments = arguments.as_object().expect("an object");
-    let is_one = |(key, value): (&String, &Value)| {
+    let is_valid = |(key, value): (&String, &Value)| {
         parameters.get(key).is_some_and(|schema| {
             schema["enum"].as_array().is_some_and(|values| values.contains(value))
         })
     };
-    arguments.len() == 1 && arguments.iter().all(is_one)
+    arguments.len() == 1 && arguments.iter().all(is_valid)
 }
 
-/// Name, arguments and reason of the end of the one call in a stream.
+/// Returns name, arguments and finish reason of the only call in a stream.
 fn streamed_call(chunks: &[Value]) -> (Value, Value, Value) {
-    let (mut name, mut arguments, mut finish) = (Value::Null, String::new(), Value::Null);
+    let mut name = Value::Null;
+    let mut arguments = String::new();
+    let mut finish = Value::Null;
     for choice in chunks.iter().filter_map(|chunk| chunk["choices"].get(0)) {
         if !choice["finish_reason"].is_null() {
             finish = choice["finish_reason"].clone();

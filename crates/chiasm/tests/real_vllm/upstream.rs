@@ -1,16 +1,16 @@
-//! Servers that somebody else runs: `vllm serve` in token mode.
+//! `vllm serve` as an upstream server, by tokens and by requests.
 
 use std::time::Duration;
 
 use chiasm::scenarios::STORM;
 use serde_json::{Value, json};
 
-use super::environment::{BLOCK_SIZE, Environment, Reference, STARTUP};
-use super::requests::{answers_are_those_of_vllm_serve, image, text};
+use super::environment::{BLOCK_SIZE, Environment, Reference, STARTUP_TIMEOUT};
+use super::requests::{assert_answers_match, image, text};
 use crate::support::{Server, scenario_run, wait_for};
 
-/// A frontend before these servers alone, which have such options.
-async fn before(
+/// Starts a frontend of these servers. `options` are appended to each `--upstream`.
+async fn serve(
     environment: &Environment,
     model: &str,
     servers: &[&Reference],
@@ -23,45 +23,41 @@ async fn before(
     }
     let args: Vec<&str> = args.iter().map(AsRef::as_ref).collect();
     let frontend = Server::start(&args);
-    frontend.wait_ready(servers.len() as u64, STARTUP).await;
+    frontend.wait_ready(servers.len() as u64, STARTUP_TIMEOUT).await;
     frontend
 }
 
-/// A server's answers through a frontend are its own, and its prompts are what was expected of it.
-/// The requests' own settings for their images can't be passed on, which is said.
-pub(crate) async fn a_server_answers_through_us_as_by_itself(
+/// Checks that a server's answers through a frontend equal its own, and that its prompts are as
+/// predicted. Requests with `mm_processor_kwargs` must be refused, as they can't be passed on.
+pub(crate) async fn check_server(
     environment: &Environment,
     model: &str,
     server: &Reference,
     requests: &[Value],
     answers: &[Value],
 ) {
-    let frontend = before(environment, model, &[server], "").await;
-    let is_own = |request: &Value| !request["mm_processor_kwargs"].is_null();
-    let plain = requests.iter().zip(answers).filter(|(request, _)| !is_own(request));
+    let frontend = serve(environment, model, &[server], "").await;
+    let has_kwargs = |request: &Value| !request["mm_processor_kwargs"].is_null();
+    let plain = requests.iter().zip(answers).filter(|(request, _)| !has_kwargs(request));
     let (plain, answers): (Vec<Value>, Vec<Value>) =
-        plain.map(|(one, other)| (one.clone(), other.clone())).unzip();
-    answers_are_those_of_vllm_serve(&frontend, &plain, &answers).await;
-    for request in requests.iter().filter(|request| is_own(request)) {
+        plain.map(|(request, answer)| (request.clone(), answer.clone())).unzip();
+    assert_answers_match(&frontend, &plain, &answers).await;
+    for request in requests.iter().filter(|request| has_kwargs(request)) {
         assert_eq!(frontend.chat(request).await.refused(400), "mm_processor_kwargs");
     }
     assert_eq!(frontend.metric("chiasm_distrusted_workers_total").await, 0.0, "{model}");
 
-    // Given requests as they come it answers with the same, if with other words around it.
-    let frontend = before(environment, model, &[server], ",mode=chat").await;
+    // In chat mode, requests are forwarded as they are. All must succeed, also with kwargs.
+    let frontend = serve(environment, model, &[server], ",mode=chat").await;
     for request in requests {
         frontend.chat(request).await.ok();
     }
-    assert_eq!(
-        frontend.metric("chiasm_distrusted_workers_total").await,
-        0.0,
-        "{model}, as they come"
-    );
+    assert_eq!(frontend.metric("chiasm_distrusted_workers_total").await, 0.0, "{model}, chat mode");
 }
 
-/// Two servers: what was predicted is what they find, and one that dies under a request is replaced
-/// by the other.
-pub(crate) async fn two_servers_are_predicted_exactly(
+/// Checks with two servers that predictions are exact, and that the second server replaces the
+/// first one when that is stopped.
+pub(crate) async fn check_two_servers(
     environment: &Environment,
     server: Reference,
     answers: &[String],
@@ -69,33 +65,37 @@ pub(crate) async fn two_servers_are_predicted_exactly(
     const MODEL: &str = "qwen2vl";
     let other = environment.reference(MODEL, &[]);
     other.wait_healthy().await;
-    let frontend = before(environment, MODEL, &[&server, &other], "").await;
+    let frontend = serve(environment, MODEL, &[&server, &other], "").await;
     assert_eq!(scenario_run::play_all(&frontend, "m", BLOCK_SIZE, 8).await, answers);
-    everything_is_as_expected(&frontend).await;
+    assert_predictions_exact(&frontend).await;
     {
-        let frontend = before(environment, MODEL, &[&server, &other], ",mode=chat").await;
+        let frontend = serve(environment, MODEL, &[&server, &other], ",mode=chat").await;
         let again = scenario_run::play_all_again("once more", &frontend, "m", BLOCK_SIZE, 8).await;
-        assert_eq!(again, answers, "requests as they come get the same");
-        everything_is_as_expected(&frontend).await;
+        assert_eq!(again, answers, "chat mode gives the same answers");
+        assert_predictions_exact(&frontend).await;
     }
 
+    let content = json!([image(STORM), text("the quick brown fox")]);
     let body = json!({
-        "model": "m", "messages": [{"role": "user", "content": [image(STORM), text("the quick brown fox")]}],
-        "max_tokens": 400, "ignore_eos": true, "temperature": 0,
+        "model": "m",
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": 400,
+        "ignore_eos": true,
+        "temperature": 0,
     });
-    let own = frontend.chat(&body).await.ok();
+    let first = frontend.chat(&body).await.ok();
     drop(server);
-    // Whoever was there before has all of it in its cache or none: either way it answers the same.
+    // The remaining server has cached the whole prompt or nothing. The answer is the same.
     for _ in 0..2 {
         let content = |answer: &Value| answer["choices"][0]["message"]["content"].clone();
-        assert_eq!(content(&frontend.chat(&body).await.ok()), content(&own));
+        assert_eq!(content(&frontend.chat(&body).await.ok()), content(&first));
     }
-    let gone = async || frontend.ready_workers().await == 1;
-    wait_for("the server to be let go", Duration::from_secs(20), gone).await;
+    let is_removed = async || frontend.ready_workers().await == 1;
+    wait_for("the removal of the server", Duration::from_secs(20), is_removed).await;
 }
 
-/// What is known of the servers is exact, and none has made another prompt than was expected.
-async fn everything_is_as_expected(frontend: &Server) {
+/// Asserts that knowledge of the servers' caches is exact and that all prompts were as predicted.
+async fn assert_predictions_exact(frontend: &Server) {
     let workers =
         frontend.client.get(format!("{}/workers", frontend.url)).send().await.expect("workers");
     let workers: Value = serde_json::from_str(&workers.text().await.expect("text")).expect("JSON");

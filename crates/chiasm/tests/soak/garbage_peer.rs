@@ -1,4 +1,4 @@
-//! Somebody who is no engine, where engines are waited for.
+//! A peer that is not an engine and sends garbage to the port where the frontend expects engines.
 
 use std::time::Duration;
 
@@ -7,34 +7,39 @@ use rand::{Rng, SeedableRng};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-/// What a peer of ZeroMQ says first: version 3.1, no security.
+/// A ZeroMQ greeting: version 3.1, mechanism NULL.
 const GREETING: [u8; 64] = {
     let mut greeting = [0; 64];
-    (greeting[0], greeting[9], greeting[10], greeting[11]) = (0xff, 0x7f, 3, 1);
-    (greeting[12], greeting[13], greeting[14], greeting[15]) = (b'N', b'U', b'L', b'L');
+    greeting[0] = 0xff;
+    greeting[9] = 0x7f;
+    greeting[10] = 3;
+    greeting[11] = 1;
+    greeting[12] = b'N';
+    greeting[13] = b'U';
+    greeting[14] = b'L';
+    greeting[15] = b'L';
     greeting
 };
-/// And then: that it is a DEALER, as engines are.
+/// The READY command of a DEALER socket, the type that engines use.
 const READY: &[u8] = b"\x04\x1c\x05READY\x0bSocket-Type\0\0\0\x06DEALER";
 
-/// The beginning of a frame of more bytes than there are.
-const HUGE: &[u8] = b"\x02\x10\0\0\0\0\0\0\0";
+/// The start of a frame whose length is larger than any memory.
+const HUGE_FRAME: &[u8] = b"\x02\x10\0\0\0\0\0\0\0";
 
-/// Talks nonsense for a while, after as much sense as chance wants.
-pub(crate) async fn visit(address: String, seed: u64) {
+/// Connects, sends a random part of a valid handshake, then garbage.
+pub(crate) async fn connect(address: String, seed: u64) {
     let mut random = SmallRng::seed_from_u64(seed);
-    // Nobody may be listening there at the moment.
+    // The port may have no listener at the moment.
     let Ok(mut stream) = TcpStream::connect(address).await else { return };
-    let sense = [&[][..], &GREETING[..], &[&GREETING[..], READY].concat()]
+    let handshake = [&[][..], &GREETING[..], &[&GREETING[..], READY].concat()]
         [random.random_range(0..3)]
     .to_vec();
-    let mut nonsense: Vec<u8> =
-        (0..random.random_range(1..5000)).map(|_| random.random()).collect();
+    let mut garbage: Vec<u8> = (0..random.random_range(1..5000)).map(|_| random.random()).collect();
     if random.random() {
-        nonsense.splice(..0, HUGE.iter().copied());
+        garbage.splice(..0, HUGE_FRAME.iter().copied());
     }
-    // Where the other side has had enough, the rest can't be written.
-    let _ = stream.write_all(&sense).await;
-    let _ = stream.write_all(&nonsense).await;
+    // The frontend may close the connection at any time.
+    let _ = stream.write_all(&handshake).await;
+    let _ = stream.write_all(&garbage).await;
     tokio::time::sleep(Duration::from_millis(random.random_range(0..3000))).await;
 }

@@ -1,4 +1,4 @@
-//! Clients who ask properly, and know what they have to be told.
+//! Well-behaved clients that know the correct answers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,18 +17,18 @@ use super::Counts;
 use crate::support::origin::Origin;
 use crate::support::{Server, client, demo_model};
 
-/// `--request-timeout` and what a busy machine adds: who waits longer is hanging.
+/// The deadline for a request: `--request-timeout` and a margin for a busy machine.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// What clients have been told.
+/// The results of all requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tally {
-    pub(crate) right: u64,
-    pub(crate) told: u64,
+    pub(crate) correct: u64,
+    pub(crate) errors: u64,
     pub(crate) longest: Duration,
 }
 
-/// A number of clients that ask until they are stopped.
+/// Clients that send requests until they are stopped.
 pub(crate) struct Load {
     clients: Vec<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
@@ -38,43 +38,46 @@ pub(crate) struct Load {
 
 impl Load {
     pub(crate) async fn start(url: &str, clients: u64, seed: u64) -> Self {
-        let (truth, origin) = (Arc::new(Truth::learn().await), Origin::start().await);
-        let (stop, counts) = (Arc::new(AtomicBool::new(false)), Arc::new(Counts::default()));
+        let expected = Arc::new(ExpectedAnswers::record().await);
+        let origin = Origin::start().await;
+        let stop = Arc::new(AtomicBool::new(false));
+        let counts = Arc::new(Counts::default());
         let clients = (0..clients).map(|number| {
-            let asking = Asking {
+            let client = Client {
                 url: url.to_owned(),
-                pictures: origin.url(),
-                truth: truth.clone(),
+                pictures_url: origin.url(),
+                expected: expected.clone(),
                 counts: counts.clone(),
                 random: SmallRng::seed_from_u64(seed ^ number),
             };
-            tokio::spawn(asking.go_on(stop.clone()))
+            tokio::spawn(client.run(stop.clone()))
         });
         Self { clients: clients.collect(), stop, counts, _origin: origin }
     }
 
-    /// Fails if a client has found something wrong.
+    /// Fails if a client got an unexpected answer.
     pub(crate) fn check(&self) {
         assert!(
             !self.clients.iter().any(JoinHandle::is_finished),
-            "a client found something wrong"
+            "a client got an unexpected answer"
         );
     }
 
     pub(crate) async fn stop(self) -> Tally {
         self.stop.store(true, Ordering::Relaxed);
         for client in self.clients {
-            client.await.expect("a client that found nothing wrong");
+            client.await.expect("only expected answers");
         }
         self.counts.tally()
     }
 }
 
-/// What an engine says of pictures that it saw rightly, in each's own words.
-struct Truth(HashMap<usize, String>);
+/// An engine's correct description of each picture, by the picture's index.
+struct ExpectedAnswers(HashMap<usize, String>);
 
-impl Truth {
-    async fn learn() -> Self {
+impl ExpectedAnswers {
+    /// Asks an undisturbed server about each picture.
+    async fn record() -> Self {
         let model = demo_model().display().to_string();
         let server = Server::start(&[
             &model,
@@ -86,51 +89,52 @@ impl Truth {
             "off",
         ]);
         server.wait_ready(1, DEADLINE).await;
-        let mut words = HashMap::new();
+        let mut descriptions = HashMap::new();
         for (index, picture) in PICTURES.iter().enumerate() {
             let url = format!("data:image/jpeg;base64,{}", STANDARD.encode(picture.jpeg));
-            let answer = server.chat(&about(&[url], 64, false)).await.ok();
+            let answer = server.chat(&request_body(&[url], 64, false)).await.ok();
             let text = answer["choices"][0]["message"]["content"].as_str().expect("text");
-            let seen = text.split(';').next().unwrap_or_default();
-            words.insert(index, seen.strip_prefix("1 image ").expect("one image").to_owned());
+            let first_part = text.split(';').next().unwrap_or_default();
+            let description = first_part.strip_prefix("1 image ").expect("one image");
+            descriptions.insert(index, description.to_owned());
         }
-        Self(words)
+        Self(descriptions)
     }
 
-    /// How the answer must begin.
-    fn of(&self, pictures: &[usize]) -> String {
-        match pictures {
-            [] => "no images;".to_owned(),
-            _ => {
-                let each: Vec<_> = pictures.iter().map(|index| self.0[index].as_str()).collect();
-                format!(
-                    "{} image{} {};",
-                    pictures.len(),
-                    if pictures.len() == 1 { "" } else { "s" },
-                    each.join(", ")
-                )
-            }
+    /// Returns the start of the correct answer to a request with these pictures.
+    fn prefix(&self, pictures: &[usize]) -> String {
+        if pictures.is_empty() {
+            return "no images;".to_owned();
         }
+        let descriptions: Vec<_> = pictures.iter().map(|index| self.0[index].as_str()).collect();
+        let plural = if pictures.len() == 1 { "" } else { "s" };
+        format!("{} image{plural} {};", pictures.len(), descriptions.join(", "))
     }
 }
 
-fn about(urls: &[String], tokens: u32, stream: bool) -> Value {
+fn request_body(urls: &[String], tokens: u32, stream: bool) -> Value {
     let part = |url: &String| json!({"type": "image_url", "image_url": {"url": url}});
     let content: Vec<Value> =
         urls.iter().map(part).chain([json!({"type": "text", "text": "what is it?"})]).collect();
-    json!({"model": "m", "max_tokens": tokens, "stream": stream, "messages": [{"role": "user", "content": content}]})
+    json!({
+        "model": "m",
+        "max_tokens": tokens,
+        "stream": stream,
+        "messages": [{"role": "user", "content": content}],
+    })
 }
 
-struct Asking {
+struct Client {
     url: String,
-    pictures: String,
-    truth: Arc<Truth>,
+    pictures_url: String,
+    expected: Arc<ExpectedAnswers>,
     counts: Arc<Counts>,
     random: SmallRng,
 }
 
-impl Asking {
-    async fn go_on(mut self, stop: Arc<AtomicBool>) {
+impl Client {
+    /// Sends requests until `stop` is set.
+    async fn run(mut self, stop: Arc<AtomicBool>) {
         let client = client();
         while !stop.load(Ordering::Relaxed) {
             let pictures: Vec<usize> = (0..self.random.random_range(0..=3))
@@ -138,21 +142,21 @@ impl Asking {
                 .collect();
             let url = |&index: &usize| match index % 2 {
                 0 => format!("data:image/jpeg;base64,{}", STANDARD.encode(PICTURES[index].jpeg)),
-                _ => format!("{}/{}", self.pictures, PICTURES[index].name),
+                _ => format!("{}/{}", self.pictures_url, PICTURES[index].name),
             };
             let urls: Vec<_> = pictures.iter().map(url).collect();
             let stream = self.random.random();
-            let mut body = about(&urls, 128, stream);
+            let mut body = request_body(&urls, 128, stream);
             body["cache_salt"] = self.random.random_range(0..50_u32).to_string().into();
-            let leaves = stream && self.random.random_ratio(1, 10);
-            self.ask(&client, &body, &self.truth.of(&pictures), leaves).await;
+            let disconnects = stream && self.random.random_ratio(1, 10);
+            self.send(&client, &body, &self.expected.prefix(&pictures), disconnects).await;
             tokio::time::sleep(Duration::from_millis(self.random.random_range(0..30))).await;
         }
     }
 
-    /// Asks once. Answers are right, or say that something is wrong, in time.
-    async fn ask(&self, client: &reqwest::Client, body: &Value, expected: &str, leaves: bool) {
-        let asked = Instant::now();
+    /// Sends one request. Asserts that the answer is correct or a valid error, and arrives in time.
+    async fn send(&self, client: &reqwest::Client, body: &Value, prefix: &str, disconnects: bool) {
+        let started = Instant::now();
         let request = client
             .post(format!("{}/v1/chat/completions", self.url))
             .header("content-type", "application/json");
@@ -160,26 +164,26 @@ impl Asking {
             let mut response =
                 request.body(body.to_string()).send().await.expect("the frontend lives");
             let status = response.status().as_u16();
-            if leaves {
+            if disconnects {
                 let _ = response.chunk().await;
                 return None;
             }
             Some((status, response.text().await.expect("an orderly end")))
         };
-        let answer = tokio::time::timeout(DEADLINE, answer).await.expect("nobody hangs");
-        self.counts.longest_ms.fetch_max(asked.elapsed().as_millis() as u64, Ordering::Relaxed);
+        let answer = tokio::time::timeout(DEADLINE, answer).await.expect("an answer in time");
+        self.counts.longest_ms.fetch_max(started.elapsed().as_millis() as u64, Ordering::Relaxed);
         let Some((status, text)) = answer else { return };
-        let is_right = match status {
-            200 if body["stream"] == true => is_right_stream(&text, expected),
+        let is_correct = match status {
+            200 if body["stream"] == true => is_correct_stream(&text, prefix),
             200 => {
                 let answer: Value = serde_json::from_str(&text).expect("JSON");
-                let said = answer["choices"][0]["message"]["content"].as_str().expect("text");
-                assert!(said.starts_with(expected), "'{said}' is not '{expected}'");
+                let content = answer["choices"][0]["message"]["content"].as_str().expect("text");
+                assert!(content.starts_with(prefix), "'{content}' is not '{prefix}'");
                 true
             }
             _ => {
-                // Engines die, hang and are busy; memory and slots are taken by others; the origin
-                // is as busy as all.
+                // Engines may be dead, hung or busy, memory and slots may be in use, and the origin
+                // may be slow.
                 assert!(matches!(status, 429 | 500 | 502 | 503 | 504), "{status}: {text}");
                 let error: Value = serde_json::from_str(&text).expect("an error in JSON");
                 assert!(
@@ -189,33 +193,33 @@ impl Asking {
                 false
             }
         };
-        if is_right { &self.counts.right } else { &self.counts.told }
+        if is_correct { &self.counts.correct } else { &self.counts.errors }
             .fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// True if it came to its end; else it must say what happened.
-fn is_right_stream(text: &str, expected: &str) -> bool {
+/// Returns `true` if the stream is complete. Asserts that an incomplete stream has an error event.
+fn is_correct_stream(text: &str, prefix: &str) -> bool {
     assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
     let events: Vec<Value> = text
         .split("\n\n")
         .filter_map(|event| serde_json::from_str(event.strip_prefix("data: ")?).ok())
         .collect();
-    let said: String = events
+    let content: String = events
         .iter()
         .filter_map(|event| event["choices"][0]["delta"]["content"].as_str())
         .collect();
     if events.iter().any(|event| event["choices"][0]["finish_reason"].is_string()) {
-        assert!(said.starts_with(expected), "'{said}' is not '{expected}'");
+        assert!(content.starts_with(prefix), "'{content}' is not '{prefix}'");
         return true;
     }
     assert!(
-        said.starts_with(expected) || expected.starts_with(&said),
-        "'{said}' is not of '{expected}'"
+        content.starts_with(prefix) || prefix.starts_with(&content),
+        "'{content}' is no part of '{prefix}'"
     );
     assert!(
         events.iter().any(|event| event["error"]["message"].is_string()),
-        "no word of the error: {text}"
+        "no error event: {text}"
     );
     false
 }

@@ -1,4 +1,4 @@
-//! The frontend and its engines, all processes that can be hurt.
+//! The frontend and the engines under test, and the faults injected into them.
 
 use std::fs::File;
 use std::io::Write;
@@ -12,9 +12,10 @@ use crate::support::{Process, Server, chiasm, demo_model, free_port, send_signal
 
 pub(crate) const ENGINES: usize = 3;
 
+/// The file that fills `/dev/shm`.
 const FILLER: &str = "/dev/shm/chiasm-soak";
 
-/// Small limits, so that they are met.
+/// Small limits, so that the load reaches them.
 const FLAGS: &[&str] = &[
     "--served-model-name",
     "m",
@@ -51,25 +52,26 @@ const FLAGS: &[&str] = &[
     "1",
 ];
 
-pub(crate) struct Stand {
+pub(crate) struct TestHarness {
     pub(crate) frontend: Server,
     model: String,
     addresses: Vec<String>,
     engines: Vec<Engine>,
-    /// Until when `/dev/shm` is full.
+    /// The time at which `/dev/shm` is emptied again.
     shm_full_until: Option<Instant>,
-    /// Until when the frontend may have no more descriptors, and what it may have then.
+    /// The time at which the descriptor limit is lifted, and the limit to restore.
     few_descriptors: Option<(Instant, Rlimit)>,
-    touched: Instant,
+    /// The time of the last fault that affects readiness, or of its end.
+    disturbed_at: Instant,
 }
 
 struct Engine {
     process: Process,
-    /// When it is to go on.
+    /// The time at which the engine is resumed.
     frozen_until: Option<Instant>,
 }
 
-impl Stand {
+impl TestHarness {
     pub(crate) async fn start() -> Self {
         let model = demo_model().display().to_string();
         let addresses: Vec<_> =
@@ -77,95 +79,108 @@ impl Stand {
         let attach = addresses.join(",");
         let frontend = Server::start(&[&[&model, "--attach", &attach], FLAGS].concat());
         let engines = addresses.iter().map(|address| engine(&model, address)).collect();
-        let (shm_full_until, few_descriptors) = (None, None);
-        let touched = Instant::now();
-        let stand =
-            Self { frontend, model, addresses, engines, shm_full_until, few_descriptors, touched };
-        stand.frontend.wait_ready(ENGINES as u64, Duration::from_secs(30)).await;
-        stand
+        let harness = Self {
+            frontend,
+            model,
+            addresses,
+            engines,
+            shm_full_until: None,
+            few_descriptors: None,
+            disturbed_at: Instant::now(),
+        };
+        harness.frontend.wait_ready(ENGINES as u64, Duration::from_secs(30)).await;
+        harness
     }
 
     pub(crate) fn address(&self) -> String {
         self.frontend.url.trim_start_matches("http://").to_owned()
     }
 
-    /// Kills an engine and starts another one in its place.
+    /// Kills an engine and starts a replacement at the same address.
     pub(crate) fn kill_engine(&mut self, index: usize) {
-        // The old one is killed as it is replaced.
+        // Dropping the old engine kills its process.
         self.engines[index] = engine(&self.model, &self.addresses[index]);
-        self.touched = Instant::now();
+        self.disturbed_at = Instant::now();
     }
 
+    /// Stops an engine's process for `time`.
     pub(crate) fn freeze_engine(&mut self, index: usize, time: Duration) {
         let engine = &mut self.engines[index];
         send_signal(engine.process.0.id(), "STOP");
         engine.frozen_until = Some(Instant::now() + time);
-        self.touched = Instant::now();
+        self.disturbed_at = Instant::now();
     }
 
-    /// Where the frontend waits for an engine.
+    /// Returns the address at which the frontend waits for an engine.
     pub(crate) fn engine_address(&self, index: usize) -> String {
         self.addresses[index].trim_start_matches("tcp://").to_owned()
     }
 
-    /// Leaves no room in `/dev/shm` for this long.
+    /// Fills `/dev/shm` for `time`.
     pub(crate) fn fill_shm(&mut self, time: Duration) {
         let mut filler =
             File::options().append(true).create(true).open(FILLER).expect("a file in /dev/shm");
-        let piece = vec![1; 1 << 20];
-        while filler.write_all(&piece).is_ok() {}
+        let chunk = vec![1; 1 << 20];
+        while filler.write_all(&chunk).is_ok() {}
         self.shm_full_until = Some(Instant::now() + time);
     }
 
-    /// Lets the frontend open so many descriptors more and no others for this long, unless it is so
-    /// already.
+    /// Limits the frontend to `more` additional descriptors for `time`. Does nothing if a limit is
+    /// active already.
     pub(crate) fn limit_descriptors(&mut self, more: u64, time: Duration) {
         if self.few_descriptors.is_some() {
             return;
         }
         let current = Some(self.descriptors() as u64 + more);
-        let few = Rlimit { current, ..getrlimit(Resource::Nofile) };
-        let usual =
-            prlimit(Some(self.frontend_pid()), Resource::Nofile, few).expect("its limit is set");
-        self.few_descriptors = Some((Instant::now() + time, usual));
+        let limit = Rlimit { current, ..getrlimit(Resource::Nofile) };
+        let previous = self.set_descriptor_limit(limit);
+        self.few_descriptors = Some((Instant::now() + time, previous));
+    }
+
+    /// Sets the frontend's descriptor limit and returns the previous one.
+    fn set_descriptor_limit(&self, limit: Rlimit) -> Rlimit {
+        prlimit(Some(self.frontend_pid()), Resource::Nofile, limit).expect("the limit is set")
     }
 
     fn frontend_pid(&self) -> Pid {
         Pid::from_raw(self.frontend.pid().cast_signed()).expect("a process")
     }
 
-    /// Nobody reads the log for this long.
+    /// Stops reading the frontend's log for `time`.
     pub(crate) fn stall_log(&self, time: Duration) {
         self.frontend.stall_log(time);
     }
 
-    /// Lets engines go on whose time has come. An engine that ended by itself has found something
-    /// wrong.
-    pub(crate) fn tend(&mut self) {
+    /// Reverts the faults whose time is over.
+    ///
+    /// # Panics
+    /// If an engine has exited by itself, which it does when it receives wrong data.
+    pub(crate) fn revert_expired_faults(&mut self) {
         let now = Instant::now();
         for engine in &mut self.engines {
-            let ended = engine.process.0.try_wait().expect("it can be asked");
-            assert!(ended.is_none(), "an engine that nobody killed has ended: {ended:?}");
+            let status = engine.process.0.try_wait().expect("a status");
+            assert!(status.is_none(), "an engine has exited by itself: {status:?}");
             if engine.frozen_until.take_if(|until| *until <= now).is_some() {
                 send_signal(engine.process.0.id(), "CONT");
-                self.touched = now;
+                self.disturbed_at = now;
             }
         }
         if self.shm_full_until.take_if(|until| *until <= now).is_some() {
-            std::fs::remove_file(FILLER).expect("the filler goes");
+            std::fs::remove_file(FILLER).expect("the filler is removed");
         }
-        if let Some((_, usual)) = self.few_descriptors.take_if(|(until, _)| *until <= now) {
-            prlimit(Some(self.frontend_pid()), Resource::Nofile, usual).expect("its limit is set");
-            self.touched = now;
+        if let Some((_, previous)) = self.few_descriptors.take_if(|(until, _)| *until <= now) {
+            self.set_descriptor_limit(previous);
+            self.disturbed_at = now;
         }
     }
 
-    pub(crate) fn calm_down(&mut self) {
+    /// Reverts all faults at once.
+    pub(crate) fn revert_all_faults(&mut self) {
         if self.shm_full_until.take().is_some() {
-            std::fs::remove_file(FILLER).expect("the filler goes");
+            std::fs::remove_file(FILLER).expect("the filler is removed");
         }
-        if let Some((_, usual)) = self.few_descriptors.take() {
-            prlimit(Some(self.frontend_pid()), Resource::Nofile, usual).expect("its limit is set");
+        if let Some((_, previous)) = self.few_descriptors.take() {
+            self.set_descriptor_limit(previous);
         }
         for engine in &mut self.engines {
             if engine.frozen_until.take().is_some() {
@@ -174,14 +189,14 @@ impl Stand {
         }
     }
 
-    /// Time since an engine was last killed, frozen or thawed, or descriptors were few; none while
-    /// one is frozen or they are.
-    pub(crate) fn untouched_for(&self) -> Duration {
+    /// Returns the time since the last fault that affects readiness ended. Zero while an engine is
+    /// frozen or descriptors are limited.
+    pub(crate) fn undisturbed_for(&self) -> Duration {
         let is_frozen = self.engines.iter().any(|engine| engine.frozen_until.is_some());
         if is_frozen || self.few_descriptors.is_some() {
             Duration::ZERO
         } else {
-            self.touched.elapsed()
+            self.disturbed_at.elapsed()
         }
     }
 
@@ -189,25 +204,27 @@ impl Stand {
         self.frontend.ready_workers().await
     }
 
-    /// Bytes of the frontend that are resident and its own.
+    /// Returns the bytes of the frontend's resident memory, without shared memory.
     pub(crate) fn resident(&self) -> u64 {
         self.frontend.resident()
     }
 
     fn descriptors(&self) -> usize {
-        std::fs::read_dir(format!("/proc/{}/fd", self.frontend.pid())).expect("it lives").count()
+        std::fs::read_dir(format!("/proc/{}/fd", self.frontend.pid()))
+            .expect("the frontend lives")
+            .count()
     }
 
-    /// The end: connections are closed, and what is shared is gone with the frontend.
-    pub(crate) async fn has_given_everything_back(self) {
-        // Sockets of three engines and their events, of the listener and of who asks here, and what
-        // the runtime has open.
+    /// Asserts that connections are closed and that the frontend's shared memory is removed.
+    pub(crate) async fn assert_resources_released(self) {
+        // What remains: sockets of three engines and their events, the listener, this test's own
+        // connections, and descriptors of the runtime.
         wait_for("connections to be closed", Duration::from_secs(20), async || {
             self.descriptors() < 120
         })
         .await;
         let pid = self.frontend.pid();
-        assert!(self.frontend.terminate(Duration::from_secs(40)).await, "an orderly end");
+        assert!(self.frontend.terminate(Duration::from_secs(40)).await, "an orderly shutdown");
         let names = std::fs::read_dir("/dev/shm").expect("/dev/shm").flatten();
         let left = names.filter(|entry| {
             entry.file_name().to_string_lossy().starts_with(&format!("chiasm.{pid}."))

@@ -1,12 +1,12 @@
-//! Beginnings of streams: until there is content a request can move, whatever its server has sent.
+//! Starts of streams: a request can move until there is content, whatever its server has sent.
 
 use serde_json::{Value, json};
 
-use super::before;
-use super::ends::{CHAT, MESSAGES, RESPONSES, asked, event, whole};
-use super::scripted::{Script, Scripted, Then};
+use super::ends::{CHAT, MESSAGES, RESPONSES, event, stream_body, whole_stream};
+use super::scripted::{Ending, Script, ScriptedServer};
+use super::serve;
 
-/// The events that a server sends before it has a token.
+/// Returns the events that a server sends before its first token.
 fn prelude(path: &str) -> String {
     match path {
         RESPONSES => {
@@ -22,7 +22,7 @@ fn prelude(path: &str) -> String {
     }
 }
 
-/// The error of a server whose engine has died.
+/// Returns the error event of a server whose engine has died.
 fn failure(path: &str) -> String {
     let error =
         json!({"type": "server_error", "code": "server_error", "message": "the engine has died"});
@@ -32,51 +32,60 @@ fn failure(path: &str) -> String {
     }
 }
 
-/// Checks that requests move from a server with this script to one that is well, whose answers
-/// arrive.
-async fn all_move(script: impl Fn(&str) -> Script + Send + Sync + 'static) {
-    let bad = Scripted::start(script).await;
-    let well = Scripted::start(|path| Script::stream(vec![whole(path)], Then::Ends)).await;
-    let frontend = before(&[&bad.url, &well.url], &[]).await;
+/// Checks that requests move from a server with this script to a healthy one.
+async fn check_requests_move(script: impl Fn(&str) -> Script + Send + Sync + 'static) {
+    let bad = ScriptedServer::start(script).await;
+    let healthy =
+        ScriptedServer::start(|path| Script::stream(vec![whole_stream(path)], Ending::Complete))
+            .await;
+    let frontend = serve(&[&bad.url, &healthy.url], &[]).await;
     for path in [CHAT, RESPONSES, MESSAGES] {
         for _ in 0..2 {
-            let answer = frontend.post(path, &asked(path)).await;
-            assert_eq!((answer.status, answer.text), (200, whole(path)), "{path}");
+            let answer = frontend.post(path, &stream_body(path)).await;
+            assert_eq!((answer.status, answer.text), (200, whole_stream(path)), "{path}");
         }
     }
-    assert!(bad.given() > 0, "it was tried");
-    assert_eq!(frontend.metric("chiasm_retries_total{cause=\"lost\"}").await, bad.given() as f64);
+    assert!(bad.request_count() > 0, "the bad server got requests");
+    assert_eq!(
+        frontend.metric("chiasm_retries_total{cause=\"lost\"}").await,
+        bad.request_count() as f64
+    );
 }
 
 #[tokio::test]
 async fn stream_without_content_moves_when_its_server_is_lost() {
-    all_move(|_| Script::stream(Vec::new(), Then::Breaks)).await;
-    all_move(|path| Script::stream(vec![prelude(path)], Then::Breaks)).await;
-    all_move(|path| Script::stream(vec![prelude(path)], Then::Ends)).await;
+    check_requests_move(|_| Script::stream(Vec::new(), Ending::Reset)).await;
+    check_requests_move(|path| Script::stream(vec![prelude(path)], Ending::Reset)).await;
+    check_requests_move(|path| Script::stream(vec![prelude(path)], Ending::Complete)).await;
 }
 
 #[tokio::test]
 async fn stream_without_content_moves_when_its_server_fails() {
-    all_move(|path| Script::stream(vec![prelude(path), failure(path)], Then::Ends)).await;
+    check_requests_move(|path| {
+        Script::stream(vec![prelude(path), failure(path)], Ending::Complete)
+    })
+    .await;
 }
 
 #[tokio::test]
-async fn answer_in_one_piece_moves_when_half_of_it_came() {
-    let bad = Scripted::start(|_| Script::json("{\"model\":", Then::Breaks)).await;
-    let well = Scripted::start(|_| Script::json("{\"model\":\"m\"}", Then::Ends)).await;
-    let frontend = before(&[&bad.url, &well.url], &[]).await;
+async fn truncated_json_answer_moves_to_another_server() {
+    let bad = ScriptedServer::start(|_| Script::json("{\"model\":", Ending::Reset)).await;
+    let healthy =
+        ScriptedServer::start(|_| Script::json("{\"model\":\"m\"}", Ending::Complete)).await;
+    let frontend = serve(&[&bad.url, &healthy.url], &[]).await;
     let body: Value = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
     for _ in 0..2 {
         assert_eq!(frontend.chat(&body).await.ok()["model"], "m");
     }
-    assert!(bad.given() > 0, "it was tried");
+    assert!(bad.request_count() > 0, "the bad server got requests");
 }
 
 #[tokio::test]
 async fn stream_without_content_in_time_is_a_504() {
-    let server = Scripted::start(|path| Script::stream(vec![prelude(path)], Then::HangsOn)).await;
-    let frontend = before(&[&server.url], &["--first-token-timeout", "1"]).await;
+    let server =
+        ScriptedServer::start(|path| Script::stream(vec![prelude(path)], Ending::Hang)).await;
+    let frontend = serve(&[&server.url], &["--first-token-timeout", "1"]).await;
     for path in [CHAT, RESPONSES, MESSAGES] {
-        assert_eq!(frontend.post(path, &asked(path)).await.status, 504, "{path}");
+        assert_eq!(frontend.post(path, &stream_body(path)).await.status, 504, "{path}");
     }
 }

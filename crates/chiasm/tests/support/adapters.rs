@@ -1,4 +1,4 @@
-//! LoRA adapters of simulated engines, which say who has answered.
+//! LoRA adapters for simulated engines, whose answers name the adapter that they used.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::Answer;
 
-/// An adapter's folder, which simulated engines look at as real ones do: its rank counts.
+/// Creates an adapter's folder. Simulated engines read its rank, as real engines do.
 pub fn adapter(parent: &Path, name: &str, rank: u64) -> PathBuf {
     let folder = parent.join(name);
     std::fs::create_dir_all(&folder).expect("a folder");
@@ -16,13 +16,13 @@ pub fn adapter(parent: &Path, name: &str, rank: u64) -> PathBuf {
     folder
 }
 
-/// A prompt of some blocks.
+/// Returns a chat request whose prompt fills several blocks.
 pub fn body(model: &str) -> Value {
     let text = "the quick brown fox jumps over the lazy dog ".repeat(20);
     json!({"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 64})
 }
 
-/// What has answered, by the name that the engine knows it by.
+/// Returns the engine's name for the adapter that answered; `None` for the base model.
 #[track_caller]
 pub fn answered_by(answer: &Answer) -> Option<String> {
     let body = answer.ok();
@@ -30,7 +30,7 @@ pub fn answered_by(answer: &Answer) -> Option<String> {
     text.split_once("; by ").map(|(_, name)| name.trim().to_owned())
 }
 
-/// Blocks that were predicted, and tokens that the engine found.
+/// Returns the number of blocks predicted by the router, and of tokens cached in the engine.
 pub fn overlap(answer: &Answer) -> (u64, u64) {
     let predicted = answer.header("x-chiasm-overlap");
     let predicted =

@@ -1,13 +1,13 @@
-//! The grammars of the three streaming APIs. Parsing a stream panics where it breaks its grammar;
-//! whole answers are parsed to the same type, so that the two can be compared.
+//! Parsers for the event streams of the three APIs. They panic where a stream breaks its grammar.
 //!
-//! `chiasm-server` has this file in its unit tests, too.
+//! Whole answers are parsed to the same type as streams, so that tests can compare the two.
+//! `chiasm-api` includes this file in its unit tests, too.
 #![allow(clippy::panic, clippy::expect_used, reason = "a test fails by panicking")]
 #![allow(unreachable_pub, reason = "two crates have it as a part of their tests")]
 
 use serde_json::{Map, Value};
 
-/// A piece of an answer, in the order of the model's text.
+/// A piece of an answer; pieces are in the order of the model's text.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Piece {
     Reasoning(String),
@@ -15,24 +15,24 @@ pub enum Piece {
     Call(Call),
 }
 
-/// A call. Its id is left out: it is random.
+/// A tool call without its id, which is random.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Call {
     pub name: String,
     pub arguments: String,
-    /// A Responses item's status; empty in the other APIs.
+    /// The status of a Responses item; empty in the other APIs.
     pub status: String,
 }
 
-/// An answer of one choice.
+/// One choice of an answer.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Said {
+pub struct ParsedAnswer {
     pub pieces: Vec<Piece>,
-    /// `finish_reason`, `stop_reason` or the response's `status`; `None` behind an error.
+    /// `finish_reason`, `stop_reason` or the response's `status`; `None` after an error.
     pub end: Option<String>,
 }
 
-impl Said {
+impl ParsedAnswer {
     fn reasoning(&mut self, more: &str) {
         match self.pieces.last_mut() {
             Some(Piece::Reasoning(text)) => text.push_str(more),
@@ -51,7 +51,7 @@ impl Said {
         self.pieces.iter().filter(|piece| matches!(piece, Piece::Call(_))).count()
     }
 
-    /// The last call, which alone may grow.
+    /// Returns the last call, the only one that may still grow.
     fn last_call(&mut self) -> Option<&mut Call> {
         self.pieces.iter_mut().rev().find_map(|piece| match piece {
             Piece::Call(call) => Some(call),
@@ -59,7 +59,7 @@ impl Said {
         })
     }
 
-    /// Returns the pieces as a whole chat message has them: reasoning, then text, then calls.
+    /// Groups the pieces as a whole chat message does: reasoning, then text, then calls.
     pub fn unordered(&self) -> Self {
         let mut reasoning = String::new();
         let mut text = String::new();
@@ -84,7 +84,7 @@ fn string(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// The data of each event, whose name must be its `type`.
+/// Parses the data of each event and checks that the event's name equals its `type`.
 fn named_events(stream: &str) -> Vec<Value> {
     let event = |event: &str| {
         let (name, data) = event
@@ -101,19 +101,19 @@ fn named_events(stream: &str) -> Vec<Value> {
 }
 
 /// Parses a stream of chat chunks or completions. Returns its choices by index.
-pub fn chat(stream: &str) -> Vec<Said> {
+pub fn chat(stream: &str) -> Vec<ParsedAnswer> {
     assert!(stream.ends_with("\n\n"), "a stream ends with a whole event");
-    let mut choices: Vec<Said> = Vec::new();
+    let mut choices: Vec<ParsedAnswer> = Vec::new();
     let mut has_failed = false;
     let mut is_done = false;
     for event in stream.split_terminator("\n\n") {
         let data = event.strip_prefix("data: ").unwrap_or_else(|| panic!("no data: {event}"));
-        assert!(!is_done, "behind [DONE]: {data}");
+        assert!(!is_done, "after [DONE]: {data}");
         if data == "[DONE]" {
             is_done = true;
             continue;
         }
-        assert!(!has_failed, "behind an error: {data}");
+        assert!(!has_failed, "after an error: {data}");
         let chunk: Value =
             serde_json::from_str(data).unwrap_or_else(|error| panic!("{error}: {data}"));
         if chunk.get("error").is_some() {
@@ -122,7 +122,7 @@ pub fn chat(stream: &str) -> Vec<Said> {
         }
         for choice in chunk["choices"].as_array().unwrap_or_else(|| panic!("no choices: {chunk}")) {
             let index = choice["index"].as_u64().map_or(0, |index| index as usize);
-            choices.resize(choices.len().max(index + 1), Said::default());
+            choices.resize(choices.len().max(index + 1), ParsedAnswer::default());
             chat_choice(&mut choices[index], choice);
         }
     }
@@ -133,84 +133,87 @@ pub fn chat(stream: &str) -> Vec<Said> {
     choices
 }
 
-fn chat_choice(said: &mut Said, choice: &Value) {
+fn chat_choice(parsed: &mut ParsedAnswer, choice: &Value) {
     let delta = &choice["delta"];
     let reasoning =
         delta["reasoning"].as_str().or(delta["reasoning_content"].as_str()).unwrap_or_default();
     let text = delta["content"].as_str().or(choice["text"].as_str()).unwrap_or_default();
     let calls = delta["tool_calls"].as_array().map_or(&[][..], Vec::as_slice);
-    if said.end.is_some() {
+    if parsed.end.is_some() {
         let is_empty = reasoning.is_empty() && text.is_empty() && calls.is_empty();
-        assert!(is_empty && choice["finish_reason"].is_null(), "behind the end: {choice}");
+        assert!(is_empty && choice["finish_reason"].is_null(), "after the end: {choice}");
     }
     if !reasoning.is_empty() {
-        said.reasoning(reasoning);
+        parsed.reasoning(reasoning);
     }
     if !text.is_empty() {
-        said.text(text);
+        parsed.text(text);
     }
     for piece in calls {
         let index = piece["index"].as_u64().unwrap_or_else(|| panic!("no index: {piece}")) as usize;
         let arguments = piece["function"]["arguments"].as_str().unwrap_or_default();
-        let begun = said.calls();
-        if index == begun {
+        let started = parsed.calls();
+        if index == started {
             let is_named = piece["id"].as_str().is_some_and(|id| !id.is_empty())
                 && piece["type"] == "function";
             let name = string(&piece["function"]["name"]);
             assert!(is_named && !name.is_empty(), "a call begins with id, type and name: {piece}");
-            said.pieces.push(Piece::Call(Call {
+            parsed.pieces.push(Piece::Call(Call {
                 name,
                 arguments: arguments.to_owned(),
                 status: String::new(),
             }));
             continue;
         }
-        assert_eq!(index + 1, begun, "only the last call goes on: {piece}");
+        assert_eq!(index + 1, started, "only the last call may continue: {piece}");
         assert!(
             piece.get("id").is_none() && piece["function"].get("name").is_none(),
-            "a second beginning: {piece}"
+            "id or name repeated: {piece}"
         );
-        said.last_call().expect("a call").arguments.push_str(arguments);
+        parsed.last_call().expect("a call").arguments.push_str(arguments);
     }
     if let Some(reason) = choice["finish_reason"].as_str() {
-        said.end = Some(reason.to_owned());
+        parsed.end = Some(reason.to_owned());
     }
 }
 
 /// Parses a whole chat answer. Returns its first choice.
-pub fn whole_chat(answer: &Value) -> Said {
+pub fn whole_chat(answer: &Value) -> ParsedAnswer {
     let choice = &answer["choices"][0];
     let message = &choice["message"];
-    let mut said =
-        Said { pieces: Vec::new(), end: choice["finish_reason"].as_str().map(str::to_owned) };
+    let mut parsed = ParsedAnswer {
+        pieces: Vec::new(),
+        end: choice["finish_reason"].as_str().map(str::to_owned),
+    };
     let reasoning = string(&message["reasoning"]);
     let text = string(&message["content"]);
     if !reasoning.is_empty() {
-        said.reasoning(&reasoning);
+        parsed.reasoning(&reasoning);
     }
     if !text.is_empty() {
-        said.text(&text);
+        parsed.text(&text);
     }
     for call in message["tool_calls"].as_array().into_iter().flatten() {
         assert!(call["id"].is_string() && call["type"] == "function", "{call}");
-        let (name, arguments) =
-            (string(&call["function"]["name"]), string(&call["function"]["arguments"]));
-        said.pieces.push(Piece::Call(Call { name, arguments, status: String::new() }));
+        let name = string(&call["function"]["name"]);
+        let arguments = string(&call["function"]["arguments"]);
+        parsed.pieces.push(Piece::Call(Call { name, arguments, status: String::new() }));
     }
-    said
+    parsed
 }
 
 /// Parses a stream of the Messages API.
-pub fn messages(stream: &str) -> Said {
-    let mut said = Said::default();
+pub fn messages(stream: &str) -> ParsedAnswer {
+    let mut parsed = ParsedAnswer::default();
     let mut blocks = 0;
-    // The type of the block that is open, and of its last delta.
+    // The type of the open block.
     let mut open: Option<String> = None;
+    // The type of the open block's last delta.
     let mut last_delta = String::new();
     let mut is_over = false;
     let events = named_events(stream);
     for (number, event) in events.iter().enumerate() {
-        assert!(!is_over, "behind the end: {event}");
+        assert!(!is_over, "after the end: {event}");
         let kind = event["type"].as_str().unwrap_or_default();
         assert_eq!(number == 0, kind == "message_start", "{event}");
         let index = event["index"].as_u64();
@@ -219,20 +222,20 @@ pub fn messages(stream: &str) -> Said {
             "ping" => {}
             "content_block_start" => {
                 assert!(
-                    open.is_none() && said.end.is_none(),
-                    "a block within another, or behind the end: {event}"
+                    open.is_none() && parsed.end.is_none(),
+                    "a block inside another block, or after the end: {event}"
                 );
                 assert_eq!(index, Some(blocks), "{event}");
                 let block = &event["content_block"];
                 match block["type"].as_str().unwrap_or_default() {
-                    "thinking" => said.pieces.push(Piece::Reasoning(string(&block["thinking"]))),
-                    "text" => said.pieces.push(Piece::Text(string(&block["text"]))),
+                    "thinking" => parsed.pieces.push(Piece::Reasoning(string(&block["thinking"]))),
+                    "text" => parsed.pieces.push(Piece::Text(string(&block["text"]))),
                     "tool_use" => {
                         assert!(block["id"].as_str().is_some_and(|id| !id.is_empty()), "{event}");
                         assert_eq!(block["input"], Value::Object(Map::new()), "{event}");
                         let name = string(&block["name"]);
                         assert!(!name.is_empty(), "{event}");
-                        said.pieces.push(Piece::Call(Call {
+                        parsed.pieces.push(Piece::Call(Call {
                             name,
                             arguments: String::new(),
                             status: String::new(),
@@ -247,7 +250,7 @@ pub fn messages(stream: &str) -> Said {
                 assert_eq!(index, Some(blocks), "{event}");
                 let delta = &event["delta"];
                 last_delta = string(&delta["type"]);
-                match (open.as_deref(), last_delta.as_str(), said.pieces.last_mut()) {
+                match (open.as_deref(), last_delta.as_str(), parsed.pieces.last_mut()) {
                     (Some("text"), "text_delta", Some(Piece::Text(text))) => {
                         text.push_str(&string(&delta["text"]))
                     }
@@ -258,7 +261,7 @@ pub fn messages(stream: &str) -> Said {
                     (Some("tool_use"), "input_json_delta", Some(Piece::Call(call))) => {
                         call.arguments.push_str(&string(&delta["partial_json"]));
                     }
-                    (open, ..) => panic!("within {open:?}: {event}"),
+                    (open, ..) => panic!("inside {open:?}: {event}"),
                 }
             }
             "content_block_stop" => {
@@ -271,36 +274,37 @@ pub fn messages(stream: &str) -> Said {
                 blocks += 1;
             }
             "message_delta" => {
-                assert!(open.is_none() && said.end.is_none() && blocks > 0, "{event}");
-                said.end = Some(string(&event["delta"]["stop_reason"]));
+                assert!(open.is_none() && parsed.end.is_none() && blocks > 0, "{event}");
+                parsed.end = Some(string(&event["delta"]["stop_reason"]));
             }
             "message_stop" => {
-                assert!(said.end.is_some(), "no message_delta before {event}");
+                assert!(parsed.end.is_some(), "no message_delta before {event}");
                 is_over = true;
             }
             "error" => {
-                said.end = None;
+                parsed.end = None;
                 is_over = true;
             }
-            _ => panic!("an event {event}"),
+            _ => panic!("unknown event: {event}"),
         }
     }
     assert!(is_over, "no end: {:?}", events.last());
-    said.pieces.retain(|piece| !matches!(piece, Piece::Text(text) if text.is_empty()));
-    for call in said.pieces.iter_mut().filter_map(|piece| match piece {
+    parsed.pieces.retain(|piece| !matches!(piece, Piece::Text(text) if text.is_empty()));
+    for call in parsed.pieces.iter_mut().filter_map(|piece| match piece {
         Piece::Call(call) => Some(call),
         _ => None,
     }) {
         call.arguments = as_object(&call.arguments);
     }
-    said
+    parsed
 }
 
 /// Parses a whole message.
-pub fn whole_message(message: &Value) -> Said {
-    let mut said = Said { pieces: Vec::new(), end: Some(string(&message["stop_reason"])) };
+pub fn whole_message(message: &Value) -> ParsedAnswer {
+    let mut parsed =
+        ParsedAnswer { pieces: Vec::new(), end: Some(string(&message["stop_reason"])) };
     for block in message["content"].as_array().expect("blocks") {
-        said.pieces.push(match block["type"].as_str().unwrap_or_default() {
+        parsed.pieces.push(match block["type"].as_str().unwrap_or_default() {
             "thinking" => Piece::Reasoning(string(&block["thinking"])),
             "text" => Piece::Text(string(&block["text"])),
             "tool_use" => Piece::Call(Call {
@@ -311,23 +315,23 @@ pub fn whole_message(message: &Value) -> Said {
             other => panic!("a block of type {other}"),
         });
     }
-    said.pieces.retain(|piece| !matches!(piece, Piece::Text(text) if text.is_empty()));
-    said
+    parsed.pieces.retain(|piece| !matches!(piece, Piece::Text(text) if text.is_empty()));
+    parsed
 }
 
-/// Arguments as the input of a whole message has them: an object, which is empty where they are
-/// none.
+/// Formats streamed arguments like the `input` of a whole message: an object, `{}` if there are no
+/// arguments.
 fn as_object(arguments: &str) -> String {
     Value::Object(serde_json::from_str(arguments).unwrap_or_default()).to_string()
 }
 
 /// Parses a stream of the Responses API.
-pub fn responses(stream: &str) -> Said {
+pub fn responses(stream: &str) -> ParsedAnswer {
     let events = named_events(stream);
     let mut items = ResponseItems::default();
     let mut end: Option<&Value> = None;
     for (number, event) in events.iter().enumerate() {
-        assert!(end.is_none(), "behind the end: {event}");
+        assert!(end.is_none(), "after the end: {event}");
         assert_eq!(event["sequence_number"].as_u64(), Some(number as u64), "{event}");
         let kind = event["type"].as_str().unwrap_or_default().trim_start_matches("response.");
         assert_eq!(number == 0, kind == "created", "{event}");
@@ -340,35 +344,37 @@ pub fn responses(stream: &str) -> Said {
                 assert_eq!(event["response"]["status"], kind, "{event}");
                 end = Some(event);
             }
-            _ => items.take(kind, event),
+            _ => items.apply(kind, event),
         }
     }
     let end = end.unwrap_or_else(|| panic!("no end: {:?}", events.last()));
     let output = end["response"]["output"].as_array().expect("an output");
-    let said = whole_response(&end["response"]);
-    assert_eq!(items.said.pieces.len(), output.len(), "items that no event tells of: {end}");
-    for (number, (item, streamed)) in output.iter().zip(&items.said.pieces).enumerate() {
+    let parsed = whole_response(&end["response"]);
+    assert_eq!(items.parsed.pieces.len(), output.len(), "items without events: {end}");
+    for (number, (item, streamed)) in output.iter().zip(&items.parsed.pieces).enumerate() {
         let is_cut_custom = item["type"] == "custom_tool_call" && item["status"] == "incomplete";
         match items.done.get(number) {
-            Some(done) => assert_eq!(done, item, "not as it was done"),
-            None => assert!(is_cut_custom && number + 1 == output.len(), "never done: {item}"),
+            Some(done) => assert_eq!(done, item, "differs from its `.done` event"),
+            None => {
+                assert!(is_cut_custom && number + 1 == output.len(), "no `.done` event: {item}");
+            }
         }
-        let of_output = &said.pieces[number];
-        let is_same = match (of_output, streamed) {
+        let whole = &parsed.pieces[number];
+        let is_same = match (whole, streamed) {
             (Piece::Call(whole), Piece::Call(call)) => {
                 whole.name == call.name && whole.arguments == call.arguments
             }
             (whole, piece) => whole == piece,
         };
-        assert!(is_same, "{streamed:?} was told of {of_output:?}");
+        assert!(is_same, "{streamed:?} was streamed for {whole:?}");
     }
-    said
+    parsed
 }
 
-/// The items of a response so far. One is open at a time.
+/// The items of a response so far; at most one is open at a time.
 #[derive(Default)]
 struct ResponseItems {
-    said: Said,
+    parsed: ParsedAnswer,
     done: Vec<Value>,
     open: Option<OpenItem>,
 }
@@ -377,26 +383,26 @@ struct OpenItem {
     id: String,
     kind: String,
     has_part: bool,
-    /// The parts of it whose `.done` event has come: `text`, `part`.
+    /// The parts whose `.done` event has arrived: `text`, `part`.
     done: Vec<&'static str>,
 }
 
 impl ResponseItems {
-    fn take(&mut self, kind: &str, event: &Value) {
+    fn apply(&mut self, kind: &str, event: &Value) {
         if kind == "output_item.added" {
             return self.add(event);
         }
-        let number = self.said.pieces.len() - 1;
+        let number = self.parsed.pieces.len() - 1;
         assert_eq!(event["output_index"].as_u64(), Some(number as u64), "{event}");
         let open = self.open.as_mut().unwrap_or_else(|| panic!("no open item: {event}"));
         if kind != "output_item.done" {
             assert_eq!(event["item_id"], open.id.as_str(), "{event}");
         }
-        let (text, is_call) = match self.said.pieces.last_mut().expect("an item") {
+        let (text, is_call) = match self.parsed.pieces.last_mut().expect("an item") {
             Piece::Reasoning(text) | Piece::Text(text) => (text, false),
             Piece::Call(call) => (&mut call.arguments, true),
         };
-        let grows = match open.kind.as_str() {
+        let text_event = match open.kind.as_str() {
             "reasoning" => "reasoning_text",
             "message" => "output_text",
             "function_call" => "function_call_arguments",
@@ -423,11 +429,11 @@ impl ResponseItems {
                 self.done.push(event["item"].clone());
                 self.open = None;
             }
-            _ if kind.strip_suffix(".delta") == Some(grows) => {
+            _ if kind.strip_suffix(".delta") == Some(text_event) => {
                 assert!((is_call || open.has_part) && open.done.is_empty(), "{event}");
                 text.push_str(event["delta"].as_str().expect("a delta"));
             }
-            _ if kind.strip_suffix(".done") == Some(grows) => {
+            _ if kind.strip_suffix(".done") == Some(text_event) => {
                 let field = if !is_call {
                     "text"
                 } else if open.kind == "function_call" {
@@ -438,22 +444,27 @@ impl ResponseItems {
                 assert_eq!(event[field], text.as_str(), "{event}");
                 open.done.push("text");
             }
-            _ => panic!("within {}: {event}", open.kind),
+            _ => panic!("inside {}: {event}", open.kind),
         }
     }
 
     fn add(&mut self, event: &Value) {
-        assert!(self.open.is_none(), "an item within another: {event}");
+        assert!(self.open.is_none(), "an item inside another item: {event}");
         let item = &event["item"];
-        assert_eq!(event["output_index"].as_u64(), Some(self.said.pieces.len() as u64), "{event}");
+        assert_eq!(
+            event["output_index"].as_u64(),
+            Some(self.parsed.pieces.len() as u64),
+            "{event}"
+        );
         assert_eq!(item["status"], "in_progress", "{event}");
         let piece = response_item(item);
         assert!(
             !matches!(&piece, Piece::Call(call) if call.name.is_empty()),
-            "a nameless call: {event}"
+            "a call without a name: {event}"
         );
-        self.said.pieces.push(piece);
-        let (id, kind) = (string(&item["id"]), string(&item["type"]));
+        self.parsed.pieces.push(piece);
+        let id = string(&item["id"]);
+        let kind = string(&item["type"]);
         self.open = Some(OpenItem { id, kind, has_part: false, done: Vec::new() });
     }
 }
@@ -466,7 +477,8 @@ fn response_item(item: &Value) -> Piece {
         kind @ ("function_call" | "custom_tool_call") => {
             assert!(item["call_id"].as_str().is_some_and(|id| !id.is_empty()), "{item}");
             let field = if kind == "function_call" { "arguments" } else { "input" };
-            let (name, arguments) = (string(&item["name"]), string(&item[field]));
+            let name = string(&item["name"]);
+            let arguments = string(&item[field]);
             Piece::Call(Call { name, arguments, status: string(&item["status"]) })
         }
         other => panic!("an item of type {other}"),
@@ -474,9 +486,9 @@ fn response_item(item: &Value) -> Piece {
 }
 
 /// Parses a whole response.
-pub fn whole_response(response: &Value) -> Said {
+pub fn whole_response(response: &Value) -> ParsedAnswer {
     let pieces =
         response["output"].as_array().expect("an output").iter().map(response_item).collect();
     let end = string(&response["status"]);
-    Said { pieces, end: (end != "failed").then_some(end) }
+    ParsedAnswer { pieces, end: (end != "failed").then_some(end) }
 }

@@ -1,4 +1,4 @@
-//! A web server that serves pictures, and everything that makes fetching them hard.
+//! A web server that serves pictures and misbehaves in every way that makes fetching them hard.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its own part")]
 
 use std::net::SocketAddr;
@@ -11,11 +11,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// Between two drops of what drips.
-const DRIP: Duration = Duration::from_millis(20);
+/// The pause between two pieces of a slow response.
+const DRIP_INTERVAL: Duration = Duration::from_millis(20);
 
-/// What is at each path, and the status with which `chiasm serve` answers for it when it has little
-/// patience.
+/// The paths that misbehave, and the status with which `chiasm serve` answers for each when its
+/// media timeout is short.
 pub const HOSTILE: [(&str, u16); 24] = [
     ("/not-found", 404),
     ("/gone", 404),
@@ -45,8 +45,8 @@ pub const HOSTILE: [(&str, u16); 24] = [
 
 pub struct HostileOrigin {
     address: SocketAddr,
-    asked: Arc<AtomicUsize>,
-    open: Arc<AtomicUsize>,
+    requests: Arc<AtomicUsize>,
+    open_connections: Arc<AtomicUsize>,
     released: watch::Sender<bool>,
 }
 
@@ -54,22 +54,24 @@ impl HostileOrigin {
     pub async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
-        let (asked, open) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
-        let counters = (asked.clone(), open.clone());
+        let requests = Arc::<AtomicUsize>::default();
+        let open_connections = Arc::<AtomicUsize>::default();
+        let counters = (requests.clone(), open_connections.clone());
         let released = watch::Sender::new(false);
         let gate = released.subscribe();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                let ((asked, open), mut gate) = (counters.clone(), gate.clone());
+                let (requests, open_connections) = counters.clone();
+                let mut gate = gate.clone();
                 tokio::spawn(async move {
-                    open.fetch_add(1, Ordering::SeqCst);
-                    // Clients that hang up are what this is about.
-                    let _ = serve(stream, &asked, &mut gate).await;
-                    open.fetch_sub(1, Ordering::SeqCst);
+                    open_connections.fetch_add(1, Ordering::SeqCst);
+                    // Clients are expected to disconnect early.
+                    let _ = serve(stream, &requests, &mut gate).await;
+                    open_connections.fetch_sub(1, Ordering::SeqCst);
                 });
             }
         });
-        Self { address, asked, open, released }
+        Self { address, requests, open_connections, released }
     }
 
     pub fn url(&self, path: &str) -> String {
@@ -80,43 +82,43 @@ impl HostileOrigin {
         self.address.port()
     }
 
-    /// Requests so far.
-    pub fn asked(&self) -> usize {
-        self.asked.load(Ordering::SeqCst)
+    /// Returns the number of requests so far.
+    pub fn requests(&self) -> usize {
+        self.requests.load(Ordering::SeqCst)
     }
 
-    /// Lets the answers for `/held` go.
+    /// Sends the answers for `/held`.
     pub fn release(&self) {
         self.released.send_replace(true);
     }
 
-    /// Connections that are open.
+    /// Returns the number of open connections.
     pub fn connections(&self) -> usize {
-        self.open.load(Ordering::SeqCst)
+        self.open_connections.load(Ordering::SeqCst)
     }
 }
 
 async fn serve(
     mut stream: TcpStream,
-    asked: &AtomicUsize,
+    requests: &AtomicUsize,
     gate: &mut watch::Receiver<bool>,
 ) -> std::io::Result<()> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         head.push(stream.read_u8().await?);
     }
-    let number = asked.fetch_add(1, Ordering::SeqCst);
+    let number = requests.fetch_add(1, Ordering::SeqCst);
     let head = String::from_utf8_lossy(&head);
     let path =
         head.split(' ').nth(1).unwrap_or_default().split('?').next().unwrap_or_default().to_owned();
     match path.as_str() {
         "/good" => picture(&mut stream, "max-age=60", DAWN.jpeg).await,
         "/held" => {
-            // An origin that is dropped lets all go.
+            // Dropping the origin releases all requests.
             let _ = gate.wait_for(|released| *released).await;
             picture(&mut stream, "max-age=60", DAWN.jpeg).await
         }
-        // Bytes after the picture make another file of it with the same pixels.
+        // Trailing bytes make a different file with the same pixels.
         "/distinct" => {
             picture(
                 &mut stream,
@@ -159,7 +161,7 @@ async fn serve(
             stream.write_all(head.as_bytes()).await?;
             stream.write_all(&DAWN.jpeg[..length / 2]).await
         }
-        // Its length is that of half the picture, which is no picture.
+        // The body is longer than the announced length, which ends inside the picture.
         "/too-long" => {
             let head = "HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n";
             stream.write_all(head.as_bytes()).await?;
@@ -180,7 +182,7 @@ async fn serve(
         }
         "/announced" => {
             stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n").await?;
-            until_hung_up(&mut stream).await
+            wait_for_hangup(&mut stream).await
         }
         "/html" => {
             answer(
@@ -191,11 +193,12 @@ async fn serve(
             )
             .await
         }
-        "/dripping-head" => drip(&mut stream, "HTTP/1.1 200 OK\r\nx: ", "y", DRIP).await,
+        "/dripping-head" => drip(&mut stream, "HTTP/1.1 200 OK\r\nx: ", "y", DRIP_INTERVAL).await,
         "/dripping-body" => {
-            drip(&mut stream, "HTTP/1.1 200 OK\r\ncontent-length: 10000\r\n\r\n", "y", DRIP).await
+            let head = "HTTP/1.1 200 OK\r\ncontent-length: 10000\r\n\r\n";
+            drip(&mut stream, head, "y", DRIP_INTERVAL).await
         }
-        other => panic!("nobody should ask for {other}"),
+        other => panic!("unexpected request for {other}"),
     }
 }
 
@@ -217,27 +220,27 @@ async fn picture(stream: &mut TcpStream, cache_control: &str, jpeg: &[u8]) -> st
     answer(stream, "200 OK", &format!("cache-control: {cache_control}"), jpeg).await
 }
 
-async fn redirect(stream: &mut TcpStream, to: &str) -> std::io::Result<()> {
-    answer(stream, "302 Found", &format!("location: {to}"), b"").await
+async fn redirect(stream: &mut TcpStream, location: &str) -> std::io::Result<()> {
+    answer(stream, "302 Found", &format!("location: {location}"), b"").await
 }
 
-/// Sends the same again and again until the other side hangs up.
+/// Sends `head`, then `piece` every `interval` until the client disconnects.
 async fn drip(
     stream: &mut TcpStream,
     head: &str,
-    drop: &str,
-    pause: Duration,
+    piece: &str,
+    interval: Duration,
 ) -> std::io::Result<()> {
     stream.write_all(head.as_bytes()).await?;
     loop {
-        stream.write_all(drop.as_bytes()).await?;
-        if !pause.is_zero() {
-            tokio::time::sleep(pause).await;
+        stream.write_all(piece.as_bytes()).await?;
+        if !interval.is_zero() {
+            tokio::time::sleep(interval).await;
         }
     }
 }
 
-async fn until_hung_up(stream: &mut TcpStream) -> std::io::Result<()> {
+async fn wait_for_hangup(stream: &mut TcpStream) -> std::io::Result<()> {
     let mut rest = [0; 64];
     while stream.read(&mut rest).await? > 0 {}
     Ok(())

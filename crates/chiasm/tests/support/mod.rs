@@ -1,4 +1,4 @@
-//! A `chiasm` process and an HTTP client, as a user has them.
+//! A `chiasm` process and an HTTP client for it, set up as a user would.
 #![allow(unreachable_pub, reason = "modules of one test binary")]
 
 pub mod adapters;
@@ -20,12 +20,12 @@ use reqwest::header::HeaderMap;
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// The demo's model directory: no weights, fine for simulated engines.
+/// Returns the demo's model directory. It has no weights, which simulated engines don't need.
 pub fn demo_model() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("assets/model")
 }
 
-/// A command line of the binary under test.
+/// Returns a command that runs the binary under test.
 pub fn chiasm(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_chiasm"));
     command.args(args);
@@ -35,23 +35,23 @@ pub fn chiasm(args: &[&str]) -> Command {
 /// A running `chiasm serve`. Killed when dropped.
 pub struct Server {
     child: Child,
-    /// `http://127.0.0.1:port`, or `https:`
+    /// `http://127.0.0.1:port` or `https://127.0.0.1:port`.
     pub url: String,
     pub client: reqwest::Client,
     log: Arc<Mutex<Vec<String>>>,
-    /// Until then nobody reads its log.
-    stalled: Arc<Mutex<Option<Instant>>>,
-    /// Its state folder unless it was told another one: the user's own is none of a test's.
+    /// The end of a pause in reading the server's log.
+    stalled_until: Arc<Mutex<Option<Instant>>>,
+    /// The default state folder, so that tests don't touch the user's own.
     _state: TempDir,
 }
 
 impl Server {
-    /// Starts `chiasm serve` with these arguments on a free port and waits until it listens.
+    /// Starts `chiasm serve` with `args` on a free port and waits until it listens.
     pub fn start(args: &[&str]) -> Self {
         Self::start_with(args, &[])
     }
 
-    /// The same with variables in its environment, which engines that it launches inherit.
+    /// Like [`start`](Self::start), with environment variables that launched engines inherit.
     pub fn start_with(args: &[&str], variables: &[(&str, &str)]) -> Self {
         let state = tempfile::tempdir().expect("a folder");
         let mut child = chiasm(&["serve"])
@@ -65,15 +65,16 @@ impl Server {
         let stderr = child.stderr.take().expect("stderr is piped");
         let (sender, url) = mpsc::channel();
         let log = Arc::new(Mutex::new(Vec::new()));
-        let stalled = Arc::new(Mutex::new(None));
-        let (lines, stalls) = (log.clone(), stalled.clone());
+        let stalled_until = Arc::new(Mutex::new(None));
+        let lines = log.clone();
+        let stalls = stalled_until.clone();
         std::thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
                 let until: Option<Instant> = stalls.lock().expect("not poisoned").take();
-                if let Some(rest) =
+                if let Some(pause) =
                     until.and_then(|until| until.checked_duration_since(Instant::now()))
                 {
-                    std::thread::sleep(rest);
+                    std::thread::sleep(pause);
                 }
                 eprintln!("  | {line}");
                 lines.lock().expect("not poisoned").push(line.clone());
@@ -82,19 +83,21 @@ impl Server {
                 }
             }
         });
-        let url = url.recv_timeout(Duration::from_secs(60)).expect("it says where it listens");
-        Self { child, url, client: client(), log, stalled, _state: state }
+        let url = url.recv_timeout(Duration::from_secs(60)).expect("the server logs its URL");
+        Self { child, url, client: client(), log, stalled_until, _state: state }
     }
 
-    /// Stops reading its log for this long.
+    /// Stops reading the server's log for `time`.
     pub fn stall_log(&self, time: Duration) {
-        *self.stalled.lock().expect("not poisoned") = Some(Instant::now() + time);
+        *self.stalled_until.lock().expect("not poisoned") = Some(Instant::now() + time);
     }
 
-    /// The rest of the last line of its log that has this text in it. Lines are written a little
-    /// after what they tell of.
-    pub fn logged(&self, text: &str) -> String {
-        let patience = Instant::now() + Duration::from_secs(10);
+    /// Waits for a log line that contains `text`. Returns the part of the last such line after
+    /// `text`.
+    ///
+    /// Lines arrive a little after the event that they report.
+    pub fn wait_for_log(&self, text: &str) -> String {
+        let deadline = Instant::now() + Duration::from_secs(10);
         loop {
             let log = self.log.lock().expect("not poisoned");
             if let Some(rest) =
@@ -103,20 +106,20 @@ impl Server {
                 return rest;
             }
             drop(log);
-            assert!(Instant::now() < patience, "nothing was logged with '{text}'");
+            assert!(Instant::now() < deadline, "no log line with '{text}'");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// The last line of its log that has this text in it.
-    pub fn logged_line(&self, text: &str) -> String {
-        self.logged(text);
+    /// Waits for a log line that contains `text`. Returns the last such line.
+    pub fn wait_for_log_line(&self, text: &str) -> String {
+        self.wait_for_log(text);
         let log = self.log.lock().expect("not poisoned");
         log.iter().rev().find(|line| line.contains(text)).cloned().unwrap_or_default()
     }
 
-    /// Number of lines of its log that have this text in them.
-    pub fn lines_logged(&self, text: &str) -> usize {
+    /// Returns the number of log lines so far that contain `text`.
+    pub fn count_logged(&self, text: &str) -> usize {
         self.log.lock().expect("not poisoned").iter().filter(|line| line.contains(text)).count()
     }
 
@@ -124,7 +127,7 @@ impl Server {
         self.child.id()
     }
 
-    /// A field of `/proc/PID/status` that is a number of kB, in bytes.
+    /// Returns a field of `/proc/PID/status` that is given in kB, in bytes.
     pub fn status_bytes(&self, field: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()))
             .expect("the process lives");
@@ -135,15 +138,15 @@ impl Server {
         line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
     }
 
-    /// Bytes of resident memory, without shared memory.
+    /// Returns the bytes of resident memory, without shared memory.
     pub fn resident(&self) -> u64 {
         self.status_bytes("RssAnon") + self.status_bytes("RssFile")
     }
 
-    /// Waits until so many workers are ready.
-    pub async fn wait_ready(&self, workers: u64, patience: Duration) {
+    /// Waits until exactly `workers` workers are ready; fails after `timeout`.
+    pub async fn wait_ready(&self, workers: u64, timeout: Duration) {
         let what = format!("{workers} ready workers");
-        wait_for(&what, patience, async || self.ready_workers().await == workers).await;
+        wait_for(&what, timeout, async || self.ready_workers().await == workers).await;
     }
 
     pub async fn ready_workers(&self) -> u64 {
@@ -155,14 +158,14 @@ impl Server {
     }
 
     pub async fn post(&self, path: &str, body: &Value) -> Answer {
-        Answer::of(self.open(path, body).await).await
+        Answer::read(self.open(path, body).await).await
     }
 
     pub async fn chat(&self, body: &Value) -> Answer {
         self.post("/v1/chat/completions", body).await
     }
 
-    /// Sends a streaming request and gives the response as soon as its head is there.
+    /// Sends a request and returns the response as soon as its head has arrived.
     pub async fn open(&self, path: &str, body: &Value) -> reqwest::Response {
         self.client
             .post(format!("{}{path}", self.url))
@@ -173,7 +176,7 @@ impl Server {
             .expect("the server answers")
     }
 
-    /// The sum of a metric's samples that start with `name`.
+    /// Returns the sum of all samples in `/metrics` that start with `name`.
     pub async fn metric(&self, name: &str) -> f64 {
         let response =
             self.client.get(format!("{}/metrics", self.url)).send().await.expect("metrics");
@@ -182,17 +185,17 @@ impl Server {
         samples.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     }
 
-    /// Sends a signal that ends it, and waits for that.
-    pub fn end_by(&mut self, signal: &str) {
+    /// Sends a signal that ends the process, and waits for its exit.
+    pub fn signal_and_wait(&mut self, signal: &str) {
         send_signal(self.pid(), signal);
-        self.child.wait().expect("it ends");
+        self.child.wait().expect("the process ends");
     }
 
-    /// Sends SIGTERM and waits for the end; true if it ended well within `patience`.
-    pub async fn terminate(mut self, patience: Duration) -> bool {
+    /// Sends SIGTERM. Returns `true` if the process exits with status 0 within `timeout`.
+    pub async fn terminate(mut self, timeout: Duration) -> bool {
         send_signal(self.pid(), "TERM");
         let started = Instant::now();
-        while started.elapsed() < patience {
+        while started.elapsed() < timeout {
             if let Some(status) = self.child.try_wait().expect("wait") {
                 return status.success();
             }
@@ -209,11 +212,11 @@ impl Drop for Server {
     }
 }
 
-/// Another process of the test. Killed when dropped.
+/// A child process of the test. Killed when dropped.
 pub struct Process(pub Child);
 
 impl Process {
-    /// Kills it and waits for its end.
+    /// Kills the process and waits for its exit.
     pub fn end(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -226,7 +229,7 @@ impl Drop for Process {
     }
 }
 
-/// A whole answer.
+/// A response whose body was read completely.
 pub struct Answer {
     pub status: u16,
     pub headers: HeaderMap,
@@ -234,8 +237,10 @@ pub struct Answer {
 }
 
 impl Answer {
-    pub async fn of(response: reqwest::Response) -> Self {
-        let (status, headers) = (response.status().as_u16(), response.headers().clone());
+    /// Reads the body of `response` to its end.
+    pub async fn read(response: reqwest::Response) -> Self {
+        let status = response.status().as_u16();
+        let headers = response.headers().clone();
         Self { status, headers, text: response.text().await.expect("a body") }
     }
 
@@ -243,14 +248,14 @@ impl Answer {
         serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {}", self.text))
     }
 
-    /// The body of an answer that must be a success.
+    /// Asserts status 200 and returns the body.
     #[track_caller]
     pub fn ok(&self) -> Value {
         assert_eq!(self.status, 200, "{}", self.text);
         self.json()
     }
 
-    /// `error.param` of an answer that must be refused with this status.
+    /// Asserts that the request was refused with `status` and a message. Returns `error.param`.
     #[track_caller]
     pub fn refused(&self, status: u16) -> String {
         assert_eq!(self.status, status, "{}", self.text);
@@ -268,8 +273,9 @@ impl Answer {
         value.to_str().expect("text").to_owned()
     }
 
-    /// The chunks of a streamed answer, which must keep the grammar of chats and completions and
-    /// end with `[DONE]`.
+    /// Returns the chunks of a streamed chat or completion.
+    ///
+    /// Asserts that the stream keeps their grammar and ends with `[DONE]`.
     #[track_caller]
     pub fn chunks(&self) -> Vec<Value> {
         event_grammar::chat(&self.text);
@@ -282,9 +288,9 @@ impl Answer {
 }
 
 pub fn client() -> reqwest::Client {
-    chiasm::use_ring();
-    // The system gives up a connection whose server reads nothing for 30 s by default, which a busy
-    // one may do.
+    chiasm::install_crypto_provider();
+    // By default, a connection is dropped when the server reads nothing for 30 s. A busy server may
+    // need longer.
     let client = reqwest::Client::builder()
         .no_proxy()
         .timeout(Duration::from_secs(120))
@@ -296,15 +302,15 @@ pub async fn json(response: reqwest::Response) -> Value {
     serde_json::from_str(&response.text().await.expect("a body")).unwrap_or_default()
 }
 
-/// Polls until the condition holds; fails after `patience`.
+/// Polls until the condition holds and returns the time that took; fails after `timeout`.
 pub async fn wait_for(
     what: &str,
-    patience: Duration,
+    timeout: Duration,
     condition: impl AsyncFn() -> bool,
 ) -> Duration {
     let started = Instant::now();
     while !condition().await {
-        assert!(started.elapsed() < patience, "no {what} within {patience:?}");
+        assert!(started.elapsed() < timeout, "no {what} within {timeout:?}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     started.elapsed()
@@ -316,9 +322,10 @@ pub fn send_signal(pid: u32, signal: &str) {
     assert!(status.success(), "kill -{signal} {pid}");
 }
 
-/// A port that was free a moment ago, and that no outgoing connection is given: an engine that
-/// looks for its frontend where nobody listens could otherwise be connected to itself, and hold the
-/// port for ever.
+/// Returns a port that is free and outside the range of outgoing connections.
+///
+/// With a port from that range, an engine that connects to its frontend before the frontend listens
+/// could connect to itself and hold the port forever.
 pub fn free_port() -> u16 {
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")
         .expect("the range of outgoing ports");

@@ -1,4 +1,4 @@
-//! A web server with the demo's pictures that counts what it is asked for.
+//! A web server with the demo's pictures that counts the requests for them.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Plays the ten scenarios on a server and checks what each request expects.
+//! Plays the ten scenarios on a server and checks the expectation of each request.
 
 use chiasm::scenarios::{self, Observed};
 
@@ -8,11 +8,11 @@ use super::Server;
 use super::origin::Origin;
 use super::stand_ins;
 
-/// How long an engine's KV events may take on a busy machine. Without them the next request fails
-/// the run, so this one does not.
-const EVENTS: Duration = Duration::from_secs(5);
+/// The time that an engine's KV events may take on a busy machine. Waiting longer is not a failure:
+/// the next request fails the run if its events are missing.
+const EVENTS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Blocks that the index holds for all workers.
+/// Returns the number of blocks in the index, summed over all workers.
 async fn known_blocks(server: &Server) -> usize {
     let workers =
         server.client.get(format!("{}/workers", server.url)).send().await.expect("an answer");
@@ -22,7 +22,7 @@ async fn known_blocks(server: &Server) -> usize {
     workers["workers"].as_array().expect("a list").iter().map(blocks).sum()
 }
 
-/// The ten scenarios with the pictures that they have.
+/// Plays the ten scenarios with their own pictures.
 pub async fn play_all(
     server: &Server,
     model: &str,
@@ -32,7 +32,7 @@ pub async fn play_all(
     play_all_with("image", server, model, block_size, max_tokens).await
 }
 
-/// The ten scenarios with items of another modality in place of pictures.
+/// Plays the ten scenarios with items of `modality` in place of pictures.
 pub async fn play_all_with(
     modality: &str,
     server: &Server,
@@ -43,8 +43,8 @@ pub async fn play_all_with(
     play(modality, None, server, model, block_size, max_tokens).await
 }
 
-/// The ten scenarios once more, on engines that have played them before: nothing that they hold is
-/// of use behind this salt.
+/// Plays the ten scenarios on engines that have played them before. `salt` keeps requests from
+/// hitting the blocks that the engines cached then.
 pub async fn play_all_again(
     salt: &str,
     server: &Server,
@@ -55,8 +55,11 @@ pub async fn play_all_again(
     play("image", Some(salt), server, model, block_size, max_tokens).await
 }
 
-/// Panics at the first request that fails, goes elsewhere, or whose engine disagrees with the
-/// overlap. The answers' texts.
+/// Plays the scenarios and returns the texts of the answers.
+///
+/// # Panics
+/// If a request fails or is routed to another worker than expected, or if the engine's count of
+/// cached tokens disagrees with the router's overlap.
 async fn play(
     modality: &str,
     salt: Option<&str>,
@@ -84,35 +87,35 @@ async fn play(
             let usage = &body["usage"];
             let overlap = answer.header("x-chiasm-overlap");
             let (overlap, total) = overlap.split_once('/').expect("X/Y");
-            let now = Observed {
+            let current = Observed {
                 worker: answer.header("x-chiasm-worker"),
                 overlap: overlap.parse().expect("a number"),
                 total: total.parse().expect("a number"),
             };
-            eprintln!("{what}: {} {}/{} {usage}", now.worker, now.overlap, now.total);
+            eprintln!("{what}: {} {}/{} {usage}", current.worker, current.overlap, current.total);
 
             let prompt = usage["prompt_tokens"].as_u64().expect("a count");
-            assert_eq!(now.total as u64, prompt / block_size, "{what}: full blocks");
-            // An engine always computes the last token, so it reuses no block that holds it.
+            assert_eq!(current.total as u64, prompt / block_size, "{what}: full blocks");
+            // An engine always computes the last token, so it never reuses the block with it.
             let reusable = (prompt - 1) / block_size;
             let cached = usage["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a count");
             assert_eq!(
                 cached,
-                reusable.min(now.overlap as u64) * block_size,
+                reusable.min(current.overlap as u64) * block_size,
                 "{what}: the engine's own count"
             );
 
-            // What the engine stored for this prompt is told soon after the answer, not before.
-            let patience = Instant::now() + EVENTS;
-            while known_blocks(server).await < known + now.total - now.overlap
-                && Instant::now() < patience
+            // The engine's KV events for this prompt arrive shortly after the answer.
+            let deadline = Instant::now() + EVENTS_TIMEOUT;
+            while known_blocks(server).await < known + current.total - current.overlap
+                && Instant::now() < deadline
             {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
 
-            observed.push(now);
-            if let Err(wrong) = turn.expect.check(&observed) {
-                panic!("{what}: {wrong}");
+            observed.push(current);
+            if let Err(mismatch) = turn.expect.check(&observed) {
+                panic!("{what}: {mismatch}");
             }
             texts.push(body["choices"][0]["message"]["content"].as_str().expect("text").to_owned());
         }

@@ -1,57 +1,59 @@
-//! Videos, recordings and texts that stand in for the demo's pictures: one of each for every
-//! picture, all of one size.
+//! Videos, recordings and texts that replace the demo's pictures: one of each per picture, all of
+//! the same size.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chiasm::scenarios::{PICTURES, Picture};
 use serde_json::{Value, json};
 
-/// The video or the recording that stands in for a picture.
+/// Returns the video or recording that replaces picture number `picture`.
 pub fn file(modality: &str, picture: usize) -> Vec<u8> {
     match modality {
         "video" => video(picture),
         "audio" => recording(picture),
-        other => panic!("no {other} stands in for pictures"),
+        other => panic!("pictures have no replacement of modality {other}"),
     }
 }
 
-/// Replaces the pictures of a request. `origin` is where the files are that are not part of it.
+/// Replaces the pictures of a request. URLs of pictures are replaced by URLs at `origin`.
 pub fn replace_pictures(body: &mut Value, modality: &str, origin: &str) {
     let parts = body["messages"][0]["content"].as_array_mut().expect("parts");
     for part in parts.iter_mut().filter(|part| part["type"] == "image_url") {
         let url = part["image_url"]["url"].as_str().expect("a URL");
-        let ends = |picture: &Picture| {
+        let is_at_url = |picture: &Picture| {
             url.ends_with(picture.name) || url.ends_with(&STANDARD.encode(picture.jpeg))
         };
-        let number = PICTURES.iter().position(ends).expect("one of the pictures");
+        let number = PICTURES.iter().position(is_at_url).expect("one of the pictures");
         if modality == "text" {
             *part = json!({"type": "text", "text": text(number)});
             continue;
         }
-        let url = match url.starts_with("http") {
-            true => format!("{origin}/{modality}/{number}"),
-            false => format!("data:;base64,{}", STANDARD.encode(file(modality, number))),
+        let url = if url.starts_with("http") {
+            format!("{origin}/{modality}/{number}")
+        } else {
+            format!("data:;base64,{}", STANDARD.encode(file(modality, number)))
         };
         let field = format!("{modality}_url");
         *part = json!({"type": field, (field.clone()): {"url": url}});
     }
 }
 
-/// Words of its own, of several blocks.
+/// Returns a text of several blocks, different for each number.
 fn text(number: usize) -> String {
     let words = ["dawn", "noon", "dusk", "night", "storm", "snow"];
     let word = words[number % words.len()];
     (0..60).map(|at| format!(" {word} {at}")).collect()
 }
 
-/// The same video with another number in a box that nobody reads: another file.
+/// Returns the same video with `number` in an MP4 box that decoders ignore, so that files differ.
 fn video(number: usize) -> Vec<u8> {
     let clip = std::fs::read(format!("{}/tests/clips/silent.mp4", env!("CARGO_MANIFEST_DIR")))
         .expect("a clip");
     [&clip[..], &16_u32.to_be_bytes(), b"free", &(number as u64).to_be_bytes()].concat()
 }
 
-/// A tone of its own for five seconds, as a WAV file: 16,000 samples of 16 bits per second.
+/// Returns a WAV file with a tone of five seconds, different for each number: 16,000 samples of
+/// 16 bits per second.
 fn recording(number: usize) -> Vec<u8> {
     const RATE: u32 = 16_000;
     let step = 0.05 * (number + 1) as f32;

@@ -1,20 +1,21 @@
-//! `vllm serve` many times over, by one process that imports vLLM once: `vllm_serves.py` tells how.
+//! Many `vllm serve` processes forked from one process that imports vLLM once; see
+//! `vllm_serves.py`.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use serde_json::json;
 
-/// The process that has imported vLLM. It and all that it started end when this is dropped, or when
-/// the test ends in any way.
+/// The process that has imported vLLM. It ends with all of its children when this is dropped, or
+/// when the test process ends in any way.
 pub struct VllmServes {
     child: Child,
     orders: Option<ChildStdin>,
-    groups: BufReader<ChildStdout>,
+    group_ids: BufReader<ChildStdout>,
 }
 
 impl VllmServes {
-    /// Starts it with the environment's Python; what it is told before it is ready waits.
+    /// Starts the process with `python`. Orders sent before it is ready are queued.
     pub fn start(python: &str) -> Self {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vllm_serves.py");
         let mut child = Command::new(python)
@@ -23,17 +24,19 @@ impl VllmServes {
             .stdout(Stdio::piped())
             .spawn()
             .expect("python runs");
-        let (orders, groups) = (child.stdin.take(), child.stdout.take().expect("a pipe"));
-        Self { child, orders, groups: BufReader::new(groups) }
+        let orders = child.stdin.take();
+        let group_ids = child.stdout.take().expect("a pipe");
+        Self { child, orders, group_ids: BufReader::new(group_ids) }
     }
 
-    /// Starts `vllm serve` with these arguments. `plugin` is a folder with modules that it finds
-    /// beside those of its environment; quiet, it says nothing.
+    /// Starts `vllm serve` with `arguments`.
+    ///
+    /// `plugin` is a folder added to its Python path. If `quiet`, its output is discarded.
     pub fn serve(&mut self, arguments: &[String], plugin: Option<&str>, quiet: bool) -> Group {
         let order = json!({"arguments": arguments, "python_path": plugin, "quiet": quiet});
-        writeln!(self.orders.as_mut().expect("a pipe"), "{order}").expect("it listens");
+        writeln!(self.orders.as_mut().expect("a pipe"), "{order}").expect("an open pipe");
         let mut group = String::new();
-        self.groups.read_line(&mut group).expect("it answers");
+        self.group_ids.read_line(&mut group).expect("an answer");
         Group(group.trim().parse().expect("the id of a process group"))
     }
 }
@@ -45,7 +48,7 @@ impl Drop for VllmServes {
     }
 }
 
-/// A process and all that it has started. Killed when dropped.
+/// A process group. Killed when dropped.
 pub struct Group(u32);
 
 impl Drop for Group {

@@ -1,4 +1,4 @@
-//! Messages of Anthropic's as those that templates know, and what is wrong with others.
+//! Tests of the conversion of Anthropic's messages to messages for chat templates.
 
 use bytes::Bytes;
 use chiasm_media::{ByteBudget, MediaInput};
@@ -28,14 +28,19 @@ fn image(url: &str) -> Value {
 }
 
 fn document(source: Value) -> Value {
-    json!({"type": "document", "source": source, "citations": {"enabled": false}, "cache_control": {"type": "ephemeral"}})
+    json!({
+        "type": "document",
+        "source": source,
+        "citations": {"enabled": false},
+        "cache_control": {"type": "ephemeral"},
+    })
 }
 
-fn found(title: &str, content: Value) -> Value {
+fn search_result(title: &str, content: Value) -> Value {
     json!({"type": "search_result", "source": "https://a.org", "title": title, "content": content})
 }
 
-fn cited(mut block: Value) -> Value {
+fn with_citations(mut block: Value) -> Value {
     block["citations"] = json!({"enabled": true});
     block
 }
@@ -44,31 +49,39 @@ fn parts(parts: Vec<ChatPart>) -> Option<ChatContent> {
     Some(ChatContent::Parts(parts))
 }
 
-fn place() -> ChatPart {
+fn image_part() -> ChatPart {
     ChatPart::Media(Modality::Image)
 }
 
 #[test]
-fn results_come_first_and_images_follow_their_places() {
+fn tool_results_precede_other_content() {
     let chat = parse(&json!([
-        {"role": "user", "content": [image("a"), {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]},
+        {"role": "user", "content": [
+            image("a"),
+            {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}},
+        ]},
         {"role": "assistant", "content": [
-            {"type": "thinking", "thinking": "h", "signature": "s"}, {"type": "redacted_thinking", "data": "d"},
-            {"type": "thinking", "thinking": "m", "signature": "s"}, {"type": "text", "text": "so", "citations": null},
+            {"type": "thinking", "thinking": "h", "signature": "s"},
+            {"type": "redacted_thinking", "data": "d"},
+            {"type": "thinking", "thinking": "m", "signature": "s"},
+            {"type": "text", "text": "so", "citations": null},
             {"type": "tool_use", "id": "1", "name": "f", "input": {"a": [1]}},
             {"type": "tool_use", "id": "2", "name": "g", "input": {}},
         ]},
         {"role": "user", "content": [
             image("d"),
             {"type": "tool_result", "tool_use_id": "1", "is_error": true, "content": [
-                {"type": "text", "text": "one"}, image("b"), {"type": "text", "text": "two"}, image("c"),
+                {"type": "text", "text": "one"},
+                image("b"),
+                {"type": "text", "text": "two"},
+                image("c"),
             ]},
             {"type": "tool_result", "tool_use_id": "2", "content": "three"},
         ]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "3"}]},
     ]));
     let Chat { messages, media, .. } = chat.unwrap();
-    let said = |role: &str, content| ChatMessage {
+    let with_content = |role: &str, content| ChatMessage {
         role: role.to_owned(),
         content,
         ..ChatMessage::default()
@@ -82,20 +95,20 @@ fn results_come_first_and_images_follow_their_places() {
         json!({"id": id, "type": "function", "function": function})
     };
     let expected = [
-        said("user", parts(vec![place(), ChatPart::Text("x".to_owned())])),
+        with_content("user", parts(vec![image_part(), ChatPart::Text("x".to_owned())])),
         ChatMessage {
             reasoning: Some("hm".to_owned()),
             tool_calls: Some(json!([call("1", "f", r#"{"a":[1]}"#), call("2", "g", "{}")])),
             ..message("assistant", "so".to_owned())
         },
         result("1", "one\ntwo"),
-        said("user", parts(vec![place(), place()])),
+        with_content("user", parts(vec![image_part(), image_part()])),
         result("2", "three"),
         result("3", ""),
-        said("user", parts(vec![place()])),
+        with_content("user", parts(vec![image_part()])),
     ];
     assert_eq!(messages, expected);
-    let places: Vec<_> = media
+    let sources: Vec<_> = media
         .iter()
         .map(|item| (item.source.as_ref().unwrap().text(), item.field.as_str()))
         .collect();
@@ -105,35 +118,39 @@ fn results_come_first_and_images_follow_their_places() {
         (b"c", "messages[2].content[1].content[3].source"),
         (b"d", "messages[2].content[0].source"),
     ];
-    assert_eq!(places, expected);
+    assert_eq!(sources, expected);
 }
 
 #[test]
-fn documents_and_search_results_are_text_with_what_is_known_of_them() {
+fn passages_become_text_with_metadata() {
     let texts = json!([{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]);
     let mut titled =
         document(json!({"type": "text", "media_type": "text/plain", "data": "a \"b\""}));
     titled["title"] = json!("T");
     titled["context"] = json!("C");
-    let found = found("F", texts.clone());
+    let found = search_result("F", texts.clone());
     let chat = parse(&json!([
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [
-            {"type": "text", "text": "read"}, document(json!({"type": "content", "content": texts})),
+            {"type": "text", "text": "read"},
+            document(json!({"type": "content", "content": texts})),
         ]}, titled, found, {"type": "text", "text": "so?"}]},
     ]));
-    let first = "<document>\n<source>T</source>\n<context>C</context>\n<document_content>\na \"b\"\n</document_content>\n</document>\n";
-    let second = "<search_result>\n<source>https://a.org</source>\n<title>F</title>\n<search_result_content>\none\ntwo\n</search_result_content>\n</search_result>\n";
-    let said = [first, second, "so?"].map(|text| ChatPart::Text(text.to_owned())).into();
+    let first = "<document>\n<source>T</source>\n<context>C</context>\n\
+                 <document_content>\na \"b\"\n</document_content>\n</document>\n";
+    let second = "<search_result>\n<source>https://a.org</source>\n<title>F</title>\n\
+                  <search_result_content>\none\ntwo\n</search_result_content>\n\
+                  </search_result>\n";
+    let user_parts = [first, second, "so?"].map(|text| ChatPart::Text(text.to_owned())).into();
     let read = "read\n<document>\n<document_content>\none\ntwo\n</document_content>\n</document>\n";
     let expected = [
         ChatMessage { tool_call_id: Some("1".to_owned()), ..message("tool", read.to_owned()) },
-        ChatMessage { content: parts(said), ..message("user", String::new()) },
+        ChatMessage { content: parts(user_parts), ..message("user", String::new()) },
     ];
     assert_eq!(chat.unwrap().messages, expected);
 }
 
 #[test]
-fn turns_of_one_role_are_joined() {
+fn consecutive_turns_of_one_role_are_joined() {
     let chat = parse(&json!([
         {"role": "user", "content": "a"},
         {"role": "user", "content": [{"type": "text", "text": "b"}, image("i")]},
@@ -141,30 +158,34 @@ fn turns_of_one_role_are_joined() {
         {"role": "user", "content": "c"},
         {"role": "assistant", "content": "d"},
         {"role": "assistant", "content": [
-            {"type": "thinking", "thinking": "h", "signature": "s"}, {"type": "tool_use", "id": "1", "name": "f", "input": {}},
+            {"type": "thinking", "thinking": "h", "signature": "s"},
+            {"type": "tool_use", "id": "1", "name": "f", "input": {}},
         ]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [image("j")]}]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "1", "content": [image("j")]},
+        ]},
         {"role": "user", "content": "e"},
     ]));
     let text = |text: &str| ChatPart::Text(text.to_owned());
-    let said = |role: &str, content| ChatMessage { content, ..message(role, String::new()) };
+    let with_content =
+        |role: &str, content| ChatMessage { content, ..message(role, String::new()) };
     let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}});
     let mut expected = vec![
-        said("user", parts(vec![text("a"), text("b"), place(), text("c")])),
+        with_content("user", parts(vec![text("a"), text("b"), image_part(), text("c")])),
         ChatMessage {
             tool_calls: Some(json!([call])),
             reasoning: Some("h".to_owned()),
             ..message("assistant", "d".to_owned())
         },
         ChatMessage { tool_call_id: Some("1".to_owned()), ..message("tool", String::new()) },
-        said("user", parts(vec![place(), text("e")])),
+        with_content("user", parts(vec![image_part(), text("e")])),
     ];
     let mut messages = chat.unwrap().messages;
     assert_eq!(messages, expected);
 
     append_user_to_results(&mut messages);
     expected.pop();
-    expected[2].content = parts(vec![place(), text("e")]);
+    expected[2].content = parts(vec![image_part(), text("e")]);
     assert_eq!(messages, expected);
 }
 
@@ -182,13 +203,19 @@ fn user_messages_around_moved_system_message_are_joined() {
 }
 
 #[test]
-fn system_messages_lose_a_header_that_differs_in_every_request() {
+fn billing_header_is_dropped_from_system_messages() {
     let header = "x-anthropic-billing-header: 1";
     let body = json!({
-        "max_tokens": 5, "system": [{"type": "text", "text": header}, {"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+        "max_tokens": 5,
+        "system": [
+            {"type": "text", "text": header},
+            {"type": "text", "text": "a"},
+            {"type": "text", "text": "b"},
+        ],
         "messages": [
             {"role": "user", "content": "hi"}, {"role": "system", "content": header},
-            {"role": "system", "content": [{"type": "text", "text": "c"}]}, {"role": "user", "content": []},
+            {"role": "system", "content": [{"type": "text", "text": "c"}]},
+            {"role": "user", "content": []},
         ],
     });
     let chat = parse_text(body.to_string().into(), &BodyLimits::default()).unwrap();
@@ -197,7 +224,7 @@ fn system_messages_lose_a_header_that_differs_in_every_request() {
 }
 
 #[test]
-fn a_large_image_stays_in_the_body() {
+fn large_image_shares_body() {
     let data = "AAAA".repeat(10_000);
     let body = json!({"max_tokens": 5, "messages": [{"role": "user", "content": [
         {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}},
@@ -210,7 +237,7 @@ fn a_large_image_stays_in_the_body() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn invalid_message_names_field() {
     let refused = |messages: Value| parse(&messages).unwrap_err().param.unwrap();
     assert_eq!(refused(json!([])), "messages");
     assert_eq!(refused(json!([{"role": "user"}])), "messages[0].content");
@@ -249,11 +276,15 @@ fn what_is_wrong_is_named() {
         ),
         (
             "user",
-            cited(json!({"type": "document", "source": {"type": "text", "data": "x"}})),
+            with_citations(json!({"type": "document", "source": {"type": "text", "data": "x"}})),
             ".citations.enabled",
         ),
-        ("user", cited(found("x", json!([{"type": "text", "text": "y"}]))), ".citations.enabled"),
-        ("user", found("x", json!([image("x")])), ".content[0].source"),
+        (
+            "user",
+            with_citations(search_result("x", json!([{"type": "text", "text": "y"}]))),
+            ".citations.enabled",
+        ),
+        ("user", search_result("x", json!([image("x")])), ".content[0].source"),
         (
             "user",
             json!({"type": "search_result", "source": {"type": "text", "data": "x"}}),
@@ -286,14 +317,15 @@ fn what_is_wrong_is_named() {
 }
 
 #[test]
-fn messages_and_blocks_are_bounded_and_results_are_messages() {
+fn excess_messages_or_blocks_are_refused() {
     let limits = BodyLimits { messages: 3, content_parts: 3, ..BodyLimits::default() };
     let outcome = |messages: Value| {
         let body = json!({"max_tokens": 5, "messages": messages});
         let parsed = parse_text(body.to_string().into(), &limits);
         parsed.map(drop).map_err(|error| (error.kind, error.param.unwrap()))
     };
-    let text = |count: usize| json!({"role": "user", "content": vec![json!({"type": "text", "text": "x"}); count]});
+    let block = json!({"type": "text", "text": "x"});
+    let text = |count: usize| json!({"role": "user", "content": vec![block.clone(); count]});
     let result = json!({"type": "tool_result", "tool_use_id": "1", "content": [image("x")]});
     assert_eq!(outcome(json!([text(2), text(1)])), Ok(()));
     assert_eq!(
@@ -306,15 +338,13 @@ fn messages_and_blocks_are_bounded_and_results_are_messages() {
 }
 
 #[test]
-fn the_last_of_two_fields_of_a_name_counts_with_its_images() {
+fn last_duplicate_field_wins_with_its_images() {
     let message = |url: &str| json!({"role": "user", "content": [image(url)]});
     let content = |url: &str| json!([image(url)]);
-    let body = format!(
-        r#"{{"max_tokens": 5, "messages": [{}], "messages": [{{"role": "user", "content": {}, "content": {}}}]}}"#,
-        message("a"),
-        content("b"),
-        content("c")
-    );
+    let twice =
+        format!(r#"{{"role": "user", "content": {}, "content": {}}}"#, content("b"), content("c"));
+    let body =
+        format!(r#"{{"max_tokens": 5, "messages": [{}], "messages": [{twice}]}}"#, message("a"));
     let chat = parse_text(body.into(), &BodyLimits::default()).unwrap();
     assert_eq!(chat.media.len(), 1);
     assert_eq!(chat.media[0].source.as_ref().unwrap().text(), b"c");

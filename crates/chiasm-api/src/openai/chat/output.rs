@@ -10,7 +10,7 @@ use chiasm_types::TokenId;
 use serde::Serialize;
 
 use crate::openai::ReasoningFields;
-use crate::openai::body::{Beside, Body, ChunkHead, Ids};
+use crate::openai::body::{Body, ChunkExtras, ChunkHead, TokenIds};
 use crate::openai::finish::{self, StopReason};
 use crate::openai::logprobs::ChatLogprobs;
 use crate::openai::prompt_logprobs::PromptLogprobsBody;
@@ -18,10 +18,10 @@ use crate::openai::{AnswerHead, Nvext, Usage};
 use crate::sse;
 
 /// The optional parts of an answer.
-pub struct Shown<'a> {
-    /// The fields that show reasoning.
+pub struct AnswerOptions<'a> {
+    /// The fields for reasoning.
     pub fields: ReasoningFields,
-    /// The prompt's tokens, if token ids were asked for. The answer then shows its own, too.
+    /// The prompt's tokens, if token ids were requested. The choices then have token ids, too.
     pub prompt_tokens: Option<&'a [TokenId]>,
 }
 
@@ -30,23 +30,25 @@ pub fn answer<'a>(
     head: &'a AnswerHead,
     tokenizer: &'a Tokenizer,
     choices: &'a [FinishedChoice],
-    shown: Shown<'a>,
+    options: AnswerOptions<'a>,
     usage: Usage,
     nvext: Option<Nvext>,
 ) -> impl Serialize + 'a {
-    let Shown { fields, prompt_tokens } = shown;
+    let AnswerOptions { fields, prompt_tokens } = options;
     let choice = |(index, choice): (usize, &'a FinishedChoice)| WholeChoice {
         index,
         message: Message::new(choice, fields),
         logprobs: choice.logprobs.as_ref().map(|tokens| ChatLogprobs { tokenizer, tokens }),
         finish_reason: finish::reason(&choice.finish),
         stop_reason: finish::stop_reason(&choice.finish),
-        token_ids: prompt_tokens.is_some().then_some(Ids(&choice.tokens)),
+        token_ids: prompt_tokens.is_some().then_some(TokenIds(&choice.tokens)),
     };
-    let of_prompt = choices.first().and_then(|choice| choice.prompt_logprobs.as_ref());
-    let prompt_logprobs = of_prompt.map(|logprobs| PromptLogprobsBody { tokenizer, logprobs });
+    let prompt_logprobs = choices
+        .first()
+        .and_then(|choice| choice.prompt_logprobs.as_ref())
+        .map(|logprobs| PromptLogprobsBody { tokenizer, logprobs });
     let choices: Vec<_> = choices.iter().enumerate().map(choice).collect();
-    let prompt_token_ids = prompt_tokens.map(Ids);
+    let prompt_token_ids = prompt_tokens.map(TokenIds);
     Body {
         usage: Some(usage),
         prompt_token_ids,
@@ -56,10 +58,10 @@ pub fn answer<'a>(
     }
 }
 
-/// The common parts of all chunks of a streamed answer.
+/// The writer of a streamed answer's chunks.
 pub struct Chunks {
     head: ChunkHead,
-    /// The beginning of a chunk that only has text of the first choice.
+    /// The beginning of a chunk with only text, for the first choice.
     text_head: Vec<u8>,
     tokenizer: Tokenizer,
     fields: ReasoningFields,
@@ -95,11 +97,11 @@ impl Chunks {
             stop_reason: None,
             token_ids: None,
         };
-        let prompt_token_ids = prompt_tokens.map(Ids);
+        let prompt_token_ids = prompt_tokens.map(TokenIds);
         self.head.write(
             events,
             &[choice],
-            &Beside { prompt_token_ids, usage, ..Beside::default() },
+            &ChunkExtras { prompt_token_ids, usage, ..ChunkExtras::default() },
         );
     }
 
@@ -112,13 +114,13 @@ impl Chunks {
         nvext: Option<Nvext>,
     ) {
         let is_plain = usage.is_none() && nvext.is_none() && self.is_plain(delta);
-        if let Some(text) = delta.events.text_alone().filter(|_| is_plain) {
+        if let Some(text) = delta.events.only_text().filter(|_| is_plain) {
             return self.write_text(events, text);
         }
         self.write_chunks(events, delta, usage, nvext);
     }
 
-    /// Returns `true` if a delta belongs to the first choice and only has events, as nearly every
+    /// Returns `true` if a delta belongs to the first choice and only has events, like nearly every
     /// delta.
     fn is_plain(&self, delta: &ChoiceDelta) -> bool {
         delta.index == 0 && delta.finish.is_none() && delta.logprobs.is_none() && !self.with_ids
@@ -131,7 +133,7 @@ impl Chunks {
         events.extend_from_slice(&self.text_head);
         match serde_json::to_writer(&mut *events, text) {
             Ok(()) => events.extend_from_slice(TEXT_TAIL),
-            Err(failed) => sse::write_failed(events, begin, &failed),
+            Err(error) => sse::write_failed(events, begin, &error),
         }
     }
 
@@ -160,10 +162,10 @@ impl Chunks {
                     .map(|tokens| ChatLogprobs { tokenizer, tokens }),
                 finish_reason: finish.map(finish::reason),
                 stop_reason: finish.map(finish::stop_reason),
-                token_ids: (*with_ids && is_first).then_some(Ids(&delta.tokens)),
+                token_ids: (*with_ids && is_first).then_some(TokenIds(&delta.tokens)),
             };
             let nvext = if is_last { nvext.take() } else { None };
-            head.write(events, &[choice], &Beside { usage, nvext, ..Beside::default() });
+            head.write(events, &[choice], &ChunkExtras { usage, nvext, ..ChunkExtras::default() });
             if is_last {
                 return;
             }
@@ -173,7 +175,11 @@ impl Chunks {
 
     /// Appends the last chunk of a stream, which has no choices.
     pub fn write_usage(&self, events: &mut Vec<u8>, usage: Usage) {
-        self.head.write(events, &[(); 0], &Beside { usage: Some(usage), ..Beside::default() });
+        self.head.write(
+            events,
+            &[(); 0],
+            &ChunkExtras { usage: Some(usage), ..ChunkExtras::default() },
+        );
     }
 }
 
@@ -190,19 +196,20 @@ struct WholeChoice<'a> {
     finish_reason: &'static str,
     stop_reason: Option<StopReason<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    token_ids: Option<Ids<'a>>,
+    token_ids: Option<TokenIds<'a>>,
 }
 
 #[derive(Serialize)]
 struct Message<'a> {
     role: &'static str,
-    /// Null if there is nothing but calls or reasoning.
+    /// Null if the answer has only calls or reasoning.
     content: Option<Cow<'a, str>>,
-    /// Null: models say no in their text.
+    /// Always null: models refuse in their text.
     refusal: (),
-    /// vLLM's name of it, and the older one that many clients read.
+    /// The reasoning under vLLM's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning: Option<Cow<'a, str>>,
+    /// The reasoning under the older name, which many clients read.
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -219,7 +226,7 @@ struct ChunkChoice<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     stop_reason: Option<Option<StopReason<'a>>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    token_ids: Option<Ids<'a>>,
+    token_ids: Option<TokenIds<'a>>,
 }
 
 #[derive(Default, Serialize)]
@@ -238,7 +245,7 @@ struct Delta<'a> {
 
 #[derive(Serialize)]
 struct ToolCall<'a> {
-    /// Only in chunks, whose pieces belong together by it.
+    /// The index of the call; only in chunks, to match the pieces of a call.
     #[serde(skip_serializing_if = "Option::is_none")]
     index: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -256,12 +263,12 @@ struct Function<'a> {
     arguments: &'a str,
 }
 
-/// Text that is left out if it is empty, unless nothing else is there.
-fn said(text: &str, is_all: bool) -> Option<&str> {
-    (is_all || !text.is_empty()).then_some(text)
+/// Returns the text; `None` if it is empty and the chunk has other content.
+fn optional_text(text: &str, is_only_content: bool) -> Option<&str> {
+    (is_only_content || !text.is_empty()).then_some(text)
 }
 
-/// The events of one chunk. Its fields have no order: clients read reasoning, then text, then
+/// The events of one chunk. A chunk's fields have no order: clients read reasoning, then text, then
 /// calls.
 #[derive(Default)]
 struct ChunkPart<'a> {
@@ -301,9 +308,9 @@ impl<'a> ChunkPart<'a> {
         let Self { reasoning, text, tool_calls } = self;
         Delta {
             role: None,
-            content: said(text, reasoning.is_empty() && tool_calls.is_empty()),
-            reasoning: said(reasoning, false).filter(|_| fields.reasoning),
-            reasoning_content: said(reasoning, false).filter(|_| fields.reasoning_content),
+            content: optional_text(text, reasoning.is_empty() && tool_calls.is_empty()),
+            reasoning: optional_text(reasoning, false).filter(|_| fields.reasoning),
+            reasoning_content: optional_text(reasoning, false).filter(|_| fields.reasoning_content),
             tool_calls,
         }
     }
@@ -313,10 +320,10 @@ impl<'a> Message<'a> {
     fn new(choice: &'a FinishedChoice, fields: ReasoningFields) -> Self {
         let reasoning = Some(choice.events.reasoning()).filter(|reasoning| !reasoning.is_empty());
         let calls = choice.events.calls();
-        let says_more = reasoning.is_some() || !calls.is_empty();
+        let has_more = reasoning.is_some() || !calls.is_empty();
         Self {
             role: "assistant",
-            content: Some(choice.events.text()).filter(|text| !says_more || !text.is_empty()),
+            content: Some(choice.events.text()).filter(|text| !has_more || !text.is_empty()),
             refusal: (),
             reasoning: reasoning.clone().filter(|_| fields.reasoning),
             reasoning_content: reasoning.filter(|_| fields.reasoning_content),
@@ -353,7 +360,7 @@ mod tests {
         let head = AnswerHead::new("chatcmpl", &RequestId::new("r").unwrap(), "a \"model\"");
         let chunks = Chunks::new(&head, tokenizer, ReasoningFields::default(), false);
         for text in ["", "hello", "\"quoted\"\n\\ \u{0}\u{7f} é 😀", "</script>"] {
-            let events = AnswerEvents::of_text(text.to_owned());
+            let events = AnswerEvents::from_text(text.to_owned());
             let delta = ChoiceDelta { events, tokens: vec![TokenId(1)], ..ChoiceDelta::default() };
             assert!(chunks.is_plain(&delta));
             let mut written = Vec::new();

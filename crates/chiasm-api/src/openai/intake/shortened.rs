@@ -1,102 +1,109 @@
-//! A body without the bulk of its longest strings, which the parser reads faster.
+//! A copy of a body with its longest strings shortened, which parses faster.
 //!
-//! Most bytes of a request with pictures are base64 in a few strings. The parser looks at each of
-//! them for quotes, escapes and control characters, and then for UTF-8, eight bytes at a time at
-//! best: 31 % of the instructions that such a request takes where its image is known (364 kB, one
-//! image). Here vector code finds where such strings end, and the parser gets their beginnings
-//! only.
+//! Most bytes of a request with pictures are base64 in a few strings. The parser checks each byte
+//! for quotes, escapes and control characters, and then for UTF-8, eight bytes at a time at best.
+//! These checks took 31 % of the instructions of a request whose image was known (364 kB, one
+//! image). Here vector code finds the ends of such strings, and the parser sees only their
+//! beginnings.
 
 use std::ops::Range;
 
 use bytes::Bytes;
 use memchr::{memchr, memchr2};
 
-/// Strings of fewer bytes stay as they are. Fields that take one of some words don't take longer
-/// ones. In tests nearly all strings are long.
-const LONG: usize = if cfg!(test) { 24 } else { 8 << 10 };
-/// Bytes of a long string that stay, for errors that quote it.
-const KEPT: usize = if cfg!(test) { 8 } else { 64 };
-/// One byte of so many may be left of a body; else it is read as it came, which takes no memory.
-const LEAST: usize = if cfg!(test) { 1 } else { 4 };
+/// The minimum length of a string that is shortened. It is longer than any value of an enumeration.
+/// In tests nearly all strings are long.
+const MIN_LONG_BYTES: usize = if cfg!(test) { 24 } else { 8 << 10 };
+/// The number of bytes kept of a long string, for errors that quote it.
+const KEPT_BYTES: usize = if cfg!(test) { 8 } else { 64 };
+/// The minimum ratio between the body and its shortened copy. Below it the body itself is parsed,
+/// which takes no memory.
+const MIN_RATIO: usize = if cfg!(test) { 1 } else { 4 };
 
-/// The JSON of a body, with the beginnings of its long strings only.
+/// The JSON of a body with its long strings cut to their beginnings.
 pub(super) struct Shortened {
     pub(super) json: Bytes,
-    /// They are in the order of the body.
+    /// The cuts, in the order of the body.
     cuts: Vec<Cut>,
 }
 
+/// A string that was shortened.
 struct Cut {
-    /// Where the beginning starts in the shortened JSON.
-    at: usize,
-    /// The whole string in the body.
-    whole: Range<usize>,
+    /// The offset of the string's beginning in the shortened JSON.
+    start: usize,
+    /// The range of the full string in the body.
+    full: Range<usize>,
 }
 
 impl Shortened {
-    /// `None` if it would not be much shorter.
+    /// Shortens a body; `None` if the copy would not be much shorter.
     ///
-    /// It is valid JSON if and only if the body is: only characters go that stand for themselves,
-    /// within strings.
-    pub(super) fn of(body: &[u8]) -> Option<Self> {
+    /// The copy is valid JSON if and only if the body is: only unescaped characters inside strings
+    /// are removed.
+    pub(super) fn new(body: &[u8]) -> Option<Self> {
         let long = long_strings(body)?;
-        let mut json = Vec::with_capacity(
-            body.len() - long.iter().map(|whole| whole.len() - KEPT).sum::<usize>(),
-        );
-        let (mut cuts, mut done) = (Vec::with_capacity(long.len()), 0);
-        for whole in long {
-            json.extend_from_slice(&body[done..whole.start + KEPT]);
-            done = whole.end;
-            cuts.push(Cut { at: json.len() - KEPT, whole });
+        let removed: usize = long.iter().map(|full| full.len() - KEPT_BYTES).sum();
+        let mut json = Vec::with_capacity(body.len() - removed);
+        let mut cuts = Vec::with_capacity(long.len());
+        let mut copied = 0;
+        for full in long {
+            json.extend_from_slice(&body[copied..full.start + KEPT_BYTES]);
+            copied = full.end;
+            cuts.push(Cut { start: json.len() - KEPT_BYTES, full });
         }
-        json.extend_from_slice(&body[done..]);
+        json.extend_from_slice(&body[copied..]);
         Some(Self { json: json.into(), cuts })
     }
 
-    /// Bytes on the heap.
-    pub(super) fn bytes(&self) -> u64 {
+    /// Returns the bytes on the heap.
+    pub(super) fn heap_bytes(&self) -> u64 {
         (self.json.len() + self.cuts.capacity() * size_of::<Cut>()) as u64
     }
 
-    /// Where a string that the parser borrowed from the JSON is whole in the body; `None` if
-    /// nothing of it is missing.
-    pub(super) fn whole(&self, text: &str) -> Option<Range<usize>> {
-        let at = (text.as_ptr() as usize).checked_sub(self.json.as_ptr() as usize)?;
-        let cut = self.cuts.binary_search_by_key(&at, |cut| cut.at).ok()?;
-        Some(self.cuts[cut].whole.clone())
+    /// Returns the body's range of a string that the parser borrowed from the JSON; `None` if the
+    /// string was not shortened.
+    pub(super) fn full_range(&self, text: &str) -> Option<Range<usize>> {
+        let start = (text.as_ptr() as usize).checked_sub(self.json.as_ptr() as usize)?;
+        let index = self.cuts.binary_search_by_key(&start, |cut| cut.start).ok()?;
+        Some(self.cuts[index].full.clone())
     }
 
-    /// Where the body has what is here in the JSON.
-    pub(super) fn place(&self, at: usize) -> usize {
-        let before = self.cuts.iter().take_while(|cut| cut.at + KEPT <= at);
-        at + before.map(|cut| cut.whole.len() - KEPT).sum::<usize>()
+    /// Maps an offset in the shortened JSON to the offset in the body.
+    pub(super) fn body_offset(&self, offset: usize) -> usize {
+        let before = self.cuts.iter().take_while(|cut| cut.start + KEPT_BYTES <= offset);
+        offset + before.map(|cut| cut.full.len() - KEPT_BYTES).sum::<usize>()
     }
 
-    /// The column in the body of what is in this one of the JSON, both in bytes. The lines are the
-    /// same.
-    pub(super) fn column(&self, line: usize, column: usize) -> usize {
+    /// Maps a column of the shortened JSON to the column of the body, both in bytes. Lines have the
+    /// same numbers in both.
+    pub(super) fn body_column(&self, line: usize, column: usize) -> usize {
         let lines = self.json.split(|byte| *byte == b'\n');
         let start = lines.take(line.saturating_sub(1)).map(|line| line.len() + 1).sum();
-        self.place(start + column) - self.place(start)
+        self.body_offset(start + column) - self.body_offset(start)
     }
 }
 
-/// The long strings of a body that has little else; `None` if there is more, or if a string has no
-/// end. Gives up as soon as too much would be left, so that other bodies are gone through in small
-/// part.
+/// Returns the long strings of a body that consists mostly of them; `None` for other bodies, and if
+/// a string has no end.
+///
+/// Stops as soon as too many bytes would remain, so that only a small part of other bodies is
+/// scanned.
 fn long_strings(body: &[u8]) -> Option<Vec<Range<usize>>> {
-    if body.len() < LONG {
+    if body.len() < MIN_LONG_BYTES {
         return None;
     }
-    let (mut long, mut end, mut room) = (Vec::new(), 0, body.len() / LEAST);
+    let mut long = Vec::new();
+    let mut end = 0;
+    let mut room = body.len() / MIN_RATIO;
     while let Some(before) = memchr(b'"', &body[end..]) {
         room = room.checked_sub(before + 2)?;
         let start = end + before + 1;
-        let (length, is_escaped) = string(&body[start..], room)?;
-        let (text, after) = (&body[start..start + length], &body[start + length + 1..]);
-        if !is_escaped && length >= LONG && is_plain(text) && !is_name(after) {
+        let (length, is_escaped) = scan_string(&body[start..], room)?;
+        let text = &body[start..start + length];
+        let after = &body[start + length + 1..];
+        if !is_escaped && length >= MIN_LONG_BYTES && is_plain(text) && !is_name(after) {
             long.push(start..start + length);
-            room = room.checked_sub(KEPT)?;
+            room = room.checked_sub(KEPT_BYTES)?;
         } else {
             room = room.checked_sub(length)?;
         }
@@ -105,10 +112,13 @@ fn long_strings(body: &[u8]) -> Option<Vec<Range<usize>>> {
     (!long.is_empty() && body.len() - end <= room).then_some(long)
 }
 
-/// The length of the string that JSON goes on with, to its closing quote, and whether there are
-/// escapes in it; `None` if it has no end, or is longer than `room` with escapes.
-fn string(json: &[u8], room: usize) -> Option<(usize, bool)> {
-    let (mut length, mut is_escaped) = (0, false);
+/// Returns the length of the string at the start of `json`, up to its closing quote, and whether it
+/// has escapes.
+///
+/// Returns `None` if the string has no end, or if it has escapes and is longer than `room`.
+fn scan_string(json: &[u8], room: usize) -> Option<(usize, bool)> {
+    let mut length = 0;
+    let mut is_escaped = false;
     loop {
         length += memchr2(b'"', b'\\', json.get(length..)?)?;
         if json[length] == b'"' {
@@ -122,14 +132,16 @@ fn string(json: &[u8], room: usize) -> Option<(usize, bool)> {
     }
 }
 
-/// Whether there are only characters that need neither a decoder for UTF-8 nor, in JSON, an escape.
+/// Returns `true` if all bytes are printable ASCII, which needs no UTF-8 validation.
+///
+/// The caller has excluded quotes and escapes.
 fn is_plain(text: &[u8]) -> bool {
-    // Piece by piece, so that compilers can look at many bytes at once.
+    // Chunks let the compiler check many bytes at once.
     text.chunks(128)
         .all(|piece| piece.iter().fold(true, |plain, byte| plain & (0x20..0x7f).contains(byte)))
 }
 
-/// Whether a string was the name of a field, by what comes after it.
+/// Returns `true` if the string in front of `after` is a field's name.
 fn is_name(after: &[u8]) -> bool {
     after.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b':')
 }
@@ -141,35 +153,38 @@ mod tests {
 
     use super::*;
 
-    /// The strings of a JSON value in order, those that are names aside.
-    fn strings<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
+    /// Collects the strings of a JSON value in order, except for field names.
+    fn collect_strings<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
         match value {
             Value::String(text) => found.push(text),
-            Value::Array(list) => list.iter().for_each(|value| strings(value, found)),
-            Value::Object(fields) => fields.values().for_each(|value| strings(value, found)),
+            Value::Array(list) => list.iter().for_each(|value| collect_strings(value, found)),
+            Value::Object(fields) => {
+                fields.values().for_each(|value| collect_strings(value, found))
+            }
             _ => {}
         }
     }
 
-    fn of_text(body: &str) -> Option<Shortened> {
-        Shortened::of(body.as_bytes())
+    fn shorten(body: &str) -> Option<Shortened> {
+        Shortened::new(body.as_bytes())
     }
 
     #[test]
     fn long_strings_keep_their_beginnings() {
-        let (one, two) = ("data:image/png;base64,AAAA", "x".repeat(60));
+        let one = "data:image/png;base64,AAAA";
+        let two = "x".repeat(60);
         let body = format!(r#"["{one}", "short", "{two}"]"#);
-        let short = of_text(&body).unwrap();
+        let short = shorten(&body).unwrap();
         assert_eq!(short.json, r#"["data:ima", "short", "xxxxxxxx"]"#);
         let read: Vec<&str> = serde_json::from_slice(&short.json).unwrap();
-        let whole = |text| short.whole(text).map(|whole| &body[whole]);
-        assert_eq!(read.into_iter().map(whole).collect::<Vec<_>>(), [Some(one), None, Some(&two)]);
-        assert_eq!(whole("data:ima"), None, "it is not from there");
+        let full = |text| short.full_range(text).map(|range| &body[range]);
+        assert_eq!(read.into_iter().map(full).collect::<Vec<_>>(), [Some(one), None, Some(&two)]);
+        assert_eq!(full("data:ima"), None, "this string is not borrowed from the JSON");
     }
 
     #[test]
-    fn names_and_what_is_escaped_or_not_plain_stay() {
-        let long = "n".repeat(LONG);
+    fn other_strings_are_not_shortened() {
+        let long = "n".repeat(MIN_LONG_BYTES);
         for body in [
             format!(r#"{{"{long}": 1}}"#),
             format!("{{\"{long}\" \n : 1}}"),
@@ -185,60 +200,65 @@ mod tests {
             "[1, 2]".to_owned(),
             String::new(),
         ] {
-            assert!(of_text(&body).is_none(), "{body}");
+            assert!(shorten(&body).is_none(), "{body}");
         }
-        assert!(of_text(&format!(r#"["\\", "{long}"]"#)).is_some());
+        assert!(shorten(&format!(r#"["\\", "{long}"]"#)).is_some());
     }
 
     #[test]
-    fn places_in_the_json_are_those_in_the_body() {
-        let long = "l".repeat(LONG + 10);
+    fn error_column_maps_to_column_of_body() {
+        let long = "l".repeat(MIN_LONG_BYTES + 10);
         let body = format!("{{\"a\": \"{long}\",\n \"b\": \"{long}\", \"c\": \"{long}\", ?\n}}");
-        let short = of_text(&body).unwrap();
-        let (expected, error) = (
-            serde_json::from_str::<Value>(&body).unwrap_err(),
-            serde_json::from_slice::<Value>(&short.json).unwrap_err(),
-        );
+        let short = shorten(&body).unwrap();
+        let expected = serde_json::from_str::<Value>(&body).unwrap_err();
+        let error = serde_json::from_slice::<Value>(&short.json).unwrap_err();
         assert_ne!((expected.line(), expected.column()), (error.line(), error.column()));
-        let column = short.column(error.line(), error.column());
+        let column = short.body_column(error.line(), error.column());
         assert_eq!((expected.line(), expected.column()), (error.line(), column));
     }
 
     proptest! {
         #[test]
-        fn the_whole_strings_are_those_of_the_body(
-            texts in prop::collection::vec(prop_oneof!["[ -~]{0,60}", ".{0,40}", "[A-Za-z0-9+/]{20,90}"], 1..8),
+        fn full_ranges_are_the_strings_of_the_body(
+            texts in prop::collection::vec(
+                prop_oneof!["[ -~]{0,60}", ".{0,40}", "[A-Za-z0-9+/]{20,90}"],
+                1..8,
+            ),
             names in prop::collection::vec("[a-z]{1,40}", 8),
         ) {
             let fields = names.into_iter().zip(texts.into_iter().map(Value::String)).collect();
             let body = Value::Array(vec![Value::Object(fields), "end".into()]).to_string();
-            let Some(short) = of_text(&body) else { return Ok(()) };
+            let Some(short) = shorten(&body) else { return Ok(()) };
             prop_assert!(short.json.len() < body.len());
-            let (whole, read): (Value, Value) =
-                (serde_json::from_str(&body).unwrap(), serde_json::from_slice(&short.json).unwrap());
-            let (mut expected, mut found) = (Vec::new(), Vec::new());
-            strings(&whole, &mut expected);
-            strings(&read, &mut found);
+            let from_body: Value = serde_json::from_str(&body).unwrap();
+            let from_copy: Value = serde_json::from_slice(&short.json).unwrap();
+            let mut expected = Vec::new();
+            collect_strings(&from_body, &mut expected);
+            let mut found = Vec::new();
+            collect_strings(&from_copy, &mut found);
             prop_assert_eq!(expected.len(), found.len());
             let mut cuts = short.cuts.iter();
             for (expected, found) in expected.into_iter().zip(found) {
                 if expected != found {
-                    prop_assert_eq!(expected, &body[cuts.next().unwrap().whole.clone()]);
-                    prop_assert_eq!(found, &expected[..KEPT]);
+                    prop_assert_eq!(expected, &body[cuts.next().unwrap().full.clone()]);
+                    prop_assert_eq!(found, &expected[..KEPT_BYTES]);
                 }
             }
             prop_assert!(cuts.next().is_none());
         }
 
-        /// Whatever comes, it is as valid as it was.
+        /// Shortening makes no body valid or invalid.
         #[test]
-        fn nothing_becomes_valid_or_invalid(body in r#"[\[{ ]{0,3}("[a-z\\":, ]{0,60}"[:,}\] \n]{0,3}){0,4}[\]} ]{0,3}"#) {
-            if let Some(short) = of_text(&body) {
-                let (whole, short_read) =
-                    (serde_json::from_str::<Value>(&body), serde_json::from_slice::<Value>(&short.json));
-                prop_assert_eq!(whole.is_ok(), short_read.is_ok());
-                if let (Err(whole), Err(error)) = (whole, short_read) {
-                    prop_assert_eq!((whole.line(), whole.column()), (error.line(), short.column(error.line(), error.column())));
+        fn shortening_preserves_validity(
+            body in r#"[\[{ ]{0,3}("[a-z\\":, ]{0,60}"[:,}\] \n]{0,3}){0,4}[\]} ]{0,3}"#,
+        ) {
+            if let Some(short) = shorten(&body) {
+                let from_body = serde_json::from_str::<Value>(&body);
+                let from_copy = serde_json::from_slice::<Value>(&short.json);
+                prop_assert_eq!(from_body.is_ok(), from_copy.is_ok());
+                if let (Err(expected), Err(error)) = (from_body, from_copy) {
+                    let column = short.body_column(error.line(), error.column());
+                    prop_assert_eq!((expected.line(), expected.column()), (error.line(), column));
                 }
             }
         }

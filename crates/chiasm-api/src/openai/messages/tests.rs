@@ -10,7 +10,7 @@ use crate::ErrorKind;
 use crate::openai::BodyLimits;
 
 fn parse(messages: &Value) -> Result<(Vec<ChatMessage>, Vec<MediaRef>), ApiError> {
-    let mut intake = Intake::of(&json!({"messages": messages}));
+    let mut intake = Intake::from_json(&json!({"messages": messages}));
     request::read(&mut intake).map(|(_, Messages { messages, media })| (messages, media))
 }
 
@@ -19,7 +19,7 @@ fn refused(messages: Value) -> String {
 }
 
 #[test]
-fn images_come_out_in_order_with_the_field_they_stood_in() {
+fn images_keep_order_with_their_fields() {
     let messages = json!([
         {"role": "system", "content": "s"},
         {"role": "user", "content": [
@@ -50,7 +50,7 @@ fn images_come_out_in_order_with_the_field_they_stood_in() {
 }
 
 #[test]
-fn videos_and_recordings_are_items_too() {
+fn video_or_audio_parts_are_media_items() {
     let messages = json!([{"role": "user", "content": [
         {"type": "video_url", "video_url": {"url": "http://a"}},
         {"type": "audio_url", "audio_url": "http://b", "uuid": "u"},
@@ -76,7 +76,7 @@ fn videos_and_recordings_are_items_too() {
 }
 
 #[test]
-fn what_is_wrong_is_named() {
+fn invalid_message_names_field() {
     assert_eq!(refused(json!([])), "messages");
     for role in ["user", "system", "developer", "tool"] {
         assert_eq!(refused(json!([{"role": role, "content": null}])), "messages[0].content");
@@ -121,7 +121,7 @@ fn what_is_wrong_is_named() {
 }
 
 #[test]
-fn an_assistant_message_may_have_tool_calls_and_no_content() {
+fn assistant_message_with_calls_needs_no_content() {
     let messages = json!([{"role": "assistant", "content": null, "tool_calls": [{"id": "1"}]}]);
     assert!(parse(&messages).unwrap().0[0].content.is_none());
     let called = |calls: Value| json!([{"role": "user", "content": "x", "tool_calls": calls}]);
@@ -130,8 +130,8 @@ fn an_assistant_message_may_have_tool_calls_and_no_content() {
 }
 
 #[test]
-fn an_answer_may_come_back_as_it_was_given() {
-    let thought = |fields: Value| {
+fn answer_is_accepted_as_message() {
+    let reasoning = |fields: Value| {
         let mut message = json!({"role": "assistant", "content": null});
         message.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
         parse(&json!([message]))
@@ -139,15 +139,25 @@ fn an_answer_may_come_back_as_it_was_given() {
             .map_err(|error| error.param.unwrap())
     };
     let some = |text: &str| Ok(Some(text.to_owned()));
-    assert_eq!(thought(json!({"reasoning": "a", "reasoning_content": "b"})), some("a"));
-    assert_eq!(thought(json!({"reasoning_content": "b", "reasoning": "a"})), some("a"));
-    assert_eq!(thought(json!({"reasoning_content": "b", "reasoning": null})), some("b"));
-    let beside = json!({"refusal": null, "annotations": [], "audio": null, "function_call": null, "tool_calls": null});
-    assert_eq!(thought(beside), Ok(None));
-    assert_eq!(thought(json!({"refusal": "no"})), Ok(None));
-    let beside = json!({"provider_specific_fields": {"refusal": null}, "content": "x", "cache_control": {"type": "ephemeral"}});
-    assert_eq!(thought(beside), Ok(None));
-    assert_eq!(thought(json!({"reasoning": 3})), Err("messages[0].reasoning".to_owned()));
+    assert_eq!(reasoning(json!({"reasoning": "a", "reasoning_content": "b"})), some("a"));
+    assert_eq!(reasoning(json!({"reasoning_content": "b", "reasoning": "a"})), some("a"));
+    assert_eq!(reasoning(json!({"reasoning_content": "b", "reasoning": null})), some("b"));
+    let extras = json!({
+        "refusal": null,
+        "annotations": [],
+        "audio": null,
+        "function_call": null,
+        "tool_calls": null,
+    });
+    assert_eq!(reasoning(extras), Ok(None));
+    assert_eq!(reasoning(json!({"refusal": "no"})), Ok(None));
+    let extras = json!({
+        "provider_specific_fields": {"refusal": null},
+        "content": "x",
+        "cache_control": {"type": "ephemeral"},
+    });
+    assert_eq!(reasoning(extras), Ok(None));
+    assert_eq!(reasoning(json!({"reasoning": 3})), Err("messages[0].reasoning".to_owned()));
     assert_eq!(
         refused(json!([{"role": "user", "content": "x", "reasoning": "a"}])),
         "messages[0].reasoning"
@@ -157,7 +167,7 @@ fn an_answer_may_come_back_as_it_was_given() {
 }
 
 #[test]
-fn parts_of_text_have_the_types_of_several_apis() {
+fn text_parts_of_several_apis_are_accepted() {
     let parts = json!([
         "a",
         {"type": "text", "text": "b"},
@@ -173,7 +183,7 @@ fn parts_of_text_have_the_types_of_several_apis() {
 }
 
 #[test]
-fn an_image_may_have_the_type_and_detail_of_responses() {
+fn input_image_part_may_have_detail() {
     let part =
         json!({"type": "input_image", "detail": "auto", "image_url": "data:image/png;base64,eA=="});
     let (messages, media) = parse(&json!([{"role": "user", "content": [part]}])).unwrap();
@@ -185,8 +195,12 @@ fn an_image_may_have_the_type_and_detail_of_responses() {
 }
 
 #[test]
-fn an_item_need_not_say_what_it_is() {
-    let parts = json!([{"image_url": "http://a"}, {"input_audio": {"data": "QUJD", "format": "wav"}}, {"type": null, "video_url": {"url": "http://b"}}]);
+fn media_part_without_type_is_accepted() {
+    let parts = json!([
+        {"image_url": "http://a"},
+        {"input_audio": {"data": "QUJD", "format": "wav"}},
+        {"type": null, "video_url": {"url": "http://b"}},
+    ]);
     let (_, media) = parse(&json!([{"role": "user", "content": parts}])).unwrap();
     let modalities: Vec<_> = media.iter().map(|item| item.modality.name()).collect();
     assert_eq!(modalities, ["image", "audio", "video"]);
@@ -203,7 +217,8 @@ fn an_item_need_not_say_what_it_is() {
     );
 }
 
-/// A template that knows the role `document`, and a part's `language` if it wants parts.
+/// Parses messages with a template that has the role `document`. It reads a part's `language` if
+/// `wants_parts` is `true`.
 fn with_template(messages: &Value, wants_parts: bool) -> Result<Vec<ChatMessage>, ApiError> {
     let content = if wants_parts {
         "{% for part in m['content'] %}{{ part.language }}{{ part['text'] }}{% endfor %}"
@@ -211,16 +226,17 @@ fn with_template(messages: &Value, wants_parts: bool) -> Result<Vec<ChatMessage>
         "{{ m.language }}"
     };
     let template = format!(
-        "{{% for m in messages %}}{{% if m.role == 'document' %}}{{% endif %}}{content}{{% endfor %}}"
+        "{{% for m in messages %}}{{% if m.role == 'document' %}}{{% endif %}}\
+         {content}{{% endfor %}}"
     );
     let dir = tempfile::tempdir().unwrap();
-    let mut intake = Intake::of(&json!({"messages": messages}));
+    let mut intake = Intake::from_json(&json!({"messages": messages}));
     intake.template = ChatTemplate::from_model_dir(dir.path(), Some(template.as_ref())).unwrap();
     request::read(&mut intake).map(|(_, Messages { messages, .. })| messages)
 }
 
 #[test]
-fn roles_and_fields_of_parts_may_be_those_of_the_template() {
+fn template_may_add_roles_or_part_fields() {
     let messages = json!([
         {"role": "document", "content": "x"},
         {"role": "user", "content": [
@@ -259,7 +275,7 @@ fn roles_and_fields_of_parts_may_be_those_of_the_template() {
 }
 
 #[test]
-fn messages_and_parts_are_bounded() {
+fn excess_messages_or_parts_are_refused() {
     let limits = BodyLimits { messages: 2, content_parts: 3, ..BodyLimits::default() };
     let outcome = |messages: &Value| {
         let body = json!({"messages": messages}).to_string();
@@ -280,15 +296,15 @@ fn messages_and_parts_are_bounded() {
 }
 
 #[test]
-fn a_large_url_stays_in_the_body_unless_something_in_it_is_escaped() {
+fn large_url_without_escapes_shares_body() {
     let url =
         |separator: &str| format!("data:image{separator}png;base64,{}", "AAAA".repeat(10_000));
     let parsed = |url: &str| {
         let message = format!(
             r#"{{"role": "user", "content": [{{"type": "image_url", "image_url": "{url}"}}]}}"#
         );
-        let (body, budget) =
-            (Bytes::from(format!(r#"{{"messages": [{message}]}}"#)), ByteBudget::new(1 << 20));
+        let body = Bytes::from(format!(r#"{{"messages": [{message}]}}"#));
+        let budget = ByteBudget::new(1 << 20);
         let mut intake = Intake::new(body.clone(), &BodyLimits::default(), &budget);
         let (_, Messages { media, .. }) = request::read(&mut intake).unwrap();
         let url = media[0].source.clone().unwrap();
@@ -302,7 +318,7 @@ fn a_large_url_stays_in_the_body_unless_something_in_it_is_escaped() {
 }
 
 #[test]
-fn the_last_of_two_fields_of_a_name_counts_with_its_images() {
+fn last_duplicate_field_wins_with_its_images() {
     let image = |name: &str| format!(r#"{{"type": "image_url", "image_url": "http://{name}"}}"#);
     let message = |content: &str| format!(r#"{{"role": "user", {content}}}"#);
     let twice = message(&format!(r#""content": [{}], "content": [{}]"#, image("a"), image("b")));
@@ -317,7 +333,7 @@ fn the_last_of_two_fields_of_a_name_counts_with_its_images() {
 }
 
 #[test]
-fn a_wrong_type_names_the_field_and_broken_json_the_body() {
+fn broken_json_names_body_instead_of_field() {
     assert_eq!(refused(json!([{"role": 3, "content": "x"}])), "messages[0].role");
     assert_eq!(refused(json!([3])), "messages[0]");
     assert_eq!(refused(json!("x")), "messages");

@@ -10,21 +10,21 @@ use crate::openai::BodyLimits;
 use crate::openai::request;
 
 fn parse(input: &Value) -> Result<Input, ApiError> {
-    request::read(&mut Intake::of(&json!({"input": input}))).map(|(_, input)| input)
+    request::read(&mut Intake::from_json(&json!({"input": input}))).map(|(_, input)| input)
 }
 
 fn refused(input: Value) -> String {
     parse(&input).err().unwrap().param.unwrap()
 }
 
-fn said(role: &str, text: &str) -> ChatMessage {
+fn text_message(role: &str, text: &str) -> ChatMessage {
     let content = Some(ChatContent::Text(text.to_owned()));
     ChatMessage { role: role.to_owned(), content, ..ChatMessage::default() }
 }
 
-fn parts(role: &str, texts: &[&str]) -> ChatMessage {
+fn parts_message(role: &str, texts: &[&str]) -> ChatMessage {
     let parts = texts.iter().map(|text| ChatPart::Text((*text).to_owned())).collect();
-    ChatMessage { content: Some(ChatContent::Parts(parts)), ..said(role, "") }
+    ChatMessage { content: Some(ChatContent::Parts(parts)), ..text_message(role, "") }
 }
 
 fn output_text(text: &str) -> Value {
@@ -32,61 +32,96 @@ fn output_text(text: &str) -> Value {
 }
 
 #[test]
-fn a_text_is_a_message_of_the_user() {
+fn text_input_becomes_user_message() {
     let Input { messages, media, is_open } = parse(&json!("hello")).unwrap();
-    assert_eq!((messages, media.len(), is_open), (vec![said("user", "hello")], 0, false));
+    assert_eq!((messages, media.len(), is_open), (vec![text_message("user", "hello")], 0, false));
 }
 
 #[test]
-fn what_the_assistant_thought_said_and_called_is_one_message() {
-    let call = |id: &str| json!({"type": "function_call", "id": "fc", "call_id": id, "name": "f", "arguments": "{}"});
+fn assistant_items_become_one_message() {
+    let call = |id: &str| {
+        json!({
+            "type": "function_call", "id": "fc", "call_id": id, "name": "f", "arguments": "{}",
+        })
+    };
     let summary = |text: &str| json!({"type": "summary_text", "text": text});
-    let thought = [json!({"type": "reasoning_text", "text": "hm"})];
+    let reasoning = [json!({"type": "reasoning_text", "text": "hm"})];
     let input = json!([
         {"role": "developer", "content": "short"},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
-        {"type": "reasoning", "id": "rs", "summary": [], "content": thought, "encrypted_content": null},
-        {"type": "message", "id": "msg", "role": "assistant", "status": "completed", "content": [output_text("wait")]},
+        {
+            "type": "reasoning",
+            "id": "rs",
+            "summary": [],
+            "content": reasoning,
+            "encrypted_content": null,
+        },
+        {
+            "type": "message",
+            "id": "msg",
+            "role": "assistant",
+            "status": "completed",
+            "content": [output_text("wait")],
+        },
         call("a"),
         call("b"),
         {"type": "function_call_output", "call_id": "a", "output": "1"},
-        {"type": "function_call_output", "call_id": "b", "output": [{"type": "input_text", "text": "2"}]},
+        {
+            "type": "function_call_output",
+            "call_id": "b",
+            "output": [{"type": "input_text", "text": "2"}],
+        },
         {"role": "assistant", "content": "done"},
         {"role": "assistant", "content": "really"},
         {"type": "reasoning", "id": "rs", "summary": [summary("s"), summary("t")]},
         {"type": "reasoning", "id": "rs", "summary": []},
     ]);
     let Input { messages, is_open, .. } = parse(&input).unwrap();
-    let called = |id: &str| json!({"id": id, "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    let function = json!({"name": "f", "arguments": "{}"});
+    let called = |id: &str| json!({"id": id, "type": "function", "function": function});
     let answer = |id: &str| Some(id.to_owned());
     let expected = [
-        said("developer", "short"),
-        parts("user", &["hi"]),
+        text_message("developer", "short"),
+        parts_message("user", &["hi"]),
         ChatMessage {
             reasoning: Some("hm".to_owned()),
             tool_calls: Some(json!([called("a"), called("b")])),
-            ..parts("assistant", &["wait"])
+            ..parts_message("assistant", &["wait"])
         },
-        ChatMessage { tool_call_id: answer("a"), ..said("tool", "1") },
-        ChatMessage { tool_call_id: answer("b"), ..parts("tool", &["2"]) },
-        said("assistant", "done"),
-        ChatMessage { reasoning: Some("s\nt".to_owned()), ..said("assistant", "really") },
+        ChatMessage { tool_call_id: answer("a"), ..text_message("tool", "1") },
+        ChatMessage { tool_call_id: answer("b"), ..parts_message("tool", &["2"]) },
+        text_message("assistant", "done"),
+        ChatMessage { reasoning: Some("s\nt".to_owned()), ..text_message("assistant", "really") },
     ];
     assert_eq!(messages, expected);
     assert!(!is_open);
 }
 
 #[test]
-fn calls_of_other_tools_are_calls_of_their_functions() {
+fn custom_calls_become_function_calls() {
     let input = json!([
         {"role": "user", "content": "hi"},
-        {"type": "custom_tool_call", "id": "ctc", "call_id": "a", "name": "sh", "input": "say \"a\"", "status": "completed"},
+        {
+            "type": "custom_tool_call",
+            "id": "ctc",
+            "call_id": "a",
+            "name": "sh",
+            "input": "say \"a\"",
+            "status": "completed",
+        },
         {"type": "function_call", "call_id": "b", "name": "f", "namespace": "n", "arguments": "{}"},
         {"type": "custom_tool_call", "call_id": "c", "name": "sh", "namespace": "n", "input": ""},
         {"type": "custom_tool_call_output", "call_id": "a", "name": "sh", "output": "a"},
-        {"type": "function_call_output", "call_id": "b", "output": [{"type": "input_text", "text": "1"}]},
+        {
+            "type": "function_call_output",
+            "call_id": "b",
+            "output": [{"type": "input_text", "text": "1"}],
+        },
     ]);
-    let called = |id: &str, name: &str, arguments: &str| json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+    let called = |id: &str, name: &str, arguments: &str| {
+        let function = json!({"name": name, "arguments": arguments});
+        json!({"id": id, "type": "function", "function": function})
+    };
     let calls = json!([
         called("a", "sh", r#"{"input": "say \"a\""}"#),
         called("b", "n__f", "{}"),
@@ -94,14 +129,14 @@ fn calls_of_other_tools_are_calls_of_their_functions() {
     ]);
     let answer = |id: &str| Some(id.to_owned());
     let expected = [
-        said("user", "hi"),
+        text_message("user", "hi"),
         ChatMessage {
             role: "assistant".to_owned(),
             tool_calls: Some(calls),
             ..ChatMessage::default()
         },
-        ChatMessage { tool_call_id: answer("a"), ..said("tool", "a") },
-        ChatMessage { tool_call_id: answer("b"), ..parts("tool", &["1"]) },
+        ChatMessage { tool_call_id: answer("a"), ..text_message("tool", "a") },
+        ChatMessage { tool_call_id: answer("b"), ..parts_message("tool", &["1"]) },
     ];
     assert_eq!(parse(&input).unwrap().messages, expected);
     let refused = |item: Value| refused(json!([item]));
@@ -109,16 +144,31 @@ fn calls_of_other_tools_are_calls_of_their_functions() {
         refused(json!({"type": "custom_tool_call", "call_id": "a", "name": "sh"})),
         "input[0].input"
     );
-    let mixed = json!({"type": "custom_tool_call", "call_id": "a", "name": "sh", "input": "", "arguments": "{}"});
+    let mixed = json!({
+        "type": "custom_tool_call",
+        "call_id": "a",
+        "name": "sh",
+        "input": "",
+        "arguments": "{}",
+    });
     assert_eq!(refused(mixed), "input[0].arguments");
-    let mixed = json!({"type": "function_call", "call_id": "a", "name": "f", "input": "x", "arguments": "{}"});
+    let mixed = json!({
+        "type": "function_call",
+        "call_id": "a",
+        "name": "f",
+        "input": "x",
+        "arguments": "{}",
+    });
     assert_eq!(refused(mixed), "input[0].input");
 }
 
 #[test]
-fn a_last_message_of_the_assistant_that_is_not_complete_is_continued() {
+fn incomplete_last_message_is_continued() {
     let is_open = |input: Value| parse(&input).unwrap().is_open;
-    let last = |status: &str| json!({"type": "message", "role": "assistant", "status": status, "content": [output_text("a")]});
+    let last = |status: &str| {
+        let content = [output_text("a")];
+        json!({"type": "message", "role": "assistant", "status": status, "content": content})
+    };
     assert!(is_open(json!([{"role": "user", "content": "x"}, last("incomplete")])));
     assert!(is_open(json!([last("in_progress")])));
     assert!(!is_open(json!([last("completed")])));
@@ -128,8 +178,12 @@ fn a_last_message_of_the_assistant_that_is_not_complete_is_continued() {
 }
 
 #[test]
-fn images_come_out_in_order_with_the_field_they_stood_in() {
-    let image = |url: &str| json!({"type": "input_image", "image_url": url, "detail": "auto", "file_id": null});
+fn images_keep_order_with_their_fields() {
+    let image = |url: &str| {
+        json!({
+            "type": "input_image", "image_url": url, "detail": "auto", "file_id": null,
+        })
+    };
     let input = json!([
         {"role": "user", "content": [image("http://a"), {"type": "input_text", "text": "b"}]},
         {"type": "function_call_output", "call_id": "c", "output": [image("data:x")]},
@@ -150,7 +204,7 @@ fn images_come_out_in_order_with_the_field_they_stood_in() {
 }
 
 #[test]
-fn a_large_image_stays_in_the_body() {
+fn large_image_shares_body() {
     let url = format!("data:image/png;base64,{}", "AAAA".repeat(10_000));
     let part = json!({"type": "input_image", "image_url": url});
     let body = Bytes::from(json!({"input": [{"role": "user", "content": [part]}]}).to_string());
@@ -164,7 +218,7 @@ fn a_large_image_stays_in_the_body() {
 }
 
 #[test]
-fn the_last_of_two_fields_of_a_name_counts_with_its_images() {
+fn last_duplicate_field_wins_with_its_images() {
     let content =
         |url: &str| format!(r#""content": [{{"type": "input_image", "image_url": "{url}"}}]"#);
     let twice =
@@ -178,7 +232,7 @@ fn the_last_of_two_fields_of_a_name_counts_with_its_images() {
 }
 
 #[test]
-fn what_is_wrong_with_items_is_named() {
+fn invalid_item_names_field() {
     for (item, field) in [
         (json!(3), ""),
         (json!("x"), ""),
@@ -217,12 +271,13 @@ fn what_is_wrong_with_items_is_named() {
     assert_eq!(refused(json!([])), "input");
     assert_eq!(refused(json!([{"type": "reasoning", "summary": []}])), "input");
     assert_eq!(refused(json!(3)), "input");
-    let error = request::read::<Input>(&mut Intake::of(&json!({"model": "m"}))).err().unwrap();
+    let error =
+        request::read::<Input>(&mut Intake::from_json(&json!({"model": "m"}))).err().unwrap();
     assert_eq!((error.code, error.param.as_deref()), ("missing_field", Some("input")));
 }
 
 #[test]
-fn what_is_wrong_with_parts_is_named() {
+fn invalid_part_names_field() {
     for (part, field) in [
         (json!("x"), ""),
         (json!({"text": "x"}), ".type"),
@@ -243,7 +298,7 @@ fn what_is_wrong_with_parts_is_named() {
 }
 
 #[test]
-fn items_and_parts_are_bounded() {
+fn excess_items_or_parts_are_refused() {
     let limits = BodyLimits { messages: 2, content_parts: 3, ..BodyLimits::default() };
     let outcome = |input: &Value| {
         let body = json!({"input": input}).to_string();
@@ -251,7 +306,8 @@ fn items_and_parts_are_bounded() {
         let read = request::read::<Input>(&mut intake);
         read.map(drop).map_err(|error| (error.kind, error.param.unwrap()))
     };
-    let item = |parts: usize| json!({"role": "user", "content": vec![json!({"type": "input_text", "text": "x"}); parts]});
+    let part = json!({"type": "input_text", "text": "x"});
+    let item = |parts: usize| json!({"role": "user", "content": vec![part.clone(); parts]});
     assert_eq!(outcome(&json!([item(2), item(1)])), Ok(()));
     assert_eq!(
         outcome(&json!([item(2), item(2)])),

@@ -10,9 +10,9 @@ use crate::responses::response::Echo;
 pub(crate) async fn head() -> Head {
     let test = TestPipeline::new(1).await;
     let body = json!({"tools": [{"type": "function", "name": "f"}], "instructions": "be short"});
-    let echo = Echo::of(&Fields::new(body, "").unwrap()).unwrap();
+    let echo = Echo::from_fields(&Fields::new(body, "").unwrap()).unwrap();
     let request = chiasm_backend::RequestId::new("r").unwrap();
-    let sampling = chiasm_request::Sampling { temperature: Some(0.5), ..Default::default() };
+    let sampling = chiasm_request::ClientSampling { temperature: Some(0.5), ..Default::default() };
     Head::new(
         &request,
         "m",
@@ -24,22 +24,27 @@ pub(crate) async fn head() -> Head {
     .unwrap()
 }
 
-/// The names of a custom tool, and of a function and a custom tool of a namespace.
-fn names() -> Names {
+/// Returns the names of a custom tool, and of a function and a custom tool in a namespace.
+fn tool_names() -> ToolNames {
     let custom = json!({"type": "custom", "name": "sh"});
     let within = json!([{"type": "function", "name": "f"}, custom]);
     let tools = json!([custom, {"type": "namespace", "name": "n", "tools": within}]);
     crate::responses::tools::take(&mut Fields::new(json!({"tools": tools}), "").unwrap()).unwrap().1
 }
 
-/// Calls of these, in pieces.
-fn called_otherwise(finish: Finish) -> Vec<ChoiceDelta> {
+/// Returns calls of the tools of [`tool_names`], in pieces.
+fn client_tool_calls(finish: Finish) -> Vec<ChoiceDelta> {
     vec![
-        said([piece(0, Some(("a", "sh")), "")]),
-        said([piece(0, None, r#"{"input": "ls"#)]),
-        said([piece(0, None, r#" -l\"#)]),
-        said([piece(0, None, r#"n"}"#), closed(), piece(1, Some(("b", "n__f")), "{}"), closed()]),
-        said([piece(2, Some(("c", "n__sh")), r#"{"cmd": 1}"#), closed()]),
+        delta([call_piece(0, Some(("a", "sh")), "")]),
+        delta([call_piece(0, None, r#"{"input": "ls"#)]),
+        delta([call_piece(0, None, r#" -l\"#)]),
+        delta([
+            call_piece(0, None, r#"n"}"#),
+            closed(),
+            call_piece(1, Some(("b", "n__f")), "{}"),
+            closed(),
+        ]),
+        delta([call_piece(2, Some(("c", "n__sh")), r#"{"cmd": 1}"#), closed()]),
         end(finish),
     ]
 }
@@ -55,7 +60,7 @@ fn usage() -> Usage {
     }
 }
 
-fn said(events: impl IntoIterator<Item = AnswerEvent>) -> ChoiceDelta {
+fn delta(events: impl IntoIterator<Item = AnswerEvent>) -> ChoiceDelta {
     let mut delta = ChoiceDelta::default();
     events.into_iter().for_each(|event| delta.events.push(event));
     delta
@@ -73,7 +78,7 @@ fn reasoning(text: &str) -> AnswerEvent {
     AnswerEvent::Reasoning(text.to_owned())
 }
 
-fn piece(index: usize, begin: Option<(&str, &str)>, arguments: &str) -> AnswerEvent {
+fn call_piece(index: usize, begin: Option<(&str, &str)>, arguments: &str) -> AnswerEvent {
     let (id, name) = begin.map(|(id, name)| (id.to_owned(), name.to_owned())).unzip();
     AnswerEvent::Call(ToolCallDelta { index, id, name, arguments: arguments.to_owned() })
 }
@@ -86,17 +91,17 @@ fn unfinished() -> AnswerEvent {
     AnswerEvent::EndCall(CallEnd::Unfinished)
 }
 
-/// Reasoning, text and two calls, in pieces; some deltas have several kinds of them and some have
-/// nothing.
+/// Returns reasoning, text and two calls, in pieces. Some deltas have several kinds of content,
+/// some have none.
 fn deltas(finish: Finish, last: AnswerEvent) -> Vec<ChoiceDelta> {
     vec![
-        said([reasoning("let me ")]),
-        said([]),
-        said([reasoning("think"), text("I ")]),
-        said([text("call"), piece(0, Some(("a", "f")), "")]),
-        said([piece(0, None, r#"{"x":"#)]),
-        said([piece(0, None, "1}"), closed(), piece(1, Some(("b", "g")), "{")]),
-        ChoiceDelta { finish: Some(finish), ..said([piece(1, None, "}"), last]) },
+        delta([reasoning("let me ")]),
+        delta([]),
+        delta([reasoning("think"), text("I ")]),
+        delta([text("call"), call_piece(0, Some(("a", "f")), "")]),
+        delta([call_piece(0, None, r#"{"x":"#)]),
+        delta([call_piece(0, None, "1}"), closed(), call_piece(1, Some(("b", "g")), "{")]),
+        ChoiceDelta { finish: Some(finish), ..delta([call_piece(1, None, "}"), last]) },
     ]
 }
 
@@ -106,9 +111,22 @@ fn output(last: &str) -> Value {
          "content": [{"type": "reasoning_text", "text": "let me think"}]},
         {"type": "message", "id": "msg_r_1", "role": "assistant", "status": "completed",
          "content": [{"type": "output_text", "text": "I call", "annotations": [], "logprobs": []}]},
-        {"type": "function_call", "id": "fc_r_2", "call_id": "a", "name": "f", "arguments": r#"{"x":1}"#,
-         "status": "completed"},
-        {"type": "function_call", "id": "fc_r_3", "call_id": "b", "name": "g", "arguments": "{}", "status": last},
+        {
+            "type": "function_call",
+            "id": "fc_r_2",
+            "call_id": "a",
+            "name": "f",
+            "arguments": r#"{"x":1}"#,
+            "status": "completed",
+        },
+        {
+            "type": "function_call",
+            "id": "fc_r_3",
+            "call_id": "b",
+            "name": "g",
+            "arguments": "{}",
+            "status": last,
+        },
     ])
 }
 
@@ -124,12 +142,12 @@ fn events(bytes: &[Bytes]) -> Vec<Value> {
 }
 
 fn streamed(head: &Head, finish: Finish, last: AnswerEvent) -> Vec<Value> {
-    told(head, Names::default(), deltas(finish, last))
+    stream_events(head, ToolNames::default(), deltas(finish, last))
 }
 
-fn told(head: &Head, names: Names, deltas: Vec<ChoiceDelta>) -> Vec<Value> {
-    let (mut answer, begun) = Answer::streamed("r", names, None, head);
-    let mut all = begun.to_vec();
+fn stream_events(head: &Head, names: ToolNames, deltas: Vec<ChoiceDelta>) -> Vec<Value> {
+    let (mut answer, first_events) = Answer::streamed("r", names, None, head);
+    let mut all = first_events.to_vec();
     for delta in deltas {
         answer.add(&delta);
         if delta.finish.is_some() {
@@ -141,7 +159,7 @@ fn told(head: &Head, names: Names, deltas: Vec<ChoiceDelta>) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn a_whole_response_has_its_items_and_what_was_asked() {
+async fn whole_response_has_items_with_echoed_fields() {
     let head = head().await;
     let mut events = AnswerEvents::default();
     deltas(Finish::ToolCalls, closed()).into_iter().for_each(|delta| events.append(delta.events));
@@ -154,7 +172,7 @@ async fn a_whole_response_has_its_items_and_what_was_asked() {
         prompt_logprobs: None,
         finish: Finish::ToolCalls,
     };
-    let answer = Answer::whole("r", Names::default(), None, choice);
+    let answer = Answer::whole("r", ToolNames::default(), None, choice);
     let response = serde_json::to_value(answer.response(&head, usage())).unwrap();
     assert_eq!(response["output"], output("completed"));
     for (field, value) in [
@@ -167,7 +185,13 @@ async fn a_whole_response_has_its_items_and_what_was_asked() {
         ("instructions", json!("be short")),
         (
             "tools",
-            json!([{"type": "function", "name": "f", "description": null, "parameters": null, "strict": null}]),
+            json!([{
+                "type": "function",
+                "name": "f",
+                "description": null,
+                "parameters": null,
+                "strict": null,
+            }]),
         ),
         ("tool_choice", json!("auto")),
         ("parallel_tool_calls", json!(true)),
@@ -185,7 +209,7 @@ async fn a_whole_response_has_its_items_and_what_was_asked() {
 }
 
 #[tokio::test]
-async fn a_stream_tells_of_each_item_from_its_begin_to_its_end() {
+async fn stream_has_events_for_each_item() {
     let events = streamed(&head().await, Finish::ToolCalls, closed());
     let numbers: Vec<_> =
         events.iter().map(|event| event["sequence_number"].as_u64().unwrap()).collect();
@@ -194,7 +218,7 @@ async fn a_stream_tells_of_each_item_from_its_begin_to_its_end() {
         let kind = event["type"].as_str().unwrap().trim_start_matches("response.").to_owned();
         (kind, event["output_index"].as_u64())
     };
-    let told: Vec<_> = events.iter().map(short).collect();
+    let kinds: Vec<_> = events.iter().map(short).collect();
     let expected = [
         ("created", None),
         ("in_progress", None),
@@ -224,22 +248,37 @@ async fn a_stream_tells_of_each_item_from_its_begin_to_its_end() {
         ("output_item.done", Some(3)),
         ("completed", None),
     ];
-    assert_eq!(told, expected.map(|(kind, index)| (kind.to_owned(), index)));
+    assert_eq!(kinds, expected.map(|(kind, index)| (kind.to_owned(), index)));
     assert_eq!(
         (&events[0]["response"]["status"], &events[0]["response"]["output"]),
         (&json!("in_progress"), &json!([]))
     );
-    let begun = json!({"type": "message", "id": "msg_r_1", "role": "assistant", "status": "in_progress", "content": []});
-    assert_eq!(events[9]["item"], begun);
+    let started = json!({
+        "type": "message",
+        "id": "msg_r_1",
+        "role": "assistant",
+        "status": "in_progress",
+        "content": [],
+    });
+    assert_eq!(events[9]["item"], started);
     let delta = json!({
-        "type": "response.output_text.delta", "sequence_number": 11, "output_index": 1, "item_id": "msg_r_1",
-        "content_index": 0, "delta": "I ", "logprobs": [],
+        "type": "response.output_text.delta",
+        "sequence_number": 11,
+        "output_index": 1,
+        "item_id": "msg_r_1",
+        "content_index": 0,
+        "delta": "I ",
+        "logprobs": [],
     });
     assert_eq!(events[11], delta);
     assert_eq!(events[13]["text"], "I call");
     let done = json!({
-        "type": "response.function_call_arguments.done", "sequence_number": 19, "output_index": 2, "item_id": "fc_r_2",
-        "name": "f", "arguments": r#"{"x":1}"#,
+        "type": "response.function_call_arguments.done",
+        "sequence_number": 19,
+        "output_index": 2,
+        "item_id": "fc_r_2",
+        "name": "f",
+        "arguments": r#"{"x":1}"#,
     });
     assert_eq!(events[19], done);
     let ended: Vec<_> =
@@ -254,7 +293,7 @@ async fn a_stream_tells_of_each_item_from_its_begin_to_its_end() {
 }
 
 #[tokio::test]
-async fn cut_answer_and_its_last_call_are_incomplete() {
+async fn cut_answer_has_incomplete_last_call() {
     let cut = json!({"reason": "max_output_tokens"});
     for (finish, details) in [(Finish::Length, cut), (Finish::Eos, Value::Null)] {
         let events = streamed(&head().await, finish, unfinished());
@@ -277,12 +316,12 @@ async fn call_that_was_closed_before_the_cut_is_completed() {
 #[tokio::test]
 async fn delta_across_items_keeps_event_order() {
     let deltas = vec![
-        said([piece(0, Some(("a", "f")), "{")]),
-        said([piece(0, None, "}"), closed(), reasoning("hm"), text("so")]),
-        said([text(" far"), piece(1, Some(("b", "g")), "{}"), closed()]),
+        delta([call_piece(0, Some(("a", "f")), "{")]),
+        delta([call_piece(0, None, "}"), closed(), reasoning("hm"), text("so")]),
+        delta([text(" far"), call_piece(1, Some(("b", "g")), "{}"), closed()]),
         end(Finish::ToolCalls),
     ];
-    let events = told(&head().await, Names::default(), deltas);
+    let events = stream_events(&head().await, ToolNames::default(), deltas);
     let output = &events.last().unwrap()["response"]["output"];
     let kinds: Vec<_> = output.as_array().unwrap().iter().map(|item| &item["type"]).collect();
     assert_eq!(kinds, ["function_call", "reasoning", "message", "function_call"]);
@@ -291,10 +330,10 @@ async fn delta_across_items_keeps_event_order() {
 }
 
 #[tokio::test]
-async fn an_error_ends_the_open_item_and_the_response() {
+async fn error_ends_open_item_with_failed_response() {
     let head = head().await;
-    let (mut answer, _) = Answer::streamed("r", Names::default(), None, &head);
-    answer.add(&said([text("half")]));
+    let (mut answer, _) = Answer::streamed("r", ToolNames::default(), None, &head);
+    answer.add(&delta([text("half")]));
     answer.take_events();
     answer.fail(&head, &ApiError::internal("the engine died"));
     let events = events(&[answer.take_events().unwrap()]);
@@ -308,9 +347,9 @@ async fn an_error_ends_the_open_item_and_the_response() {
 }
 
 #[tokio::test]
-async fn an_answer_that_says_nothing_has_no_items() {
+async fn empty_answer_has_no_items() {
     let head = head().await;
-    let (mut answer, _) = Answer::streamed("r", Names::default(), None, &head);
+    let (mut answer, _) = Answer::streamed("r", ToolNames::default(), None, &head);
     answer.add(&end(Finish::Eos));
     assert_eq!(answer.take_events(), None);
     answer.end(&head, usage());
@@ -319,50 +358,75 @@ async fn an_answer_that_says_nothing_has_no_items() {
 }
 
 #[tokio::test]
-async fn tools_are_called_by_the_names_that_their_client_knows() {
+async fn calls_have_client_names_of_tools() {
     let head = head().await;
     let calls = json!([
-        {"type": "custom_tool_call", "id": "ctc_r_0", "call_id": "a", "name": "sh", "input": "ls -l\n",
-         "status": "completed"},
-        {"type": "function_call", "id": "fc_r_1", "call_id": "b", "name": "f", "namespace": "n", "arguments": "{}",
-         "status": "completed"},
-        {"type": "custom_tool_call", "id": "ctc_r_2", "call_id": "c", "name": "sh", "namespace": "n",
-         "input": r#"{"cmd": 1}"#, "status": "completed"},
+        {
+            "type": "custom_tool_call",
+            "id": "ctc_r_0",
+            "call_id": "a",
+            "name": "sh",
+            "input": "ls -l\n",
+            "status": "completed",
+        },
+        {
+            "type": "function_call",
+            "id": "fc_r_1",
+            "call_id": "b",
+            "name": "f",
+            "namespace": "n",
+            "arguments": "{}",
+            "status": "completed",
+        },
+        {
+            "type": "custom_tool_call",
+            "id": "ctc_r_2",
+            "call_id": "c",
+            "name": "sh",
+            "namespace": "n",
+            "input": r#"{"cmd": 1}"#,
+            "status": "completed",
+        },
     ]);
-    let events = told(&head, names(), called_otherwise(Finish::ToolCalls));
-    let of = |index: u64, kind: &str, field: &str| -> Vec<Value> {
-        let told =
-            events.iter().filter(|event| event["output_index"] == index && event["type"] == kind);
-        told.map(|event| event[field].clone()).collect()
+    let events = stream_events(&head, tool_names(), client_tool_calls(Finish::ToolCalls));
+    let values = |index: u64, kind: &str, field: &str| -> Vec<Value> {
+        events
+            .iter()
+            .filter(|event| event["output_index"] == index && event["type"] == kind)
+            .map(|event| event[field].clone())
+            .collect()
     };
-    let delta = "response.custom_tool_call_input.delta";
-    assert_eq!(of(0, delta, "delta"), ["ls", " -l", "\n"]);
-    assert_eq!(of(0, delta, "item_id"), ["ctc_r_0", "ctc_r_0", "ctc_r_0"]);
-    assert_eq!(of(0, "response.custom_tool_call_input.done", "input"), ["ls -l\n"]);
-    assert_eq!(of(1, "response.function_call_arguments.delta", "delta"), ["{}"]);
-    assert_eq!(of(2, delta, "delta"), [r#"{"cmd": 1}"#]);
+    let input_delta = "response.custom_tool_call_input.delta";
+    assert_eq!(values(0, input_delta, "delta"), ["ls", " -l", "\n"]);
+    assert_eq!(values(0, input_delta, "item_id"), ["ctc_r_0", "ctc_r_0", "ctc_r_0"]);
+    assert_eq!(values(0, "response.custom_tool_call_input.done", "input"), ["ls -l\n"]);
+    assert_eq!(values(1, "response.function_call_arguments.delta", "delta"), ["{}"]);
+    assert_eq!(values(2, input_delta, "delta"), [r#"{"cmd": 1}"#]);
     for index in 0..3 {
-        let added = &of(index as u64, "response.output_item.added", "item")[0];
+        let added = &values(index as u64, "response.output_item.added", "item")[0];
         assert_eq!(
             (&added["name"], &added["namespace"]),
             (&calls[index]["name"], &calls[index]["namespace"])
         );
         assert_eq!(added.get("input").or(added.get("arguments")), Some(&json!("")));
-        assert_eq!(of(index as u64, "response.output_item.done", "item"), [calls[index].clone()]);
+        assert_eq!(
+            values(index as u64, "response.output_item.done", "item"),
+            [calls[index].clone()]
+        );
     }
     assert_eq!(events.last().unwrap()["response"]["output"], calls);
 
-    let mut whole = Answer::new("r", names(), Events::unwanted());
-    called_otherwise(Finish::ToolCalls).iter().for_each(|delta| whole.add(delta));
+    let mut whole = Answer::new("r", tool_names(), Events::disabled());
+    client_tool_calls(Finish::ToolCalls).iter().for_each(|delta| whole.add(delta));
     assert_eq!(serde_json::to_value(whole.response(&head, usage())).unwrap()["output"], calls);
 }
 
 #[tokio::test]
-async fn a_custom_call_that_is_cut_off_says_so() {
-    let mut cut = called_otherwise(Finish::Length);
+async fn truncated_custom_call_is_incomplete() {
+    let mut cut = client_tool_calls(Finish::Length);
     cut.drain(2..5);
-    cut.insert(2, said([unfinished()]));
-    let events = told(&head().await, names(), cut);
+    cut.insert(2, delta([unfinished()]));
+    let events = stream_events(&head().await, tool_names(), cut);
     assert!(
         !events.iter().any(|event| event["type"].as_str().unwrap().ends_with(".done")),
         "{events:?}"

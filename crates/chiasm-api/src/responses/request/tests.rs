@@ -11,7 +11,7 @@ fn with(extra: &Value) -> Value {
 }
 
 fn parse(extra: &Value) -> Result<ResponsesRequest, ApiError> {
-    ResponsesRequest::parse(Intake::of(&with(extra))).map(|(request, _)| request)
+    ResponsesRequest::parse(Intake::from_json(&with(extra))).map(|(request, _)| request)
 }
 
 fn chat(request: ResponsesRequest) -> Chat {
@@ -22,10 +22,16 @@ fn chat(request: ResponsesRequest) -> Chat {
 }
 
 #[test]
-fn fields_become_what_the_pipeline_is_asked() {
+fn fields_map_to_request() {
     let request = parse(&json!({
-        "instructions": "be short", "max_output_tokens": 7, "temperature": 0.5, "top_p": 0.25, "seed": 3,
-        "reasoning": {"effort": "low", "summary": "auto"}, "tool_choice": "required", "parallel_tool_calls": false,
+        "instructions": "be short",
+        "max_output_tokens": 7,
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "seed": 3,
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "tool_choice": "required",
+        "parallel_tool_calls": false,
         "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}],
     }))
     .unwrap();
@@ -47,7 +53,7 @@ fn fields_become_what_the_pipeline_is_asked() {
 }
 
 #[test]
-fn penalties_reach_the_sampling() {
+fn penalties_reach_sampling() {
     let sampling = |extra: Value| parse(&extra).unwrap().generate.sampling;
     let given = sampling(json!({"presence_penalty": 0.5, "frequency_penalty": -2}));
     assert_eq!((given.presence_penalty, given.frequency_penalty), (Some(0.5), Some(-2.0)));
@@ -56,7 +62,7 @@ fn penalties_reach_the_sampling() {
 }
 
 #[test]
-fn either_field_asks_for_logprobs_of_the_text() {
+fn either_field_requests_text_logprobs() {
     let include = json!(["message.output_text.logprobs"]);
     for (extra, top) in [
         (json!({}), None),
@@ -71,7 +77,7 @@ fn either_field_asks_for_logprobs_of_the_text() {
 }
 
 #[test]
-fn an_open_answer_is_continued() {
+fn incomplete_answer_is_continued() {
     let item =
         json!({"type": "message", "role": "assistant", "status": "incomplete", "content": "a"});
     let chat = chat(parse(&json!({"input": [item]})).unwrap());
@@ -79,14 +85,14 @@ fn an_open_answer_is_continued() {
 }
 
 #[test]
-fn formats_are_those_of_chats() {
+fn text_formats_match_chat_formats() {
     let format = |format: Value| parse(&json!({"text": {"format": format}}));
     let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
     let given = json!({"type": "json_schema", "name": "n", "strict": true, "schema": schema});
     let structured = |request: ResponsesRequest| request.generate.sampling.structured.unwrap();
-    let held = structured(format(given.clone()).unwrap());
+    let enforced = structured(format(given.clone()).unwrap());
     assert_eq!(
-        (held.constraint, held.field),
+        (enforced.constraint, enforced.field),
         (Constraint::JsonSchema(schema.to_string().into()), "text.format.schema")
     );
     assert_eq!(
@@ -108,7 +114,7 @@ fn formats_are_those_of_chats() {
 }
 
 #[test]
-fn what_is_not_done_is_refused_by_its_name() {
+fn unsupported_field_is_refused_by_name() {
     for (extra, field) in [
         (json!({"previous_response_id": "resp_1"}), "previous_response_id"),
         (json!({"conversation": "conv_1"}), "conversation"),
@@ -160,28 +166,51 @@ fn what_is_not_done_is_refused_by_its_name() {
 }
 
 #[test]
-fn what_asks_for_nothing_is_taken() {
+fn noop_values_are_accepted() {
     parse(&json!({
-        "store": true, "background": false, "previous_response_id": null, "conversation": null, "truncation": "disabled",
-        "include": ["reasoning.encrypted_content"], "metadata": {"a": "b"}, "user": "u", "service_tier": "auto",
-        "prompt_cache_key": "k", "prompt_cache_retention": "24h", "safety_identifier": "s", "top_logprobs": 0,
-        "max_tool_calls": 3, "client_metadata": {"x-codex-installation-id": "i"}, "stream": true, "stream_options": {"include_obfuscation": false}, "tools": [],
-        "text": {"format": {"type": "text"}, "verbosity": "medium"}, "reasoning": {"effort": null, "summary": "auto", "context": "auto", "mode": "standard"},
+        "store": true,
+        "background": false,
+        "previous_response_id": null,
+        "conversation": null,
+        "truncation": "disabled",
+        "include": ["reasoning.encrypted_content"],
+        "metadata": {"a": "b"},
+        "user": "u",
+        "service_tier": "auto",
+        "prompt_cache_key": "k",
+        "prompt_cache_retention": "24h",
+        "safety_identifier": "s",
+        "top_logprobs": 0,
+        "max_tool_calls": 3,
+        "client_metadata": {"x-codex-installation-id": "i"},
+        "stream": true,
+        "stream_options": {"include_obfuscation": false},
+        "tools": [],
+        "text": {"format": {"type": "text"}, "verbosity": "medium"},
+        "reasoning": {
+            "effort": null,
+            "summary": "auto",
+            "context": "auto",
+            "mode": "standard",
+        },
     }))
     .unwrap();
     parse(&json!({"truncation": "auto"})).unwrap();
 }
 
 #[test]
-fn what_is_echoed_is_counted_as_long_as_it_is_kept() {
+fn charge_covers_echoed_fields() {
     let charged = |instructions: &str| {
-        let (request, charge) =
-            ResponsesRequest::parse(Intake::of(&with(&json!({"instructions": instructions}))))
-                .unwrap();
+        let (request, charge) = ResponsesRequest::parse(Intake::from_json(&with(
+            &json!({"instructions": instructions}),
+        )))
+        .unwrap();
         (request.echo.bytes(), charge.bytes())
     };
-    let ((few, less), (many, more)) = (charged("x"), charged(&"x".repeat(10_001)));
-    assert_eq!(many - few, 10_000);
-    // What planning takes at most, the text itself, and its echo.
-    assert!(more - less >= 100_000 - 1024, "{}", more - less);
+    let (short_echo, short_charge) = charged("x");
+    let (long_echo, long_charge) = charged(&"x".repeat(10_001));
+    assert_eq!(long_echo - short_echo, 10_000);
+    // The maximum for planning, the text itself, and its echo.
+    let added = long_charge - short_charge;
+    assert!(added >= 100_000 - 1024, "{added}");
 }

@@ -1,4 +1,4 @@
-//! An authority, and certificates that it has signed, as files.
+//! A certificate authority for tests, and certificates that it signs, as files.
 
 use std::path::{Path, PathBuf};
 
@@ -22,12 +22,12 @@ impl Authority {
         authority
     }
 
-    /// Its own certificate.
+    /// Returns the file of the authority's own certificate.
     pub(super) fn file(&self) -> PathBuf {
         self.folder.join("ca.pem")
     }
 
-    /// A certificate for these names, in files of another name.
+    /// Signs a certificate for `names` and writes it to files named after `file`.
     pub(super) fn sign(&self, file: &str, names: &[&str]) -> Identity {
         let key = KeyPair::generate().unwrap();
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
@@ -42,7 +42,8 @@ impl Authority {
         identity
     }
 
-    /// Who trusts this authority, and has a certificate of it for this name.
+    /// Returns the TLS files of a client that trusts this authority and has a certificate for
+    /// `name`.
     pub(super) fn tls(&self, name: &str) -> Tls {
         Tls { authority: Some(self.file()), identity: Some(self.sign(name, &[name])) }
     }

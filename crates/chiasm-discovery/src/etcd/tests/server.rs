@@ -1,4 +1,4 @@
-//! A real etcd of one member, on free loopback ports, in a folder of its own.
+//! A real etcd with one member, on free loopback ports, in its own folder.
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -10,29 +10,29 @@ use tokio::time::{Instant, sleep, timeout};
 use super::Etcd;
 use super::certificates::Authority;
 use crate::etcd::api::EtcdClient;
-use crate::fake::PATIENCE;
-use crate::http::{self, CALL_WITHIN};
-use crate::{Access, Candidate, Following, Registration, Source, Tls};
+use crate::fake::TEST_TIMEOUT;
+use crate::http::{self, CALL_TIMEOUT};
+use crate::{Access, Candidate, Registration, Source, SourceFollower, Tls};
 
 pub(super) struct EtcdServer {
     child: Option<Child>,
     ports: [u16; 2],
     folder: TempDir,
-    /// Of the data, so that it can begin with none.
-    life: u32,
-    /// Signs the server's certificate and those that it wants to see.
+    /// The name of the data folder. A new generation has no data.
+    data_generation: u32,
+    /// The authority for the certificates of the server and its clients.
     authority: Option<Authority>,
-    /// For whom speaks to it here.
+    /// The TLS files of clients.
     tls: Tls,
 }
 
 impl EtcdServer {
-    /// In plain text.
+    /// Starts an etcd without TLS.
     pub(super) async fn start() -> Self {
         Self::start_with(false).await
     }
 
-    /// With TLS, for clients that have a certificate.
+    /// Starts an etcd with TLS that requires client certificates.
     pub(super) async fn start_with_tls() -> Self {
         Self::start_with(true).await
     }
@@ -45,17 +45,19 @@ impl EtcdServer {
         let folder = TempDir::new().unwrap();
         let authority = is_tls.then(|| Authority::new(folder.path()));
         let tls = authority.as_ref().map(|authority| authority.tls("client")).unwrap_or_default();
-        let mut server = Self { child: None, ports: ports(), folder, life: 0, authority, tls };
-        // Somebody else may take a port before etcd does.
-        while !server.begin().await {
+        let mut server =
+            Self { child: None, ports: ports(), folder, data_generation: 0, authority, tls };
+        // Another process may take a port before etcd does.
+        while !server.try_start().await {
             server.ports = ports();
-            server.life += 1;
-            assert!(server.life < 5, "etcd does not start: {}", server.log());
+            server.data_generation += 1;
+            assert!(server.data_generation < 5, "etcd does not start: {}", server.log());
         }
         server
     }
 
-    async fn begin(&mut self) -> bool {
+    /// Starts the process and waits until it is healthy. Returns `false` if it exits.
+    async fn try_start(&mut self) -> bool {
         let program = std::env::var_os("CHIASM_TEST_ETCD")
             .expect("CHIASM_TEST_ETCD has to name the etcd to test with");
         let peer = format!("http://127.0.0.1:{}", self.ports[1]);
@@ -66,7 +68,7 @@ impl EtcdServer {
         );
         let log = std::fs::File::create(self.folder.path().join("log")).unwrap();
         let mut command = Command::new(program);
-        command.arg("--data-dir").arg(self.folder.path().join(self.life.to_string()));
+        command.arg("--data-dir").arg(self.folder.path().join(self.data_generation.to_string()));
         command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
         command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
         command.args(["--initial-cluster", &format!("default={peer}")]);
@@ -81,12 +83,12 @@ impl EtcdServer {
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         self.child = Some(command.spawn().expect("CHIASM_TEST_ETCD can't be run"));
-        let http = http::client(&self.tls).unwrap();
+        let http = http::build_client_blocking(&self.tls).unwrap();
         let since = Instant::now();
-        while since.elapsed() < PATIENCE {
-            let asked = http.get(format!("{client}/health")).timeout(Duration::from_secs(1)).send();
-            if let Ok(answer) = asked.await
-                && answer.status().is_success()
+        while since.elapsed() < TEST_TIMEOUT {
+            let request = http.get(format!("{client}/health")).timeout(Duration::from_secs(1));
+            if let Ok(response) = request.send().await
+                && response.status().is_success()
             {
                 return true;
             }
@@ -109,20 +111,20 @@ impl EtcdServer {
         }
     }
 
-    /// Starts it again on the same ports, with its data.
+    /// Restarts etcd on the same ports, with its data.
     pub(super) async fn restart(&mut self) {
         self.kill();
-        assert!(self.begin().await, "etcd does not start again: {}", self.log());
+        assert!(self.try_start().await, "etcd does not start again: {}", self.log());
     }
 
-    /// Starts it again on the same ports, with nothing.
+    /// Restarts etcd on the same ports, without data.
     pub(super) async fn restart_empty(&mut self) {
         self.kill();
-        self.life += 1;
+        self.data_generation += 1;
         self.restart().await;
     }
 
-    /// Stops or continues the process, which keeps its connections.
+    /// Sends a signal that stops or continues the process. Its connections stay open.
     pub(super) fn signal(&self, signal: &str) {
         let pid = self.child.as_ref().unwrap().id().to_string();
         assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
@@ -142,29 +144,33 @@ impl EtcdServer {
     }
 
     pub(super) async fn client(&self) -> EtcdClient {
-        EtcdClient::new(&self.etcd(), 0, &self.tls, CALL_WITHIN).await.unwrap()
+        EtcdClient::new(&self.etcd(), 0, &self.tls, CALL_TIMEOUT).await.unwrap()
     }
 
-    pub(super) fn follow(&self) -> Following {
+    pub(super) fn follow(&self) -> SourceFollower {
         Source::Etcd(self.etcd())
             .follow(&Access { etcd: self.tls.clone(), ..Access::default() })
             .unwrap()
     }
 
-    /// Registers an agent with the shortest lease that etcd grants.
+    /// Registers an agent with a lease of [`TTL`].
     pub(super) fn register(&self, address: &str) -> Registration {
         let agent = Candidate::new(address, Some("tiny".to_owned())).unwrap();
         Registration::start(self.etcd(), self.tls.clone(), &agent, TTL).unwrap()
     }
 }
 
+/// The shortest lease that etcd grants.
 pub(super) const TTL: Duration = Duration::from_secs(2);
 
-/// Waits until an agent is registered, or is not.
-pub(super) async fn until_registered(registration: &Registration, is: bool) {
-    let mut registered = registration.is_registered();
-    let found = timeout(PATIENCE, registered.wait_for(|&now| now == is)).await;
-    assert!(found.is_ok_and(|found| found.is_ok()), "it never was registered: {is}");
+/// Waits until `registration` is registered, or is not.
+pub(super) async fn wait_until_registered(registration: &Registration, is_registered: bool) {
+    let mut receiver = registration.is_registered();
+    let changed = timeout(TEST_TIMEOUT, receiver.wait_for(|&now| now == is_registered)).await;
+    assert!(
+        changed.is_ok_and(|changed| changed.is_ok()),
+        "registered never became {is_registered}"
+    );
 }
 
 impl Drop for EtcdServer {

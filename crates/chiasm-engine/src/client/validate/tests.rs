@@ -52,7 +52,7 @@ fn feature(offset: usize, length: usize) -> MmFeature {
     }
 }
 
-/// The field that a request is refused for.
+/// Returns the field for which a request is refused.
 fn refused(request: &EngineCoreRequest) -> Option<String> {
     refused_with(request, &options())
 }
@@ -78,7 +78,7 @@ fn with_params(change: impl FnOnce(&mut SamplingParams)) -> Option<String> {
 }
 
 #[test]
-fn prompts_are_shorter_than_the_model_and_within_its_vocabulary() {
+fn prompt_bounds_are_checked() {
     let tokens = |count, token| {
         with(|request| {
             request.mm_features.clear();
@@ -92,21 +92,21 @@ fn prompts_are_shorter_than_the_model_and_within_its_vocabulary() {
 }
 
 #[test]
-fn without_a_known_vocabulary_any_token_passes() {
+fn unknown_vocabulary_accepts_any_token() {
     let mut request = text();
     Arc::make_mut(&mut request.prompt_token_ids)[0] = TokenId(u32::MAX);
     assert_eq!(refused_with(&request, &ClientOptions::default()), None);
 }
 
 #[test]
-fn the_rest_of_the_envelope_is_checked() {
+fn other_request_fields_are_checked() {
     assert_eq!(with(|request| request.request_id.clear()).as_deref(), Some("request_id"));
     assert_eq!(with(|request| request.arrival_time = f64::NAN).as_deref(), Some("arrival_time"));
     assert_eq!(with(|request| request.client_index = 1).as_deref(), Some("client_index"));
 }
 
 #[test]
-fn sampling_parameters_that_vllm_fails_to_decode_are_refused() {
+fn undecodable_sampling_parameters_are_refused() {
     type Change = fn(&mut SamplingParams);
     let changes: [(&str, Change); 26] = [
         ("max_tokens", |params| params.max_tokens = 0),
@@ -134,7 +134,10 @@ fn sampling_parameters_that_vllm_fails_to_decode_are_refused() {
         ("allowed_token_ids", |params| params.allowed_token_ids = vec![TokenId(1000)]),
         ("logit_bias", |params| params.logit_bias = vec![(TokenId(1000), 1.0)]),
         ("logit_bias", |params| params.logit_bias = vec![(TokenId(1), f64::NAN)]),
-        ("max_tokens", |params| (params.max_tokens, params.min_tokens) = (0, 0)),
+        ("max_tokens", |params| {
+            params.max_tokens = 0;
+            params.min_tokens = 0;
+        }),
     ];
     for (field, change) in changes {
         assert_eq!(with_params(change), Some(format!("sampling_params.{field}")));
@@ -142,7 +145,7 @@ fn sampling_parameters_that_vllm_fails_to_decode_are_refused() {
 }
 
 #[test]
-fn the_ends_of_the_ranges_pass() {
+fn bounds_of_ranges_pass() {
     let change = |params: &mut SamplingParams| {
         params.temperature = 2.0;
         params.presence_penalty = -2.0;
@@ -159,7 +162,7 @@ fn the_ends_of_the_ranges_pass() {
 }
 
 #[test]
-fn placeholders_lie_in_the_prompt_one_after_the_other() {
+fn placeholders_are_within_prompt_in_order() {
     let position = |index: usize, offset, length| {
         with(|request| {
             request.mm_features[index].position = Placeholder { offset, length, is_embed: None }
@@ -177,7 +180,7 @@ fn placeholders_lie_in_the_prompt_one_after_the_other() {
 }
 
 #[test]
-fn placeholders_share_tokens_that_embed_nothing_and_no_others() {
+fn placeholders_share_only_tokens_that_embed_nothing() {
     let mut request = text();
     request.mm_features = vec![feature(5, 4), feature(8, 4)];
     assert_eq!(refused(&request).as_deref(), Some("mm_features[1].mm_position"));
@@ -191,7 +194,7 @@ fn placeholders_share_tokens_that_embed_nothing_and_no_others() {
 }
 
 #[test]
-fn two_items_take_turns_on_one_range() {
+fn interleaved_items_share_a_range() {
     let masks = |masks: [[bool; 4]; 2], next: usize| {
         let mut request = text();
         request.mm_features = vec![feature(5, 4), feature(5, 4), feature(next, 4)];
@@ -200,7 +203,8 @@ fn two_items_take_turns_on_one_range() {
         }
         refused(&request)
     };
-    let (video, sound) = ([false, true, false, true], [true, false, true, false]);
+    let video = [false, true, false, true];
+    let sound = [true, false, true, false];
     assert_eq!(masks([video, sound], 9), None);
     assert_eq!(masks([video, sound], 8).as_deref(), Some("mm_features[2].mm_position"));
     assert_eq!(
@@ -210,7 +214,7 @@ fn two_items_take_turns_on_one_range() {
 }
 
 #[test]
-fn an_is_embed_mask_covers_the_placeholder() {
+fn is_embed_mask_covers_placeholder() {
     let mask = |mask: &[bool]| {
         let mask = mask.to_vec();
         with(|request| request.mm_features[0].position.is_embed = Some(mask))
@@ -222,7 +226,7 @@ fn an_is_embed_mask_covers_the_placeholder() {
 }
 
 #[test]
-fn data_may_be_missing_only_with_a_receiver_cache() {
+fn missing_data_needs_receiver_cache() {
     let mut request = text();
     request.mm_features = vec![MmFeature { data: None, ..feature(0, 4) }];
     assert_eq!(refused(&request).as_deref(), Some("mm_features[0].data"));
@@ -233,7 +237,7 @@ fn data_may_be_missing_only_with_a_receiver_cache() {
 }
 
 #[test]
-fn rows_are_those_that_the_grid_counts() {
+fn rows_must_match_grid() {
     let data = |item| with(|request| request.mm_features[1].data = Some(item));
     assert_eq!(data(item(24, [2, 3, 4])), None);
     for (rows, grid) in [
@@ -259,7 +263,7 @@ fn rows_are_those_that_the_grid_counts() {
 }
 
 #[test]
-fn tensors_have_the_bytes_of_their_shape() {
+fn tensor_bytes_must_match_shape() {
     let pixels = |change: fn(&mut MmField)| {
         with(|request| {
             let item = request.mm_features[0].data.as_mut().unwrap();
@@ -310,7 +314,7 @@ fn tensors_have_the_bytes_of_their_shape() {
 
 proptest! {
     #[test]
-    fn no_request_makes_the_check_panic(
+    fn arbitrary_request_does_not_panic(
         offset in any::<usize>(),
         length in any::<usize>(),
         extents in any::<[i64; 3]>(),
@@ -325,26 +329,33 @@ proptest! {
         if let Some(MmData::Tensor(pixels)) = &mut item.0[0].1.data {
             pixels.shape = shape;
         }
-        item.0[0].1.kind = FieldKind::Flat { slices: vec![[None, stop, None]], dim: 0, keep_on_cpu: false };
+        let slices = vec![[None, stop, None]];
+        item.0[0].1.kind = FieldKind::Flat { slices, dim: 0, keep_on_cpu: false };
         odd.data = Some(item);
         request.mm_features = vec![odd];
         let _ = check(&request, &engine(), &options());
     }
 
     #[test]
-    fn a_grid_passes_exactly_when_it_counts_the_rows(rows in 1_usize..30, t in 1_i64..4, h in 1_i64..5, w in 1_i64..5) {
+    fn grid_passes_only_with_its_rows(
+        rows in 1_usize..30,
+        t in 1_i64..4,
+        h in 1_i64..5,
+        w in 1_i64..5,
+    ) {
         let refused = with(|request| request.mm_features[0].data = Some(item(rows, [t, h, w])));
         prop_assert_eq!(refused.is_none(), rows as i64 == t * h * w);
     }
 }
 
 #[test]
-fn an_adapter_is_for_engines_that_take_some() {
+fn adapter_needs_lora_engine() {
     let lora = crate::wire::LoraRequest { name: "a@1".to_owned(), id: 1, path: "/a".to_owned() };
     let with = |lora| EngineCoreRequest { lora_request: Some(Arc::new(lora)), ..text() };
-    let takes = EngineReady { supports_lora: true, max_loras: 1, ..engine() };
-    assert!(check(&with(lora.clone()), &takes, &options()).is_ok());
+    let with_lora = EngineReady { supports_lora: true, max_loras: 1, ..engine() };
+    assert!(check(&with(lora.clone()), &with_lora, &options()).is_ok());
     let error = check(&with(lora.clone()), &engine(), &options()).unwrap_err().to_string();
     assert_eq!(error, "lora_request: LoRA is not enabled in the engine");
-    assert!(check(&with(crate::wire::LoraRequest { id: 0, ..lora }), &takes, &options()).is_err());
+    let invalid = crate::wire::LoraRequest { id: 0, ..lora };
+    assert!(check(&with(invalid), &with_lora, &options()).is_err());
 }

@@ -8,7 +8,7 @@ fn token() -> impl Strategy<Value = u32> {
     prop_oneof![0..150_000_u32, Just((1 << 20) - 1), Just(0)]
 }
 
-/// Mostly such as all implementations take, with few that some don't.
+/// Tokens that all implementations accept, sometimes with a few that some implementations reject.
 fn tokens(count: usize) -> impl Strategy<Value = Vec<u32>> {
     let large = prop_oneof![
         Just(1 << 20),
@@ -29,45 +29,47 @@ fn tokens(count: usize) -> impl Strategy<Value = Vec<u32>> {
         })
 }
 
-/// Block size, and tokens of full blocks.
+/// A block size and the tokens of full blocks.
 fn blocks() -> impl Strategy<Value = (usize, Vec<u32>)> {
-    let size = prop_oneof![Just(16), Just(32), Just(64), Just(128), 1..=2 * WORDS];
+    let size = prop_oneof![Just(16), Just(32), Just(64), Just(128), 1..=2 * MAX_BLOCK_WORDS];
     (size, 0..40_usize).prop_flat_map(|(size, blocks)| (Just(size), tokens(size * blocks)))
 }
 
-/// Numbers below p, its ends among them.
+/// Numbers below p, including the bounds of the field.
 fn number() -> impl Strategy<Value = u128> {
-    prop_oneof![4 => 0..P, 1 => prop_oneof![Just(0), Just(1), Just(P - 1), Just(P - 2), Just(1 << 126)]]
+    let bounds = prop_oneof![Just(0), Just(1), Just(P - 1), Just(P - 2), Just(1 << 126)];
+    prop_oneof![4 => 0..P, 1 => bounds]
 }
 
 #[test]
-fn keys_at_the_ends_of_the_field_are_below_p() {
-    let ends = [0, 1, P - 1, P - 2, 1 << 126, P - (1 << 104), P - (1 << 104) - 1];
+fn kernel_at_field_bounds_equals_formula() {
+    let bounds = [0, 1, P - 1, P - 2, 1 << 126, P - (1 << 104), P - (1 << 104) - 1];
     let tokens = [TokenId(0); 16 * 16];
     for kernel in supported() {
         for point in [1, 2, P - 1, 1 << 126] {
-            let tables = Tables::new(&[1; WORDS], point);
-            for (state, first, step) in
-                ends.iter().flat_map(|one| ends.iter().map(|other| (*one, *other, P - *other)))
+            let tables = Tables::new(&[1; MAX_BLOCK_WORDS], point);
+            for (state, extra_sum) in
+                bounds.iter().flat_map(|one| bounds.iter().map(|other| (*one, *other)))
             {
-                for step in [0, 1, reduce(step)] {
-                    let (mut before, mut more) = (state, first);
+                for extra_step in [0, 1, reduce(P - extra_sum)] {
+                    let mut before = state;
+                    let mut extra = extra_sum;
                     let expected: Vec<_> = (0..16)
                         .map(|_| {
-                            before = multiply_add(before, point, more);
-                            more = add(more, step);
+                            before = multiply_add(before, point, extra);
+                            extra = add(extra, extra_step);
                             BlockKey(before)
                         })
                         .collect();
                     let mut keys = Vec::new();
                     kernel.extend(
                         &tables,
-                        &Series { state, first, step, tokens: &tokens, block_size: 16 },
+                        &Series { state, extra_sum, extra_step, tokens: &tokens, block_size: 16 },
                         &mut keys,
                     );
                     assert_eq!(
                         keys, expected,
-                        "{}: {state:x} · {point:x} + {first:x}, {step:x}",
+                        "{}: {state:x} · {point:x} + {extra_sum:x}, {extra_step:x}",
                         kernel.name
                     );
                 }
@@ -80,15 +82,15 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn all_implementations_make_the_same_keys(
+    fn kernels_equal_scalar_reference(
         (block_size, tokens) in blocks(),
         state in number(),
-        first in number(),
-        step in prop_oneof![Just(0), number()],
+        extra_sum in number(),
+        extra_step in prop_oneof![Just(0), number()],
     ) {
-        let secret = Secret::of_process();
+        let secret = Secret::for_process();
         let tokens: Vec<_> = tokens.into_iter().map(TokenId).collect();
-        let series = Series { state, first, step, tokens: &tokens, block_size };
+        let series = Series { state, extra_sum, extra_step, tokens: &tokens, block_size };
         let mut expected = Vec::new();
         secret.extend_each(&series, &mut expected);
         prop_assert_eq!(expected.len(), tokens.len() / block_size);
@@ -96,7 +98,7 @@ proptest! {
             let mut keys = vec![BlockKey(7)];
             secret.extend_series(Some(kernel), series, &mut keys);
             prop_assert_eq!(&keys[1..], &expected[..], "{}", kernel.name);
-            // Alone it stops only before large tokens.
+            // Without the scalar fallback, a kernel stops only before large tokens.
             let mut keys = Vec::new();
             kernel.extend(secret.tables(), &series, &mut keys);
             prop_assert_eq!(&keys[..], &expected[..keys.len()], "{}", kernel.name);
@@ -107,29 +109,34 @@ proptest! {
     }
 
     #[test]
-    fn secrets_at_the_ends_of_the_field_work_too(
+    fn kernels_with_extreme_secrets_equal_formula(
         (block_size, tokens) in blocks(),
-        coefficients in proptest::collection::vec(number(), WORDS),
+        coefficients in proptest::collection::vec(number(), MAX_BLOCK_WORDS),
         point in number().prop_filter("not 0", |point| *point != 0),
         state in number(),
-        first in number(),
-        step in prop_oneof![Just(0), number()],
+        extra_sum in number(),
+        extra_step in prop_oneof![Just(0), number()],
     ) {
         let tokens: Vec<_> = tokens.into_iter().map(TokenId).collect();
         let coefficients = std::array::from_fn(|word| coefficients[word]);
         let tables = Tables::new(&coefficients, point);
-        let (mut before, mut more) = (state, first);
+        let mut before = state;
+        let mut extra = extra_sum;
         let expected: Vec<_> = tokens
             .chunks_exact(block_size)
             .map(|block| {
-                let words = block.chunks(2).map(|pair| pair.iter().rev().fold(0, |word, token| word << 32 | u128::from(token.0)));
-                let sum = words.zip(&coefficients).fold(more, |sum, (word, coefficient)| multiply_add(word, *coefficient, sum));
+                let words = block.chunks(2).map(|pair| {
+                    pair.iter().rev().fold(0, |word, token| word << 32 | u128::from(token.0))
+                });
+                let sum = words.zip(&coefficients).fold(extra, |sum, (word, coefficient)| {
+                    multiply_add(word, *coefficient, sum)
+                });
                 before = multiply_add(before, point, sum);
-                more = add(more, step);
+                extra = add(extra, extra_step);
                 BlockKey(before)
             })
             .collect();
-        let series = Series { state, first, step, tokens: &tokens, block_size };
+        let series = Series { state, extra_sum, extra_step, tokens: &tokens, block_size };
         for kernel in supported() {
             let mut keys = Vec::new();
             kernel.extend(&tables, &series, &mut keys);

@@ -1,21 +1,22 @@
-//! What msgspec writes: names in order, numbers and lists in their shortest forms.
+//! The form that msgspec writes: names in order, numbers and lists in their shortest encoding.
 
 use chiasm_types::TokenId;
 
-use super::room::room;
+use super::room::reserve;
 use crate::event::decode::{Input, array_len, integer, map_len, optional, skip, text};
 
 pub(super) const NIL: u8 = 0xc0;
 const U64: u8 = 0xcf;
 const I64: u8 = 0xd3;
 
-/// The fields of an event that have not been read.
+/// The number of fields of an event that have not been read yet.
 pub(super) struct Fields {
     left: u32,
 }
 
 impl Fields {
-    pub(super) fn of(input: Input<'_, '_>) -> Option<Self> {
+    /// Reads the number of fields.
+    pub(super) fn read(input: Input<'_, '_>) -> Option<Self> {
         let left = match **input {
             [marker @ 0x80..=0x8f, ref rest @ ..] => {
                 *input = rest;
@@ -26,9 +27,14 @@ impl Fields {
         Some(Self { left })
     }
 
-    /// Takes the name of the next field off the input, if it is this one: the marker and the name.
+    /// Consumes the name of the next field if it equals `name`, which includes the msgpack marker.
+    /// Returns whether it did.
     #[inline]
-    pub(super) fn next<const N: usize>(&mut self, input: Input<'_, '_>, name: &[u8; N]) -> bool {
+    pub(super) fn take_name<const N: usize>(
+        &mut self,
+        input: Input<'_, '_>,
+        name: &[u8; N],
+    ) -> bool {
         match input.split_first_chunk::<N>() {
             Some((next, rest)) if next == name && self.left > 0 => {
                 self.left -= 1;
@@ -39,7 +45,7 @@ impl Fields {
         }
     }
 
-    /// Passes over fields of later versions. A known one here is out of order.
+    /// Skips the fields of later versions. Returns `None` for a known field, which is out of order.
     pub(super) fn skip_rest(self, input: Input<'_, '_>, known: &[&str]) -> Option<()> {
         for _ in 0..self.left {
             if known.contains(&text(input, "event").ok()?) {
@@ -51,27 +57,33 @@ impl Fields {
     }
 }
 
-/// Reads a list of token ids, which is empty where one of them is no token, without a branch that
-/// depends on them: a vocabulary has ids of three widths, in an order that no processor foresees.
+/// Reads a list of token ids. Leaves `tokens` empty if a number is no token.
+///
+/// The loop has no branch that depends on the ids: a vocabulary has ids of three widths, in an
+/// order that no branch predictor foresees.
 pub(super) fn tokens(
     input: Input<'_, '_>,
     tokens: &mut Vec<TokenId>,
-    kept: &mut usize,
+    kept_bytes: &mut usize,
 ) -> Option<()> {
     let length = length(input)?;
     if length > input.len() {
         return None;
     }
-    room(tokens, length.saturating_sub(tokens.len()), kept);
+    reserve(tokens, length.saturating_sub(tokens.len()), kept_bytes);
     tokens.resize(length, TokenId(0));
-    let (bytes, mut at, mut odd) = (*input, 0, 0);
+    let bytes = *input;
+    let mut at = 0;
+    // Not 0 once a number is in a form that this loop does not read.
+    let mut odd = 0;
     for token in &mut tokens[..] {
-        // Nothing but a list that ends the payload has none.
+        // Only a list at the end of the payload has fewer than eight bytes left.
         let Some(window) = bytes.get(at..).and_then(<[u8]>::first_chunk::<8>) else {
             odd = 1;
             break;
         };
-        // A number below 128 is its own marker; those of the three wider forms are cc, cd and ce.
+        // A number below 128 is its own marker. The markers of the three wider forms are cc, cd and
+        // ce.
         let marker = u64::from(window[0]);
         let wide = marker >> 7;
         let length = wide << (marker & 3);
@@ -98,14 +110,14 @@ pub(super) fn tokens(
     Some(())
 }
 
-/// Whether eight bytes behind this marker are an integer; with a sign or without, they are the same
-/// 64 bits of a hash.
+/// Returns `true` if this marker precedes an integer of eight bytes. Signed or unsigned, they are
+/// the same 64 bits of a hash.
 #[inline]
 pub(super) fn is_long(marker: u8) -> bool {
     (marker == U64) | (marker == I64)
 }
 
-/// The length of a list, in the shortest form that says it.
+/// Reads the length of a list.
 #[inline]
 pub(super) fn length(input: Input<'_, '_>) -> Option<usize> {
     let (length, rest) = match **input {
@@ -117,11 +129,15 @@ pub(super) fn length(input: Input<'_, '_>) -> Option<usize> {
     Some(length)
 }
 
-pub(super) fn number<T: TryFrom<i128>>(given: bool, input: Input<'_, '_>) -> Option<Option<T>> {
-    if given { optional(input, |input| integer(input, "number")).ok() } else { Some(None) }
+/// Reads an optional number if its field `is_present`.
+pub(super) fn number<T: TryFrom<i128>>(
+    is_present: bool,
+    input: Input<'_, '_>,
+) -> Option<Option<T>> {
+    if is_present { optional(input, |input| integer(input, "number")).ok() } else { Some(None) }
 }
 
-/// Takes a nil off the input, if there is one.
+/// Consumes a nil, if there is one. Returns whether there was.
 #[inline]
 pub(super) fn nil(input: Input<'_, '_>) -> bool {
     let rest = input.strip_prefix(&[NIL]);

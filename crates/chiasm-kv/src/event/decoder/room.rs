@@ -1,11 +1,11 @@
-//! Growing the lists of events, with a count of the bytes that it takes.
+//! Growing lists, with a count of the allocated bytes.
 
-/// Reserves room for `more` elements, and adds the bytes that were allocated to `kept`.
+/// Reserves room for `more` elements and adds the newly allocated bytes to `kept_bytes`.
 #[inline]
-pub(super) fn room<T>(list: &mut Vec<T>, more: usize, kept: &mut usize) {
+pub(super) fn reserve<T>(list: &mut Vec<T>, more: usize, kept_bytes: &mut usize) {
     let before = list.capacity();
     if before - list.len() < more {
         list.reserve(more);
-        *kept += (list.capacity() - before) * size_of::<T>();
+        *kept_bytes += (list.capacity() - before) * size_of::<T>();
     }
 }

@@ -1,23 +1,23 @@
-//! The parts of events, from memory that earlier ones had.
+//! The parts of events, read into memory of earlier events.
 
 use rmp::decode::read_bin_len;
 
 use super::form::{Fields, NIL, is_long, length, nil, number, tokens};
-use super::room::room;
+use super::room::reserve;
 use crate::event::decode::{Input, integer, integer_hash, text};
 use crate::event::{BlockRemoved, BlockStored, ExternalHash, ExtraKey, KvEvent};
 
-/// What earlier events were made of.
+/// The unused parts of earlier events, whose memory is reused.
 #[derive(Debug, Default)]
 pub(super) struct Spare {
     pub(super) stored: Vec<BlockStored>,
     pub(super) removed: Vec<BlockRemoved>,
     texts: Vec<String>,
     hashes: Vec<Vec<u8>>,
-    marks: Vec<Vec<Option<Vec<ExtraKey>>>>,
-    marks_of_block: Vec<Vec<ExtraKey>>,
-    /// Bytes allocated, as far as they are not freed for certain.
-    pub(super) kept: usize,
+    extra_keys: Vec<Vec<Option<Vec<ExtraKey>>>>,
+    block_extra_keys: Vec<Vec<ExtraKey>>,
+    /// An upper bound of the bytes that are allocated: those not known to be freed.
+    pub(super) kept_bytes: usize,
 }
 
 const STORED_FIELDS: [&str; 15] = [
@@ -40,73 +40,74 @@ const STORED_FIELDS: [&str; 15] = [
 
 const REMOVED_FIELDS: [&str; 5] = ["block_hashes", "medium", "group_idx", "locality", "ownership"];
 
-/// Each of these gives `None` when it meets anything that it doesn't expect.
+/// The reading functions return `None` for input that they do not expect; the general decoder reads
+/// the event then.
 impl Spare {
-    /// Sets every field.
+    /// Reads a `BlockStored` event after its tag. Sets every field of `stored`.
     pub(super) fn block_stored(
         &mut self,
         input: Input<'_, '_>,
         mut fields: Fields,
         stored: &mut BlockStored,
     ) -> Option<()> {
-        fields.next(input, b"\xacblock_hashes").then_some(())?;
+        fields.take_name(input, b"\xacblock_hashes").then_some(())?;
         self.hashes(input, &mut stored.block_hashes)?;
-        self.keep_hash(stored.parent_block_hash.take());
-        if fields.next(input, b"\xb1parent_block_hash") && !nil(input) {
+        self.recycle_hash(stored.parent_block_hash.take());
+        if fields.take_name(input, b"\xb1parent_block_hash") && !nil(input) {
             stored.parent_block_hash = Some(self.hash(input)?);
         }
-        fields.next(input, b"\xa9token_ids").then_some(())?;
-        tokens(input, &mut stored.token_ids, &mut self.kept)?;
-        fields.next(input, b"\xaablock_size").then_some(())?;
+        fields.take_name(input, b"\xa9token_ids").then_some(())?;
+        tokens(input, &mut stored.token_ids, &mut self.kept_bytes)?;
+        fields.take_name(input, b"\xaablock_size").then_some(())?;
         stored.block_size = integer(input, "block_size").ok()?;
-        stored.lora_id = number(fields.next(input, b"\xa7lora_id"), input)?;
-        self.text(fields.next(input, b"\xa6medium"), input, &mut stored.medium)?;
-        self.text(fields.next(input, b"\xa9lora_name"), input, &mut stored.lora_name)?;
-        self.marks(fields.next(input, b"\xaaextra_keys"), input, &mut stored.extra_keys)?;
-        stored.group_idx = number(fields.next(input, b"\xa9group_idx"), input)?;
+        stored.lora_id = number(fields.take_name(input, b"\xa7lora_id"), input)?;
+        self.text(fields.take_name(input, b"\xa6medium"), input, &mut stored.medium)?;
+        self.text(fields.take_name(input, b"\xa9lora_name"), input, &mut stored.lora_name)?;
+        self.extra_keys(fields.take_name(input, b"\xaaextra_keys"), input, &mut stored.extra_keys)?;
+        stored.group_idx = number(fields.take_name(input, b"\xa9group_idx"), input)?;
         self.text(
-            fields.next(input, b"\xb2kv_cache_spec_kind"),
+            fields.take_name(input, b"\xb2kv_cache_spec_kind"),
             input,
             &mut stored.kv_cache_spec_kind,
         )?;
         stored.kv_cache_spec_sliding_window =
-            number(fields.next(input, b"\xbckv_cache_spec_sliding_window"), input)?;
-        self.text(fields.next(input, b"\xa8locality"), input, &mut stored.locality)?;
-        self.text(fields.next(input, b"\xa9ownership"), input, &mut stored.ownership)?;
-        self.text(fields.next(input, b"\xaasession_id"), input, &mut stored.session_id)?;
+            number(fields.take_name(input, b"\xbckv_cache_spec_sliding_window"), input)?;
+        self.text(fields.take_name(input, b"\xa8locality"), input, &mut stored.locality)?;
+        self.text(fields.take_name(input, b"\xa9ownership"), input, &mut stored.ownership)?;
+        self.text(fields.take_name(input, b"\xaasession_id"), input, &mut stored.session_id)?;
         stored.lookahead_token_ids = None;
-        // Lookahead is rare: such events are read without spare memory.
+        // Lookahead is rare: events that have it go to the general decoder.
         fields.skip_rest(input, &STORED_FIELDS)
     }
 
-    /// Sets every field.
+    /// Reads a `BlockRemoved` event after its tag. Sets every field of `removed`.
     pub(super) fn block_removed(
         &mut self,
         input: Input<'_, '_>,
         mut fields: Fields,
         removed: &mut BlockRemoved,
     ) -> Option<()> {
-        fields.next(input, b"\xacblock_hashes").then_some(())?;
+        fields.take_name(input, b"\xacblock_hashes").then_some(())?;
         self.hashes(input, &mut removed.block_hashes)?;
-        self.text(fields.next(input, b"\xa6medium"), input, &mut removed.medium)?;
-        removed.group_idx = number(fields.next(input, b"\xa9group_idx"), input)?;
-        self.text(fields.next(input, b"\xa8locality"), input, &mut removed.locality)?;
-        self.text(fields.next(input, b"\xa9ownership"), input, &mut removed.ownership)?;
+        self.text(fields.take_name(input, b"\xa6medium"), input, &mut removed.medium)?;
+        removed.group_idx = number(fields.take_name(input, b"\xa9group_idx"), input)?;
+        self.text(fields.take_name(input, b"\xa8locality"), input, &mut removed.locality)?;
+        self.text(fields.take_name(input, b"\xa9ownership"), input, &mut removed.ownership)?;
         fields.skip_rest(input, &REMOVED_FIELDS)
     }
 
     fn hashes(&mut self, input: Input<'_, '_>, hashes: &mut Vec<ExternalHash>) -> Option<()> {
         let length = length(input)?;
-        hashes.drain(..).for_each(|hash| self.keep_hash(Some(hash)));
-        // A value takes at least one byte: a length beyond that is a lie that must not reserve
+        hashes.drain(..).for_each(|hash| self.recycle_hash(Some(hash)));
+        // A value takes at least one byte, so a longer list is impossible and must not reserve
         // memory.
-        room(hashes, length.min(input.len()), &mut self.kept);
-        // Of 64 random bits hardly any fit a shorter form.
-        if let Some((longest, rest)) =
+        reserve(hashes, length.min(input.len()), &mut self.kept_bytes);
+        // Hardly any hash of 64 random bits fits a shorter form.
+        if let Some((long_hashes, rest)) =
             length.checked_mul(9).and_then(|bytes| input.split_at_checked(bytes))
         {
             let mut are_long = true;
-            hashes.extend(longest.as_chunks::<9>().0.iter().map(
+            hashes.extend(long_hashes.as_chunks::<9>().0.iter().map(
                 |&[marker, a, b, c, d, e, f, g, h]| {
                     are_long &= is_long(marker);
                     ExternalHash::U64(u64::from_be_bytes([a, b, c, d, e, f, g, h]))
@@ -143,46 +144,49 @@ impl Spare {
         };
         let (bytes, rest) = bytes.split_at_checked(length as usize)?;
         *input = rest;
-        let mut hash = reused(&mut self.hashes, &mut self.kept);
+        let mut hash = take_or_default(&mut self.hashes, &mut self.kept_bytes);
         hash.clear();
-        room(&mut hash, bytes.len(), &mut self.kept);
+        reserve(&mut hash, bytes.len(), &mut self.kept_bytes);
         hash.extend_from_slice(bytes);
         Some(ExternalHash::Bytes(hash))
     }
 
-    fn marks(
+    /// Reads the extra keys of all blocks if their field `is_present`.
+    fn extra_keys(
         &mut self,
-        given: bool,
+        is_present: bool,
         input: Input<'_, '_>,
-        marks: &mut Option<Vec<Option<Vec<ExtraKey>>>>,
+        extra_keys: &mut Option<Vec<Option<Vec<ExtraKey>>>>,
     ) -> Option<()> {
-        if !given || nil(input) {
-            if let Some(mut blocks) = marks.take() {
-                blocks.drain(..).flatten().for_each(|keys| self.keep_marks(keys));
-                self.marks.push(blocks);
+        if !is_present || nil(input) {
+            if let Some(mut blocks) = extra_keys.take() {
+                blocks.drain(..).flatten().for_each(|keys| self.recycle_extra_keys(keys));
+                self.extra_keys.push(blocks);
             }
             return Some(());
         }
         let length = length(input)?;
-        let mut blocks = marks.take().unwrap_or_else(|| reused(&mut self.marks, &mut self.kept));
-        blocks.drain(..).flatten().for_each(|keys| self.keep_marks(keys));
-        room(&mut blocks, length.min(input.len()), &mut self.kept);
-        // Most prompts are text.
-        let unmarked = input.iter().take(length).take_while(|marker| **marker == NIL).count();
-        *input = &input[unmarked..];
-        blocks.resize_with(unmarked, || None);
-        for _ in unmarked..length {
-            let keys = if nil(input) { None } else { Some(self.marks_of_block(input)?) };
+        let mut blocks = extra_keys
+            .take()
+            .unwrap_or_else(|| take_or_default(&mut self.extra_keys, &mut self.kept_bytes));
+        blocks.drain(..).flatten().for_each(|keys| self.recycle_extra_keys(keys));
+        reserve(&mut blocks, length.min(input.len()), &mut self.kept_bytes);
+        // Most prompts are text, whose blocks have no extra keys.
+        let without_keys = input.iter().take(length).take_while(|marker| **marker == NIL).count();
+        *input = &input[without_keys..];
+        blocks.resize_with(without_keys, || None);
+        for _ in without_keys..length {
+            let keys = if nil(input) { None } else { Some(self.block_extra_keys(input)?) };
             blocks.push(keys);
         }
-        *marks = Some(blocks);
+        *extra_keys = Some(blocks);
         Some(())
     }
 
-    fn marks_of_block(&mut self, input: Input<'_, '_>) -> Option<Vec<ExtraKey>> {
+    fn block_extra_keys(&mut self, input: Input<'_, '_>) -> Option<Vec<ExtraKey>> {
         let length = length(input)?;
-        let mut keys = reused(&mut self.marks_of_block, &mut self.kept);
-        room(&mut keys, length.min(input.len()), &mut self.kept);
+        let mut keys = take_or_default(&mut self.block_extra_keys, &mut self.kept_bytes);
+        reserve(&mut keys, length.min(input.len()), &mut self.kept_bytes);
         for _ in 0..length {
             let key = match input.split_first()? {
                 (0x92, rest) => {
@@ -197,17 +201,18 @@ impl Spare {
         Some(keys)
     }
 
+    /// Reads an optional text if its field `is_present`.
     fn text(
         &mut self,
-        given: bool,
+        is_present: bool,
         input: Input<'_, '_>,
         field: &mut Option<String>,
     ) -> Option<()> {
-        if !given || nil(input) {
+        if !is_present || nil(input) {
             self.texts.extend(field.take());
             return Some(());
         }
-        // As in the event that was here before: there are few media and kinds.
+        // Often the text equals the earlier event's, because there are few media and kinds.
         let same = |before: &String| {
             let (marker, rest) = input.split_first()?;
             let short = usize::from(marker ^ 0xa0) == before.len() && before.len() < 32;
@@ -223,16 +228,18 @@ impl Spare {
         Some(())
     }
 
+    /// Copies `text` into a spare string.
     fn copy(&mut self, text: &str) -> String {
-        let mut bytes = reused(&mut self.texts, &mut self.kept);
-        bytes.clear();
-        let before = bytes.capacity();
-        bytes.push_str(text);
-        self.kept += bytes.capacity() - before;
-        bytes
+        let mut copy = take_or_default(&mut self.texts, &mut self.kept_bytes);
+        copy.clear();
+        let before = copy.capacity();
+        copy.push_str(text);
+        self.kept_bytes += copy.capacity() - before;
+        copy
     }
 
-    pub(super) fn keep(&mut self, event: KvEvent) {
+    /// Keeps the memory of an event for later events.
+    pub(super) fn recycle(&mut self, event: KvEvent) {
         match event {
             KvEvent::BlockStored(stored) => self.stored.push(stored),
             KvEvent::BlockRemoved(removed) => self.removed.push(removed),
@@ -241,26 +248,27 @@ impl Spare {
     }
 
     #[inline]
-    fn keep_hash(&mut self, hash: Option<ExternalHash>) {
+    fn recycle_hash(&mut self, hash: Option<ExternalHash>) {
         if let Some(ExternalHash::Bytes(hash)) = hash {
             self.hashes.push(hash);
         }
     }
 
-    fn keep_marks(&mut self, mut keys: Vec<ExtraKey>) {
+    fn recycle_extra_keys(&mut self, mut keys: Vec<ExtraKey>) {
         for key in keys.drain(..) {
             if let ExtraKey::Media { identifier: text, .. } | ExtraKey::Text(text) = key {
                 self.texts.push(text);
             }
         }
-        self.marks_of_block.push(keys);
+        self.block_extra_keys.push(keys);
     }
 }
 
-pub(super) fn reused<T: Default>(spare: &mut Vec<T>, kept: &mut usize) -> T {
+/// Returns a spare value, or a new one, which is added to `kept_bytes`.
+pub(super) fn take_or_default<T: Default>(spare: &mut Vec<T>, kept_bytes: &mut usize) -> T {
     spare.pop().unwrap_or_else(|| {
-        // Here and later among the spare ones.
-        *kept += 2 * size_of::<T>();
+        // Twice: once in the event, and later once in the spare list.
+        *kept_bytes += 2 * size_of::<T>();
         T::default()
     })
 }

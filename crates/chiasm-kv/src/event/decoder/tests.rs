@@ -9,28 +9,29 @@ use super::*;
 use crate::event::tests::{any_event, batch, stored, to_bytes, tree};
 use crate::event::{BlockRemoved, BlockStored, ExtraKey, decode};
 
-/// Both read a payload; the same must come out.
-fn agree(decoder: &mut Decoder, payload: &[u8]) -> Result<(), TestCaseError> {
-    // As text, for a time may be NaN.
-    let quick =
-        decoder.decode(payload).map_or_else(|error| error.to_string(), |it| format!("{it:?}"));
-    prop_assert_eq!(
-        quick,
-        decode(payload).map_or_else(|error| error.to_string(), |it| format!("{it:?}"))
-    );
+/// Checks that both decoders return the same batch or the same error.
+fn check_agreement(decoder: &mut Decoder, payload: &[u8]) -> Result<(), TestCaseError> {
+    // Compared as text, because a timestamp may be NaN.
+    let fast = decoder
+        .decode(payload)
+        .map_or_else(|error| error.to_string(), |batch| format!("{batch:?}"));
+    let general =
+        decode(payload).map_or_else(|error| error.to_string(), |batch| format!("{batch:?}"));
+    prop_assert_eq!(fast, general);
     Ok(())
 }
 
-/// What a batch may look like besides: choices are used up one after the other, and then none is
-/// left.
+/// A writer of batches in unusual but valid forms. Each decision consumes one of the choices; when
+/// they are used up, the writer takes the first option.
 struct Forms<'c>(std::slice::Iter<'c, u8>);
 
 impl Forms<'_> {
-    fn choose(&mut self, of: usize) -> usize {
-        self.0.next().map_or(0, |choice| usize::from(*choice) % of)
+    /// Returns one of `options` options.
+    fn choose(&mut self, options: usize) -> usize {
+        self.0.next().map_or(0, |choice| usize::from(*choice) % options)
     }
 
-    /// Fields in another order, twice, with unknown ones between.
+    /// Reorders fields, duplicates some, and inserts unknown ones.
     fn change(&mut self, value: &mut Value) {
         let Value::Array(positions) = value else { panic!("a batch is an array") };
         for _ in 0..self.choose(3) {
@@ -48,13 +49,14 @@ impl Forms<'_> {
                 fields.insert(self.choose(fields.len() + 1), field);
             }
             for _ in 0..self.choose(3) {
-                let (one, other) = (self.choose(fields.len()), self.choose(fields.len()));
+                let one = self.choose(fields.len());
+                let other = self.choose(fields.len());
                 fields.swap(one, other);
             }
         }
     }
 
-    /// Numbers and lengths in any form that is wide enough.
+    /// Writes numbers and lengths in any form that is wide enough.
     fn write(&mut self, value: &Value, out: &mut Vec<u8>) {
         match value {
             Value::Integer(number) => match number.as_u64() {
@@ -131,7 +133,7 @@ fn any_batch() -> impl Strategy<Value = KvEventBatch> {
 
 proptest! {
     #[test]
-    fn one_batch_after_the_other_reads_as_each_for_itself(batches in vec(any_batch(), 1..6)) {
+    fn reused_decoder_equals_fresh_decoder(batches in vec(any_batch(), 1..6)) {
         let mut decoder = Decoder::default();
         for batch in &batches {
             prop_assert_eq!(decoder.decode(&batch.encode()).unwrap(), batch);
@@ -139,23 +141,24 @@ proptest! {
     }
 
     #[test]
-    fn all_legal_forms_are_read_alike(
+    fn decoders_agree_on_unusual_forms(
         batches in vec(any_batch(), 1..4),
         choices in vec(any::<u8>(), 0..400),
     ) {
-        let (mut decoder, mut forms) = (Decoder::default(), Forms(choices.iter()));
+        let mut decoder = Decoder::default();
+        let mut forms = Forms(choices.iter());
         for batch in &batches {
             let mut tree = tree(batch);
             forms.change(&mut tree);
             let mut payload = Vec::new();
             forms.write(&tree, &mut payload);
-            agree(&mut decoder, &payload)?;
-            agree(&mut decoder, &batch.encode())?;
+            check_agreement(&mut decoder, &payload)?;
+            check_agreement(&mut decoder, &batch.encode())?;
         }
     }
 
     #[test]
-    fn damaged_payloads_are_refused_for_the_same_reason_and_leave_nothing_behind(
+    fn decoders_agree_on_damaged_payloads(
         batches in vec(any_batch(), 1..4),
         damage in vec((any::<Index>(), any::<u8>()), 1..4),
         cut in any::<Index>(),
@@ -168,14 +171,14 @@ proptest! {
                 let at = at.index(payload.len());
                 payload[at] = *byte;
             }
-            agree(&mut decoder, &payload)?;
-            agree(&mut decoder, &whole[..cut.index(whole.len())])?;
-            agree(&mut decoder, &whole)?;
+            check_agreement(&mut decoder, &payload)?;
+            check_agreement(&mut decoder, &whole[..cut.index(whole.len())])?;
+            check_agreement(&mut decoder, &whole)?;
         }
     }
 
     #[test]
-    fn token_lists_of_any_length_may_end_a_payload(
+    fn decoders_agree_on_token_list_at_payload_end(
         tokens in vec(prop_oneof![0..200u32, 200..70_000u32, any::<u32>()], 0..40),
         field in any::<Index>(),
         byte in any::<u8>(),
@@ -190,15 +193,16 @@ proptest! {
         let list = fields.remove(place);
         fields.push(list);
         let mut payload = to_bytes(&tree);
-        agree(&mut Decoder::default(), &payload)?;
-        // And with the list where it belongs, one of its bytes another.
+        check_agreement(&mut Decoder::default(), &payload)?;
+        // The same payload with one byte changed.
         let place = field.index(payload.len());
         payload[place] = byte;
-        agree(&mut Decoder::default(), &payload)?;
+        check_agreement(&mut Decoder::default(), &payload)?;
     }
 }
 
-/// Four answers, a prompt with an image, what they push out.
+/// Returns the payload of a busy step: blocks of four answers, a prompt with an image, and
+/// evictions.
 fn busy() -> Vec<u8> {
     let text = |blocks: usize, seed: u64| {
         KvEvent::BlockStored(BlockStored {
@@ -239,7 +243,7 @@ fn busy() -> Vec<u8> {
 }
 
 #[test]
-fn what_was_large_enough_once_is_not_allocated_again() {
+fn repeated_payloads_allocate_nothing() {
     let mut decoder = Decoder::default();
     let others: Vec<Vec<u8>> = [
         batch(vec![KvEvent::BlockRemoved(BlockRemoved::default()), KvEvent::BlockStored(stored())]),
@@ -252,10 +256,10 @@ fn what_was_large_enough_once_is_not_allocated_again() {
         for payload in [&busy(), &others[0], &busy(), &others[1]] {
             assert_eq!(*decoder.decode(payload).unwrap(), decode(payload).unwrap());
         }
-        decoder.spare.kept
+        decoder.spare.kept_bytes
     };
     round(&mut decoder);
-    // Memory changes places for a while.
+    // Buffers move between the spare lists until all are large enough.
     for _ in 0..20 {
         round(&mut decoder);
     }
@@ -266,7 +270,7 @@ fn what_was_large_enough_once_is_not_allocated_again() {
 }
 
 #[test]
-fn an_announced_length_reserves_no_more_than_the_payload_can_hold() {
+fn announced_length_reserves_at_most_payload_size() {
     for name in ["block_hashes", "token_ids", "extra_keys"] {
         let mut tree = tree(&batch(vec![KvEvent::BlockStored(BlockStored {
             extra_keys: Some(Vec::new()),
@@ -278,18 +282,19 @@ fn an_announced_length_reserves_no_more_than_the_payload_can_hold() {
         let place = fields.iter().position(|(field, _)| field.as_str() == Some(name)).unwrap();
         fields.truncate(place + 1);
         let head = to_bytes(&tree);
-        let mut payload =
-            head[..head.windows(name.len()).position(|it| it == name.as_bytes()).unwrap()].to_vec();
+        let mut payload = head
+            [..head.windows(name.len()).position(|bytes| bytes == name.as_bytes()).unwrap()]
+            .to_vec();
         payload.extend(name.as_bytes());
         payload.extend([0xdd, 0xff, 0xff, 0xff, 0xff, 1, 2, 3]);
         let mut decoder = Decoder::default();
         assert!(decoder.decode(&payload).is_err());
-        assert!(decoder.spare.kept < 10_000, "{name}: {}", decoder.spare.kept);
+        assert!(decoder.spare.kept_bytes < 10_000, "{name}: {}", decoder.spare.kept_bytes);
     }
 }
 
 #[test]
-fn what_is_kept_has_a_limit() {
+fn memory_of_large_payload_is_freed() {
     let mut decoder = Decoder::default();
     let cleared = batch(vec![KvEvent::AllBlocksCleared]).encode();
     for large in [
@@ -301,8 +306,8 @@ fn what_is_kept_has_a_limit() {
     ] {
         let large = batch(vec![large]).encode();
         assert_eq!(*decoder.decode(&large).unwrap(), decode(&large).unwrap());
-        assert!(decoder.spare.kept > MOST_KEPT);
+        assert!(decoder.spare.kept_bytes > MAX_KEPT_BYTES);
         decoder.decode(&cleared).unwrap();
-        assert!(decoder.spare.kept < 10_000, "{}", decoder.spare.kept);
+        assert!(decoder.spare.kept_bytes < 10_000, "{}", decoder.spare.kept_bytes);
     }
 }

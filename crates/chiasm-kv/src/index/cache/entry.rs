@@ -1,33 +1,34 @@
-//! What a cache knows of one hash of its engine.
+//! An entry of a cache: one hash of its engine.
 
 use super::EngineHash;
-use crate::index::radix_tree::{NONE, NodeId, Position};
+use crate::index::radix_tree::{NO_NODE, NodeId, Position};
 use crate::index::table::Slot;
 
-/// 13 bytes, one after the other: most of what the index takes. Fields are copied, never borrowed.
+/// A hash with the position of its block. Entries take 13 bytes and are most of the index's memory,
+/// so they are packed: fields must be copied and never borrowed.
 #[derive(Clone, Copy)]
 #[repr(Rust, packed)]
 pub(super) struct Entry {
     pub(super) hash: EngineHash,
-    /// [`UNKEYED`], or where the block is, and [`SEVERAL`].
+    /// The node of the block or [`UNKEYED`], with the bit [`SEVERAL`].
     node: NodeId,
     at: u8,
 }
 
-/// Stands for a node where a block's key is unknown.
-pub(super) const UNKEYED: NodeId = NONE - 1;
+/// The node of an entry without a key.
+pub(super) const UNKEYED: NodeId = NO_NODE - 1;
 
-/// There are several copies.
+/// The bit of entries with several copies.
 const SEVERAL: NodeId = 1 << 31;
 
 impl Slot for Entry {
-    const FREE: Self = Self { hash: EngineHash::MAX, node: NONE, at: 0 };
+    const FREE: Self = Self { hash: EngineHash::MAX, node: NO_NODE, at: 0 };
 
     fn is_free(&self) -> bool {
-        self.node == NONE
+        self.node == NO_NODE
     }
 
-    /// They are uniform.
+    /// Returns the engine's hash, which is mixed and therefore uniform.
     fn hash(&self) -> u64 {
         self.hash
     }
@@ -47,8 +48,9 @@ impl Entry {
 
     pub(super) fn set_position(&mut self, position: Option<Position>) {
         let Position { node, at } = position.unwrap_or(Position { node: UNKEYED, at: 0 });
-        // Nodes have no more blocks than this has numbers.
-        (self.node, self.at) = (node | (self.node & SEVERAL), at as u8);
+        self.node = node | (self.node & SEVERAL);
+        // Nodes have at most 256 blocks.
+        self.at = at as u8;
     }
 
     pub(super) fn has_several(&self) -> bool {

@@ -1,30 +1,33 @@
-//! Blocks that a worker is believed to hold without having said so.
+//! Presumed blocks: blocks that a worker presumably holds, although no event has stored them.
 //!
-//! Entries as those of events, under a hash made from the key. If that is the hash of another
-//! block, then the presumed block is not believed, and neither are those after it.
+//! They are entries like those of events, with a hash derived from the key. If another block
+//! already has that hash, the presumed block and all blocks after it are not recorded.
 
 use super::{Cache, Entry, Prompts, Trees};
 use crate::BlockKey;
 
 impl Cache {
+    /// Records the blocks of a chain, from the start of a prompt on.
     pub(in crate::index) fn presume(&mut self, chain: &[BlockKey], prompts: &Prompts) {
         let Some(first) = chain.first() else { return };
         let number = Trees::tree_of(*first);
-        let (mut parent, mut rest) = (None, chain);
-        let (mut segments, mut added) = (Vec::new(), Vec::new());
+        let mut parent = None;
+        let mut rest = chain;
+        let mut segments = Vec::new();
+        let mut added = Vec::new();
         while !rest.is_empty() {
-            let there = rest.iter().take_while(|key| self.entry(key.as_engine_hash()).is_some());
-            let there: Vec<_> =
-                there.map(|key| (key, self.position_of(key.as_engine_hash()))).collect();
+            let known = rest.iter().take_while(|key| self.entry(key.as_engine_hash()).is_some());
+            let known: Vec<_> =
+                known.map(|key| (key, self.position_of(key.as_engine_hash()))).collect();
             let mut tree = prompts.trees.write(number);
-            for (key, position) in &there {
-                // Another block's hash otherwise, or that of one without a key.
+            for (key, position) in &known {
+                // Otherwise the hash belongs to another block or to one without a key.
                 match position.filter(|position| Trees::tree_with(position.node) == number) {
                     Some(position) if tree.key(position) == Some(**key) => parent = Some(position),
                     _ => return,
                 }
             }
-            rest = &rest[there.len()..];
+            rest = &rest[known.len()..];
             let missing =
                 rest.iter().take_while(|key| self.entry(key.as_engine_hash()).is_none()).count();
             let (keys, after) = rest.split_at(missing);
@@ -38,7 +41,7 @@ impl Cache {
         }
     }
 
-    /// Returns how many were not there.
+    /// Removes presumed blocks. Returns the number of blocks that were not recorded.
     pub(in crate::index) fn forget_presumed(
         &mut self,
         keys: &[BlockKey],
@@ -47,11 +50,11 @@ impl Cache {
         let mut unknown = 0;
         for key in keys {
             let position = self.entry(key.as_engine_hash()).and_then(Entry::position);
-            let same = position.is_some_and(|position| {
+            let is_presumed = position.is_some_and(|position| {
                 prompts.trees.read(Trees::tree_with(position.node)).key(position) == Some(*key)
             });
-            if same {
-                self.forget(key.as_engine_hash(), prompts);
+            if is_presumed {
+                self.remove_all_copies(key.as_engine_hash(), prompts);
             } else {
                 unknown += 1;
             }

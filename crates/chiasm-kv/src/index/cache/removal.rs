@@ -1,22 +1,24 @@
-//! Blocks that are removed, each by its hash.
+//! The removal of blocks by their hashes.
 
 use super::{Cache, EngineHash, HolderId, Position, Prompts, RadixTree, Trees};
 use crate::index::radix_tree::NodeId;
 use crate::index::trees::Writer;
 
-/// Blocks on their way out of the tree that they are in: those of a node that follow each other go
-/// in one step.
+/// A buffer of blocks to release from the locked tree. Adjacent blocks of a node, from the last to
+/// the first, are released in one step.
 pub(super) struct Removal<'a> {
     prompts: &'a Prompts,
     holder: HolderId,
+    /// The locked tree and its number.
     tree: Option<(u32, Writer<'a>)>,
-    /// The first of them, if there are any.
+    /// The first buffered block, if `len` is not 0.
     position: Position,
+    /// The number of buffered blocks.
     len: u32,
 }
 
 impl Cache {
-    /// One copy less of each of these. Returns how many there were none of.
+    /// Removes one copy of each hash. Returns the number of unknown hashes.
     pub(in crate::index) fn remove(&mut self, hashes: &[EngineHash], prompts: &Prompts) -> u64 {
         let mut unknown = 0;
         let mut removal = Removal::new(prompts, self.holder);
@@ -41,25 +43,25 @@ impl Cache {
         unknown
     }
 
-    /// Keyed entries are so no longer.
+    /// Releases the blocks of entries that are no longer keyed.
     pub(super) fn release(&mut self, positions: &[Position], prompts: &Prompts) {
         let mut removal = Removal::new(prompts, self.holder);
         positions.iter().for_each(|position| self.release_one(*position, &mut removal));
         removal.finish();
     }
 
-    /// A keyed entry is so no longer.
+    /// Releases the block of an entry that is no longer keyed, unless another hash has the block.
     pub(super) fn release_one(&mut self, position: Position, removal: &mut Removal<'_>) {
         let tree = removal.tree(position.node);
         let Some(position) = tree.find(position) else { return };
-        if self.aliases.is_empty() || !self.one_alias_less(tree, position) {
+        if self.aliases.is_empty() || !self.remove_alias(tree, position) {
             self.counts.blocks -= 1;
             removal.release(position);
         }
     }
 
-    /// Whether a block has other hashes yet, of which one goes.
-    fn one_alias_less(&mut self, tree: &RadixTree, position: Position) -> bool {
+    /// Removes one alias of a block. Returns `false` if the block has none.
+    fn remove_alias(&mut self, tree: &RadixTree, position: Position) -> bool {
         let Some(key) = tree.key(position) else { return false };
         let Some(aliases) = self.aliases.get_mut(&key) else { return false };
         *aliases -= 1;
@@ -75,7 +77,7 @@ impl<'a> Removal<'a> {
         Self { prompts, holder, tree: None, position: Position { node: 0, at: 0 }, len: 0 }
     }
 
-    /// The tree that a node is in, locked.
+    /// Locks the tree that contains a node.
     fn tree(&mut self, node: NodeId) -> &RadixTree {
         let number = Trees::tree_with(node);
         if self.tree.as_ref().is_some_and(|(locked, _)| *locked != number) {
@@ -86,18 +88,19 @@ impl<'a> Removal<'a> {
         tree
     }
 
-    /// A block of the tree that is locked.
+    /// Buffers a block of the locked tree.
     fn release(&mut self, position: Position) {
-        let comes_before = self.len > 0
+        let is_adjacent = self.len > 0
             && position.node == self.position.node
             && position.at + 1 == self.position.at;
-        if !comes_before {
+        if !is_adjacent {
             self.flush();
         }
         self.position = position;
         self.len += 1;
     }
 
+    /// Releases the buffered blocks.
     fn flush(&mut self) {
         if let Some((_, tree)) = &mut self.tree
             && self.len > 0
@@ -107,7 +110,7 @@ impl<'a> Removal<'a> {
         self.len = 0;
     }
 
-    /// Has to be called at the end.
+    /// Releases the buffered blocks and unlocks the tree. Must be called at the end.
     pub(super) fn finish(&mut self) {
         self.flush();
         self.tree = None;

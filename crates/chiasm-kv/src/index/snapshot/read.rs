@@ -1,4 +1,4 @@
-//! Snapshots as they are read.
+//! Reading of snapshots.
 
 use std::collections::HashMap;
 
@@ -10,10 +10,10 @@ use crate::index::trees::Trees;
 use crate::index::worker::Worker;
 use crate::index::workers::Workers;
 
-/// What is still to be read.
-pub(super) struct Bytes<'a>(pub(super) &'a [u8]);
+/// The unread part of a snapshot. The `what` arguments name the part for errors.
+pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
-impl<'a> Bytes<'a> {
+impl<'a> Reader<'a> {
     pub(super) fn take<const N: usize>(
         &mut self,
         what: &'static str,
@@ -48,34 +48,34 @@ impl<'a> Bytes<'a> {
 }
 
 impl Worker {
-    /// Reads what a worker holds that holds nothing yet and is in no list.
+    /// Reads the state of a new worker that is not listed.
     pub(super) fn read(
         &mut self,
-        bytes: &mut Bytes<'_>,
+        reader: &mut Reader<'_>,
         revision: u64,
         prompts: &Prompts,
         workers: &Workers,
     ) -> Result<(), SnapshotError> {
-        let [named, caches] = bytes.take("the number of its caches")?;
-        self.go_on_from(revision, named != 0);
+        let [first_is_named, caches] = reader.take("the number of its caches")?;
+        self.continue_from(revision, first_is_named != 0);
         if caches == 0 {
             return Err(SnapshotError::malformed("the number of its caches"));
         }
         for number in 0..usize::from(caches) {
-            let source = read_source(bytes)?;
+            let source = read_source(reader)?;
             let cache = self
                 .new_cache(number, source, workers)
                 .ok_or(SnapshotError::malformed("a cache"))?;
-            cache.read(bytes, prompts)?;
+            cache.read(reader, prompts)?;
         }
-        if bytes.0.is_empty() { Ok(()) } else { Err(SnapshotError::malformed("its end")) }
+        if reader.0.is_empty() { Ok(()) } else { Err(SnapshotError::malformed("its end")) }
     }
 }
 
-/// A chain that was read and is held.
+/// A chain that was read and whose blocks are held.
 struct Chain<'a> {
     keys: &'a [[u8; 16]],
-    /// Where its blocks are; fewer than there are keys if the tree has no room for more.
+    /// The positions of its blocks. There are fewer blocks than keys if the tree has no more room.
     segments: Vec<Segment>,
 }
 
@@ -96,9 +96,9 @@ impl Chain<'_> {
     }
 }
 
-/// Whether two positions are the same block's.
+/// Returns `true` if two positions are of the same block.
 fn is_same(one: Position, other: Position, prompts: &Prompts) -> bool {
-    // Seldom are there two.
+    // Equal positions are the common case.
     one == other
         || Trees::same_tree(one.node, other.node) && {
             let tree = prompts.trees.read(Trees::tree_with(one.node));
@@ -107,17 +107,18 @@ fn is_same(one: Position, other: Position, prompts: &Prompts) -> bool {
 }
 
 impl Cache {
-    /// Reads what an empty cache holds.
+    /// Reads the blocks of an empty cache.
     ///
-    /// Chains are held as they come, lest others' events take them away. Nobody sees that as long
-    /// as the worker is in no list; in the end, blocks without a hash are let go.
-    fn read(&mut self, bytes: &mut Bytes<'_>, prompts: &Prompts) -> Result<(), SnapshotError> {
+    /// All blocks of a chain are held as soon as it is read, so that events of other workers can't
+    /// prune them. Lookups don't see this, because the worker is not listed. At the end, blocks
+    /// without a hash are released.
+    fn read(&mut self, reader: &mut Reader<'_>, prompts: &Prompts) -> Result<(), SnapshotError> {
         let mut chains = Vec::new();
         let read = self
-            .read_chains(bytes, &mut chains, prompts)
-            .and_then(|()| self.read_blocks(bytes, &chains, prompts));
+            .read_chains(reader, &mut chains, prompts)
+            .and_then(|()| self.read_blocks(reader, &chains, prompts));
         let hashed = read.as_ref().ok();
-        // Those that come last first, as nodes are not cut up that way.
+        // In reverse order, which avoids splits of nodes.
         for chain in chains.iter().rev() {
             for (at, position) in
                 (0..chain.keys.len()).rev().filter_map(|at| Some((at, chain.position(at)?)))
@@ -138,12 +139,12 @@ impl Cache {
 
     fn read_chains<'a>(
         &self,
-        bytes: &mut Bytes<'a>,
+        reader: &mut Reader<'a>,
         chains: &mut Vec<Chain<'a>>,
         prompts: &Prompts,
     ) -> Result<(), SnapshotError> {
-        for _ in 0..bytes.u32("the number of chains")? {
-            let chain = self.read_chain(bytes, chains, prompts)?;
+        for _ in 0..reader.u32("the number of chains")? {
+            let chain = self.read_chain(reader, chains, prompts)?;
             chains.push(chain);
         }
         Ok(())
@@ -151,13 +152,14 @@ impl Cache {
 
     fn read_chain<'a>(
         &self,
-        bytes: &mut Bytes<'a>,
+        reader: &mut Reader<'a>,
         chains: &[Chain<'_>],
         prompts: &Prompts,
     ) -> Result<Chain<'a>, SnapshotError> {
-        let parent = bytes.u32("a chain's parent")?;
-        let (at, blocks) = (bytes.u16("a chain's parent")?, bytes.u16("a chain's length")?);
-        let (keys, _) = bytes.slice(usize::from(blocks) * 16, "a chain's keys")?.as_chunks();
+        let parent = reader.u32("a chain's parent")?;
+        let at = reader.u16("a chain's parent")?;
+        let blocks = reader.u16("a chain's length")?;
+        let (keys, _) = reader.slice(usize::from(blocks) * 16, "a chain's keys")?.as_chunks();
         let mut chain = Chain { keys, segments: Vec::new() };
         let numbers: Option<Vec<BlockKey>> = (0..keys.len()).map(|at| chain.key(at)).collect();
         let numbers = numbers.ok_or(SnapshotError::malformed("a chain's key"))?;
@@ -175,21 +177,21 @@ impl Cache {
         Ok(chain)
     }
 
-    /// Reads the hashes of blocks. Returns where those are that have some.
+    /// Reads the hashes of blocks. Returns the positions of the blocks with a hash.
     fn read_blocks(
         &mut self,
-        bytes: &mut Bytes<'_>,
+        reader: &mut Reader<'_>,
         chains: &[Chain<'_>],
         prompts: &Prompts,
     ) -> Result<HashMap<BlockKey, Position, BuildBlockKeyHasher>, SnapshotError> {
         let mut hashed = HashMap::<_, _, BuildBlockKeyHasher>::default();
-        for _ in 0..bytes.u32("the number of runs")? {
-            let chain = chains.get(bytes.u32("a run's chain")? as usize);
+        for _ in 0..reader.u32("the number of runs")? {
+            let chain = chains.get(reader.u32("a run's chain")? as usize);
             let chain = chain.ok_or(SnapshotError::malformed("a run's chain"))?;
-            let at = usize::from(bytes.u16("a run's first block")?);
-            for at in at..at + usize::from(bytes.u16("a run's length")?) {
+            let at = usize::from(reader.u16("a run's first block")?);
+            for at in at..at + usize::from(reader.u16("a run's length")?) {
                 let key = chain.key(at).ok_or(SnapshotError::malformed("a run's block"))?;
-                let hash = self.read_hash(bytes)?;
+                let hash = self.read_hash(reader)?;
                 let Some(position) = chain.position(at) else {
                     self.store_unknown(hash);
                     continue;
@@ -198,26 +200,26 @@ impl Cache {
                 if known.is_some_and(|known| !is_same(known, position, prompts)) {
                     return Err(SnapshotError::malformed("a run's block"));
                 }
-                self.put(hash, key, position, known.is_none());
+                self.insert(hash, key, position, known.is_none());
             }
         }
-        for _ in 0..bytes.u32("the number of unkeyed blocks")? {
-            let hash = self.read_hash(bytes)?;
+        for _ in 0..reader.u32("the number of unkeyed blocks")? {
+            let hash = self.read_hash(reader)?;
             self.store_unknown(hash);
         }
-        for _ in 0..bytes.u32("the number of blocks with copies")? {
-            let (hash, copies) =
-                (bytes.u64("a hash with copies")?, bytes.u32("a number of copies")?);
-            if copies == 0 || !self.put_copies(hash, copies) {
+        for _ in 0..reader.u32("the number of blocks with copies")? {
+            let hash = reader.u64("a hash with copies")?;
+            let copies = reader.u32("a number of copies")?;
+            if copies == 0 || !self.set_extra_copies(hash, copies) {
                 return Err(SnapshotError::malformed("a hash with copies"));
             }
         }
         Ok(hashed)
     }
 
-    /// A hash that the cache does not have yet.
-    fn read_hash(&self, bytes: &mut Bytes<'_>) -> Result<EngineHash, SnapshotError> {
-        let hash = bytes.u64("a block's hash")?;
+    /// Reads a hash that the cache does not have yet.
+    fn read_hash(&self, reader: &mut Reader<'_>) -> Result<EngineHash, SnapshotError> {
+        let hash = reader.u64("a block's hash")?;
         if self.has(hash) { Err(SnapshotError::malformed("a block's hash")) } else { Ok(hash) }
     }
 }

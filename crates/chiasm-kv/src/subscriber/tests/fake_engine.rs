@@ -1,4 +1,4 @@
-//! The publishing side of an engine, with every mishap a test wants.
+//! The publishing side of an engine, with the failures that tests need.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -10,43 +10,45 @@ use zeromq::{RouterSocket, Socket, SocketRecv, SocketSend, XPubSocket, ZmqMessag
 
 use crate::event::{BlockRemoved, ExternalHash, KvEvent, KvEventBatch};
 
-/// Far more than anything here takes.
-pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+/// A timeout far longer than any step of a test takes.
+pub(super) const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(super) struct FakeEngine {
     publisher: XPubSocket,
     pub(super) endpoint: String,
     pub(super) replay_endpoint: String,
     replays: JoinHandle<()>,
-    kept: Kept,
+    buffer: ReplayBuffer,
     next: u64,
 }
 
-/// What a replay brings, and how it goes wrong.
+/// The messages that the engine keeps for replay, and the behavior of its replay socket.
 #[derive(Clone, Default)]
-pub(super) struct Kept(Arc<Mutex<State>>);
+pub(super) struct ReplayBuffer(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
     messages: Vec<(u64, Bytes)>,
-    answers: Answers,
+    behavior: ReplayBehavior,
 }
 
+/// The behavior of the replay socket.
 #[derive(Clone, Copy, Default, PartialEq)]
-pub(super) enum Answers {
+pub(super) enum ReplayBehavior {
+    /// Sends all messages and the end marker.
     #[default]
     All,
-    /// Reads the request and says nothing.
+    /// Reads the request and sends nothing.
     None,
-    /// Stops after so many messages, and is good from the next request on.
+    /// Stops after this many messages. Answers the next request completely.
     Only(usize),
-    /// Drops this number on the way, and is good from the next request on.
+    /// Drops the message with this number. Answers the next request completely.
     Dropping(u64),
-    /// Drops this number every time.
+    /// Drops the message with this number in every replay.
     AlwaysDropping(u64),
 }
 
-/// A batch that is recognised by its number.
+/// Returns a batch that is identified by `mark`.
 pub(super) fn batch(mark: u64) -> KvEventBatch {
     let removed =
         BlockRemoved { block_hashes: vec![ExternalHash::U64(mark)], ..Default::default() };
@@ -59,28 +61,29 @@ pub(super) fn batch(mark: u64) -> KvEventBatch {
 
 impl FakeEngine {
     pub(super) async fn start() -> Self {
-        Self::start_at("tcp://127.0.0.1:0", "tcp://127.0.0.1:0", Kept::default(), 0).await
+        Self::start_at("tcp://127.0.0.1:0", "tcp://127.0.0.1:0", ReplayBuffer::default(), 0).await
     }
 
     pub(super) async fn start_at(
         endpoint: &str,
         replay_endpoint: &str,
-        kept: Kept,
+        buffer: ReplayBuffer,
         next: u64,
     ) -> Self {
         let mut publisher = XPubSocket::new();
         let endpoint = publisher.bind(endpoint).await.unwrap().to_string();
         let mut router = RouterSocket::new();
         let replay_endpoint = router.bind(replay_endpoint).await.unwrap().to_string();
-        let replays = tokio::spawn(serve_replays(router, kept.clone()));
-        Self { publisher, endpoint, replay_endpoint, replays, kept, next }
+        let replays = tokio::spawn(serve_replays(router, buffer.clone()));
+        Self { publisher, endpoint, replay_endpoint, replays, buffer, next }
     }
 
-    /// Dies and comes back on the same addresses with the given past.
-    pub(super) async fn restart(self, kept: Kept, next: u64) -> Self {
-        let (endpoint, replay_endpoint) = (self.endpoint.clone(), self.replay_endpoint.clone());
+    /// Stops the engine and starts another one on the same addresses with the given messages.
+    pub(super) async fn restart(self, buffer: ReplayBuffer, next: u64) -> Self {
+        let endpoint = self.endpoint.clone();
+        let replay_endpoint = self.replay_endpoint.clone();
         self.stop().await;
-        Self::start_at(&endpoint, &replay_endpoint, kept, next).await
+        Self::start_at(&endpoint, &replay_endpoint, buffer, next).await
     }
 
     pub(super) async fn stop(self) {
@@ -90,18 +93,18 @@ impl FakeEngine {
         assert!(self.replays.await.unwrap_err().is_cancelled());
     }
 
-    pub(super) fn kept(&self) -> Kept {
-        self.kept.clone()
+    pub(super) fn replay_buffer(&self) -> ReplayBuffer {
+        self.buffer.clone()
     }
 
     pub(super) fn next(&self) -> u64 {
         self.next
     }
 
-    /// Waits for the subscriber's subscription: from here on nothing published is lost by chance.
+    /// Waits for the subscription. Messages published afterwards are not lost by chance.
     pub(super) async fn subscribed(&mut self) {
         let message =
-            timeout(PATIENCE, self.publisher.recv()).await.expect("a subscription").unwrap();
+            timeout(TEST_TIMEOUT, self.publisher.recv()).await.expect("a subscription").unwrap();
         assert_eq!(message.get(0).unwrap()[0], 1, "1 is subscribe");
     }
 
@@ -126,37 +129,38 @@ impl FakeEngine {
     fn keep(&mut self, payload: Bytes) -> u64 {
         let seq = self.next;
         self.next += 1;
-        self.kept.0.lock().unwrap().messages.push((seq, payload));
+        self.buffer.0.lock().unwrap().messages.push((seq, payload));
         seq
     }
 }
 
-impl Kept {
-    pub(super) fn of(marks: impl IntoIterator<Item = u64>) -> Self {
-        let kept = Self::default();
+impl ReplayBuffer {
+    /// Creates a buffer with the batches of `marks`, numbered from 0.
+    pub(super) fn with_marks(marks: impl IntoIterator<Item = u64>) -> Self {
+        let buffer = Self::default();
         for (seq, mark) in (0..).zip(marks) {
-            kept.0.lock().unwrap().messages.push((seq, batch(mark).encode().into()));
+            buffer.0.lock().unwrap().messages.push((seq, batch(mark).encode().into()));
         }
-        kept
+        buffer
     }
 
-    /// Drops earlier messages, as an engine whose buffer is full.
-    pub(super) fn forget_before(&self, first: u64) {
+    /// Drops the messages before number `first`, like an engine whose buffer is full.
+    pub(super) fn drop_before(&self, first: u64) {
         self.0.lock().unwrap().messages.retain(|(seq, _)| *seq >= first);
     }
 
-    /// Swaps the past under a running engine.
-    pub(super) fn become_like(&self, other: &Kept) {
+    /// Replaces the messages of a running engine.
+    pub(super) fn replace_with(&self, other: &ReplayBuffer) {
         let messages = other.0.lock().unwrap().messages.clone();
         self.0.lock().unwrap().messages = messages;
     }
 
-    pub(super) fn answer(&self, answers: Answers) {
-        self.0.lock().unwrap().answers = answers;
+    pub(super) fn set_behavior(&self, behavior: ReplayBehavior) {
+        self.0.lock().unwrap().behavior = behavior;
     }
 }
 
-async fn serve_replays(mut router: RouterSocket, kept: Kept) {
+async fn serve_replays(mut router: RouterSocket, buffer: ReplayBuffer) {
     loop {
         let request = router.recv().await.unwrap().into_vec();
         let [peer, delimiter, first] = &request[..] else {
@@ -164,35 +168,38 @@ async fn serve_replays(mut router: RouterSocket, kept: Kept) {
         };
         assert!(delimiter.is_empty());
         let first = u64::from_be_bytes(first[..].try_into().unwrap());
-        let (messages, answers) = {
-            let mut kept = kept.0.lock().unwrap();
-            let answers = kept.answers;
-            if let Answers::Only(_) | Answers::Dropping(_) = answers {
-                kept.answers = Answers::All;
+        let (messages, behavior) = {
+            let mut state = buffer.0.lock().unwrap();
+            let behavior = state.behavior;
+            if let ReplayBehavior::Only(_) | ReplayBehavior::Dropping(_) = behavior {
+                state.behavior = ReplayBehavior::All;
             }
-            (kept.messages.clone(), answers)
+            (state.messages.clone(), behavior)
         };
-        let dropped = match answers {
-            Answers::Dropping(seq) | Answers::AlwaysDropping(seq) => Some(seq),
+        let dropped = match behavior {
+            ReplayBehavior::Dropping(seq) | ReplayBehavior::AlwaysDropping(seq) => Some(seq),
             _ => None,
         };
-        let wanted = messages.into_iter().filter(|(seq, _)| *seq >= first && Some(*seq) != dropped);
-        let (count, ends) = match answers {
-            Answers::All | Answers::Dropping(_) | Answers::AlwaysDropping(_) => (usize::MAX, true),
-            Answers::None => (0, false),
-            Answers::Only(count) => (count, false),
+        let requested =
+            messages.into_iter().filter(|(seq, _)| *seq >= first && Some(*seq) != dropped);
+        let (count, sends_end) = match behavior {
+            ReplayBehavior::None => (0, false),
+            ReplayBehavior::Only(count) => (count, false),
+            ReplayBehavior::All
+            | ReplayBehavior::Dropping(_)
+            | ReplayBehavior::AlwaysDropping(_) => (usize::MAX, true),
         };
-        for (seq, payload) in wanted.take(count) {
-            answer(&mut router, peer, Bytes::copy_from_slice(&seq.to_be_bytes()), payload).await;
+        for (seq, payload) in requested.take(count) {
+            reply(&mut router, peer, Bytes::copy_from_slice(&seq.to_be_bytes()), payload).await;
         }
-        if ends {
-            answer(&mut router, peer, Bytes::from_static(&[0xff; 8]), Bytes::new()).await;
+        if sends_end {
+            reply(&mut router, peer, Bytes::from_static(&[0xff; 8]), Bytes::new()).await;
         }
     }
 }
 
-/// The peer may have given up: that is its right.
-async fn answer(router: &mut RouterSocket, peer: &Bytes, seq: Bytes, payload: Bytes) {
+/// Sends a reply. Ignores errors, because the peer may have disconnected.
+async fn reply(router: &mut RouterSocket, peer: &Bytes, seq: Bytes, payload: Bytes) {
     let frames = vec![peer.clone(), Bytes::new(), Bytes::new(), seq, payload];
     let _ = router.send(ZmqMessage::try_from(frames).unwrap()).await;
 }

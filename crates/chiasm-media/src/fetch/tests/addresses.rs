@@ -1,9 +1,9 @@
-//! What is fetched from, and what is never connected to.
+//! Tests of the fetch policy: allowed and forbidden hosts, ports and addresses.
 
 use super::*;
 
 #[tokio::test]
-async fn every_hop_is_checked() {
+async fn redirect_to_forbidden_url_is_refused() {
     for (target, expected) in [
         ("http://127.0.0.2/", MediaError::AddressForbidden),
         ("http://[::1]/", MediaError::AddressForbidden),
@@ -26,7 +26,7 @@ async fn every_hop_is_checked() {
 }
 
 #[tokio::test]
-async fn names_are_bound_to_allowed_addresses() {
+async fn names_resolve_only_to_allowed_addresses() {
     let origin = Origin::fixed(ok("public")).await;
     let entries: &[(&str, &[&str])] = &[
         ("public.test", &["127.0.0.1"]),
@@ -35,21 +35,21 @@ async fn names_are_bound_to_allowed_addresses() {
         ("empty.test", &[]),
     ];
     let fetcher = guarded_fetcher(names(entries));
-    let from =
+    let get_from =
         |host: &str| get(&fetcher, Url::parse(&format!("http://{host}:{}/", origin.port)).unwrap());
-    assert_eq!(from("public.test").await.unwrap(), "public");
-    assert_eq!(from("mixed.test").await.unwrap(), "public");
+    assert_eq!(get_from("public.test").await.unwrap(), "public");
+    assert_eq!(get_from("mixed.test").await.unwrap(), "public");
     assert_eq!(origin.connections.load(Ordering::SeqCst), 2);
-    let error = from("private.test").await.unwrap_err();
+    let error = get_from("private.test").await.unwrap_err();
     assert_eq!(error, MediaError::AddressForbidden);
     assert!(!error.to_string().contains("127"));
-    assert_eq!(from("empty.test").await.unwrap_err(), MediaError::OriginFailed);
-    assert_eq!(from("unknown.test").await.unwrap_err(), MediaError::OriginFailed);
+    assert_eq!(get_from("empty.test").await.unwrap_err(), MediaError::OriginFailed);
+    assert_eq!(get_from("unknown.test").await.unwrap_err(), MediaError::OriginFailed);
     assert_eq!(origin.connections.load(Ordering::SeqCst), 2);
 }
 
 #[tokio::test]
-async fn the_default_refuses_this_machine_under_every_name() {
+async fn default_policy_refuses_this_machine_under_any_name() {
     let origin = Origin::fixed(ok("secret")).await;
     let fetcher =
         fetcher(&MediaConfig { allowed_ports: Some(vec![origin.port]), ..MediaConfig::default() });
@@ -76,7 +76,7 @@ async fn the_default_refuses_this_machine_under_every_name() {
 }
 
 #[tokio::test]
-async fn credentials_are_refused_and_not_repeated() {
+async fn url_with_credentials_is_refused_without_echo() {
     for url in
         ["http://user@127.0.0.1/", "http://:secret@127.0.0.1/", "https://user:secret@127.0.0.1/"]
     {
@@ -86,11 +86,12 @@ async fn credentials_are_refused_and_not_repeated() {
     }
 }
 
-/// The rule says yes once, to the URL that the client sent; the address behind it has not moved.
+/// The rule allows only the first check, which is for the client's URL. The redirect leads to the
+/// same address.
 #[tokio::test]
-async fn a_redirect_back_to_this_machine_is_checked_again() {
-    let asked = AtomicUsize::new(0);
-    let rule = move |_| asked.fetch_add(1, Ordering::SeqCst) == 0;
+async fn redirect_to_the_same_address_is_checked_again() {
+    let checks = AtomicUsize::new(0);
+    let rule = move |_| checks.fetch_add(1, Ordering::SeqCst) == 0;
     let origin = Origin::start(|_, mut stream| async move {
         let port = stream.local_addr().unwrap().port();
         stream
@@ -106,7 +107,7 @@ async fn a_redirect_back_to_this_machine_is_checked_again() {
     assert_eq!(origin.connections.load(Ordering::SeqCst), 1);
 }
 
-/// A name that leads somewhere else each time it is looked up.
+/// Returns a look-up whose answers change, and a counter of its calls.
 fn changing_name(answers: &'static [&'static str]) -> (Lookup, Arc<AtomicUsize>) {
     let lookups = Arc::new(AtomicUsize::new(0));
     let count = lookups.clone();
@@ -118,7 +119,7 @@ fn changing_name(answers: &'static [&'static str]) -> (Lookup, Arc<AtomicUsize>)
 }
 
 #[tokio::test]
-async fn a_name_is_looked_up_once_and_that_address_is_connected_to() {
+async fn connection_uses_the_checked_address() {
     let origin = Origin::fixed(ok("public")).await;
     let url = Url::parse(&format!("http://rebinding.test:{}/", origin.port)).unwrap();
 
@@ -126,7 +127,7 @@ async fn a_name_is_looked_up_once_and_that_address_is_connected_to() {
     let fetcher = guarded_fetcher(lookup);
     assert_eq!(get(&fetcher, url.clone()).await.unwrap(), "public");
     assert_eq!((lookups.load(Ordering::SeqCst), origin.connections.load(Ordering::SeqCst)), (1, 1));
-    // The next connection is another look-up and another check.
+    // The next connection looks the name up again, and checks it again.
     assert_eq!(get(&fetcher, url.clone()).await.unwrap_err(), MediaError::AddressForbidden);
     assert_eq!((lookups.load(Ordering::SeqCst), origin.connections.load(Ordering::SeqCst)), (2, 1));
 
@@ -136,7 +137,7 @@ async fn a_name_is_looked_up_once_and_that_address_is_connected_to() {
 }
 
 #[tokio::test]
-async fn a_redirect_to_the_same_name_is_looked_up_and_checked_again() {
+async fn redirect_to_the_same_name_is_checked_again() {
     let origin = Origin::fixed(redirect("/again")).await;
     let (lookup, lookups) = changing_name(&["127.0.0.1", "169.254.169.254"]);
     let url = Url::parse(&format!("http://rebinding.test:{}/", origin.port)).unwrap();
@@ -145,7 +146,7 @@ async fn a_redirect_to_the_same_name_is_looked_up_and_checked_again() {
 }
 
 #[tokio::test]
-async fn domains_and_ports_are_checked_on_every_hop() {
+async fn host_rules_apply_to_every_redirect() {
     let allowed = |rules: &[&str], ports| MediaConfig {
         allowed_domains: rules.iter().map(|rule| rule.parse().unwrap()).collect(),
         allowed_ports: ports,

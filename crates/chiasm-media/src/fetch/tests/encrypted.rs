@@ -1,7 +1,8 @@
-//! Origins behind TLS, over HTTP/2 and HTTP/1.1.
+//! Tests of origins with TLS, over HTTP/2 and HTTP/1.1.
 //!
-//! `tls/` holds a certificate authority that signed one certificate, for `origin.test`, from 2000
-//! to 2100, and its key. All are for these tests only; nobody has the authority's key.
+//! `tls/` holds a certificate authority, the one certificate that it signed (for `origin.test`,
+//! valid from 2000 to 2100) and the certificate's key. All are for these tests only. The
+//! authority's key was not kept.
 
 use h2::RecvStream;
 use h2::server::SendResponse;
@@ -16,15 +17,15 @@ const AUTHORITY: &[u8] = include_bytes!("tls/authority.der");
 const CERTIFICATE: &[u8] = include_bytes!("tls/origin.der");
 const KEY: &[u8] = include_bytes!("tls/origin.key.der");
 
-/// Trusts the tests' authority, and finds every name on 127.0.0.1.
-fn trusting(limits: &MediaConfig, budget: &ByteBudget) -> Fetcher {
+/// Returns a fetcher that trusts the tests' authority and resolves every name to 127.0.0.1.
+fn trusting_fetcher(limits: &MediaConfig, budget: &ByteBudget) -> Fetcher {
     let mut roots = RootCertStore::empty();
     roots.add(AUTHORITY.into()).unwrap();
     let here: Lookup = Arc::new(|_| Box::pin(async { Ok(vec![IpAddr::V4(Ipv4Addr::LOCALHOST)]) }));
     Fetcher::with(limits, budget.clone(), Arc::new(|_| true), here, roots).unwrap()
 }
 
-/// Speaks TLS on 127.0.0.1, and then what `serve` does.
+/// Starts an origin that accepts TLS connections and passes them to `serve`.
 async fn encrypted<F, S>(protocol: &'static [u8], serve: F) -> Origin
 where
     F: Fn(TlsStream<TcpStream>) -> S + Clone + Send + Sync + 'static,
@@ -40,7 +41,8 @@ where
     tls.alpn_protocols = vec![protocol.into()];
     let acceptor = TlsAcceptor::from(Arc::new(tls));
     Origin::accepting(move |stream| {
-        let (acceptor, serve) = (acceptor.clone(), serve.clone());
+        let acceptor = acceptor.clone();
+        let serve = serve.clone();
         async move {
             if let Ok(stream) = acceptor.accept(stream).await {
                 serve(stream).await;
@@ -50,7 +52,7 @@ where
     .await
 }
 
-/// Answers each request over HTTP/2.
+/// Starts an HTTP/2 origin that passes each request to `answer`.
 async fn http2<F, A>(answer: F) -> Origin
 where
     F: Fn(Request<RecvStream>, SendResponse<Bytes>) -> A + Clone + Send + Sync + 'static,
@@ -74,21 +76,21 @@ fn url(origin: &Origin, path: &str) -> Url {
 
 #[tokio::test]
 async fn fetches_share_a_connection_over_http2() {
-    let (heads, mut seen) = mpsc::unbounded_channel();
+    let (sender, mut heads) = mpsc::unbounded_channel();
     let origin = http2(move |request, mut respond| {
-        let heads = heads.clone();
+        let sender = sender.clone();
         async move {
-            heads.send(request.headers().clone()).unwrap();
+            sender.send(request.headers().clone()).unwrap();
             let mut body = respond.send_response(Response::new(()), false).unwrap();
             body.send_data(Bytes::from("pixels"), true).unwrap();
         }
     })
     .await;
     let budget = ByteBudget::new(100);
-    let fetcher = trusting(&config(), &budget);
+    let fetcher = trusting_fetcher(&config(), &budget);
     for _ in 0..3 {
         assert_eq!(get(&fetcher, url(&origin, "/a")).await.unwrap(), "pixels");
-        let head = seen.recv().await.unwrap();
+        let head = heads.recv().await.unwrap();
         assert_eq!(head["accept-encoding"], "identity");
         assert!(!head.contains_key("cookie") && !head.contains_key("referer"), "{head:?}");
     }
@@ -96,7 +98,7 @@ async fn fetches_share_a_connection_over_http2() {
 }
 
 #[tokio::test]
-async fn an_origin_without_http2_is_spoken_to_over_http1() {
+async fn origin_without_http2_is_fetched_over_http1() {
     let origin = encrypted(b"http/1.1", |mut stream| async move {
         let mut head = [0; 14];
         stream.read_exact(&mut head).await.unwrap();
@@ -106,22 +108,22 @@ async fn an_origin_without_http2_is_spoken_to_over_http1() {
     })
     .await;
     assert_eq!(
-        get(&trusting(&config(), &ByteBudget::new(100)), url(&origin, "/")).await.unwrap(),
+        get(&trusting_fetcher(&config(), &ByteBudget::new(100)), url(&origin, "/")).await.unwrap(),
         "pixels"
     );
 }
 
 #[tokio::test]
-async fn a_certificate_must_be_for_the_name_and_from_a_known_authority() {
+async fn untrusted_or_misnamed_certificate_is_refused() {
     let origin =
         http2(|_, mut respond| async move { drop(respond.send_response(Response::new(()), true)) })
             .await;
     let good = url(&origin, "/");
     let budget = ByteBudget::new(100);
-    assert_eq!(get(&trusting(&config(), &budget), good.clone()).await.unwrap(), "");
+    assert_eq!(get(&trusting_fetcher(&config(), &budget), good.clone()).await.unwrap(), "");
     let other = Url::parse(&format!("https://other.test:{}/", origin.port)).unwrap();
     assert_eq!(
-        get(&trusting(&config(), &budget), other).await.unwrap_err(),
+        get(&trusting_fetcher(&config(), &budget), other).await.unwrap_err(),
         MediaError::OriginFailed
     );
     let here: Lookup = Arc::new(|_| Box::pin(async { Ok(vec![IpAddr::V4(Ipv4Addr::LOCALHOST)]) }));
@@ -130,13 +132,13 @@ async fn a_certificate_must_be_for_the_name_and_from_a_known_authority() {
 }
 
 #[tokio::test]
-async fn nothing_encrypted_redirects_to_anything_plain() {
-    let plain = Origin::fixed(ok("anybody's")).await;
+async fn redirect_from_https_to_http_is_refused() {
+    let plain = Origin::fixed(ok("plain")).await;
     let port = plain.port;
     let origin = http2(move |request, mut respond| async move {
         let target = match request.uri().path() {
-            "/down" => format!("http://origin.test:{port}/"),
-            "/along" => "/there".to_owned(),
+            "/downgrade" => format!("http://origin.test:{port}/"),
+            "/same" => "/there".to_owned(),
             _ => {
                 let mut body = respond.send_response(Response::new(()), false).unwrap();
                 body.send_data(Bytes::from("there"), true).unwrap();
@@ -147,20 +149,20 @@ async fn nothing_encrypted_redirects_to_anything_plain() {
         respond.send_response(redirect, true).unwrap();
     })
     .await;
-    let fetcher = trusting(&config(), &ByteBudget::new(100));
-    assert_eq!(get(&fetcher, url(&origin, "/along")).await.unwrap(), "there");
+    let fetcher = trusting_fetcher(&config(), &ByteBudget::new(100));
+    assert_eq!(get(&fetcher, url(&origin, "/same")).await.unwrap(), "there");
     assert_eq!(
-        get(&fetcher, url(&origin, "/down")).await.unwrap_err(),
+        get(&fetcher, url(&origin, "/downgrade")).await.unwrap_err(),
         MediaError::InvalidRedirect
     );
     assert_eq!(plain.connections.load(Ordering::SeqCst), 0);
-    // The other way round is what the web does all the time.
-    let up = Origin::fixed(redirect(url(&origin, "/along").as_str())).await;
-    assert_eq!(get(&fetcher, up.url("/")).await.unwrap(), "there");
+    // The opposite redirect is common.
+    let upgrade = Origin::fixed(redirect(url(&origin, "/same").as_str())).await;
+    assert_eq!(get(&fetcher, upgrade.url("/")).await.unwrap(), "there");
 }
 
 #[tokio::test]
-async fn hostile_streams_of_http2_are_given_up() {
+async fn hostile_http2_stream_fails_the_fetch() {
     let origin = http2(|request, mut respond| async move {
         match request.uri().path() {
             "/silent" => std::future::pending().await,
@@ -169,7 +171,7 @@ async fn hostile_streams_of_http2_are_given_up() {
                 let many = (0..2000).fold(Response::builder(), |builder, line| {
                     builder.header(format!("x-{line}"), "0123456789012345678901234567890123456789")
                 });
-                // The peer's limit may be noticed here already.
+                // The client's limit may already cause an error here.
                 let _ = respond.send_response(many.body(()).unwrap(), true);
                 std::future::pending().await
             }
@@ -193,7 +195,7 @@ async fn hostile_streams_of_http2_are_given_up() {
     let short = Duration::from_secs(1);
     let limits = MediaConfig { first_byte_timeout: short, stall_timeout: short, ..config() };
     let budget = ByteBudget::new(1 << 20);
-    let fetcher = trusting(&limits, &budget);
+    let fetcher = trusting_fetcher(&limits, &budget);
     for (path, expected) in [
         ("/silent", MediaError::OriginTimeout),
         ("/reset", MediaError::OriginFailed),
@@ -211,7 +213,7 @@ async fn hostile_streams_of_http2_are_given_up() {
 }
 
 #[tokio::test]
-async fn a_connection_that_is_closed_between_two_fetches_is_opened_again() {
+async fn connection_closed_between_fetches_is_reopened() {
     let origin = encrypted(b"h2", |stream| async move {
         let mut connection = h2::server::handshake(stream).await.unwrap();
         let (_, mut respond) = connection.accept().await.unwrap().unwrap();
@@ -220,7 +222,7 @@ async fn a_connection_that_is_closed_between_two_fetches_is_opened_again() {
         while connection.accept().await.is_some() {}
     })
     .await;
-    let fetcher = trusting(&config(), &ByteBudget::new(100));
+    let fetcher = trusting_fetcher(&config(), &ByteBudget::new(100));
     for _ in 0..3 {
         assert_eq!(get(&fetcher, url(&origin, "/")).await.unwrap(), "");
     }

@@ -1,15 +1,14 @@
-//! Origins that mean no good: each is given up within its time, with the right error, and leaves
-//! nothing behind.
+//! Tests of hostile origins: each fetch ends in time, with the right error, and releases its
+//! resources.
 
 use super::*;
 
-/// No test waits for longer than this, and none of the limits below is this long unless it must not
-/// be what ends a fetch.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The maximum time that a test waits. Timeouts that must not end a fetch are longer.
+const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Limits that end a fetch only where a test shortens them.
+/// Returns a configuration whose timeouts are longer than any test.
 fn patient() -> MediaConfig {
-    let never = 6 * PATIENCE;
+    let never = 6 * TEST_TIMEOUT;
     MediaConfig {
         connect_timeout: never,
         first_byte_timeout: never,
@@ -19,52 +18,53 @@ fn patient() -> MediaConfig {
     }
 }
 
-/// Fetches once, in time, and leaves nothing counted but the body.
+/// Fetches once. Asserts that the fetch ends in time, and that only its body stays charged.
 async fn fetch(limits: &MediaConfig, url: Url) -> Result<Bytes, MediaError> {
     let budget = ByteBudget::new(1 << 20);
     let fetcher = Fetcher::new(limits, budget.clone(), Clock::default()).unwrap();
     let outcome =
-        tokio::time::timeout(PATIENCE, get(&fetcher, url)).await.expect("an answer in time");
+        tokio::time::timeout(TEST_TIMEOUT, get(&fetcher, url)).await.expect("an answer in time");
     assert_eq!(budget.held(), outcome.as_ref().map_or(0, Bytes::len) as u64);
     outcome
 }
 
-/// An origin that sends `head` and then `drop` again and again, as fast as it is taken or after
-/// pauses. Says when the other side has hung up.
+/// Starts an origin that sends `head`, and then `drip` forever with a pause in between.
+///
+/// Without a pause it sends as fast as the client reads. The channel reports a disconnect.
 async fn dripping(
     head: &'static str,
-    drop: &'static str,
+    drip: &'static str,
     pause: Duration,
 ) -> (Origin, mpsc::UnboundedReceiver<()>) {
-    let (closed, seen) = mpsc::unbounded_channel();
+    let (sender, closed) = mpsc::unbounded_channel();
     let origin = Origin::start(move |_, mut stream| {
-        let closed = closed.clone();
+        let sender = sender.clone();
         async move {
             stream.write_all(head.as_bytes()).await.unwrap();
-            while stream.write_all(drop.as_bytes()).await.is_ok() {
+            while stream.write_all(drip.as_bytes()).await.is_ok() {
                 if !pause.is_zero() {
                     tokio::time::sleep(pause).await;
                 }
             }
-            closed.send(()).unwrap();
+            sender.send(()).unwrap();
         }
     })
     .await;
-    (origin, seen)
+    (origin, closed)
 }
 
 #[tokio::test]
-async fn an_announced_length_over_the_limit_is_refused_unread() {
+async fn announced_length_over_the_limit_is_refused() {
     let origin = Origin::fixed("HTTP/1.1 200 OK\r\ncontent-length: 1001\r\n\r\n").await;
     let error = get(&open_fetcher(), origin.url("/")).await.unwrap_err();
     assert_eq!(error, MediaError::TooManyBytes { limit: 1000 });
 }
 
 #[tokio::test]
-async fn an_endless_body_is_dropped_at_the_limit() {
-    let (closed, mut seen) = mpsc::unbounded_channel();
+async fn endless_body_is_cut_off_at_the_limit() {
+    let (sender, mut sent_bytes) = mpsc::unbounded_channel();
     let origin = Origin::start(move |_, mut stream| {
-        let closed = closed.clone();
+        let sender = sender.clone();
         async move {
             stream
                 .write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
@@ -77,19 +77,19 @@ async fn an_endless_body_is_dropped_at_the_limit() {
             {
                 sent += 100;
             }
-            closed.send(sent).unwrap();
+            sender.send(sent).unwrap();
         }
     })
     .await;
     let error = get(&open_fetcher(), origin.url("/")).await.unwrap_err();
     assert_eq!(error, MediaError::TooManyBytes { limit: 1000 });
-    // The origin notices, after what the socket's buffers took.
-    let sent = seen.recv().await.unwrap();
-    assert!(sent < 64 << 20, "{sent} bytes were taken");
+    // The origin notices the disconnect once the socket buffers are full.
+    let sent = sent_bytes.recv().await.unwrap();
+    assert!(sent < 64 << 20, "{sent} bytes were sent");
 }
 
 #[tokio::test]
-async fn a_body_that_breaks_off_is_an_error() {
+async fn truncated_body_is_an_error() {
     let origin =
         Origin::fixed("HTTP/1.1 200 OK\r\ncontent-length: 100\r\nconnection: close\r\n\r\nhalf")
             .await;
@@ -98,7 +98,7 @@ async fn a_body_that_breaks_off_is_an_error() {
 }
 
 #[tokio::test]
-async fn compressed_bodies_are_refused_unread() {
+async fn compressed_body_is_refused_unread() {
     for (encoding, expected) in [
         ("gzip", Err(MediaError::OriginEncoding)),
         ("identity, br", Err(MediaError::OriginEncoding)),
@@ -114,11 +114,11 @@ async fn compressed_bodies_are_refused_unread() {
 }
 
 #[tokio::test]
-async fn a_slow_origin_times_out_wherever_it_is_slow() {
+async fn slow_origin_times_out_at_every_stage() {
     for answer in ["", "HTTP/1.1 200 OK\r\n", "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nslow"] {
         let origin = Origin::start(move |_, mut stream| async move {
             stream.write_all(answer.as_bytes()).await.unwrap();
-            // Until the other side gives up.
+            // Waits until the client disconnects.
             let _ = stream.read_u8().await;
         })
         .await;
@@ -130,7 +130,7 @@ async fn a_slow_origin_times_out_wherever_it_is_slow() {
 }
 
 #[tokio::test]
-async fn a_name_that_does_not_resolve_in_time_is_given_up() {
+async fn slow_name_lookup_times_out() {
     let never: Lookup = Arc::new(|_| Box::pin(std::future::pending()));
     let limits = MediaConfig { connect_timeout: Duration::from_millis(50), ..config() };
     let fetcher =
@@ -143,57 +143,57 @@ const SHORT: Duration = Duration::from_millis(100);
 const DRIP: Duration = Duration::from_millis(5);
 
 #[tokio::test]
-async fn a_head_that_drips_is_given_up() {
-    for (head, drop) in [
+async fn dripping_head_times_out() {
+    for (head, drip) in [
         ("", "H"),
         ("HTTP/1.1 200 OK\r\nx: ", "x"),
         ("HTTP/1.1 200 OK\r\n", "x: y\r\n"),
         ("", "HTTP/1.1 100 Continue\r\n\r\n"),
         ("", "HTTP/1.1 103 Early Hints\r\nlink: </x>\r\n\r\n"),
     ] {
-        let (origin, mut closed) = dripping(head, drop, DRIP).await;
+        let (origin, mut closed) = dripping(head, drip, DRIP).await;
         let limits = MediaConfig { first_byte_timeout: SHORT, ..patient() };
         let error = fetch(&limits, origin.url("/")).await.unwrap_err();
-        // Too many header lines, or no valid head, may be noticed first.
+        // The limit for header lines, or an invalid head, may end the fetch first.
         assert!(
             matches!(error, MediaError::OriginTimeout | MediaError::OriginFailed),
-            "{drop:?}: {error}"
+            "{drip:?}: {error}"
         );
-        tokio::time::timeout(PATIENCE, closed.recv()).await.expect("it hangs up").unwrap();
+        tokio::time::timeout(TEST_TIMEOUT, closed.recv()).await.expect("a disconnect").unwrap();
     }
 }
 
 #[tokio::test]
-async fn interim_answers_without_end_are_given_up() {
+async fn endless_interim_answers_time_out() {
     let (origin, mut closed) = dripping("", "HTTP/1.1 100 Continue\r\n\r\n", Duration::ZERO).await;
     let limits = MediaConfig { first_byte_timeout: SHORT, ..patient() };
     assert_eq!(fetch(&limits, origin.url("/")).await.unwrap_err(), MediaError::OriginTimeout);
-    tokio::time::timeout(PATIENCE, closed.recv()).await.expect("it hangs up").unwrap();
+    tokio::time::timeout(TEST_TIMEOUT, closed.recv()).await.expect("a disconnect").unwrap();
 }
 
 #[tokio::test]
-async fn a_body_that_drips_is_given_up() {
-    for (head, drop) in [
+async fn dripping_body_times_out() {
+    for (head, drip) in [
         ("HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n", "x"),
         ("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", "1\r\nx\r\n"),
-        // The chunk's extension and size never end.
+        // The chunk's extension never ends.
         ("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1;", "x"),
         ("HTTP/1.1 200 OK\r\n\r\n", "x"),
     ] {
-        let (origin, mut closed) = dripping(head, drop, DRIP).await;
-        // 100,000 bytes per second and 10,000 per 100 ms, of which some 20 come.
+        let (origin, mut closed) = dripping(head, drip, DRIP).await;
+        // The rate requires 10,000 bytes per 100 ms, and some 20 bytes arrive.
         let limits = MediaConfig { stall_timeout: SHORT, min_body_rate: 100_000, ..patient() };
         assert_eq!(
             fetch(&limits, origin.url("/")).await.unwrap_err(),
             MediaError::OriginTimeout,
             "{head}"
         );
-        tokio::time::timeout(PATIENCE, closed.recv()).await.expect("it hangs up").unwrap();
+        tokio::time::timeout(TEST_TIMEOUT, closed.recv()).await.expect("a disconnect").unwrap();
     }
 }
 
 #[tokio::test]
-async fn a_body_that_is_slow_but_not_too_slow_is_read() {
+async fn slow_body_above_the_minimum_rate_is_read() {
     let origin = Origin::start(|_, mut stream| async move {
         stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 120\r\n\r\n").await.unwrap();
         for _ in 0..120 {
@@ -202,17 +202,17 @@ async fn a_body_that_is_slow_but_not_too_slow_is_read() {
         }
     })
     .await;
-    // One byte per second; the whole takes longer than that.
+    // The minimum rate is one byte per second, and the whole body takes longer than a second.
     let limits = MediaConfig { stall_timeout: 10 * SHORT, min_body_rate: 1, ..patient() };
     assert_eq!(fetch(&limits, origin.url("/")).await.unwrap(), "x".repeat(120));
 }
 
 #[tokio::test]
-async fn lengths_that_lie_are_noticed() {
-    // More comes than announced: the announced part is the body.
+async fn wrong_content_length_is_detected() {
+    // More bytes arrive than announced: the announced part is the body.
     let origin = Origin::fixed("HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\nabcdef").await;
     assert_eq!(fetch(&patient(), origin.url("/")).await.unwrap(), "abc");
-    // Less comes than announced.
+    // Fewer bytes arrive than announced.
     let origin = Origin::fixed("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nabc").await;
     assert_eq!(fetch(&patient(), origin.url("/")).await.unwrap_err(), MediaError::OriginFailed);
     for length in ["-1", "3x", "3, 4", "0x3", "18446744073709551616", "3\r\ncontent-length: 4"] {
@@ -235,11 +235,12 @@ async fn lengths_that_lie_are_noticed() {
     }
 }
 
-/// What follows a body must not become the answer to the next request on the connection.
+/// Bytes after a body must not become the answer to the next request on the connection.
 #[tokio::test]
-async fn an_answer_that_nobody_asked_for_is_not_used() {
+async fn unsolicited_second_answer_is_discarded() {
     let origin = Origin::fixed(
-        "HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\ntrueHTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nfalse",
+        "HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\ntrue\
+         HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nfalse",
     )
     .await;
     let fetcher = open_fetcher();
@@ -271,7 +272,7 @@ async fn broken_chunks_are_errors() {
             "{chunks:?}"
         );
     }
-    // A chunk of 2^60 bytes is only as large as what comes of it.
+    // A chunk of 2^60 announced bytes counts only by the bytes that arrive.
     let (origin, _closed) = dripping(
         "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nfffffffffffffff\r\n",
         "xxxxxxxxxxxxxxxx",
@@ -285,31 +286,31 @@ async fn broken_chunks_are_errors() {
 }
 
 #[tokio::test]
-async fn extensions_and_trailers_of_chunks_are_bounded() {
-    for (head, drop) in [
+async fn endless_chunk_metadata_is_an_error() {
+    for (head, drip) in [
         ("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3;", "xxxxxxxxxxxxxxxx"),
         ("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n", "x: yyyyyyyyyyyyy\r\n"),
         ("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: ", "xxxxxxxxxxxxxxxx"),
     ] {
-        let (origin, mut closed) = dripping(head, drop, Duration::ZERO).await;
+        let (origin, mut closed) = dripping(head, drip, Duration::ZERO).await;
         let error = fetch(&patient(), origin.url("/")).await.unwrap_err();
         assert_eq!(error, MediaError::OriginFailed, "{head}");
-        tokio::time::timeout(PATIENCE, closed.recv()).await.expect("it hangs up").unwrap();
+        tokio::time::timeout(TEST_TIMEOUT, closed.recv()).await.expect("a disconnect").unwrap();
     }
 }
 
 #[tokio::test]
-async fn floods_of_headers_are_bounded() {
-    for (head, drop) in [
+async fn endless_headers_are_an_error() {
+    for (head, drip) in [
         ("HTTP/1.1 200 OK\r\nx: ", "xxxxxxxxxxxxxxxx"),
         ("HTTP/1.1 200 OK\r\n", "x: yyyyyyyyyyyyy\r\n"),
         ("HTTP/1.1 200 ", "OK OK OK OK OK OK "),
         ("HTTP/1.1 200 OK\r\n", "\r"),
     ] {
-        let (origin, mut closed) = dripping(head, drop, Duration::ZERO).await;
+        let (origin, mut closed) = dripping(head, drip, Duration::ZERO).await;
         let error = fetch(&patient(), origin.url("/")).await.unwrap_err();
         assert_eq!(error, MediaError::OriginFailed, "{head}");
-        tokio::time::timeout(PATIENCE, closed.recv()).await.expect("it hangs up").unwrap();
+        tokio::time::timeout(TEST_TIMEOUT, closed.recv()).await.expect("a disconnect").unwrap();
     }
     let many = "x: y\r\n".repeat(10_000);
     let origin =
@@ -318,7 +319,7 @@ async fn floods_of_headers_are_bounded() {
 }
 
 #[tokio::test]
-async fn what_is_no_answer_is_an_error() {
+async fn malformed_answer_is_an_error() {
     for answer in [
         "",
         "\r\n",
@@ -348,14 +349,14 @@ async fn what_is_no_answer_is_an_error() {
 }
 
 #[tokio::test]
-async fn odd_locations_are_refused_or_harmless() {
+async fn malformed_location_is_refused() {
     let long = format!("/{}", "x".repeat(9000));
     for target in
         [&long, "http://127.0.0.1:99999/", "http://exa mple/", "/\u{ff}", "https:///", "\u{7f}://x"]
     {
         let mut answer = redirect(target).into_bytes();
         if target.starts_with("/\u{ff}") {
-            // Latin-1, which no URL is written in.
+            // A byte of Latin-1, which is not valid in a URL.
             let at = answer.windows(2).position(|pair| pair == "\u{ff}".as_bytes()).unwrap();
             answer.splice(at..at + 2, [0xff]);
         }
@@ -369,28 +370,27 @@ async fn odd_locations_are_refused_or_harmless() {
     let origin = Origin::fixed("HTTP/1.1 302 Found\r\nlocation: /a\r\nlocation: /b\r\n\r\n").await;
     assert_eq!(fetch(&patient(), origin.url("/")).await.unwrap_err(), MediaError::InvalidRedirect);
 
-    // Line ends in a redirect stay part of the path, and do not reach the next request's head as
-    // such.
-    let (heads, mut seen) = mpsc::unbounded_channel();
+    // Encoded line ends in a `Location` stay encoded, and do not split the next request's head.
+    let (sender, mut heads) = mpsc::unbounded_channel();
     let origin = Origin::start(move |head, mut stream| {
-        let heads = heads.clone();
+        let sender = sender.clone();
         async move {
             let first = head.starts_with("GET / ");
-            heads.send(head).unwrap();
+            sender.send(head).unwrap();
             let answer = if first { redirect("/ü%0d%0aevil:%20yes") } else { ok("there") };
             stream.write_all(answer.as_bytes()).await.unwrap();
         }
     })
     .await;
     assert_eq!(fetch(&patient(), origin.url("/")).await.unwrap(), "there");
-    seen.recv().await.unwrap();
-    let head = seen.recv().await.unwrap();
+    heads.recv().await.unwrap();
+    let head = heads.recv().await.unwrap();
     assert!(head.starts_with("GET /%C3%BC%0d%0aevil:%20yes HTTP/1.1\r\n"), "{head}");
     assert!(!head.contains("\nevil"), "{head}");
 }
 
 #[tokio::test]
-async fn redirects_in_a_circle_end() {
+async fn circular_redirects_end_at_the_limit() {
     let origin = Origin::start(|head, mut stream| async move {
         let answer = redirect(if head.starts_with("GET /a") { "/b" } else { "/a" });
         stream.write_all(answer.as_bytes()).await.unwrap();
@@ -404,7 +404,7 @@ async fn redirects_in_a_circle_end() {
 }
 
 #[tokio::test]
-async fn slow_redirects_do_not_add_up() {
+async fn slow_redirects_share_one_total_timeout() {
     let origin = Origin::start(|_, mut stream| async move {
         tokio::time::sleep(SHORT / 2).await;
         stream.write_all(redirect("/").as_bytes()).await.unwrap();
@@ -420,10 +420,10 @@ async fn slow_redirects_do_not_add_up() {
 }
 
 #[tokio::test]
-async fn an_origin_that_fails_now_and_then_is_believed_each_time() {
+async fn intermittent_failures_are_not_cached() {
     let count = Arc::new(AtomicUsize::new(0));
     let origin = Origin::start(move |_, mut stream| {
-        let turn = count.fetch_add(1, Ordering::SeqCst) % 3;
+        let round = count.fetch_add(1, Ordering::SeqCst) % 3;
         async move {
             let answer = [
                 "HTTP/1.1 404 Not Found\r\ncache-control: max-age=60\r\ncontent-length: 0\r\n\r\n"
@@ -431,7 +431,7 @@ async fn an_origin_that_fails_now_and_then_is_believed_each_time() {
                 "HTTP/1.1 500 Oops\r\ncontent-length: 0\r\n\r\n".to_owned(),
                 ok("fine"),
             ];
-            stream.write_all(answer[turn].as_bytes()).await.unwrap();
+            stream.write_all(answer[round].as_bytes()).await.unwrap();
         }
     })
     .await;
@@ -445,9 +445,9 @@ async fn an_origin_that_fails_now_and_then_is_believed_each_time() {
     }
 }
 
-/// Bodies of 100 bytes each are far below the limit for one, and of four the last has no room.
+/// Each body of 100 bytes is far below the limit for one body. The budget has room for three.
 #[tokio::test]
-async fn bodies_are_read_into_the_budget_or_not_at_all() {
+async fn body_that_exceeds_the_budget_is_refused() {
     let origin = Origin::fixed(ok(&"x".repeat(100))).await;
     let budget = ByteBudget::new(350);
     let fetcher = Fetcher::new(&config(), budget.clone(), Clock::default()).unwrap();
@@ -464,15 +464,16 @@ async fn bodies_are_read_into_the_budget_or_not_at_all() {
     assert_eq!(budget.held(), 0);
 }
 
-/// What is only announced takes nothing from others.
+/// An announced length must not reduce the budget of other fetches.
 #[tokio::test]
-async fn a_body_that_does_not_come_is_not_counted() {
+async fn announced_bytes_are_not_charged() {
     let (origin, mut closed) =
         dripping("HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n", "x", DRIP).await;
     let budget = ByteBudget::new(1 << 20);
     let fetcher = Arc::new(Fetcher::new(&patient(), budget.clone(), Clock::default()).unwrap());
     let task = tokio::spawn({
-        let (fetcher, url) = (fetcher.clone(), origin.url("/"));
+        let fetcher = fetcher.clone();
+        let url = origin.url("/");
         async move { get(&fetcher, url).await }
     });
     while budget.held() == 0 {
@@ -480,21 +481,22 @@ async fn a_body_that_does_not_come_is_not_counted() {
     }
     assert!(budget.held() < 1000);
     task.abort();
-    // Who stops waiting ends the fetch and gives everything back.
-    tokio::time::timeout(PATIENCE, closed.recv()).await.expect("it hangs up").unwrap();
+    // Aborting the task cancels the fetch and releases its memory.
+    tokio::time::timeout(TEST_TIMEOUT, closed.recv()).await.expect("a disconnect").unwrap();
     assert_eq!(budget.held(), 0);
 }
 
-/// Origins that keep all their turns busy leave those of others alone, and the limit of all holds.
+/// A slow origin occupies only its own permits, and other origins get the rest.
 #[tokio::test]
-async fn one_slow_origin_does_not_keep_others_waiting() {
+async fn slow_origin_does_not_block_other_origins() {
     let slow = Origin::start(|_, mut stream| async move { drop(stream.read_u8().await) }).await;
     let good = Origin::fixed(ok("fine")).await;
     let limits = MediaConfig { max_fetches: 4, max_fetches_per_origin: 3, ..patient() };
     let fetcher = Arc::new(fetcher(&limits));
     let stuck: Vec<_> = (0..10)
         .map(|_| {
-            let (fetcher, url) = (fetcher.clone(), slow.url("/"));
+            let fetcher = fetcher.clone();
+            let url = slow.url("/");
             tokio::spawn(async move { get(&fetcher, url).await })
         })
         .collect();
@@ -507,26 +509,27 @@ async fn one_slow_origin_does_not_keep_others_waiting() {
 }
 
 #[tokio::test]
-async fn when_all_turns_are_taken_the_server_is_busy() {
+async fn exhausted_permits_make_the_server_busy() {
     let slow = Origin::start(|_, mut stream| async move { drop(stream.read_u8().await) }).await;
     let good = Origin::fixed(ok("fine")).await;
     let limits = MediaConfig { max_fetches: 1, ..patient() };
     let holder = Arc::new(fetcher(&limits));
     let task = tokio::spawn({
-        let (fetcher, url) = (holder.clone(), slow.url("/"));
+        let fetcher = holder.clone();
+        let url = slow.url("/");
         async move { get(&fetcher, url).await }
     });
     while slow.connections.load(Ordering::SeqCst) < 1 {
         tokio::time::sleep(DRIP).await;
     }
-    let waiting = holder.turns.take(&good.url("/"), Instant::now() + SHORT).await;
+    let waiting = holder.limiter.acquire(&good.url("/"), Instant::now() + SHORT).await;
     assert_eq!(waiting.err(), Some(MediaError::Busy));
     task.abort();
     assert_eq!(get(&holder, good.url("/")).await.unwrap(), "fine");
 }
 
 #[tokio::test]
-async fn limits_without_sense_do_no_harm() {
+async fn extreme_limits_are_clamped() {
     let origin = Origin::fixed(ok("fine")).await;
     let endless = MediaConfig {
         connect_timeout: Duration::MAX,
@@ -544,9 +547,8 @@ async fn limits_without_sense_do_no_harm() {
         MediaConfig { max_fetches: 0, max_fetches_per_origin: 0, min_body_rate: 0, ..config() };
     for (limits, fresh) in [(endless, true), (none, false)] {
         let fetcher = fetcher(&limits);
-        let Ok(Answer::New(fetched)) = fetcher.get(origin.url("/"), None, LIMIT).await else {
-            panic!("it is there")
-        };
+        let outcome = fetcher.get(origin.url("/"), None, MAX_BODY_BYTES).await;
+        let Ok(FetchOutcome::Fetched(fetched)) = outcome else { panic!("expected a body") };
         assert_eq!(fetched.bytes, "fine");
         assert_eq!(fetched.freshness.is_fresh(Instant::now().into_std()), fresh);
     }

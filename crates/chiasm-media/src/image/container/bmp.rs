@@ -3,25 +3,26 @@
 use crate::reader::Reader;
 use crate::{ImageFormat, MediaError};
 
-/// The headers and the palette.
+/// The headers and the palette of a bitmap.
 pub(crate) struct BmpHeader<'a> {
     pub(crate) size: (u32, u32),
     pub(crate) top_down: bool,
     pub(crate) pixels: Pixels,
     pub(crate) rows: Rows,
-    /// Palette entries: blue, green, red, and one unused byte if `palette_entry` is 4.
+    /// The palette entries: blue, green, red, and one unused byte if `palette_entry` is 4.
     pub(crate) palette: &'a [u8],
+    /// The bytes of a palette entry, 3 or 4.
     pub(crate) palette_entry: usize,
-    /// The offset in the file of the pixels.
+    /// The offset of the pixels in the file.
     pub(crate) data_start: usize,
 }
 
-/// How a pixel is stored.
+/// The storage format of a pixel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pixels {
-    /// Black or white. Stored as one bit even where the header says otherwise, as Pillow reads it.
+    /// Black or white. Read as one bit even if the header says otherwise, as in Pillow.
     BlackWhite,
-    /// A grey value. Stored as a byte even where the header says otherwise, as Pillow reads it.
+    /// A grey value. Read as a byte even if the header says otherwise, as in Pillow.
     Grey,
     /// A palette index of 1, 4 or 8 bits.
     Indexed(u8),
@@ -29,16 +30,16 @@ pub(crate) enum Pixels {
     Bgr555,
     /// Two bytes: five bits of blue, six of green, five of red.
     Bgr565,
-    /// Three bytes.
+    /// Three bytes: blue, green, red.
     Bgr,
-    /// Four bytes: where red, green and blue lie, and alpha if there is one.
+    /// Four bytes, with the offsets of red, green and blue, and of alpha if there is one.
     Four { red: u8, green: u8, blue: u8, alpha: Option<u8> },
 }
 
-/// How rows are stored.
+/// The storage format of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rows {
-    /// One after another, `stride` bytes from the start of one to the next.
+    /// Uncompressed rows, `stride` bytes apart.
     Plain {
         stride: u64,
     },
@@ -65,22 +66,32 @@ pub(crate) fn read(bytes: &[u8]) -> Result<BmpHeader<'_>, MediaError> {
     }
     let info = reader.exactly(header_size as usize - 4).ok_or_else(cut_off)?;
     let mut top_down = false;
-    let (width, height, bits, compression, mut colours, palette_entry);
+    let width;
+    let height;
+    let bits;
+    let compression;
+    let mut colours;
+    let palette_entry;
     if header_size == 12 {
-        (width, height) = (u32::from(u16_at(info, 0)), u32::from(u16_at(info, 2)));
+        width = u32::from(u16_at(info, 0));
+        height = u32::from(u16_at(info, 2));
         bits = u16_at(info, 6);
-        (compression, colours, palette_entry) = (0, 0, 3);
+        compression = 0;
+        colours = 0;
+        palette_entry = 3;
     } else {
         top_down = info[7] == 0xff;
         width = u32_at(info, 0);
         height = if top_down { u32_at(info, 4).wrapping_neg() } else { u32_at(info, 4) };
         bits = u16_at(info, 10);
-        (compression, colours, palette_entry) = (u32_at(info, 12), u64::from(u32_at(info, 28)), 4);
+        compression = u32_at(info, 12);
+        colours = u64::from(u32_at(info, 28));
+        palette_entry = 4;
     }
     let mut masks = None;
     if compression == 3 && header_size != 12 {
         masks = Some(match info.len() {
-            // The size of a version 2 header without its first field.
+            // The length of a version 2 header without its first field.
             48.. => [
                 u32_at(info, 36),
                 u32_at(info, 40),
@@ -120,7 +131,7 @@ pub(crate) fn read(bytes: &[u8]) -> Result<BmpHeader<'_>, MediaError> {
     };
     if compression == 3 {
         pixels = masks
-            .and_then(|masks| masked(bits, masks))
+            .and_then(|masks| pixels_from_masks(bits, masks))
             .ok_or(unsupported("an unknown order of the colour bits"))?;
     }
     let mut palette: &[u8] = &[];
@@ -136,7 +147,7 @@ pub(crate) fn read(bytes: &[u8]) -> Result<BmpHeader<'_>, MediaError> {
     let data_start = match usize::try_from(data_start) {
         Ok(0) => reader.position(),
         Ok(start) => start,
-        Err(_) => return Err(corrupt("the pixels lie behind the end")),
+        Err(_) => return Err(corrupt("the pixels lie past the end")),
     };
     Ok(BmpHeader {
         size: (width, height),
@@ -149,8 +160,9 @@ pub(crate) fn read(bytes: &[u8]) -> Result<BmpHeader<'_>, MediaError> {
     })
 }
 
-/// The layouts that Pillow knows of masks for red, green, blue and alpha.
-fn masked(bits: u16, masks: [u32; 4]) -> Option<Pixels> {
+/// Returns the pixel format for masks of red, green, blue and alpha. Returns `None` for masks that
+/// Pillow does not support.
+fn pixels_from_masks(bits: u16, masks: [u32; 4]) -> Option<Pixels> {
     let four = |red, green, blue, alpha| Pixels::Four { red, green, blue, alpha };
     Some(match (bits, masks) {
         (32, [0xff_0000, 0xff00, 0xff, 0]) => four(2, 1, 0, None),
@@ -168,7 +180,7 @@ fn masked(bits: u16, masks: [u32; 4]) -> Option<Pixels> {
     })
 }
 
-/// Whether the palette maps every index to its grey, or two indices to black and white.
+/// Returns `true` if the palette maps every index to its grey, or two indices to black and white.
 fn is_grey(palette: &[u8], entry: usize, colours: usize) -> bool {
     palette.len() >= entry * (colours - 1) + 3
         && palette.chunks(entry).enumerate().all(|(index, colour)| {

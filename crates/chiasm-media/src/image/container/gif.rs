@@ -1,22 +1,22 @@
-//! GIF blocks up to the first frame's data.
+//! GIF headers: the blocks up to the first frame's data.
 
 use crate::reader::Reader;
 use crate::{ImageFormat, MediaError};
 
-/// The screen and the first frame.
+/// The logical screen and the first frame of a GIF.
 pub(crate) struct GifHeader<'a> {
-    /// The logical screen, grown to hold the first frame as Pillow does.
+    /// The size of the logical screen, enlarged to hold the first frame, as in Pillow.
     pub(crate) size: (u32, u32),
     pub(crate) frame: Frame,
-    /// RGB triplets; `None` for grey: the palette is missing or maps every index to the grey of its
-    /// value.
+    /// The palette as RGB triplets. `None` means grey: the palette is missing, or maps every index
+    /// to the grey of its value.
     pub(crate) palette: Option<&'a [u8]>,
-    /// The index that is transparent.
+    /// The transparent index, if any.
     pub(crate) transparent: Option<u8>,
     pub(crate) interlaced: bool,
     /// The LZW minimum code size.
     pub(crate) code_bits: u8,
-    /// The sub-blocks with the frame's LZW data, and all that follows.
+    /// The file from the sub-blocks of the frame's LZW data on.
     pub(crate) data: &'a [u8],
 }
 
@@ -37,24 +37,24 @@ fn corrupt(reason: &'static str) -> MediaError {
 #[derive(Clone, Copy)]
 enum Table<'a> {
     Missing,
-    /// Every index has the grey of its value.
+    /// Maps every index to the grey of its value.
     Grey,
     Colours(&'a [u8]),
 }
 
-/// Reads up to the first frame's data.
+/// Reads the blocks up to the first frame's data.
 pub(crate) fn read(bytes: &[u8]) -> Result<GifHeader<'_>, MediaError> {
     let cut_off = || corrupt("it ends before the first frame");
     let mut reader = Reader::at(bytes, 6);
     let screen: [u8; 7] = reader.array().ok_or_else(cut_off)?;
     let mut size = (u32::from(u16_at(&screen, 0)), u32::from(u16_at(&screen, 2)));
-    let global = match table(&mut reader, screen[4])? {
+    let global = match read_table(&mut reader, screen[4])? {
         Table::Colours(colours) => Some(colours),
         Table::Grey | Table::Missing => None,
     };
     let mut transparent = None;
     loop {
-        // Pillow skips bytes that introduce nothing.
+        // Pillow skips unknown bytes between blocks.
         match reader.byte().ok_or_else(cut_off)? {
             b';' => return Err(cut_off()),
             b'!' => {
@@ -71,8 +71,8 @@ pub(crate) fn read(bytes: &[u8]) -> Result<GifHeader<'_>, MediaError> {
                         return Err(corrupt("a graphic control extension is cut off"));
                     }
                 }
-                // A comment that starts with an empty block has ended with it; other extensions are
-                // read on.
+                // A comment that starts with an empty sub-block ends there. Other extensions
+                // continue.
                 if label != 0xfe || first.is_some() {
                     while sub_block(&mut reader).is_some() {}
                 }
@@ -93,10 +93,10 @@ pub(crate) fn read(bytes: &[u8]) -> Result<GifHeader<'_>, MediaError> {
     }
     size = (size.0.max(frame.x + frame.width), size.1.max(frame.y + frame.height));
     let flags = descriptor[8];
-    let palette = match table(&mut reader, flags)? {
+    let palette = match read_table(&mut reader, flags)? {
         Table::Colours(colours) => Some(colours),
         Table::Missing => global,
-        // Pillow takes such a frame for grey and then lays the global palette over it.
+        // Pillow reads such a frame as grey, and then applies the global palette to it.
         Table::Grey => global,
     };
     let code_bits = reader.byte().ok_or_else(cut_off)?;
@@ -111,8 +111,8 @@ pub(crate) fn read(bytes: &[u8]) -> Result<GifHeader<'_>, MediaError> {
     })
 }
 
-/// The colour table that `flags` announce.
-fn table<'a>(reader: &mut Reader<'a>, flags: u8) -> Result<Table<'a>, MediaError> {
+/// Reads the colour table that `flags` announce.
+fn read_table<'a>(reader: &mut Reader<'a>, flags: u8) -> Result<Table<'a>, MediaError> {
     if flags & 0x80 == 0 {
         return Ok(Table::Missing);
     }
@@ -127,7 +127,8 @@ fn table<'a>(reader: &mut Reader<'a>, flags: u8) -> Result<Table<'a>, MediaError
     Ok(if grey { Table::Grey } else { Table::Colours(colours) })
 }
 
-/// The next sub-block's content, as much as there is; `None` for the empty block that ends a chain.
+/// Reads the next sub-block's content, as far as available. Returns `None` for the empty sub-block
+/// that ends a chain.
 fn sub_block<'a>(reader: &mut Reader<'a>) -> Option<&'a [u8]> {
     match reader.byte() {
         None | Some(0) => None,

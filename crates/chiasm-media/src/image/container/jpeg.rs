@@ -1,4 +1,4 @@
-//! JPEG markers up to the first scan.
+//! JPEG headers: the markers up to the first scan.
 
 use memchr::memchr;
 
@@ -6,23 +6,23 @@ use crate::image::exif;
 use crate::reader::Reader;
 use crate::{ImageFormat, MediaError};
 
-/// What the markers say.
+/// The content of the markers of a JPEG.
 pub(crate) struct JpegHeader {
     pub(crate) size: (u32, u32),
     /// 1 (grey), 3 (colour) or 4 (CMYK or YCCK).
     pub(crate) components: u8,
+    /// The EXIF orientation, 1 to 8.
     pub(crate) orientation: u8,
-    /// The offset in the file of the first scan's entropy-coded data.
+    /// The offset of the first scan's entropy-coded data in the file.
     pub(crate) scan_start: usize,
-    /// Whether the first scan holds the whole image.
+    /// `true` if the first scan holds the whole image.
     pub(crate) single_scan: bool,
-    /// How many scans there are, at least 1. Of a file without a fault; the decoder is allowed no
-    /// more of any.
+    /// The number of scans, at least 1. Exact for intact files, and the decoder's limit for all
+    /// files.
     pub(crate) scans: u32,
-    /// Whether the data is coded arithmetically, which takes several times as long as Huffman's
-    /// codes.
+    /// `true` for arithmetic coding, which takes several times as long as Huffman coding.
     pub(crate) arithmetic: bool,
-    /// Whether the scan is divided by restart markers.
+    /// `true` if the scan has restart markers.
     pub(crate) restarts: bool,
 }
 
@@ -35,26 +35,28 @@ fn unsupported(reason: &'static str) -> MediaError {
 }
 
 fn wrong_length() -> MediaError {
-    corrupt("a segment has another length than what is in it")
+    corrupt("a segment's length does not match its content")
 }
 
-/// Walks the markers to the start of the first scan.
+/// Reads the markers up to the start of the first scan.
 pub(crate) fn read(bytes: &[u8]) -> Result<JpegHeader, MediaError> {
     let mut reader = Reader::at(bytes, 2);
     let mut frame = None;
     let mut exif: Option<Vec<u8>> = None;
     let mut xmp = None;
-    let (mut progressive, mut arithmetic, mut restarts) = (false, false, false);
+    let mut progressive = false;
+    let mut arithmetic = false;
+    let mut restarts = false;
     let scan_components = loop {
         let marker = next_marker(&mut reader)?;
         match marker {
-            // Start of frame; 0xde is the frame of a hierarchical image.
+            // The start of a frame; 0xde is for hierarchical images.
             0xc0..=0xc3 | 0xc5..=0xc7 | 0xc9..=0xcb | 0xcd..=0xcf | 0xde => {
                 frame = Some(read_frame(segment(&mut reader)?)?);
                 progressive |= matches!(marker, 0xc2 | 0xc6 | 0xca | 0xce);
                 arithmetic |= matches!(marker, 0xc9..=0xcf);
             }
-            0xda => break scan_components(segment(&mut reader)?)?,
+            0xda => break read_scan_components(segment(&mut reader)?)?,
             0xc4 => check_huffman_tables(segment(&mut reader)?)?,
             0xdb => check_quantization_tables(segment(&mut reader)?)?,
             0xcc => check_arithmetic_conditions(segment(&mut reader)?)?,
@@ -95,22 +97,22 @@ pub(crate) fn read(bytes: &[u8]) -> Result<JpegHeader, MediaError> {
         orientation: exif::orientation(exif.as_deref(), xmp),
         scan_start,
         single_scan,
-        scans: if single_scan { 1 } else { scans(&bytes[scan_start..]) },
+        scans: if single_scan { 1 } else { count_scans(&bytes[scan_start..]) },
         arithmetic,
         restarts,
     })
 }
 
-/// How many scans there are from the one whose entropy-coded data begins here, up to the end
+/// Counts the scans from the one whose entropy-coded data is at the start of `data`, up to the end
 /// marker.
-fn scans(mut data: &[u8]) -> u32 {
+fn count_scans(mut data: &[u8]) -> u32 {
     let mut scans = 1;
     while let Some(found) = memchr(0xff, data) {
         data = &data[found + 1..];
         match data {
-            // Padding: the next byte begins the marker.
+            // Padding: the next byte starts the marker.
             [0xff, ..] => {}
-            // Stuffing, and markers that have no content.
+            // Stuffing, and markers without content.
             [0 | 1 | 0xc8 | 0xd0..=0xd8 | 0xf0..=0xfd, rest @ ..] => data = rest,
             [0xd9, ..] => break,
             [marker, high, low, ..] => {
@@ -124,7 +126,7 @@ fn scans(mut data: &[u8]) -> u32 {
     scans
 }
 
-/// The second byte of the next marker. Stray bytes and padding before it are skipped.
+/// Returns the second byte of the next marker. Skips stray bytes and padding before the marker.
 fn next_marker(reader: &mut Reader<'_>) -> Result<u8, MediaError> {
     let ended = || corrupt("it ends before the first scan");
     loop {
@@ -141,13 +143,14 @@ fn next_marker(reader: &mut Reader<'_>) -> Result<u8, MediaError> {
     }
 }
 
-/// The content of the segment at the reader.
+/// Reads the content of a segment.
 fn segment<'a>(reader: &mut Reader<'a>) -> Result<&'a [u8], MediaError> {
     let cut_off = || corrupt("a segment is cut off");
     let length = u16::from_be_bytes(reader.array().ok_or_else(cut_off)?);
     reader.exactly(usize::from(length.saturating_sub(2))).ok_or_else(cut_off)
 }
 
+/// Reads the size and the number of components from a frame header.
 fn read_frame(content: &[u8]) -> Result<((u32, u32), u8), MediaError> {
     let &[precision, h1, h0, w1, w0, components, ..] = content else {
         return Err(corrupt("the frame header is cut off"));
@@ -165,8 +168,8 @@ fn read_frame(content: &[u8]) -> Result<((u32, u32), u8), MediaError> {
     Ok((size, components))
 }
 
-/// How many components a scan has, of what precedes its data.
-fn scan_components(content: &[u8]) -> Result<u8, MediaError> {
+/// Reads the number of components from a scan header.
+fn read_scan_components(content: &[u8]) -> Result<u8, MediaError> {
     match content {
         &[components @ 1..=4, ..] if content.len() == 4 + 2 * usize::from(components) => {
             Ok(components)
@@ -175,7 +178,8 @@ fn scan_components(content: &[u8]) -> Result<u8, MediaError> {
     }
 }
 
-/// libjpeg refuses tables behind the fourth and those that are cut off.
+/// Checks quantization tables as libjpeg does: it refuses table numbers above 3 and truncated
+/// tables.
 fn check_quantization_tables(mut content: &[u8]) -> Result<(), MediaError> {
     while let [precision_and_number, rest @ ..] = content {
         let bytes = if precision_and_number >> 4 == 0 { 64 } else { 128 };
@@ -187,7 +191,8 @@ fn check_quantization_tables(mut content: &[u8]) -> Result<(), MediaError> {
     Ok(())
 }
 
-/// libjpeg refuses bounds of differences of which the lower one is above the upper one.
+/// Checks arithmetic conditioning as libjpeg does: it refuses lower bounds of differences above the
+/// upper bound.
 fn check_arithmetic_conditions(content: &[u8]) -> Result<(), MediaError> {
     let (conditions, rest) = content.as_chunks();
     let is_valid = |&[table, value]: &[u8; 2]| {
@@ -200,7 +205,8 @@ fn check_arithmetic_conditions(content: &[u8]) -> Result<(), MediaError> {
     }
 }
 
-/// libjpeg refuses tables with difference categories that eight-bit samples do not have.
+/// Checks Huffman tables as libjpeg does: it refuses difference categories that do not occur with
+/// eight-bit samples.
 fn check_huffman_tables(mut content: &[u8]) -> Result<(), MediaError> {
     while let [class_and_number, counts_and_symbols @ ..] = content {
         let cut_off = || corrupt("a Huffman table is cut off");
@@ -219,7 +225,7 @@ fn check_huffman_tables(mut content: &[u8]) -> Result<(), MediaError> {
     Ok(())
 }
 
-/// Pillow reads a version behind these names.
+/// Checks application segments as Pillow does: it reads a version after these names.
 fn check_application(content: &[u8]) -> Result<(), MediaError> {
     let named = content.starts_with(b"JFIF") || content.starts_with(b"Adobe");
     if named && content.len() < 7 { Err(corrupt("a segment is cut off")) } else { Ok(()) }
@@ -230,22 +236,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scans_are_counted_up_to_the_end_and_not_in_their_data() {
+    fn scans_are_counted_only_at_real_markers() {
         let scan: &[u8] = b"\xff\xda\0\x04\x01\0";
         let table: &[u8] = b"\xff\xc4\0\x08\xff\xda\xff\xd9\xff\xda";
-        // Stuffing, a restart, padding; then what only looks like a marker because it is a table's.
+        // Stuffing, a restart marker and padding. The table contains bytes that only look like
+        // markers.
         let data: &[u8] = b"ab\xff\0\xda\xff\xd3cd\xff\xff\0\xff";
         let end: &[u8] = b"\xff\xd9";
-        assert_eq!(scans(&[data, end].concat()), 1);
-        assert_eq!(scans(&[data, scan, data, table, scan, data, end].concat()), 3);
-        assert_eq!(scans(&[data, scan, end, scan, data, end].concat()), 2);
+        assert_eq!(count_scans(&[data, end].concat()), 1);
+        assert_eq!(count_scans(&[data, scan, data, table, scan, data, end].concat()), 3);
+        assert_eq!(count_scans(&[data, scan, end, scan, data, end].concat()), 2);
     }
 
     #[test]
-    fn scans_are_counted_as_far_as_a_broken_file_goes() {
+    fn scans_of_a_broken_file_are_counted_to_the_defect() {
         for data in [&b""[..], b"\xff", b"\xff\xda", b"\xff\xda\xff\xff", b"\xff\xc4\0\0\0"] {
-            assert!(scans(data) <= 2, "{data:?}");
+            assert!(count_scans(data) <= 2, "{data:?}");
         }
-        assert_eq!(scans(&b"\xff\xda\0\0".repeat(1000)), 1001);
+        assert_eq!(count_scans(&b"\xff\xda\0\0".repeat(1000)), 1001);
     }
 }

@@ -1,10 +1,10 @@
-//! PNG chunks: those before the image data, and those behind it that may still say something.
+//! PNG headers: the chunks before the image data, and those after it that may hold metadata.
 
 use crate::image::container::png_text::Texts;
 use crate::reader::Reader;
 use crate::{ImageFormat, MediaError};
 
-/// What the chunks say.
+/// The content of the chunks of a PNG.
 pub(crate) struct PngHeader<'a> {
     pub(crate) size: (u32, u32),
     pub(crate) layout: Layout,
@@ -12,11 +12,13 @@ pub(crate) struct PngHeader<'a> {
     /// The content of `PLTE`.
     pub(crate) palette: &'a [u8],
     pub(crate) transparency: Option<Transparency<'a>>,
+    /// The EXIF orientation, 1 to 8.
     pub(crate) orientation: u8,
+    /// The compressed image data.
     pub(crate) data: ImageData<'a>,
 }
 
-/// How a pixel is stored.
+/// The storage format of a pixel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layout {
     /// 1, 2, 4 or 8 bits of grey.
@@ -48,7 +50,7 @@ impl Layout {
         })
     }
 
-    /// Bits per pixel.
+    /// Returns the bits per pixel.
     pub(crate) fn bits(self) -> usize {
         match self {
             Self::Grey(depth) | Self::Indexed(depth) => depth.into(),
@@ -61,12 +63,12 @@ impl Layout {
     }
 }
 
-/// What `tRNS` says of the layouts for which Pillow heeds it.
+/// The content of `tRNS`, for the layouts for which Pillow applies it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Transparency<'a> {
     /// One palette index is transparent, the others are opaque.
     Index(usize),
-    /// Alpha of the first palette indices.
+    /// The alpha values of the first palette indices.
     Alphas(&'a [u8]),
     /// Pixels of this grey are transparent.
     Grey(u16),
@@ -74,43 +76,46 @@ pub(crate) enum Transparency<'a> {
     Rgb([u16; 3]),
 }
 
-/// The chunks that hold the zlib stream.
+/// An iterator over the chunks of the zlib stream.
 #[derive(Clone)]
 pub(crate) struct ImageData<'a> {
     reader: Reader<'a>,
-    next: Option<usize>,
+    /// The length of the next chunk, whose content is at `reader`.
+    next_length: Option<usize>,
 }
 
 impl<'a> Iterator for ImageData<'a> {
     type Item = &'a [u8];
 
     fn next(&mut self) -> Option<&'a [u8]> {
-        let length = self.next.take()?;
+        let length = self.next_length.take()?;
         let content = self.reader.up_to(length);
         if content.len() == length {
-            // The checksum, which Pillow does not check here, and the next chunk's head.
+            // Skips the checksum, which Pillow does not check here.
             self.reader.skip(4);
-            if let Some(Chunk { kind: [b'I' | b'D', b'D', b'A', b'T'], length }) =
-                Chunk::read(&mut self.reader)
+            if let Some(ChunkHead { kind: [b'I' | b'D', b'D', b'A', b'T'], length }) =
+                ChunkHead::read(&mut self.reader)
             {
-                self.next = Some(length);
+                self.next_length = Some(length);
             }
         }
         Some(content)
     }
 }
 
-struct Chunk {
+/// The head of a chunk.
+struct ChunkHead {
     length: usize,
     kind: [u8; 4],
 }
 
-impl Chunk {
+impl ChunkHead {
+    /// Reads the next head. Returns `None` at the end of the file, and for an invalid name.
     fn read(reader: &mut Reader<'_>) -> Option<Self> {
         let length = u32::from_be_bytes(reader.array()?) as usize;
         let kind: [u8; 4] = reader.array()?;
-        let is_word = kind.iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b'_');
-        is_word.then_some(Self { length, kind })
+        let is_valid_name = kind.iter().all(|byte| byte.is_ascii_alphanumeric() || *byte == b'_');
+        is_valid_name.then_some(Self { length, kind })
     }
 }
 
@@ -118,24 +123,24 @@ fn corrupt(reason: &'static str) -> MediaError {
     MediaError::Corrupt { format: ImageFormat::Png, reason }
 }
 
-/// Everything that chunks may set, in the order they come.
+/// The state that chunks set, in the order of the file.
 #[derive(Default)]
-struct Info<'a> {
+struct Metadata<'a> {
     size: (u32, u32),
     layout: Option<Layout>,
     interlaced: bool,
     palette: &'a [u8],
     transparency: Option<Transparency<'a>>,
     texts: Texts,
-    /// Frames of an animation.
-    frames: Option<u32>,
-    /// The next sequence number of an animation's chunks.
-    sequence: Option<u32>,
+    /// The number of frames of an animation.
+    frame_count: Option<u32>,
+    /// The expected sequence number of the next animation chunk.
+    next_sequence: Option<u32>,
     /// The rectangle of the first frame: x, y, width, height.
     frame: Option<[u32; 4]>,
 }
 
-/// A chunk that Pillow raises for.
+/// The error for a chunk for which Pillow raises.
 struct Refused;
 
 impl From<super::png_text::Refused> for Refused {
@@ -144,19 +149,19 @@ impl From<super::png_text::Refused> for Refused {
     }
 }
 
-/// Reads all chunks up to the image data, and those behind it for metadata.
+/// Reads the chunks before the image data, and those after it for metadata.
 pub(crate) fn read(bytes: &[u8]) -> Result<PngHeader<'_>, MediaError> {
     let mut reader = Reader::at(bytes, 8);
-    let mut info = Info::default();
+    let mut metadata = Metadata::default();
     let data_length = loop {
-        let chunk = Chunk::read(&mut reader).ok_or(corrupt("it ends before the image data"))?;
+        let chunk = ChunkHead::read(&mut reader).ok_or(corrupt("it ends before the image data"))?;
         match &chunk.kind {
             b"IDAT" => break chunk.length,
             b"IEND" | b"fdAT" => return Err(corrupt("no image data")),
             _ => {}
         }
         let content = reader.exactly(chunk.length).ok_or(corrupt("a chunk is cut off"))?;
-        info.heed(&chunk.kind, content).map_err(|_| corrupt("a malformed chunk"))?;
+        metadata.apply(&chunk.kind, content).map_err(|_| corrupt("a malformed chunk"))?;
         let mut hasher = crc32fast::Hasher::new();
         hasher.update(&chunk.kind);
         hasher.update(content);
@@ -164,27 +169,29 @@ pub(crate) fn read(bytes: &[u8]) -> Result<PngHeader<'_>, MediaError> {
             return Err(corrupt("a chunk's checksum is wrong"));
         }
     };
-    let layout = info.layout.ok_or(corrupt("no valid header"))?;
-    let size = info.size;
+    let layout = metadata.layout.ok_or(corrupt("no valid header"))?;
+    let size = metadata.size;
     if size.0 == 0 || size.1 == 0 {
         return Err(corrupt("no width or height"));
     }
-    if info.frame.is_some_and(|frame| frame != [0, 0, size.0, size.1]) {
+    if metadata.frame.is_some_and(|frame| frame != [0, 0, size.0, size.1]) {
         return Err(corrupt("the first animation frame does not fill the image"));
     }
-    let (interlaced, palette) = (info.interlaced, info.palette);
-    let data = ImageData { reader: reader.clone(), next: Some(data_length) };
-    let animated = match (info.frames, info.frame) {
-        (Some(frames), Some(_)) => frames > 1,
-        // The image data is no frame but a default image beside them.
+    // Chunks after the image data do not change these.
+    let interlaced = metadata.interlaced;
+    let palette = metadata.palette;
+    let data = ImageData { reader: reader.clone(), next_length: Some(data_length) };
+    let is_animated = match (metadata.frame_count, metadata.frame) {
+        (Some(count), Some(_)) => count > 1,
+        // The image data is not a frame, but the default image of an animation.
         (Some(_), None) => true,
         (None, _) => false,
     };
     reader.skip(data_length);
-    // Pillow raises for some chunks here only after the pixels have been read, and vLLM then goes
-    // on without orientation.
-    let orientation = match read_behind(&mut reader, &mut info, animated) {
-        Ok(()) => info.texts.orientation(),
+    // Pillow raises for some chunks here only after it has read the pixels. vLLM then continues
+    // without orientation.
+    let orientation = match read_trailing_chunks(&mut reader, &mut metadata, is_animated) {
+        Ok(()) => metadata.texts.orientation(),
         Err(Refused) => 1,
     };
     Ok(PngHeader {
@@ -192,36 +199,37 @@ pub(crate) fn read(bytes: &[u8]) -> Result<PngHeader<'_>, MediaError> {
         layout,
         interlaced,
         palette,
-        transparency: info.transparency,
+        transparency: metadata.transparency,
         orientation,
         data,
     })
 }
 
-/// Heeds the chunks behind the first one of the image data.
-fn read_behind<'a>(
+/// Applies the chunks after the first one of the image data.
+fn read_trailing_chunks<'a>(
     reader: &mut Reader<'a>,
-    info: &mut Info<'a>,
-    animated: bool,
+    metadata: &mut Metadata<'a>,
+    is_animated: bool,
 ) -> Result<(), Refused> {
     loop {
         reader.skip(4);
-        let Some(chunk) = Chunk::read(reader) else {
+        let Some(chunk) = ChunkHead::read(reader) else {
             return Ok(());
         };
         match &chunk.kind {
             b"IEND" => return Ok(()),
-            b"fcTL" if animated => return Ok(()),
+            b"fcTL" if is_animated => return Ok(()),
             kind => {
                 let content = reader.exactly(chunk.length).ok_or(Refused)?;
-                info.heed(kind, content)?;
+                metadata.apply(kind, content)?;
             }
         }
     }
 }
 
-impl<'a> Info<'a> {
-    fn heed(&mut self, kind: &[u8; 4], content: &'a [u8]) -> Result<(), Refused> {
+impl<'a> Metadata<'a> {
+    /// Applies a chunk.
+    fn apply(&mut self, kind: &[u8; 4], content: &'a [u8]) -> Result<(), Refused> {
         match kind {
             b"IHDR" => self.header(content),
             b"PLTE" => {
@@ -231,10 +239,10 @@ impl<'a> Info<'a> {
                 Ok(())
             }
             b"tRNS" => self.transparency(content),
-            b"gAMA" => at_least(content, 4),
-            b"cHRM" => at_least(content, 32),
-            b"sRGB" => at_least(content, 1),
-            b"pHYs" => at_least(content, 9),
+            b"gAMA" => require_length(content, 4),
+            b"cHRM" => require_length(content, 32),
+            b"sRGB" => require_length(content, 1),
+            b"pHYs" => require_length(content, 9),
             b"iCCP" => Ok(self.texts.colour_profile(content)?),
             b"tEXt" => Ok(self.texts.plain(content)?),
             b"zTXt" => Ok(self.texts.compressed(content)?),
@@ -272,12 +280,9 @@ impl<'a> Info<'a> {
             }
             Some(Layout::Grey(_) | Layout::Grey16) => {
                 let value = u16::from_be_bytes(*content.first_chunk().ok_or(Refused)?);
-                let is_bit = self.layout == Some(Layout::Grey(1));
-                self.transparency = Some(Transparency::Grey(match (is_bit, value) {
-                    (true, 0) => 0,
-                    (true, _) => 255,
-                    (false, value) => value,
-                }));
+                let is_one_bit = self.layout == Some(Layout::Grey(1));
+                let grey = if is_one_bit && value != 0 { 255 } else { value };
+                self.transparency = Some(Transparency::Grey(grey));
             }
             Some(Layout::Rgb8 | Layout::Rgb16) => {
                 let [r1, r2, g1, g2, b1, b2] = *content.first_chunk().ok_or(Refused)?;
@@ -290,19 +295,19 @@ impl<'a> Info<'a> {
     }
 
     fn animation(&mut self, content: &[u8]) -> Result<(), Refused> {
-        at_least(content, 8)?;
-        let frames = u32_at(content, 0);
-        if self.frames.is_some() {
-            self.frames = None;
-        } else if frames != 0 && frames <= 0x8000_0000 {
-            self.frames = Some(frames);
+        require_length(content, 8)?;
+        let count = u32_at(content, 0);
+        if self.frame_count.is_some() {
+            self.frame_count = None;
+        } else if count != 0 && count <= 0x8000_0000 {
+            self.frame_count = Some(count);
         }
         Ok(())
     }
 
     fn frame(&mut self, content: &[u8]) -> Result<(), Refused> {
-        at_least(content, 26)?;
-        self.in_sequence(u32_at(content, 0))?;
+        require_length(content, 26)?;
+        self.check_sequence(u32_at(content, 0))?;
         let [width, height, x, y] = [4, 8, 12, 16].map(|at| u32_at(content, at));
         let fits = |offset: u32, length: u32, limit: u32| {
             u64::from(offset) + u64::from(length) <= limit.into()
@@ -315,24 +320,25 @@ impl<'a> Info<'a> {
     }
 
     fn frame_data(&mut self, content: &[u8]) -> Result<(), Refused> {
-        at_least(content, 4)?;
-        match self.sequence {
-            // Pillow expects a number before this one.
-            None => Err(Refused),
-            Some(_) => self.in_sequence(u32_at(content, 0)),
-        }
-    }
-
-    fn in_sequence(&mut self, number: u32) -> Result<(), Refused> {
-        if number != self.sequence.unwrap_or(0) {
+        require_length(content, 4)?;
+        // Pillow requires an earlier chunk with a sequence number.
+        if self.next_sequence.is_none() {
             return Err(Refused);
         }
-        self.sequence = Some(number.wrapping_add(1));
+        self.check_sequence(u32_at(content, 0))
+    }
+
+    /// Checks the sequence number of an animation chunk.
+    fn check_sequence(&mut self, number: u32) -> Result<(), Refused> {
+        if number != self.next_sequence.unwrap_or(0) {
+            return Err(Refused);
+        }
+        self.next_sequence = Some(number.wrapping_add(1));
         Ok(())
     }
 }
 
-fn at_least(content: &[u8], length: usize) -> Result<(), Refused> {
+fn require_length(content: &[u8], length: usize) -> Result<(), Refused> {
     if content.len() < length { Err(Refused) } else { Ok(()) }
 }
 
@@ -340,8 +346,8 @@ fn u32_at(content: &[u8], at: usize) -> u32 {
     u32::from_be_bytes([content[at], content[at + 1], content[at + 2], content[at + 3]])
 }
 
-/// The one index with alpha 0 when all others have 255. A closing newline is passed over, as
-/// Python's `$` does.
+/// Returns the index with alpha 0, if all others have 255. A trailing newline is ignored, as by
+/// Python's `$`.
 fn single_transparent(alphas: &[u8]) -> Option<usize> {
     let single = |alphas: &[u8]| {
         let index = alphas.iter().position(|&alpha| alpha != 255)?;
@@ -356,7 +362,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_palette_with_one_transparent_index_is_told_from_one_with_alphas() {
+    fn single_transparent_index_is_detected() {
         assert_eq!(single_transparent(&[255, 0, 255]), Some(1));
         assert_eq!(single_transparent(&[0]), Some(0));
         assert_eq!(single_transparent(&[0, b'\n']), Some(0));

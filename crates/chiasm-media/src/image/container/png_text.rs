@@ -1,64 +1,67 @@
-//! The texts of a PNG file that matter: those that may hold EXIF or XMP. All are checked, since
-//! Pillow refuses a file over some of them.
+//! The text chunks of a PNG that may hold EXIF or XMP. All text chunks are checked, because Pillow
+//! refuses files with some malformed ones.
 
 use std::io::Read;
 
 use flate2::read::ZlibDecoder;
 
-/// Pillow's `MAX_TEXT_CHUNK`: most bytes that a compressed text or profile may expand to.
-const MAX_EXPANDED: u64 = 1 << 20;
-/// Pillow's `MAX_TEXT_MEMORY`: most bytes of all texts of a file.
-const MAX_TOTAL: u64 = 64 << 20;
-/// Most bytes of all compressed texts and profiles of a file, before and after they are expanded.
-/// Pillow has no such limit, and expands a thousand times a file's bytes; here that is done while
-/// its header is read, which nobody has paid for.
-const MAX_EXPANDING: u64 = 8 << 20;
+/// The maximum expanded size in bytes of a compressed text or profile: Pillow's `MAX_TEXT_CHUNK`.
+const MAX_EXPANDED_BYTES: u64 = 1 << 20;
+/// The maximum size in bytes of all texts of a file: Pillow's `MAX_TEXT_MEMORY`.
+const MAX_TOTAL_BYTES: u64 = 64 << 20;
+/// The maximum size in bytes of all compressed texts and profiles of a file, compressed plus
+/// expanded.
+///
+/// Pillow has no such limit, and may expand a file by a factor of a thousand. Here the expansion is
+/// part of reading the header, whose CPU time is not accounted for.
+const MAX_EXPANSION_BYTES: u64 = 8 << 20;
 
-/// A text chunk that Pillow raises for.
+/// The error for a text chunk for which Pillow raises.
 #[derive(Debug)]
 pub(super) struct Refused;
 
-/// A value under a keyword of the image's `info`.
+/// A value of the image's `info` in Pillow.
 enum Text {
-    /// Stored as Python bytes.
+    /// A value that Pillow stores as bytes.
     Bytes(Vec<u8>),
-    /// Stored as a Python string, which Pillow cannot search for what it looks for here.
+    /// A value that Pillow stores as a string. It cannot search strings for EXIF or XMP.
     String,
 }
 
-/// The texts under the few keywords that orientation is looked up by. A later chunk replaces an
-/// earlier one.
+/// The texts with the keywords that may hold the orientation. A later chunk replaces an earlier
+/// one.
 #[derive(Default)]
 pub(super) struct Texts {
     exif: Option<Text>,
     raw_profile: Option<Vec<u8>>,
     xmp: Option<Text>,
     xml_com_adobe_xmp: Option<Vec<u8>>,
-    total: u64,
-    /// Bytes that were expanded, and what they became.
-    expanding: u64,
+    /// The size of all texts in bytes.
+    total_bytes: u64,
+    /// The size of all compressed texts in bytes, compressed plus expanded.
+    expansion_bytes: u64,
 }
 
 impl Texts {
-    /// An `eXIf` chunk.
+    /// Reads an `eXIf` chunk.
     pub(super) fn exif_chunk(&mut self, content: &[u8]) {
         self.exif = Some(Text::Bytes([b"Exif\0\0", content].concat()));
     }
 
-    /// A `tEXt` chunk.
+    /// Reads a `tEXt` chunk.
     pub(super) fn plain(&mut self, content: &[u8]) -> Result<(), Refused> {
-        let (keyword, value) = split(content).unwrap_or((content, &[]));
+        let (keyword, value) = split_at_nul(content).unwrap_or((content, &[]));
         if keyword == b"exif" {
-            self.count(value.len())?;
+            self.count_text(value.len())?;
             self.exif = Some(Text::Bytes(value.to_vec()));
             return Ok(());
         }
         self.store(keyword, value.to_vec())
     }
 
-    /// A `zTXt` chunk.
+    /// Reads a `zTXt` chunk.
     pub(super) fn compressed(&mut self, content: &[u8]) -> Result<(), Refused> {
-        let (keyword, value) = split(content).unwrap_or((content, &[]));
+        let (keyword, value) = split_at_nul(content).unwrap_or((content, &[]));
         let value = match value {
             [] => Vec::new(),
             [0, compressed @ ..] => self.expand(compressed)?.unwrap_or_default(),
@@ -67,15 +70,15 @@ impl Texts {
         self.store(keyword, value)
     }
 
-    /// An `iTXt` chunk. Malformed ones are passed over.
+    /// Reads an `iTXt` chunk. Malformed ones are ignored.
     pub(super) fn international(&mut self, content: &[u8]) -> Result<(), Refused> {
-        let Some((keyword, [is_compressed, method, rest @ ..])) = split(content) else {
+        let Some((keyword, [is_compressed, method, rest @ ..])) = split_at_nul(content) else {
             return Ok(());
         };
-        let Some((language, rest)) = split(rest) else {
+        let Some((language, rest)) = split_at_nul(rest) else {
             return Ok(());
         };
-        let Some((translated, value)) = split(rest) else {
+        let Some((translated, value)) = split_at_nul(rest) else {
             return Ok(());
         };
         let value = match (is_compressed, method) {
@@ -95,19 +98,20 @@ impl Texts {
         self.store(keyword, value)
     }
 
-    /// An `iCCP` chunk: only whether Pillow refuses it.
+    /// Checks whether Pillow accepts an `iCCP` chunk.
     pub(super) fn colour_profile(&mut self, content: &[u8]) -> Result<(), Refused> {
-        match split(content) {
+        match split_at_nul(content) {
             Some((_, [0, compressed @ ..])) => self.expand(compressed).map(drop),
             _ => Err(Refused),
         }
     }
 
+    /// Stores a text if its keyword may hold the orientation.
     fn store(&mut self, keyword: &[u8], value: Vec<u8>) -> Result<(), Refused> {
         if keyword.is_empty() {
             return Ok(());
         }
-        self.count(value.len())?;
+        self.count_text(value.len())?;
         match keyword {
             b"exif" => self.exif = Some(Text::String),
             b"xmp" => self.xmp = Some(Text::String),
@@ -118,39 +122,39 @@ impl Texts {
         Ok(())
     }
 
-    fn count(&mut self, length: usize) -> Result<(), Refused> {
-        self.total += length as u64;
-        if self.total > MAX_TOTAL { Err(Refused) } else { Ok(()) }
+    fn count_text(&mut self, length: usize) -> Result<(), Refused> {
+        self.total_bytes += length as u64;
+        if self.total_bytes > MAX_TOTAL_BYTES { Err(Refused) } else { Ok(()) }
     }
 
-    /// What a zlib stream expands to; `None` for a broken one.
+    /// Expands a zlib stream. Returns `None` for a broken stream.
     fn expand(&mut self, compressed: &[u8]) -> Result<Option<Vec<u8>>, Refused> {
-        self.count_expanding(compressed.len())?;
+        self.count_expansion(compressed.len())?;
         let mut expanded = Vec::new();
         let outcome =
-            ZlibDecoder::new(compressed).take(MAX_EXPANDED + 1).read_to_end(&mut expanded);
-        if expanded.len() as u64 > MAX_EXPANDED {
+            ZlibDecoder::new(compressed).take(MAX_EXPANDED_BYTES + 1).read_to_end(&mut expanded);
+        if expanded.len() as u64 > MAX_EXPANDED_BYTES {
             return Err(Refused);
         }
-        self.count_expanding(expanded.len())?;
+        self.count_expansion(expanded.len())?;
         match outcome {
             Ok(_) => Ok(Some(expanded)),
-            // Pillow keeps what a stream that is merely cut off has given so far.
+            // Pillow keeps the output of a truncated stream.
             Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => Ok(Some(expanded)),
             Err(_) => Ok(None),
         }
     }
 
-    fn count_expanding(&mut self, length: usize) -> Result<(), Refused> {
-        self.expanding += length as u64;
-        if self.expanding > MAX_EXPANDING { Err(Refused) } else { Ok(()) }
+    fn count_expansion(&mut self, length: usize) -> Result<(), Refused> {
+        self.expansion_bytes += length as u64;
+        if self.expansion_bytes > MAX_EXPANSION_BYTES { Err(Refused) } else { Ok(()) }
     }
 
-    /// The orientation that these texts ask for.
+    /// Returns the orientation in these texts, 1 to 8.
     pub(super) fn orientation(&self) -> u8 {
         let exif = match (&self.exif, &self.raw_profile) {
             (Some(Text::Bytes(exif)), _) => Some(exif.clone()),
-            // Pillow fails to read a string as EXIF, and vLLM ignores that.
+            // Pillow cannot read a string as EXIF, and vLLM ignores the error.
             (Some(Text::String), _) => return 1,
             (None, Some(profile)) => match hex_profile(profile) {
                 Some(exif) => Some(exif),
@@ -161,31 +165,33 @@ impl Texts {
         let xmp = match (&self.xml_com_adobe_xmp, &self.xmp) {
             (Some(packet), _) if !packet.is_empty() => Some(packet),
             (_, Some(Text::Bytes(packet))) => Some(packet),
-            // Likewise for a string where Pillow searches bytes; with a tag in the EXIF block it
-            // does not search.
+            // Pillow fails likewise when it searches a string. It does not search if the EXIF block
+            // has the tag.
             (_, Some(Text::String)) | (_, None) => None,
         };
         crate::image::exif::orientation(exif.as_deref(), xmp.map(Vec::as_slice))
     }
 }
 
-/// ImageMagick's way to keep EXIF in a text: three lines, then hex digits.
+/// Decodes EXIF in ImageMagick's text form: three lines, then hex digits.
 fn hex_profile(text: &[u8]) -> Option<Vec<u8>> {
     let mut digits =
         text.splitn(4, |&byte| byte == b'\n').nth(3).unwrap_or_default().iter().filter(|byte| {
-            // What Python's bytes.fromhex skips; newlines have been joined away before.
+            // Python's `bytes.fromhex` skips white space. Pillow joins the lines first.
             !matches!(byte, b' ' | b'\t' | b'\n' | b'\r' | 0x0b | 0x0c)
         });
     let mut bytes = Vec::new();
     while let Some(&high) = digits.next() {
         let low = *digits.next()?;
-        let (high, low) = (char::from(high).to_digit(16)?, char::from(low).to_digit(16)?);
+        let high = char::from(high).to_digit(16)?;
+        let low = char::from(low).to_digit(16)?;
         bytes.push((high << 4 | low) as u8);
     }
     Some(bytes)
 }
 
-fn split(content: &[u8]) -> Option<(&[u8], &[u8])> {
+/// Splits at the first NUL byte.
+fn split_at_nul(content: &[u8]) -> Option<(&[u8], &[u8])> {
     let at = content.iter().position(|&byte| byte == 0)?;
     Some((&content[..at], &content[at + 1..]))
 }
@@ -202,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_expands_beyond_a_mebibyte_is_refused() {
+    fn text_that_expands_beyond_1_mib_is_refused() {
         let bomb = [b"Comment\0\0", deflated(&vec![0; 2 << 20]).as_slice()].concat();
         assert!(Texts::default().compressed(&bomb).is_err());
         assert!(Texts::default().colour_profile(&bomb).is_err());
@@ -211,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn the_texts_of_a_file_are_limited_together() {
+    fn total_text_size_is_limited() {
         let mut texts = Texts::default();
         let fits = [b"Comment\0", vec![b' '; 1 << 20].as_slice()].concat();
         assert!((0..64).all(|_| texts.plain(&fits).is_ok()));
@@ -219,20 +225,21 @@ mod tests {
     }
 
     #[test]
-    fn what_is_expanded_of_a_file_is_limited_whether_it_is_kept_or_not() {
-        let kept = [b"Comment\0\0", deflated(&vec![0; 1 << 20]).as_slice()].concat();
-        let no_text = [b"Comment\0\x01\0\0\0", deflated(&vec![0xff; 1 << 20]).as_slice()].concat();
-        let expanded = |expand: &dyn Fn(&mut Texts) -> bool| {
+    fn total_expansion_is_limited_even_if_discarded() {
+        let text = [b"Comment\0\0", deflated(&vec![0; 1 << 20]).as_slice()].concat();
+        let invalid_text =
+            [b"Comment\0\x01\0\0\0", deflated(&vec![0xff; 1 << 20]).as_slice()].concat();
+        let accepted = |expand: &dyn Fn(&mut Texts) -> bool| {
             let mut texts = Texts::default();
             (0..64).take_while(|_| expand(&mut texts)).count()
         };
-        assert_eq!(expanded(&|texts| texts.compressed(&kept).is_ok()), 7);
-        assert_eq!(expanded(&|texts| texts.international(&no_text).is_ok()), 7);
-        assert_eq!(expanded(&|texts| texts.colour_profile(&kept).is_ok()), 7);
+        assert_eq!(accepted(&|texts| texts.compressed(&text).is_ok()), 7);
+        assert_eq!(accepted(&|texts| texts.international(&invalid_text).is_ok()), 7);
+        assert_eq!(accepted(&|texts| texts.colour_profile(&text).is_ok()), 7);
     }
 
     #[test]
-    fn hex_profiles_are_read_like_python_reads_them() {
+    fn hex_profile_is_read_as_in_python() {
         assert_eq!(hex_profile(b"\nexif\n  3\n45 78\n69\n"), Some(b"Exi".to_vec()));
         assert_eq!(hex_profile(b"\nexif\n  3\n4"), None);
         assert_eq!(hex_profile(b"no lines"), Some(Vec::new()));

@@ -1,16 +1,17 @@
-//! Bitmap rows to RGB.
+//! Bitmap decoding: converts rows to RGB.
 //!
-//! The crate `image` 0.25 makes other pixels than Pillow of 20 of the 180 bitmaps among the
-//! goldens, refuses 24 that Pillow reads and reads 11 that it refuses. Its pixels differ in all
-//! bitmaps of 16 bits (it rounds otherwise where it widens 5 and 6 bits), in run lengths of 8 bits
-//! with jumps and overlong runs, and with short or grey palettes; it refuses such run lengths of 4
-//! bits, top-down run lengths, OS/2 headers of 64 bytes, masks for 24 bits and masks of zero; and
-//! it reads masks that Pillow does not know.
+//! Of the 180 bitmaps among the goldens, the crate `image` 0.25 yields other pixels than Pillow for
+//! 20, refuses 24 that Pillow reads, and reads 11 that Pillow refuses.
+//!
+//! Its pixels differ in all bitmaps of 16 bits (it rounds differently when it widens 5 and 6 bits),
+//! in 8-bit run lengths with jumps and overlong runs, and with short or grey palettes. It refuses
+//! 4-bit run lengths with jumps and overlong runs, top-down run lengths, OS/2 headers of 64 bytes,
+//! masks for 24 bits and masks of zero. It reads masks that Pillow does not support.
 
 mod rle;
 
 use crate::image::container::bmp::{BmpHeader, Pixels, Rows};
-use crate::image::decode::memory::{Reused, Scratch, rgb_bytes};
+use crate::image::decode::memory::{ReusableBuffer, Scratch, rgb_bytes};
 use crate::image::decode::pixel::{Table, grey_table, palette_table, rgb_on_white};
 use crate::{ImageFormat, MediaError};
 
@@ -18,14 +19,15 @@ fn corrupt(reason: &'static str) -> MediaError {
     MediaError::Corrupt { format: ImageFormat::Bmp, reason }
 }
 
-/// Decodes to RGB rows.
+/// Decodes an image to RGB rows.
 pub(super) fn decode(
     bytes: &[u8],
     header: &BmpHeader<'_>,
     scratch: &mut Scratch,
-    rgb: &mut Reused,
+    rgb: &mut ReusableBuffer,
 ) -> Result<(), MediaError> {
-    let (width, height) = (header.size.0 as usize, header.size.1 as usize);
+    let width = header.size.0 as usize;
+    let height = header.size.1 as usize;
     let samples = scratch.samples.cleared();
     let (rows, bits, stride) = match header.rows {
         Rows::Plain { stride } => {
@@ -41,21 +43,22 @@ pub(super) fn decode(
     if row_length > stride {
         return Err(corrupt("its rows are too short"));
     }
-    // Behind the last row there may be less than a whole stride.
+    // The last row may be shorter than the stride.
     let needed = (height - 1).checked_mul(stride).and_then(|before| before.checked_add(row_length));
     if needed.is_none_or(|needed| rows.len() < needed) {
         return Err(corrupt("the image data ends too early"));
     }
     let converter = Converter::new(header)?;
-    let rgb = rgb.take(ImageFormat::Bmp, rgb_bytes(ImageFormat::Bmp, header.size)?)?;
+    let rgb = rgb.prepare(ImageFormat::Bmp, rgb_bytes(ImageFormat::Bmp, header.size)?)?;
     for index in 0..height {
         let row = &rows[index * stride..index * stride + row_length];
         let y = if header.top_down { index } else { height - 1 - index };
-        converter.row(row, bits, &mut rgb[3 * y * width..3 * (y + 1) * width]);
+        converter.convert_row(row, bits, &mut rgb[3 * y * width..3 * (y + 1) * width]);
     }
     Ok(())
 }
 
+/// Returns the bits per stored pixel.
 fn stored_bits(pixels: Pixels) -> usize {
     match pixels {
         Pixels::BlackWhite => 1,
@@ -67,17 +70,16 @@ fn stored_bits(pixels: Pixels) -> usize {
     }
 }
 
+/// Converts rows of stored pixels to RGB.
 enum Converter {
+    /// Up to eight bits, converted by a lookup table.
     Table(Box<Table>),
     /// Two bytes: five bits of blue, `green_bits` of green, five of red.
-    Two {
-        green_bits: u32,
-    },
-    Three,
-    Four {
-        at: [usize; 3],
-        alpha: Option<usize>,
-    },
+    TwoBytes { green_bits: u32 },
+    /// Three bytes: blue, green and red.
+    ThreeBytes,
+    /// Four bytes, with the offsets of red, green and blue, and of alpha if any.
+    FourBytes { rgb: [usize; 3], alpha: Option<usize> },
 }
 
 impl Converter {
@@ -94,17 +96,18 @@ impl Converter {
                 .ok_or(corrupt("the palette has more than 256 entries"))?;
                 Self::Table(Box::new(table))
             }
-            Pixels::Bgr555 => Self::Two { green_bits: 5 },
-            Pixels::Bgr565 => Self::Two { green_bits: 6 },
-            Pixels::Bgr => Self::Three,
-            Pixels::Four { red, green, blue, alpha } => Self::Four {
-                at: [red, green, blue].map(usize::from),
+            Pixels::Bgr555 => Self::TwoBytes { green_bits: 5 },
+            Pixels::Bgr565 => Self::TwoBytes { green_bits: 6 },
+            Pixels::Bgr => Self::ThreeBytes,
+            Pixels::Four { red, green, blue, alpha } => Self::FourBytes {
+                rgb: [red, green, blue].map(usize::from),
                 alpha: alpha.map(usize::from),
             },
         })
     }
 
-    fn row(&self, stored: &[u8], bits: usize, rgb: &mut [u8]) {
+    /// Converts as many pixels of `bits` bits as `rgb` holds.
+    fn convert_row(&self, stored: &[u8], bits: usize, rgb: &mut [u8]) {
         let pixels = rgb.chunks_exact_mut(3);
         match self {
             Self::Table(table) => {
@@ -115,28 +118,28 @@ impl Converter {
                     pixel.copy_from_slice(&table[usize::from(value)]);
                 }
             }
-            Self::Two { green_bits } => {
-                let green_most = (1 << green_bits) - 1;
+            Self::TwoBytes { green_bits } => {
+                let max_green = (1 << green_bits) - 1;
                 for (pixel, stored) in pixels.zip(stored.chunks_exact(2)) {
                     let value = u32::from(stored[0]) | u32::from(stored[1]) << 8;
-                    let widen = |value: u32, most: u32| ((value & most) * 255 / most) as u8;
+                    let widen = |value: u32, max: u32| ((value & max) * 255 / max) as u8;
                     pixel.copy_from_slice(&[
                         widen(value >> (5 + green_bits), 31),
-                        widen(value >> 5, green_most),
+                        widen(value >> 5, max_green),
                         widen(value, 31),
                     ]);
                 }
             }
-            Self::Three => {
+            Self::ThreeBytes => {
                 for (pixel, &[blue, green, red]) in
                     rgb.as_chunks_mut::<3>().0.iter_mut().zip(stored.as_chunks().0)
                 {
                     *pixel = [red, green, blue];
                 }
             }
-            Self::Four { at, alpha } => {
+            Self::FourBytes { rgb: offsets, alpha } => {
                 for (pixel, stored) in pixels.zip(stored.chunks_exact(4)) {
-                    let rgb = at.map(|at| stored[at]);
+                    let rgb = offsets.map(|offset| stored[offset]);
                     pixel.copy_from_slice(
                         &alpha.map_or(rgb, |alpha| rgb_on_white(rgb, stored[alpha])),
                     );

@@ -1,14 +1,14 @@
-//! The first frame of a GIF, on the screen.
+//! GIF decoding: the first frame, placed on the logical screen.
 //!
-//! The crate `gif` 0.14 draws nothing and leaves the screen to its caller, and it differs from
-//! Pillow already before that: it refuses files without any palette (grey) and with stray bytes
-//! between blocks, and it takes a grey local palette for what it is, where Pillow lays the global
-//! one over the indices. [`lzw`] says how it differs in the frame's data.
+//! The crate `gif` 0.14 does not compose frames on the screen, and it differs from Pillow in other
+//! ways. It refuses files without any palette (grey), and files with stray bytes between blocks. It
+//! applies a grey local palette, where Pillow applies the global palette to the indices. For its
+//! differences in the frame's data see [`lzw`].
 
 mod lzw;
 
 use crate::image::container::gif::GifHeader;
-use crate::image::decode::memory::{Reused, Scratch, bytes_of, rgb_bytes};
+use crate::image::decode::memory::{ReusableBuffer, Scratch, image_bytes, rgb_bytes};
 use crate::image::decode::pixel::{RGB, Rgb, Table, grey_table, palette_table};
 use crate::{ImageFormat, MediaError};
 
@@ -16,21 +16,24 @@ fn corrupt(reason: &'static str) -> MediaError {
     MediaError::Corrupt { format: ImageFormat::Gif, reason }
 }
 
-/// Decodes to RGB rows.
+/// Decodes the first frame to RGB rows.
 pub(super) fn decode(
     header: &GifHeader<'_>,
     scratch: &mut Scratch,
-    rgb: &mut Reused,
+    rgb: &mut ReusableBuffer,
 ) -> Result<(), MediaError> {
-    let (frame, width) = (header.frame, header.size.0 as usize);
-    let (frame_width, frame_height) = (frame.width as usize, frame.height as usize);
+    let frame = header.frame;
+    let width = header.size.0 as usize;
+    let frame_width = frame.width as usize;
+    let frame_height = frame.height as usize;
     let table = colours(header)?;
-    let count = bytes_of(ImageFormat::Gif, (frame.width, frame.height), 1)?;
-    let indices = scratch.samples.take(ImageFormat::Gif, count.saturating_add(lzw::SLACK))?;
+    let count = image_bytes(ImageFormat::Gif, (frame.width, frame.height), 1)?;
+    let indices =
+        scratch.samples.prepare(ImageFormat::Gif, count.saturating_add(lzw::SLACK_BYTES))?;
     lzw::unpack(header.data, header.code_bits, indices)?;
-    let rgb = rgb.take(ImageFormat::Gif, rgb_bytes(ImageFormat::Gif, header.size)?)?;
+    let rgb = rgb.prepare(ImageFormat::Gif, rgb_bytes(ImageFormat::Gif, header.size)?)?;
     if (frame.width, frame.height) != header.size {
-        // Outside the frame every pixel has the transparent index, or 0.
+        // Pixels outside the frame have the transparent index, or 0.
         let around = table[usize::from(header.transparent.unwrap_or(0))];
         rgb.as_chunks_mut().0.fill(around);
     }
@@ -45,7 +48,7 @@ pub(super) fn decode(
     Ok(())
 }
 
-/// The colour of every index.
+/// Returns the colour of every index.
 fn colours(header: &GifHeader<'_>) -> Result<Table, MediaError> {
     let read = |rgb: &[u8]| -> Rgb { [rgb[0], rgb[1], rgb[2]] };
     let mut table = match header.palette {
@@ -59,7 +62,7 @@ fn colours(header: &GifHeader<'_>) -> Result<Table, MediaError> {
     Ok(table)
 }
 
-/// The order in which rows are stored.
+/// Returns the rows in the order in which they are stored.
 fn row_order(height: usize, interlaced: bool) -> impl Iterator<Item = usize> {
     let passes: &[(usize, usize)] =
         if interlaced { &[(0, 8), (4, 8), (2, 4), (1, 2)] } else { &[(0, 1)] };
@@ -71,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interlaced_rows_come_in_four_passes() {
+    fn interlaced_rows_are_stored_in_four_passes() {
         assert_eq!(row_order(10, true).collect::<Vec<_>>(), [0, 8, 4, 2, 6, 1, 3, 5, 7, 9]);
         assert_eq!(row_order(1, true).collect::<Vec<_>>(), [0]);
     }

@@ -1,34 +1,36 @@
-//! JPEG pixels by libjpeg-turbo-rs, with Pillow's idea of what is an error.
+//! JPEG decoding by libjpeg-turbo-rs, with errors where Pillow raises them.
 
 use libjpeg_turbo_rs::{DecodeLimits, DecodeWarning, Decoder, JpegError, PixelFormat};
 
 use crate::image::container::jpeg::JpegHeader;
-use crate::image::decode::memory::{Reused, Scratch, accustom_allocator, bytes_of, rgb_bytes};
+use crate::image::decode::memory::{
+    ReusableBuffer, Scratch, image_bytes, raise_trim_threshold, rgb_bytes,
+};
 use crate::image::decode::pixel::{RGB, cmyk_to_rgb};
 use crate::{ImageFormat, MediaError};
 
-/// Bytes of a pixel with four components.
+/// The bytes of a pixel with four components.
 const CMYK: usize = 4;
 
 fn corrupt(reason: &'static str) -> MediaError {
     MediaError::Corrupt { format: ImageFormat::Jpeg, reason }
 }
 
-/// Decodes to RGB rows.
+/// Decodes an image to RGB rows.
 pub(super) fn decode(
     bytes: &[u8],
     header: &JpegHeader,
     scratch: &mut Scratch,
-    rgb: &mut Reused,
+    rgb: &mut ReusableBuffer,
 ) -> Result<(), MediaError> {
     let (width, height) = header.size;
     let max_pixels = u64::from(width) * u64::from(height);
-    // Every scan may touch all of a large image's coefficients for a few bytes of file.
+    // A scan of a few bytes may touch all coefficients of a large image.
     let limits =
         DecodeLimits { max_pixels, max_scans: header.scans as usize, ..DecodeLimits::default() };
-    // The decoder's planes and coefficients are its own.
-    accustom_allocator();
-    let mut decoder = Decoder::new_with_limits(bytes, limits).map_err(error)?;
+    // The decoder allocates its planes and coefficients itself.
+    raise_trim_threshold();
+    let mut decoder = Decoder::new_with_limits(bytes, limits).map_err(to_media_error)?;
     let frame = decoder.header();
     if (frame.width.into(), frame.height.into(), frame.components.len())
         != (width, height, header.components.into())
@@ -40,35 +42,34 @@ pub(super) fn decode(
         .iter()
         .map(|part| (part.horizontal_sampling, part.vertical_sampling))
         .collect();
-    if !can_be_decoded(&sampling) {
+    if !is_supported_sampling(&sampling) {
         return Err(MediaError::UnsupportedVariant {
             format: ImageFormat::Jpeg,
             reason: "its kind of subsampling",
         });
     }
-    // libjpeg's default; it shows in progressive files whose last scans are missing.
+    // libjpeg's default. It changes the pixels of progressive files without their last scans.
     decoder.set_block_smoothing(true);
-    let rgb = rgb.take(ImageFormat::Jpeg, rgb_bytes(ImageFormat::Jpeg, header.size)?)?;
+    let rgb = rgb.prepare(ImageFormat::Jpeg, rgb_bytes(ImageFormat::Jpeg, header.size)?)?;
     if usize::from(header.components) != CMYK {
         return decode_as(&mut decoder, PixelFormat::Rgb, bytes, header, rgb);
     }
-    let stored =
-        scratch.samples.take(ImageFormat::Jpeg, bytes_of(ImageFormat::Jpeg, header.size, CMYK)?)?;
+    let stored_bytes = image_bytes(ImageFormat::Jpeg, header.size, CMYK)?;
+    let stored = scratch.samples.prepare(ImageFormat::Jpeg, stored_bytes)?;
     decode_as(&mut decoder, PixelFormat::Cmyk, bytes, header, stored)?;
     for (pixel, stored) in rgb.chunks_exact_mut(RGB).zip(stored.chunks_exact(CMYK)) {
-        // Pillow takes every four-component file for one with inverted values.
+        // Pillow treats the values of every four-component file as inverted.
         pixel.copy_from_slice(&cmyk_to_rgb([!stored[0], !stored[1], !stored[2], !stored[3]]));
     }
     Ok(())
 }
 
-/// Whether the decoder knows what to do with components that have so many pixels in either
-/// direction.
-fn can_be_decoded(sampling: &[(u8, u8)]) -> bool {
+/// Returns `true` if the decoder supports components with these sampling factors, horizontal and
+/// vertical.
+fn is_supported_sampling(sampling: &[(u8, u8)]) -> bool {
     match *sampling {
-        // It takes it for granted that of four components the first and the last have all pixels
-        // and the two in the middle an equal, whole fraction of them, and panics where that is not
-        // so.
+        // Of four components, the decoder expects full resolution for the first and the last, and
+        // one whole fraction of it for the two in the middle. It panics otherwise.
         [first, second, third, fourth] => {
             let divides = |whole: u8, part: u8| part != 0 && whole.is_multiple_of(part);
             first == fourth
@@ -76,14 +77,14 @@ fn can_be_decoded(sampling: &[(u8, u8)]) -> bool {
                 && divides(first.0, second.0)
                 && divides(first.1, second.1)
         }
-        // The first one of three has to have all pixels. The decoder's error for others would call
-        // the file broken.
+        // Of three components, the first must have full resolution. For other files the decoder's
+        // error would call the file broken.
         [first, ..] => sampling.iter().all(|part| part.0 <= first.0 && part.1 <= first.1),
         [] => false,
     }
 }
 
-/// Fills `pixels`, all of them.
+/// Decodes to `format` and fills all of `pixels`.
 fn decode_as(
     decoder: &mut Decoder<'_>,
     format: PixelFormat,
@@ -93,44 +94,45 @@ fn decode_as(
 ) -> Result<(), MediaError> {
     const END: [u8; 2] = [0xff, 0xd9];
     let scans = &bytes[header.scan_start..];
-    // Files without anything behind the end marker, which are most, need no search.
-    let ended = scans.ends_with(&END) || scans.windows(END.len()).any(|pair| pair == END);
-    if !ended && !header.single_scan {
+    // Most files end with the end marker, and need no search.
+    let has_end = scans.ends_with(&END) || scans.windows(END.len()).any(|pair| pair == END);
+    if !has_end && !header.single_scan {
         return Err(corrupt("the image data ends too early"));
     }
-    // libjpeg fills up what is missing before the end marker; without that marker Pillow gives up.
-    let filled_up = ended && header.single_scan && !header.restarts;
+    // libjpeg fills in data that is missing before the end marker. Without the marker Pillow
+    // raises.
+    let may_fill_in = has_end && header.single_scan && !header.restarts;
     decoder.set_output_format(format);
-    // Files without a fault take a shorter way. Some others are read again, now keeping what
-    // precedes a marker that comes too early, as libjpeg does.
+    // The strict mode is faster for intact files. Some others are decoded again in the lenient
+    // mode, which keeps the data before a premature marker, as libjpeg does.
     decoder.set_lenient(false);
     let image = match decoder.decode_image_into(pixels) {
-        Err(_) if filled_up => {
+        Err(_) if may_fill_in => {
             decoder.set_lenient(true);
             decoder.decode_image_into(pixels)
         }
         image => image,
     };
-    let image = image.map_err(error)?;
-    let got = (image.width, image.height, image.pixel_format, image.bytes_written);
-    if got != (header.size.0 as usize, header.size.1 as usize, format, pixels.len()) {
+    let image = image.map_err(to_media_error)?;
+    let decoded = (image.width, image.height, image.pixel_format, image.bytes_written);
+    if decoded != (header.size.0 as usize, header.size.1 as usize, format, pixels.len()) {
         return Err(corrupt("its frames differ"));
     }
     for warning in &image.warnings {
         match warning {
-            DecodeWarning::TruncatedData { .. } if filled_up => {}
+            DecodeWarning::TruncatedData { .. } if may_fill_in => {}
             DecodeWarning::TruncatedData { .. } => {
                 return Err(corrupt("the image data ends too early"));
             }
             DecodeWarning::ExtraneousData { .. } if header.single_scan => {}
-            // libjpeg goes on here as well, but to other pixels.
+            // libjpeg continues here as well, but yields other pixels.
             _ => return Err(corrupt("the image data is broken")),
         }
     }
     Ok(())
 }
 
-fn error(error: JpegError) -> MediaError {
+fn to_media_error(error: JpegError) -> MediaError {
     match error {
         JpegError::Unsupported(_) => MediaError::UnsupportedVariant {
             format: ImageFormat::Jpeg,

@@ -1,4 +1,4 @@
-//! Memory that is used for one image after another.
+//! Memory that is reused from image to image.
 
 use std::hint::black_box;
 use std::sync::Once;
@@ -6,26 +6,28 @@ use std::sync::Once;
 use crate::image::decode::pixel::RGB;
 use crate::{ImageFormat, MediaError};
 
-/// Most bytes of pixels that are kept for the next image: a 4K image has 25 MB.
-const KEPT_PIXELS: usize = 32 << 20;
-/// Most bytes that are kept of each of the buffers for steps on the way to the pixels.
-const KEPT_SCRATCH: usize = 8 << 20;
+/// The maximum bytes of pixels that are kept for the next image; a 4K image has 25 MB.
+const MAX_KEPT_PIXEL_BYTES: usize = 32 << 20;
+/// The maximum bytes of each intermediate buffer that are kept for the next image.
+const MAX_KEPT_SCRATCH_BYTES: usize = 8 << 20;
 
-/// Bytes whose memory outlives the image. What was in them before is still there: whoever takes
-/// them overwrites all.
+/// A buffer that is reused from image to image. It still holds the bytes of earlier images, so that
+/// users must overwrite all bytes that they prepare.
 #[derive(Default)]
-pub(super) struct Reused(Vec<u8>);
+pub(super) struct ReusableBuffer(Vec<u8>);
 
-impl Reused {
-    /// The first `length` bytes; an error where the machine refuses the memory. Where it is fresh
-    /// it is not touched: what a header promises costs nothing before the data comes.
-    pub(super) fn take(
+impl ReusableBuffer {
+    /// Returns `length` bytes for writing. Fails if the machine refuses the memory.
+    ///
+    /// Fresh memory is not touched, so that a size announced by a header costs nothing before the
+    /// data arrives.
+    pub(super) fn prepare(
         &mut self,
         format: ImageFormat,
         length: usize,
     ) -> Result<&mut [u8], MediaError> {
         if self.0.capacity() < length {
-            // Dropped first: growing would copy what nobody reads any more.
+            // Dropped first, because growing would copy bytes that are no longer needed.
             self.0 = Vec::new();
             self.0 = zeroed(length).ok_or(MediaError::UnsupportedVariant {
                 format,
@@ -37,73 +39,74 @@ impl Reused {
         Ok(&mut self.0[..length])
     }
 
-    /// The first `length` bytes, which have been taken before.
-    pub(super) fn taken(&mut self, length: usize) -> &mut [u8] {
+    /// Returns the first `length` bytes, which must have been prepared.
+    pub(super) fn prepared(&mut self, length: usize) -> &mut [u8] {
         &mut self.0[..length]
     }
 
-    /// The first `length` bytes, which have been written before.
-    pub(super) fn written(&self, length: usize) -> &[u8] {
+    /// Returns the first `length` bytes, which must have been written.
+    pub(super) fn filled(&self, length: usize) -> &[u8] {
         &self.0[..length]
     }
 
-    /// The memory as an empty vector to append to.
+    /// Returns the memory as an empty vector to append to.
     pub(super) fn cleared(&mut self) -> &mut Vec<u8> {
         self.0.clear();
         &mut self.0
     }
 
-    /// The vector itself, cut to `length` bytes.
+    /// Returns the vector itself, truncated to `length` bytes.
     pub(super) fn into_vec(mut self, length: usize) -> Vec<u8> {
         self.0.truncate(length);
         self.0
     }
 
-    fn trim(&mut self, most: usize) {
-        if self.0.capacity() > most {
+    /// Releases the memory if it is larger than `max_bytes`.
+    fn trim(&mut self, max_bytes: usize) {
+        if self.0.capacity() > max_bytes {
             self.0 = Vec::new();
         }
     }
 }
 
-/// Memory to decode images in, one after another: pixels and what is needed on the way to them. A
-/// thread that decodes image after image in one of these gets no fresh memory from the system,
-/// which would have to fill it with zeros first.
+/// Memory for decoding one image after another: pixels and intermediate data.
 ///
-/// Grows to the largest image; [`Self::trim`] bounds what it keeps. The pixels of an earlier image
-/// never show in those of a later one.
+/// Reuse saves fresh memory from the system, which has to fill it with zeros first. The memory
+/// grows to that of the largest image; [`Self::trim`] bounds it. Pixels of an earlier image never
+/// appear in a later one.
 #[derive(Default)]
 pub struct DecodeMemory {
     /// The upright pixels.
-    pub(super) pixels: Reused,
-    /// The pixels as stored, of images that have to be turned.
-    pub(super) stored: Reused,
+    pub(super) pixels: ReusableBuffer,
+    /// The stored pixels of images with an orientation to apply.
+    pub(super) stored: ReusableBuffer,
     pub(super) scratch: Scratch,
 }
 
-/// Memory for the steps that lead to stored pixels.
+/// Intermediate buffers of the decoders.
 #[derive(Default)]
 pub(super) struct Scratch {
-    /// The compressed data of a PNG, where it comes in several chunks; the WebP file made of a
-    /// frame.
-    pub(super) file: Reused,
+    /// The compressed data of a PNG that is split into several chunks.
+    pub(super) file: ReusableBuffer,
     /// Samples or palette indices.
-    pub(super) samples: Reused,
+    pub(super) samples: ReusableBuffer,
 }
 
 impl DecodeMemory {
-    /// Takes no memory before the first image.
+    /// Creates empty memory. Allocates nothing before the first image.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Gives back what an unusually large image took: more than 32 MiB of pixels, and more than 8
-    /// MiB in each of three other buffers. So at most 56 MiB are kept.
+    /// Releases the buffers that an unusually large image has grown.
+    ///
+    /// The limits are 32 MiB for the pixels and 8 MiB for each of three other buffers, so that at
+    /// most 56 MiB are kept.
     pub fn trim(&mut self) {
-        self.pixels.trim(KEPT_PIXELS);
-        self.stored.trim(KEPT_SCRATCH);
-        self.scratch.file.trim(KEPT_SCRATCH);
-        self.scratch.samples.trim(KEPT_SCRATCH);
+        self.pixels.trim(MAX_KEPT_PIXEL_BYTES);
+        self.stored.trim(MAX_KEPT_SCRATCH_BYTES);
+        self.scratch.file.trim(MAX_KEPT_SCRATCH_BYTES);
+        self.scratch.samples.trim(MAX_KEPT_SCRATCH_BYTES);
     }
 }
 
@@ -115,29 +118,31 @@ impl std::fmt::Debug for DecodeMemory {
     }
 }
 
-/// Zeros that the system provides when they are first touched; `None` where it refuses.
+/// Returns zeros, whose pages the system provides when they are first touched. Returns `None` if
+/// the allocation fails.
 fn zeroed(length: usize) -> Option<Vec<u8>> {
-    // Asked for and given back before: a request for zeros cannot be refused, only end the process.
-    let mut refusable = Vec::<u8>::new();
-    refusable.try_reserve_exact(length).ok()?;
-    drop(black_box(refusable));
+    // A failed allocation of zeros would abort the process. A fallible allocation of the same size
+    // tests first whether there is memory.
+    let mut probe = Vec::<u8>::new();
+    probe.try_reserve_exact(length).ok()?;
+    drop(black_box(probe));
     Some(vec![0; length])
 }
 
-/// Keeps glibc from returning to the system what a decoder frees, only to get it back page by page
-/// for the next image.
+/// Raises glibc's trim threshold, so that it does not return a decoder's memory to the system only
+/// to get it back page by page for the next image.
 ///
-/// It returns free memory above twice the largest block that it saw freed, 32 MiB at most, and so
-/// learns from one that is never touched and costs nothing. A 4K progressive JPEG takes a third
-/// less time. Elsewhere this does nothing.
-pub(super) fn accustom_allocator() {
-    const LARGEST: usize = 31 << 20;
+/// glibc returns free memory above twice the largest block that it has seen freed, where blocks
+/// count up to 32 MiB. This frees one large block, which is never touched and costs nothing. A 4K
+/// progressive JPEG then takes a third less time. With other allocators this has no effect.
+pub(super) fn raise_trim_threshold() {
+    const BLOCK_BYTES: usize = 31 << 20;
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| drop(black_box(Vec::<u8>::with_capacity(LARGEST))));
+    ONCE.call_once(|| drop(black_box(Vec::<u8>::with_capacity(BLOCK_BYTES))));
 }
 
-/// Bytes of this many pixels; an error where that is more than can be addressed.
-pub(super) fn bytes_of(
+/// Returns the bytes of an image of `size`. Fails if they exceed the address space.
+pub(super) fn image_bytes(
     format: ImageFormat,
     size: (u32, u32),
     bytes_per_pixel: usize,
@@ -151,9 +156,9 @@ pub(super) fn bytes_of(
         })
 }
 
-/// Bytes of a packed RGB image.
+/// Returns the bytes of a packed RGB image.
 pub(super) fn rgb_bytes(format: ImageFormat, size: (u32, u32)) -> Result<usize, MediaError> {
-    bytes_of(format, size, RGB)
+    image_bytes(format, size, RGB)
 }
 
 #[cfg(test)]
@@ -161,20 +166,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_kept_up_to_the_limit() {
+    fn trim_keeps_memory_up_to_the_limit() {
         let mut memory = DecodeMemory::new();
-        for (length, kept) in [(1 << 20, true), (KEPT_PIXELS, true), (KEPT_PIXELS + 1, false)] {
-            memory.pixels.take(ImageFormat::Png, length).unwrap().fill(7);
+        for (length, kept) in
+            [(1 << 20, true), (MAX_KEPT_PIXEL_BYTES, true), (MAX_KEPT_PIXEL_BYTES + 1, false)]
+        {
+            memory.pixels.prepare(ImageFormat::Png, length).unwrap().fill(7);
             memory.trim();
             assert_eq!(memory.pixels.0.capacity() >= length, kept, "{length}");
         }
     }
 
     #[test]
-    fn smaller_images_use_the_memory_of_larger_ones() {
-        let mut bytes = Reused::default();
-        let first = bytes.take(ImageFormat::Png, 1000).unwrap().as_ptr();
-        assert_eq!(bytes.take(ImageFormat::Png, 10).unwrap().as_ptr(), first);
-        assert_eq!(bytes.take(ImageFormat::Png, 1000).unwrap().as_ptr(), first);
+    fn smaller_image_reuses_the_memory_of_a_larger_one() {
+        let mut bytes = ReusableBuffer::default();
+        let first = bytes.prepare(ImageFormat::Png, 1000).unwrap().as_ptr();
+        assert_eq!(bytes.prepare(ImageFormat::Png, 10).unwrap().as_ptr(), first);
+        assert_eq!(bytes.prepare(ImageFormat::Png, 1000).unwrap().as_ptr(), first);
     }
 }

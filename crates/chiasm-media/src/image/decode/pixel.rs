@@ -3,47 +3,49 @@
 /// An RGB triplet.
 pub(super) type Rgb = [u8; RGB];
 
-/// Bytes of a pixel of packed RGB.
+/// The bytes of a packed RGB pixel.
 pub(super) const RGB: usize = 3;
-/// Bytes of a pixel with alpha behind red, green and blue.
+/// The bytes of a packed RGBA pixel.
 pub(super) const RGBA: usize = 4;
 
-/// `a · b / 255`, rounded as Pillow's `MULDIV255`.
+/// Returns `a · b / 255`, rounded as Pillow's `MULDIV255`.
 fn scale(a: u8, b: u8) -> u8 {
-    over_255(u16::from(a) * u16::from(b))
+    div_255(u16::from(a) * u16::from(b))
 }
 
-/// `value / 255` for `value ≤ 255²`, rounded to nearest. Nothing overflows: 16-bit lanes hold twice
-/// as many pixels.
-fn over_255(value: u16) -> u8 {
+/// Returns `value / 255` for `value ≤ 255²`, rounded to nearest.
+///
+/// 16 bits are enough, so that vector registers hold twice as many pixels as with 32.
+fn div_255(value: u16) -> u8 {
     let value = value + 128;
     ((value + (value >> 8)) >> 8) as u8
 }
 
-/// A channel pasted onto white through its alpha.
+/// Blends a channel onto white by its alpha.
 pub(super) fn on_white(value: u8, alpha: u8) -> u8 {
-    over_255(255 * u16::from(255 - alpha) + u16::from(value) * u16::from(alpha))
+    div_255(255 * u16::from(255 - alpha) + u16::from(value) * u16::from(alpha))
 }
 
-/// A pixel pasted onto white through its alpha.
+/// Blends a pixel onto white by its alpha.
 pub(super) fn rgb_on_white(rgb: Rgb, alpha: u8) -> Rgb {
     rgb.map(|value| on_white(value, alpha))
 }
 
-/// Pixels that a row is flattened in blocks of: they stay in registers and the first-level cache.
-const BLOCK: usize = 64;
+/// The number of pixels that are blended at a time. They stay in registers and the first-level
+/// cache.
+const BLOCK_PIXELS: usize = 64;
 
-/// RGBA pixels pasted onto white through their alpha: [`rgb_on_white`] for many, a word per pixel.
+/// Blends RGBA pixels onto white by their alpha, as [`rgb_on_white`] does, with one word per pixel.
 pub(super) fn row_on_white(rgba: &[u8], rgb: &mut [u8]) {
-    let mut flat = [0; BLOCK];
-    for (stored, out) in rgba.chunks(RGBA * BLOCK).zip(rgb.chunks_mut(RGB * BLOCK)) {
+    let mut flat = [0; BLOCK_PIXELS];
+    for (stored, out) in rgba.chunks(RGBA * BLOCK_PIXELS).zip(rgb.chunks_mut(RGB * BLOCK_PIXELS)) {
         let (stored, _) = stored.as_chunks::<RGBA>();
         let mut opaque = u32::MAX;
         for (flat, pixel) in flat.iter_mut().zip(stored) {
             *flat = u32::from_le_bytes(*pixel);
             opaque &= *flat;
         }
-        // Most blocks of most images are opaque, and then there is nothing to compute.
+        // Most blocks of most images are opaque and need no blending.
         if opaque >> 24 != 255 {
             for pixel in &mut flat {
                 let alpha = *pixel >> 24;
@@ -59,9 +61,9 @@ pub(super) fn row_on_white(rgba: &[u8], rgb: &mut [u8]) {
     }
 }
 
-/// The low three bytes of every word.
+/// Writes the low three bytes of every word.
 fn pack(pixels: &[u32], rgb: &mut [u8]) {
-    // Four pixels are four words in and three words out.
+    // Four words of pixels pack into three words of output.
     let (fours, rest) = pixels.as_chunks::<4>();
     let (twelves, rgb_rest) = rgb.as_chunks_mut::<{ 4 * RGB }>();
     for (four, out) in fours.iter().zip(twelves) {
@@ -76,22 +78,23 @@ fn pack(pixels: &[u32], rgb: &mut [u8]) {
     }
 }
 
-/// CMYK to RGB.
+/// Converts CMYK to RGB, as Pillow does.
 pub(super) fn cmyk_to_rgb([c, m, y, k]: [u8; 4]) -> Rgb {
     let light = 255 - k;
     [c, m, y].map(|ink| light - scale(ink, light))
 }
 
-/// What every value of a byte becomes: the colours of a palette, or greys.
+/// A lookup table from byte values to colours: a palette, or greys.
 pub(super) type Table = [Rgb; 256];
 
-/// Every value is the grey of that value.
+/// Returns the table that maps every value to its grey.
 pub(super) fn grey_table() -> Table {
     std::array::from_fn(|value| [value as u8; 3])
 }
 
-/// The entries of `palette`, by `read`; indices behind its end are black. `None` for more than 256
-/// entries.
+/// Returns the table of a palette, whose entries of `entry` bytes are converted by `read`.
+///
+/// Indices past the end of the palette are black. Returns `None` for more than 256 entries.
 pub(super) fn palette_table(
     palette: &[u8],
     entry: usize,
@@ -113,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ends_of_the_scale_are_exact() {
+    fn blending_is_exact_at_extreme_values() {
         for value in 0..=255 {
             assert_eq!(on_white(value, 255), value);
             assert_eq!(on_white(value, 0), 255);
@@ -126,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_flattened_pixel_by_pixel() {
+    fn row_blending_equals_pixel_blending() {
         for pixels in [1, 2, 3, 4, 5, 63, 64, 65, 300] {
             for opaque in [true, false] {
                 let alpha = |index: usize| if opaque { 255 } else { (index * 37) as u8 };
@@ -147,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn every_value_and_alpha_is_flattened_alike() {
+    fn row_blending_is_exact_for_every_alpha() {
         for value in 0..=255 {
             let rgba: Vec<u8> =
                 (0..=255).flat_map(|alpha| [value, 255 - value, value / 2, alpha]).collect();
@@ -160,9 +163,9 @@ mod tests {
     }
 
     #[test]
-    fn the_rounding_is_to_nearest() {
+    fn div_255_rounds_to_nearest() {
         for value in 0..=255 * 255 {
-            assert_eq!(u32::from(over_255(value)), (u32::from(value) + 127) / 255);
+            assert_eq!(u32::from(div_255(value)), (u32::from(value) + 127) / 255);
         }
     }
 }

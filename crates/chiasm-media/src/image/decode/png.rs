@@ -1,52 +1,72 @@
-//! PNG image data: inflate, undo the row filters, convert each row to RGB.
+//! PNG decoding: inflates the data, undoes the row filters and converts each row to RGB.
 
 mod filter;
 mod rows;
 
 use crate::image::container::png::{Layout, PngHeader, Transparency};
-use crate::image::decode::memory::{Reused, Scratch, rgb_bytes};
+use crate::image::decode::memory::{ReusableBuffer, Scratch, rgb_bytes};
 use crate::image::decode::pixel::{
     RGB, Table, grey_table, on_white, palette_table, rgb_on_white, row_on_white,
 };
 use crate::{ImageFormat, MediaError};
-use rows::{FilteredRows, one_piece};
+use rows::{FilteredRows, contiguous_stream};
 
-/// First column, first row, column step and row step of the seven passes of an interlaced image.
-const PASSES: [(usize, usize, usize, usize); 7] = [
-    (0, 0, 8, 8),
-    (4, 0, 8, 8),
-    (0, 4, 4, 8),
-    (2, 0, 4, 4),
-    (0, 2, 2, 4),
-    (1, 0, 2, 2),
-    (0, 1, 1, 2),
+/// The pixels of one pass of an interlaced image.
+struct Pass {
+    first_column: usize,
+    first_row: usize,
+    column_step: usize,
+    row_step: usize,
+}
+
+impl Pass {
+    const fn new(
+        first_column: usize,
+        first_row: usize,
+        column_step: usize,
+        row_step: usize,
+    ) -> Self {
+        Self { first_column, first_row, column_step, row_step }
+    }
+}
+
+/// The seven passes of an interlaced image (Adam7).
+const PASSES: [Pass; 7] = [
+    Pass::new(0, 0, 8, 8),
+    Pass::new(4, 0, 8, 8),
+    Pass::new(0, 4, 4, 8),
+    Pass::new(2, 0, 4, 4),
+    Pass::new(0, 2, 2, 4),
+    Pass::new(1, 0, 2, 2),
+    Pass::new(0, 1, 1, 2),
 ];
 
 fn corrupt(reason: &'static str) -> MediaError {
     MediaError::Corrupt { format: ImageFormat::Png, reason }
 }
 
-/// Decodes to RGB rows.
+/// Decodes an image to RGB rows.
 pub(super) fn decode(
     header: &PngHeader<'_>,
     scratch: &mut Scratch,
-    rgb: &mut Reused,
+    rgb: &mut ReusableBuffer,
 ) -> Result<(), MediaError> {
-    let (width, height) = (header.size.0 as usize, header.size.1 as usize);
+    let width = header.size.0 as usize;
+    let height = header.size.1 as usize;
     let converter = Converter::new(header)?;
-    let stream = one_piece(header.data.clone(), &mut scratch.file)?;
+    let stream = contiguous_stream(header.data.clone(), &mut scratch.file)?;
     let mut rows = FilteredRows::new(stream, header.layout.bits(), &mut scratch.samples);
-    let rgb = rgb.take(ImageFormat::Png, rgb_bytes(ImageFormat::Png, header.size)?)?;
+    let rgb = rgb.prepare(ImageFormat::Png, rgb_bytes(ImageFormat::Png, header.size)?)?;
     if !header.interlaced {
         rows.start_pass(width, height)?;
-        rows.inflate_at_once()?;
+        rows.try_inflate_all()?;
         for line in rgb.chunks_exact_mut(RGB * width) {
-            converter.row(rows.next()?, line);
+            converter.convert_row(rows.next()?, line);
         }
         return Ok(());
     }
     let mut line = Vec::new();
-    for (first_column, first_row, column_step, row_step) in PASSES {
+    for Pass { first_column, first_row, column_step, row_step } in PASSES {
         let columns = width.saturating_sub(first_column).div_ceil(column_step);
         if columns == 0 {
             continue;
@@ -54,7 +74,7 @@ pub(super) fn decode(
         rows.start_pass(columns, height.saturating_sub(first_row).div_ceil(row_step))?;
         line.resize(RGB * columns, 0);
         for y in (first_row..height).step_by(row_step) {
-            converter.row(rows.next()?, &mut line);
+            converter.convert_row(rows.next()?, &mut line);
             let row = &mut rgb[RGB * y * width..RGB * (y + 1) * width];
             let pixels = row[RGB * first_column..].chunks_mut(RGB * column_step);
             for (pixel, converted) in pixels.zip(line.chunks_exact(RGB)) {
@@ -65,9 +85,9 @@ pub(super) fn decode(
     Ok(())
 }
 
-/// Turns a row of samples into RGB.
+/// Converts rows of samples to RGB. `sample` is the number of bytes per sample.
 enum Converter {
-    /// Samples of up to eight bits, looked up.
+    /// Samples of up to eight bits, converted by a lookup table.
     Table {
         bits: usize,
         table: Box<Table>,
@@ -75,7 +95,6 @@ enum Converter {
     Grey16 {
         transparent: Option<u8>,
     },
-    /// Red, green and blue this many bytes apart.
     Rgb {
         sample: usize,
         transparent: Option<[u8; 3]>,
@@ -90,8 +109,7 @@ enum Converter {
 
 impl Converter {
     fn new(header: &PngHeader<'_>) -> Result<Self, MediaError> {
-        // Pillow compares the low byte with the converted value, also for samples of other depths
-        // than eight bits.
+        // Pillow compares the low byte with the converted value, at every sample depth.
         let (transparent_grey, transparent) = match header.transparency {
             Some(Transparency::Grey(value)) => (Some(value as u8), None),
             Some(Transparency::Rgb(rgb)) => (None, Some(rgb.map(|value| value as u8))),
@@ -125,9 +143,9 @@ impl Converter {
         })
     }
 
-    /// Converts as many pixels as `rgb` holds. Of 16-bit samples Pillow takes the high byte, except
-    /// for grey.
-    fn row(&self, samples: &[u8], rgb: &mut [u8]) {
+    /// Converts as many pixels as `rgb` holds. As in Pillow, 16-bit samples are reduced to their
+    /// high byte, except for grey.
+    fn convert_row(&self, samples: &[u8], rgb: &mut [u8]) {
         let pixels = rgb.chunks_exact_mut(3);
         match self {
             Self::Table { bits: 8, table } => {
@@ -180,7 +198,7 @@ impl Converter {
     }
 }
 
-/// The palette, its transparency flattened.
+/// Returns the palette, with its transparency blended onto white.
 fn palette(header: &PngHeader<'_>) -> Result<Table, MediaError> {
     let too_long = corrupt("the palette has more than 256 entries");
     let mut table =

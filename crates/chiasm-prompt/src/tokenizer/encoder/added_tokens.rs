@@ -1,4 +1,4 @@
-//! Cutting a text at the added tokens, as `AddedVocabulary` of `tokenizers` 0.23 does.
+//! Cuts a text at its added tokens, as `AddedVocabulary` of `tokenizers` 0.23 does.
 
 use aho_corasick::{AhoCorasick, FindIter, MatchKind};
 use tokenizers::AddedVocabulary;
@@ -6,66 +6,69 @@ use tokenizers::AddedVocabulary;
 /// A part of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Piece<'t> {
-    /// Text between added tokens, not empty.
+    /// A text between added tokens, not empty.
     Text(&'t str),
     /// An added token.
     Added(u32),
-    /// A token that takes white space with it or stands only between words. These are rare and left
-    /// out here.
-    LeftOut,
+    /// An added token that takes adjacent white space with it or stands only between words. Such
+    /// tokens are rare and not supported.
+    Unsupported,
 }
 
-/// The added tokens of a tokenizer: those that are found in the raw text, and those found after
-/// normalisation.
+/// The added tokens of a tokenizer: those matched in the raw text, and those matched after
+/// normalization.
 pub(super) struct AddedTokens {
     raw: Option<Finder>,
     normalized: Option<Finder>,
 }
 
-/// Finds the leftmost and there the longest token.
+/// A search for the leftmost token, and the longest one at that position.
 struct Finder {
     automaton: AhoCorasick,
-    /// Token by number of the pattern; `None` for a token that is text like any other
+    /// The piece of each pattern, by its number; `None` for a token that is handled as text
     /// (`split_special_tokens`).
     pieces: Vec<Option<Piece<'static>>>,
 }
 
 impl AddedTokens {
-    /// `None` if the tokens can't be searched for.
-    pub(super) fn of(vocabulary: &AddedVocabulary) -> Option<Self> {
-        let (mut raw, mut normalized) = (Vec::new(), Vec::new());
+    /// Builds the searches for a vocabulary. Returns `None` if they cannot be built.
+    pub(super) fn new(vocabulary: &AddedVocabulary) -> Option<Self> {
+        let mut raw = Vec::new();
+        let mut normalized = Vec::new();
         for (id, token) in vocabulary.get_added_tokens_decoder() {
             let as_text = vocabulary.get_encode_special_tokens()
                 && vocabulary.is_special_token(&token.content);
             let piece = if as_text {
                 None
             } else if token.single_word || token.lstrip || token.rstrip {
-                Some(Piece::LeftOut)
+                Some(Piece::Unsupported)
             } else {
                 Some(Piece::Added(*id))
             };
             if token.normalized {
-                // Which is the normalised form of such a token.
+                // For such a token this is its normalized form.
                 normalized.push((vocabulary.simple_id_to_token(*id)?, piece));
             } else {
                 raw.push((token.content.clone(), piece));
             }
         }
-        Some(Self { raw: Finder::of(raw)?, normalized: Finder::of(normalized)? })
+        Some(Self { raw: Finder::build(raw)?, normalized: Finder::build(normalized)? })
     }
 
+    /// Cuts a raw text at its added tokens.
     pub(super) fn in_text<'a, 't>(&'a self, text: &'t str) -> Pieces<'a, 't> {
-        Pieces::of(self.raw.as_ref(), text)
+        Pieces::new(self.raw.as_ref(), text)
     }
 
+    /// Cuts a normalized text at its added tokens.
     pub(super) fn in_normalized<'a, 't>(&'a self, text: &'t str) -> Pieces<'a, 't> {
-        Pieces::of(self.normalized.as_ref(), text)
+        Pieces::new(self.normalized.as_ref(), text)
     }
 }
 
 impl Finder {
-    /// `Some(None)` if there are no tokens.
-    fn of(tokens: Vec<(String, Option<Piece<'static>>)>) -> Option<Option<Self>> {
+    /// Builds the search for `tokens`: `Some(None)` without tokens, `None` on failure.
+    fn build(tokens: Vec<(String, Option<Piece<'static>>)>) -> Option<Option<Self>> {
         if tokens.is_empty() {
             return Some(None);
         }
@@ -83,14 +86,14 @@ impl Finder {
 pub(super) struct Pieces<'a, 't> {
     text: &'t str,
     matches: Option<(FindIter<'a, 't>, &'a [Option<Piece<'static>>])>,
-    /// End of the last piece.
+    /// The end of the last piece.
     at: usize,
-    /// A token that was found behind a piece of text, and where it ends.
+    /// The token that follows the last text piece, and the token's end.
     next: Option<(Piece<'static>, usize)>,
 }
 
 impl<'a, 't> Pieces<'a, 't> {
-    fn of(finder: Option<&'a Finder>, text: &'t str) -> Self {
+    fn new(finder: Option<&'a Finder>, text: &'t str) -> Self {
         let matches =
             finder.map(|finder| (finder.automaton.find_iter(text), finder.pieces.as_slice()));
         Self { text, matches, at: 0, next: None }

@@ -1,54 +1,57 @@
-//! Byte pair encoding: of all neighbours that may merge, the pair of the lowest rank does, the
-//! leftmost first.
+//! Byte pair encoding: repeatedly merges the neighbouring pair of the lowest rank, the leftmost
+//! first.
 //!
-//! `tokenizers` does the same with a queue of possible merges. It tells a queued merge that has
-//! gone stale by the token it would make; we by its rank. Both come to the same where tokens have
-//! ids of their own, which `pipeline` checks: a token at one place only grows, so two different
-//! pairs at one place never make the same token.
+//! `tokenizers` does the same with a queue of possible merges. It recognizes a stale queue entry by
+//! the token that the merge would make; this module by the merge's rank. The results are equal if
+//! token ids are unique, which `pipeline` checks: a token at one position only grows, so two
+//! different pairs at one position never make the same token.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Words up to this many symbols are searched for the lowest rank, which is quickest for them;
-/// longer ones have a queue.
-const SEARCH_UP_TO: usize = 32;
+/// The maximum number of symbols for which a linear search for the lowest rank is fastest. Longer
+/// words use a queue.
+const MAX_SEARCHED_SYMBOLS: usize = 32;
 
-/// No merge.
-const NEVER: u32 = u32::MAX;
+/// The merge of a pair that does not merge.
+const NO_MERGE: Merge = Merge { rank: u32::MAX, id: 0 };
 
 /// The pairs of tokens that merge.
 pub(super) struct Merges {
     by_pair: HashMap<u64, Merge, BuildHasherDefault<PairHasher>>,
-    /// One bit for each hash of a pair that merges. Most neighbours never do, and this is small
-    /// enough to stay in the processor's cache, as the table is not.
-    any: Vec<u64>,
+    /// A filter with one bit for each hash of a pair that merges. Most neighbours never merge, and
+    /// unlike the table the filter fits the processor's cache.
+    filter: Vec<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Merge {
-    /// The place in the list of merges: lower ones go first.
+    /// The position in the list of merges; lower ranks merge first.
     rank: u32,
+    /// The merged token.
     id: u32,
 }
 
-/// Room for merging, used again from word to word.
+/// Buffers for merging, reused for all words.
 #[derive(Default)]
-pub(super) struct MergeRoom {
+pub(super) struct MergeBuffers {
     merges: Vec<Merge>,
     links: Vec<Link>,
-    /// Rank and position of possible merges.
+    /// The rank and the position of possible merges.
     queue: BinaryHeap<Reverse<(u32, u32)>>,
 }
 
-/// A symbol's neighbours by position; its own position in a symbol that was merged away.
+/// The positions of a symbol's neighbours.
 #[derive(Clone, Copy)]
 struct Link {
-    before: usize,
-    behind: usize,
+    previous: usize,
+    /// The symbol's own position if it was merged away.
+    next: usize,
 }
 
-/// One multiplication and a fold: pairs of ids come from the model's file, not from requests.
+/// A hasher of one multiplication and a fold. Pairs come from the model's file, not from requests,
+/// so nobody can provoke collisions.
 #[derive(Default)]
 pub(super) struct PairHasher(u64);
 
@@ -71,49 +74,50 @@ impl Hasher for PairHasher {
 }
 
 impl Merges {
-    /// Takes the two tokens of each merge and the token they make, in the order of the file. A pair
-    /// that comes twice counts where it comes last.
+    /// Builds the table from the left, the right and the merged token of each merge, in the order
+    /// of the file. The last occurrence of a pair determines its rank.
     pub(super) fn new(merges: impl IntoIterator<Item = (u32, u32, u32)>) -> Self {
         let merges = (0..)
             .zip(merges)
             .map(|(rank, (left, right, id))| (pair(left, right), Merge { rank, id }));
         let by_pair: HashMap<_, _, _> = merges.collect();
-        // Sixteen bits for each pair, so that one in sixteen of the others looks like one.
-        let mut any = vec![0; (by_pair.len() / 4).next_power_of_two()];
+        // Sixteen bits for each pair: one in sixteen of all other pairs passes the filter.
+        let mut filter = vec![0; (by_pair.len() / 4).next_power_of_two()];
         for pair in by_pair.keys() {
-            let (word, bit) = place(*pair, any.len());
-            any[word] |= bit;
+            let (word, bit) = filter_position(*pair, filter.len());
+            filter[word] |= bit;
         }
-        Self { by_pair, any }
+        Self { by_pair, filter }
     }
 
+    /// Returns the merge of a pair, or [`NO_MERGE`].
     fn get(&self, left: u32, right: u32) -> Merge {
         let pair = pair(left, right);
-        let (word, bit) = place(pair, self.any.len());
-        let merge = if self.any[word] & bit == 0 { None } else { self.by_pair.get(&pair) };
-        merge.copied().unwrap_or(Merge { rank: NEVER, id: 0 })
+        let (word, bit) = filter_position(pair, self.filter.len());
+        let merge = if self.filter[word] & bit == 0 { None } else { self.by_pair.get(&pair) };
+        merge.copied().unwrap_or(NO_MERGE)
     }
 
     /// Merges the symbols of a word to its tokens.
-    pub(super) fn merge(&self, symbols: &mut Vec<u32>, room: &mut MergeRoom) {
-        if symbols.len() <= SEARCH_UP_TO {
-            self.merge_by_search(symbols, room)
+    pub(super) fn merge(&self, symbols: &mut Vec<u32>, buffers: &mut MergeBuffers) {
+        if symbols.len() <= MAX_SEARCHED_SYMBOLS {
+            self.merge_by_search(symbols, buffers)
         } else {
-            self.merge_by_queue(symbols, room)
+            self.merge_by_queue(symbols, buffers)
         }
     }
 
-    fn merge_by_search(&self, symbols: &mut Vec<u32>, room: &mut MergeRoom) {
-        // The merge of each symbol with the next.
-        let merges = &mut room.merges;
+    fn merge_by_search(&self, symbols: &mut Vec<u32>, buffers: &mut MergeBuffers) {
+        // The merge of each symbol with the next symbol.
+        let merges = &mut buffers.merges;
         merges.clear();
         merges.extend(symbols.windows(2).map(|pair| self.get(pair[0], pair[1])));
         while let Some((at, merge)) = lowest(merges) {
             symbols[at] = merge.id;
             symbols.remove(at + 1);
             merges.remove(at);
-            if let Some(behind) = merges.get_mut(at) {
-                *behind = self.get(merge.id, symbols[at + 1]);
+            if let Some(next) = merges.get_mut(at) {
+                *next = self.get(merge.id, symbols[at + 1]);
             }
             if at > 0 {
                 merges[at - 1] = self.get(symbols[at - 1], merge.id);
@@ -121,80 +125,81 @@ impl Merges {
         }
     }
 
-    fn merge_by_queue(&self, symbols: &mut Vec<u32>, room: &mut MergeRoom) {
-        let MergeRoom { merges, links, queue } = room;
+    fn merge_by_queue(&self, symbols: &mut Vec<u32>, buffers: &mut MergeBuffers) {
+        let MergeBuffers { merges, links, queue } = buffers;
         let end = symbols.len();
         merges.clear();
         merges.extend(symbols.windows(2).map(|pair| self.get(pair[0], pair[1])));
-        merges.push(Merge { rank: NEVER, id: 0 });
+        merges.push(NO_MERGE);
         links.clear();
-        links.extend((0..end).map(|at| Link { before: at.wrapping_sub(1), behind: at + 1 }));
+        links.extend((0..end).map(|at| Link { previous: at.wrapping_sub(1), next: at + 1 }));
         queue.clear();
         queue.extend(
             (0u32..)
                 .zip(merges.iter())
-                .filter(|(_, m)| m.rank != NEVER)
+                .filter(|(_, m)| m.rank != NO_MERGE.rank)
                 .map(|(at, m)| Reverse((m.rank, at))),
         );
         while let Some(Reverse((rank, position))) = queue.pop() {
             let at = position as usize;
-            // A symbol that was merged away has no rank, and one that has changed another.
+            // The queue entry is stale: the symbol was merged away or has another merge now.
             if merges[at].rank != rank {
                 continue;
             }
             let id = merges[at].id;
-            let gone = links[at].behind;
-            let behind = links[gone].behind;
+            let removed = links[at].next;
+            let next = links[removed].next;
             symbols[at] = id;
-            merges[gone].rank = NEVER;
-            links[gone].behind = gone;
-            links[at].behind = behind;
-            merges[at] = Merge { rank: NEVER, id: 0 };
-            if behind < end {
-                links[behind].before = at;
-                merges[at] = self.get(id, symbols[behind]);
-                if merges[at].rank != NEVER {
+            merges[removed].rank = NO_MERGE.rank;
+            links[removed].next = removed;
+            links[at].next = next;
+            merges[at] = NO_MERGE;
+            if next < end {
+                links[next].previous = at;
+                merges[at] = self.get(id, symbols[next]);
+                if merges[at].rank != NO_MERGE.rank {
                     queue.push(Reverse((merges[at].rank, position)));
                 }
             }
-            let before = links[at].before;
-            if before < end {
-                merges[before] = self.get(symbols[before], id);
-                if merges[before].rank != NEVER {
-                    // A position fits, as it came from one.
-                    queue.push(Reverse((merges[before].rank, before as u32)));
+            let previous = links[at].previous;
+            if previous < end {
+                merges[previous] = self.get(symbols[previous], id);
+                if merges[previous].rank != NO_MERGE.rank {
+                    // No truncation: all positions came from a `u32` range.
+                    queue.push(Reverse((merges[previous].rank, previous as u32)));
                 }
             }
         }
         let mut position = 0;
         symbols.retain(|_| {
             position += 1;
-            links[position - 1].behind != position - 1
+            links[position - 1].next != position - 1
         });
     }
 }
 
+/// Packs the two tokens of a pair.
 fn pair(left: u32, right: u32) -> u64 {
     u64::from(left) << 32 | u64::from(right)
 }
 
-/// The place of a pair's bit among a power of two of words.
-fn place(pair: u64, words: usize) -> (usize, u64) {
+/// Returns the word and the bit of a pair in a filter. `words` is a power of two.
+fn filter_position(pair: u64, words: usize) -> (usize, u64) {
     let mut hasher = PairHasher::default();
     hasher.write_u64(pair);
     let hash = hasher.finish();
     ((hash >> 16) as usize & (words - 1), 1 << (hash & 63))
 }
 
-/// The first of the lowest ranks.
+/// Returns the first merge of the lowest rank, with its position.
 fn lowest(merges: &[Merge]) -> Option<(usize, Merge)> {
-    let mut best = (0, Merge { rank: NEVER, id: 0 });
+    let mut best = (0, NO_MERGE);
     for (at, merge) in merges.iter().enumerate() {
         if merge.rank < best.1.rank {
             best = (at, *merge);
         }
     }
-    (best.1.rank != NEVER).then_some(best)
+    (best.1.rank != NO_MERGE.rank).then_some(best)
 }
 
 #[cfg(test)]
@@ -204,8 +209,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Tokens are strings over three letters, as numbers to the base four; merges join some of
-        /// them.
+        /// Tokens are strings over three letters, written as numbers to the base four. Merges join
+        /// some of them.
         #[test]
         fn search_and_queue_agree(
             ranks in prop::collection::vec((1u32..256, 1u32..256), 0..60),
@@ -216,13 +221,19 @@ mod tests {
                 a << (2 * digits) | b
             };
             // Digits of strings are never 0.
-            let proper = |n: u32| (0..4).all(|digit| n >> (2 * digit) == 0 || n >> (2 * digit) & 3 != 0);
-            let pairs = ranks.into_iter().chain((1..4).flat_map(|a| (1..4).map(move |b| (a, b)))).filter(|(a, b)| proper(*a) && proper(*b));
+            let is_string = |n: u32| {
+                (0..4).all(|digit| n >> (2 * digit) == 0 || n >> (2 * digit) & 3 != 0)
+            };
+            let pairs = ranks
+                .into_iter()
+                .chain((1..4).flat_map(|a| (1..4).map(move |b| (a, b))))
+                .filter(|(a, b)| is_string(*a) && is_string(*b));
             let merges = Merges::new(pairs.map(|(a, b)| (a, b, concat(a, b))));
-            let (mut by_search, mut by_queue) = (word.clone(), word);
-            let mut room = MergeRoom::default();
-            merges.merge_by_search(&mut by_search, &mut room);
-            merges.merge_by_queue(&mut by_queue, &mut room);
+            let mut by_search = word.clone();
+            let mut by_queue = word;
+            let mut buffers = MergeBuffers::default();
+            merges.merge_by_search(&mut by_search, &mut buffers);
+            merges.merge_by_queue(&mut by_queue, &mut buffers);
             prop_assert_eq!(by_search, by_queue);
         }
     }

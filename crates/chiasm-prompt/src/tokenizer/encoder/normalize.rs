@@ -1,11 +1,11 @@
-//! Normalisation of a text without a record of where each byte came from.
+//! Text normalization that does not track the origin of each byte.
 
 use std::borrow::Cow;
 
 use serde_json::Value;
 use unicode_normalization_alignments::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 
-/// The steps of a normaliser, in order.
+/// The steps of a normalizer, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Normalization(Vec<Step>);
 
@@ -13,30 +13,32 @@ pub(super) struct Normalization(Vec<Step>);
 enum Step {
     /// Canonical composition.
     Nfc,
-    /// Text before every piece that is not empty.
+    /// Puts a text before every non-empty piece.
     Prepend(String),
-    /// One text for another.
+    /// Replaces a text by another one.
     Replace { from: String, to: String },
 }
 
 impl Normalization {
-    /// Reads the normaliser as `tokenizer.json` writes it; `None` if a step is not known.
-    pub(super) fn of(json: &Value) -> Option<Self> {
+    /// Parses a normalizer of `tokenizer.json`. Returns `None` for an unsupported step.
+    pub(super) fn from_json(json: &Value) -> Option<Self> {
         let mut steps = Vec::new();
-        collect(json, &mut steps)?;
+        collect_steps(json, &mut steps)?;
         Some(Self(steps))
     }
 
-    pub(super) fn is_nothing(&self) -> bool {
+    /// Returns `true` if there are no steps.
+    pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether no text that was normalised contains `pattern`.
+    /// Returns `true` if normalized texts never contain `pattern`.
     pub(super) fn removes(&self, pattern: &str) -> bool {
-        let last = self.0.last();
-        matches!(last, Some(Step::Replace { from, to }) if from == pattern && pattern.len() == 1 && !to.contains(pattern))
+        let Some(Step::Replace { from, to }) = self.0.last() else { return false };
+        from == pattern && pattern.len() == 1 && !to.contains(pattern)
     }
 
+    /// Normalizes a text.
     pub(super) fn apply<'t>(&self, text: &'t str) -> Cow<'t, str> {
         self.0.iter().fold(Cow::Borrowed(text), |text, step| match step {
             Step::Nfc => nfc(text),
@@ -47,13 +49,16 @@ impl Normalization {
     }
 }
 
-fn collect(json: &Value, steps: &mut Vec<Step>) -> Option<()> {
+/// Appends the steps of a normalizer. Returns `None` for an unsupported step.
+fn collect_steps(json: &Value, steps: &mut Vec<Step>) -> Option<()> {
     if json.is_null() {
         return Some(());
     }
     match json["type"].as_str()? {
         "Sequence" => {
-            json["normalizers"].as_array()?.iter().try_for_each(|step| collect(step, steps))?
+            for step in json["normalizers"].as_array()? {
+                collect_steps(step, steps)?;
+            }
         }
         "NFC" => steps.push(Step::Nfc),
         "Prepend" => steps.push(Step::Prepend(json["prepend"].as_str()?.to_owned())),
@@ -69,8 +74,9 @@ fn collect(json: &Value, steps: &mut Vec<Step>) -> Option<()> {
     Some(())
 }
 
+/// Applies NFC.
 fn nfc(text: Cow<'_, str>) -> Cow<'_, str> {
-    // Below U+0300 every character is its own composition and none combines. In UTF-8 these begin
+    // Characters below U+0300 are composed already and none of them combines. Their UTF-8 bytes are
     // below 0xCC.
     if text.bytes().all(|byte| byte < 0xcc) || is_nfc_quick(text.chars()) == IsNormalized::Yes {
         return text;
@@ -78,11 +84,11 @@ fn nfc(text: Cow<'_, str>) -> Cow<'_, str> {
     Cow::Owned(text.chars().nfc().map(|(c, _)| c).collect())
 }
 
-/// The pre-tokenizer of SentencePiece's vocabularies: another sign for spaces, and one before a
-/// text.
+/// The pre-tokenizer of SentencePiece's vocabularies: replaces spaces by another character, and may
+/// put that character before a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Metaspace {
-    pub(super) sign: char,
+    pub(super) replacement: char,
     prepend: Prepend,
 }
 
@@ -95,28 +101,31 @@ enum Prepend {
 }
 
 impl Metaspace {
-    /// `None` if a setting is not known.
-    pub(super) fn of(json: &Value) -> Option<Self> {
-        let mut sign = json["replacement"].as_str()?.chars();
+    /// Parses a Metaspace pre-tokenizer of `tokenizer.json`. Returns `None` for an unsupported
+    /// setting.
+    pub(super) fn from_json(json: &Value) -> Option<Self> {
+        let replacement = json["replacement"].as_str()?.chars().next()?;
         let prepend = match json["prepend_scheme"].as_str()? {
             "never" => Prepend::Never,
             "first" => Prepend::First,
             "always" => Prepend::Always,
             _ => return None,
         };
-        Some(Self { sign: sign.next()?, prepend })
+        Some(Self { replacement, prepend })
     }
 
-    /// `first`: whether the piece begins the text.
-    pub(super) fn apply(&self, text: &str, first: bool) -> String {
-        let before = match self.prepend {
+    /// Applies the pre-tokenizer to a piece. `at_start` is `true` if the piece begins the text.
+    pub(super) fn apply(&self, text: &str, at_start: bool) -> String {
+        let prepends = match self.prepend {
             Prepend::Never => false,
-            Prepend::First => first,
+            Prepend::First => at_start,
             Prepend::Always => true,
         };
         let mut out = String::with_capacity(2 * text.len());
-        out.extend((before && !text.starts_with([' ', self.sign])).then_some(self.sign));
-        out.extend(text.chars().map(|c| if c == ' ' { self.sign } else { c }));
+        if prepends && !text.starts_with([' ', self.replacement]) {
+            out.push(self.replacement);
+        }
+        out.extend(text.chars().map(|c| if c == ' ' { self.replacement } else { c }));
         out
     }
 }

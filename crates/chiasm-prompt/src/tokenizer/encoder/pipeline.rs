@@ -1,4 +1,4 @@
-//! Decides whether the encoder takes a tokenizer on, and sets it up.
+//! Builds the encoder for a tokenizer, if it supports the tokenizer's settings.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -6,22 +6,22 @@ use std::collections::{HashMap, HashSet};
 use serde::Deserialize;
 use tokenizers::{Encoding, Model, Token, Tokenizer};
 
-use super::Encoder;
 use super::added_tokens::AddedTokens;
 use super::merges::Merges;
 use super::normalize::{Metaspace, Normalization};
 use super::split::{self, Splitter};
 use super::words::{Alphabet, Words};
+use super::{Affixes, Encoder};
 use crate::tokenizer::token_bytes::{byte_letters, fallback_byte};
 
-/// Stands for a space in vocabularies made by SentencePiece.
-const SPACE_SIGN: char = '▁';
+/// The character for a space in SentencePiece's vocabularies.
+const SPACE_REPLACEMENT: char = '▁';
 
-/// Most characters behind which a text is not split. Gemma 3 has one; with many, little would be
-/// gained.
-const MAX_NOT_AFTER: usize = 8;
+/// The maximum number of characters after which a text is not split. Gemma 3 has one. With many,
+/// splitting would gain little.
+const MAX_NOT_AFTER_CHARS: usize = 8;
 
-/// What of `tokenizer.json` can't be asked of `tokenizers`.
+/// The parts of `tokenizer.json` that `tokenizers` does not expose.
 #[derive(Deserialize)]
 struct File<'a> {
     #[serde(borrow)]
@@ -42,50 +42,56 @@ struct BytePairModel<'a> {
     merges: Vec<Merge<'a>>,
 }
 
-/// Two tokens; in older files in one string.
+/// The two tokens of a merge. Older files have them in one string.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Merge<'a> {
-    Pair(#[serde(borrow)] Text<'a>, Text<'a>),
-    Joined(#[serde(borrow)] Text<'a>),
+    Pair(#[serde(borrow)] BorrowedStr<'a>, BorrowedStr<'a>),
+    Joined(#[serde(borrow)] BorrowedStr<'a>),
 }
 
-/// A string that is borrowed where it has no escapes.
+/// A string that is borrowed from the file if it has no escapes.
 #[derive(Deserialize)]
-struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+struct BorrowedStr<'a>(#[serde(borrow)] Cow<'a, str>);
 
-/// `None` if the kind is not known.
-pub(super) fn encoder(tokenizer: &Tokenizer, json: &[u8]) -> Option<Encoder> {
+/// Builds the encoder. Returns `None` if a setting of the tokenizer is not supported.
+pub(super) fn build_encoder(tokenizer: &Tokenizer, json: &[u8]) -> Option<Encoder> {
     let file: File<'_> = serde_json::from_slice(json).ok()?;
-    let normalization = Normalization::of(&serde_json::to_value(tokenizer.get_normalizer()).ok()?)?;
+    let normalizer = serde_json::to_value(tokenizer.get_normalizer()).ok()?;
+    let normalization = Normalization::from_json(&normalizer)?;
     let pre_tokenizer = serde_json::to_value(tokenizer.get_pre_tokenizer()).ok()?;
     let mut metaspace = None;
     let (mut splitters, byte_level) = if pre_tokenizer["type"] == "Metaspace" {
-        let sign = metaspace.insert(Metaspace::of(&pre_tokenizer)?).sign;
-        // A normaliser could move the text's beginning.
-        if !normalization.is_nothing() {
+        let replacement = metaspace.insert(Metaspace::from_json(&pre_tokenizer)?).replacement;
+        // A normalizer could change where the text begins.
+        if !normalization.is_empty() {
             return None;
         }
         let split = pre_tokenizer["split"].as_bool()?;
-        (split.then_some(Splitter::BeforeEach(sign)).into_iter().collect(), false)
+        (split.then_some(Splitter::BeforeEach(replacement)).into_iter().collect(), false)
     } else {
-        split::steps(&pre_tokenizer, &|pattern| normalization.removes(pattern))?
+        split::parse_steps(&pre_tokenizer, &|pattern| normalization.removes(pattern))?
     };
-    let words = words(tokenizer, &file.model, byte_level)?;
-    if let (Alphabet::Characters { .. }, true) = (&words.alphabet, splitters.is_empty()) {
+    let words = build_words(tokenizer, &file.model, byte_level)?;
+    if matches!(words.alphabet, Alphabet::Characters { .. }) && splitters.is_empty() {
         splitters.extend(space_splitter(tokenizer, &file.model));
     }
-    let added = AddedTokens::of(tokenizer.get_added_vocabulary())?;
-    Some(Encoder::new(added, normalization, metaspace, splitters, words, around(tokenizer)?))
+    let added = AddedTokens::new(tokenizer.get_added_vocabulary())?;
+    let affixes = find_affixes(tokenizer)?;
+    Some(Encoder::new(added, normalization, metaspace, splitters, words, affixes))
 }
 
-fn words(tokenizer: &Tokenizer, model: &BytePairModel<'_>, byte_level: bool) -> Option<Words> {
-    let affix = |affix: &Option<String>| affix.as_deref().is_some_and(|affix| !affix.is_empty());
-    let plain = model.r#type == "BPE"
+fn build_words(
+    tokenizer: &Tokenizer,
+    model: &BytePairModel<'_>,
+    byte_level: bool,
+) -> Option<Words> {
+    let is_set = |affix: &Option<String>| affix.as_deref().is_some_and(|affix| !affix.is_empty());
+    let is_plain = model.r#type == "BPE"
         && model.dropout.unwrap_or(0.0) == 0.0
-        && !affix(&model.continuing_subword_prefix)
-        && !affix(&model.end_of_word_suffix);
-    if !plain {
+        && !is_set(&model.continuing_subword_prefix)
+        && !is_set(&model.end_of_word_suffix);
+    if !is_plain {
         return None;
     }
     let vocabulary = tokenizer.get_vocab(false);
@@ -94,9 +100,9 @@ fn words(tokenizer: &Tokenizer, model: &BytePairModel<'_>, byte_level: bool) -> 
         return None;
     }
     let alphabet = if byte_level {
-        bytes(&vocabulary)?
+        byte_alphabet(&vocabulary)?
     } else {
-        characters(&vocabulary, model.byte_fallback)?
+        character_alphabet(&vocabulary, model.byte_fallback)?
     };
     let mut joined = String::new();
     let mut merges = Vec::with_capacity(model.merges.len());
@@ -110,6 +116,7 @@ fn words(tokenizer: &Tokenizer, model: &BytePairModel<'_>, byte_level: bool) -> 
 }
 
 impl Merge<'_> {
+    /// Returns the left and the right token.
     fn parts(&self) -> Option<(&str, &str)> {
         match self {
             Self::Pair(left, right) => Some((&left.0, &right.0)),
@@ -118,7 +125,8 @@ impl Merge<'_> {
     }
 }
 
-fn bytes(vocabulary: &HashMap<String, u32>) -> Option<Alphabet> {
+/// Builds the alphabet of a byte-level vocabulary. Returns `None` if a byte has no token.
+fn byte_alphabet(vocabulary: &HashMap<String, u32>) -> Option<Alphabet> {
     let letters = byte_letters();
     let ids = letters
         .iter()
@@ -127,14 +135,16 @@ fn bytes(vocabulary: &HashMap<String, u32>) -> Option<Alphabet> {
     Some(Alphabet::Bytes { ids: Box::new(ids.try_into().ok()?), letters: Box::new(letters) })
 }
 
-fn characters(vocabulary: &HashMap<String, u32>, byte_fallback: bool) -> Option<Alphabet> {
+/// Builds the alphabet of a vocabulary of characters. Returns `None` if a byte has no token.
+fn character_alphabet(vocabulary: &HashMap<String, u32>, byte_fallback: bool) -> Option<Alphabet> {
     if !byte_fallback {
         return None;
     }
     let bytes = (0..=255u8)
         .map(|byte| vocabulary.get(&format!("<0x{byte:02X}>")).copied())
         .collect::<Option<Vec<_>>>()?;
-    let (mut ascii, mut others) = (Box::new([None; 128]), HashMap::new());
+    let mut ascii = Box::new([None; 128]);
+    let mut others = HashMap::new();
     for (token, id) in vocabulary {
         let mut chars = token.chars();
         if let (Some(c), None) = (chars.next(), chars.next()) {
@@ -148,42 +158,48 @@ fn characters(vocabulary: &HashMap<String, u32>, byte_fallback: bool) -> Option<
     Some(Alphabet::Characters { ascii, others, bytes: Box::new(bytes.try_into().ok()?) })
 }
 
-/// A text that no pre-tokenizer splits is one word to the model. It can be split before a run of
-/// [`SPACE_SIGN`]s behind a character that ends the left part of no merge with a right part that
-/// begins with the sign: then no token reaches over that place, and what is merged on one side
-/// never depends on the other. A word that is a token as a whole would be an exception.
+/// Returns a splitter for texts that no pre-tokenizer splits, if the model's merges allow one.
+///
+/// Such a text is one word to the model. It can be split between a character `c` and a run of
+/// [`SPACE_REPLACEMENT`] if no merge has a left part that ends with `c` and a right part that
+/// begins with [`SPACE_REPLACEMENT`]. Then no token spans that position, and the merges on one side
+/// never depend on the other side. Words that are looked up whole (`ignore_merges`) would be an
+/// exception.
 fn space_splitter(tokenizer: &Tokenizer, model: &BytePairModel<'_>) -> Option<Splitter> {
-    tokenizer.get_model().token_to_id(SPACE_SIGN.encode_utf8(&mut [0; 4]))?;
+    tokenizer.get_model().token_to_id(SPACE_REPLACEMENT.encode_utf8(&mut [0; 4]))?;
     let mut not_after = Vec::new();
     for merge in &model.merges {
         let (left, right) = merge.parts()?;
-        // A character without a token is the tokens of its bytes, whose text ends in another
-        // character than it.
+        // A merge of byte tokens stands for characters without a token, and the merge's text does
+        // not end with such a character.
         if [left, right].into_iter().any(|part| fallback_byte(part).is_some()) {
             return None;
         }
         let last = left.chars().next_back()?;
-        if right.starts_with(SPACE_SIGN) && last != SPACE_SIGN && !not_after.contains(&last) {
+        let spans_space = right.starts_with(SPACE_REPLACEMENT) && last != SPACE_REPLACEMENT;
+        if spans_space && !not_after.contains(&last) {
             not_after.push(last);
         }
     }
-    let splits = !model.ignore_merges && not_after.len() <= MAX_NOT_AFTER;
-    splits.then_some(Splitter::BeforeRuns { sign: SPACE_SIGN, not_after })
+    let splits = !model.ignore_merges && not_after.len() <= MAX_NOT_AFTER_CHARS;
+    splits.then_some(Splitter::BeforeRuns { delimiter: SPACE_REPLACEMENT, not_after })
 }
 
-/// What the post-processor puts around a text of one token. No kind of it looks at the tokens
-/// themselves.
-fn around(tokenizer: &Tokenizer) -> Option<(Vec<u32>, Vec<u32>)> {
-    const MARK: u32 = u32::MAX;
-    let mark = || Encoding::from_tokens(vec![Token::new(MARK, String::new(), (0, 0))], 0);
-    let processed = |special| tokenizer.post_process(mark(), None, special).ok();
-    if processed(false)?.get_ids() != [MARK] {
+/// Finds the ids that the post-processor puts around a text, by processing a text of one token. No
+/// kind of post-processor depends on the tokens of the text.
+fn find_affixes(tokenizer: &Tokenizer) -> Option<Affixes> {
+    const PROBE: u32 = u32::MAX;
+    let probe = || Encoding::from_tokens(vec![Token::new(PROBE, String::new(), (0, 0))], 0);
+    let processed = |special| tokenizer.post_process(probe(), None, special).ok();
+    if processed(false)?.get_ids() != [PROBE] {
         return None;
     }
-    let with = processed(true)?;
-    let mut parts = with.get_ids().split(|id| *id == MARK);
+    let with_special = processed(true)?;
+    let mut parts = with_special.get_ids().split(|id| *id == PROBE);
     match (parts.next(), parts.next(), parts.next()) {
-        (Some(before), Some(behind), None) => Some((before.to_vec(), behind.to_vec())),
+        (Some(before), Some(after), None) => {
+            Some(Affixes { before: before.to_vec(), after: after.to_vec() })
+        }
         _ => None,
     }
 }

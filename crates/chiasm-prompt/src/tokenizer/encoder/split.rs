@@ -1,4 +1,4 @@
-//! Splitting a normalised piece into words.
+//! Splits a normalized piece into words.
 
 mod scan;
 
@@ -7,35 +7,37 @@ use tokenizers::utils::SysRegex;
 
 pub(super) use scan::Scan;
 
-/// A step of splitting. Every part of a text comes out of it, in order.
+/// A splitting step. Its parts are in order and cover the whole text.
 pub(super) enum Splitter {
-    /// A well-known pattern, by hand.
+    /// A hand-written scanner for a well-known pattern.
     Scan(Scan),
-    /// Any other pattern, by the engine that `tokenizers` uses: matches and what lies between them.
+    /// Any other pattern, with the regex engine of `tokenizers`. The parts are the matches and the
+    /// text between them.
     Regex(SysRegex),
-    /// Splits before each run of a character, but not behind some. Only for a model that merges
-    /// nothing across such a place.
-    BeforeRuns { sign: char, not_after: Vec<char> },
-    /// Splits before each of this character.
+    /// Splits before each run of a delimiter, except after the characters of `not_after`. Valid
+    /// only for a model that merges nothing across such a position.
+    BeforeRuns { delimiter: char, not_after: Vec<char> },
+    /// Splits before each occurrence of a character.
     BeforeEach(char),
 }
 
 impl Splitter {
-    /// Compiles a pattern in the syntax of Oniguruma, the matches of which stand alone. `None` if
-    /// it is not valid.
-    pub(super) fn of_pattern(pattern: &str) -> Option<Self> {
-        match Scan::of(pattern) {
+    /// Compiles a pattern in Oniguruma's syntax whose matches become parts of their own. Returns
+    /// `None` if the pattern is invalid.
+    pub(super) fn from_pattern(pattern: &str) -> Option<Self> {
+        match Scan::for_pattern(pattern) {
             Some(scan) => Some(Self::Scan(scan)),
             None => SysRegex::new(pattern).ok().map(Self::Regex),
         }
     }
 
+    /// Calls `each` with the parts of a text.
     fn split<'t>(&self, text: &'t str, each: &mut dyn FnMut(&'t str)) {
         match self {
             Self::Scan(scan) => {
                 let mut at = 0;
                 while at < text.len() {
-                    let end = scan.end_of_word(text, at);
+                    let end = scan.word_end(text, at);
                     each(&text[at..end]);
                     at = end;
                 }
@@ -54,29 +56,29 @@ impl Splitter {
                     each(&text[at..]);
                 }
             }
-            Self::BeforeRuns { sign, not_after } => {
+            Self::BeforeRuns { delimiter, not_after } => {
                 split_before(
                     text,
-                    *sign,
-                    |before| before != *sign && !not_after.contains(&before),
+                    *delimiter,
+                    |before| before != *delimiter && !not_after.contains(&before),
                     each,
                 );
             }
-            Self::BeforeEach(sign) => split_before(text, *sign, |_| true, each),
+            Self::BeforeEach(delimiter) => split_before(text, *delimiter, |_| true, each),
         }
     }
 }
 
-/// Splits before a sign where the character before it lets it.
+/// Splits before each delimiter whose preceding character satisfies `may_split_after`.
 fn split_before<'t>(
     text: &'t str,
-    sign: char,
-    lets: impl Fn(char) -> bool,
+    delimiter: char,
+    may_split_after: impl Fn(char) -> bool,
     each: &mut dyn FnMut(&'t str),
 ) {
     let mut begin = 0;
-    for (at, _) in text.match_indices(sign) {
-        if text[..at].chars().next_back().is_some_and(&lets) {
+    for (at, _) in text.match_indices(delimiter) {
+        if text[..at].chars().next_back().is_some_and(&may_split_after) {
             each(&text[begin..at]);
             begin = at;
         }
@@ -86,7 +88,7 @@ fn split_before<'t>(
     }
 }
 
-/// Splits by each step in turn.
+/// Splits a text by each step in turn and calls `each` with the parts.
 pub(super) fn split<'t>(steps: &[Splitter], text: &'t str, each: &mut dyn FnMut(&'t str)) {
     match steps {
         [] if text.is_empty() => {}
@@ -96,11 +98,14 @@ pub(super) fn split<'t>(steps: &[Splitter], text: &'t str, each: &mut dyn FnMut(
     }
 }
 
-/// The steps of a pre-tokenizer as `tokenizer.json` writes it, and whether it ends in the
-/// byte-level alphabet. `None` if a step is not known.
+/// Parses a pre-tokenizer of `tokenizer.json`. Returns its steps, and `true` if it ends with the
+/// byte-level alphabet. Returns `None` for an unsupported step.
 ///
-/// `absent`: whether a text can be known not to hold a pattern.
-pub(super) fn steps(json: &Value, absent: &dyn Fn(&str) -> bool) -> Option<(Vec<Splitter>, bool)> {
+/// `is_absent` returns `true` for patterns that normalized texts never contain.
+pub(super) fn parse_steps(
+    json: &Value,
+    is_absent: &dyn Fn(&str) -> bool,
+) -> Option<(Vec<Splitter>, bool)> {
     let mut steps = Vec::new();
     let mut byte_level = false;
     let parts = match json["type"].as_str() {
@@ -110,18 +115,19 @@ pub(super) fn steps(json: &Value, absent: &dyn Fn(&str) -> bool) -> Option<(Vec<
         Some(_) => std::slice::from_ref(json),
     };
     for part in parts {
-        // Behind the byte-level alphabet, other characters would be met.
+        // A step after the byte-level alphabet would see that alphabet's characters.
         if byte_level {
             return None;
         }
         match part["type"].as_str()? {
             "Split" if part["behavior"] == "Isolated" && part["pattern"]["Regex"].is_string() => {
-                steps.push(Splitter::of_pattern(part["pattern"]["Regex"].as_str()?)?);
+                steps.push(Splitter::from_pattern(part["pattern"]["Regex"].as_str()?)?);
             }
-            "Split" if part["invert"] == false && absent(part["pattern"]["String"].as_str()?) => {}
+            "Split"
+                if part["invert"] == false && is_absent(part["pattern"]["String"].as_str()?) => {}
             "ByteLevel" if part["add_prefix_space"] == false => {
                 if part["use_regex"] != false {
-                    steps.push(Splitter::of_pattern(scan::GPT2)?);
+                    steps.push(Splitter::from_pattern(scan::GPT2)?);
                 }
                 byte_level = true;
             }

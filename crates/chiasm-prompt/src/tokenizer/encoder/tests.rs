@@ -15,24 +15,25 @@ struct Pair {
 }
 
 impl Pair {
-    fn of(name: &str, json: &Value) -> Option<Self> {
+    /// Returns `None` if the encoder does not support the tokenizer.
+    fn new(name: &str, json: &Value) -> Option<Self> {
         let json = json.to_string().into_bytes();
         let tokenizer = tokenizers::Tokenizer::from_bytes(&json).unwrap();
-        let encoder = Encoder::of(&tokenizer, &json)?;
+        let encoder = Encoder::for_tokenizer(&tokenizer, &json)?;
         Some(Self {
             name: name.to_owned(),
             tokenizer,
             encoder,
-            pieces: PieceCache::of_all(1 << 20),
+            pieces: PieceCache::with_short_pieces(1 << 20),
         })
     }
 
-    fn known(name: &str, json: &Value) -> Self {
-        Self::of(name, json).unwrap_or_else(|| panic!("{name} is not known"))
+    fn supported(name: &str, json: &Value) -> Self {
+        Self::new(name, json).unwrap_or_else(|| panic!("{name} is not supported"))
     }
 
-    /// The ids of both; `None` if the text is left to `tokenizers`. Pieces that were encoded before
-    /// are found.
+    /// Returns the ids of the encoder and of `tokenizers`; `None` if the encoder does not support
+    /// the text. Checks that cached pieces give the same ids.
     fn encode(&self, text: &str, special: bool) -> Option<(Vec<u32>, Vec<u32>)> {
         let ids = self.encoder.encode(&self.tokenizer, text, special, &PieceCache::new(0));
         for _ in 0..2 {
@@ -81,13 +82,20 @@ const GPT_4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}
 fn splits(patterns: &[&str]) -> Value {
     let mut steps: Vec<Value> = patterns
         .iter()
-        .map(|pattern| json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false}))
+        .map(|pattern| {
+            json!({
+                "type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated",
+                "invert": false
+            })
+        })
         .collect();
-    steps.push(json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false}));
+    steps.push(json!({
+        "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false
+    }));
     json!({"type": "Sequence", "pretokenizers": steps})
 }
 
-/// Models with many merges, chosen by chance from the most frequent letters so that they compete.
+/// Adds many merges, chosen at random from the most frequent letters so that they compete.
 fn with_random_merges(mut json: Value, letters: &str, count: usize, seed: u64) -> Value {
     let mut state = seed;
     let mut below = move |end: usize| {
@@ -108,8 +116,8 @@ fn with_random_merges(mut json: Value, letters: &str, count: usize, seed: u64) -
     }
     let mut merges = Vec::new();
     while merges.len() < count {
-        let (left, right) =
-            (tokens[below(tokens.len())].clone(), tokens[below(tokens.len())].clone());
+        let left = tokens[below(tokens.len())].clone();
+        let right = tokens[below(tokens.len())].clone();
         let joined = format!("{left}{right}");
         if joined.chars().count() > 12 {
             continue;
@@ -126,16 +134,16 @@ fn with_random_merges(mut json: Value, letters: &str, count: usize, seed: u64) -
     json
 }
 
-/// Each kind of tokenizer that the encoder knows.
+/// Returns one pair for each kind of tokenizer that the encoder supports.
 fn kinds() -> Vec<Pair> {
     let bytes = fixture("qwen2_vl");
     let characters = fixture("llama2");
     let mut kinds: Vec<Pair> =
-        fixtures().iter().map(|(name, path)| Pair::known(name, &read(path))).collect();
+        fixtures().iter().map(|(name, path)| Pair::supported(name, &read(path))).collect();
     let mut add = |name: &str, base: &Value, change: &dyn Fn(&mut Value)| {
         let mut json = base.clone();
         change(&mut json);
-        kinds.push(Pair::known(name, &json));
+        kinds.push(Pair::supported(name, &json));
     };
     let dense_bytes = with_random_merges(bytes.clone(), "etaoin sĠĠĠ'tsẁéÃ©Ì", 900, 1);
     let dense_characters = with_random_merges(characters.clone(), "etaoins▁▁é北", 900, 2);
@@ -165,20 +173,27 @@ fn kinds() -> Vec<Pair> {
     add("merges across spaces behind two characters", &few_across, &|json| {
         let merges = json["model"]["merges"].as_array_mut().unwrap();
         merges.retain(|merge| {
-            let (left, right) = (merge[0].as_str().unwrap(), merge[1].as_str().unwrap());
+            let left = merge[0].as_str().unwrap();
+            let right = merge[1].as_str().unwrap();
             !right.starts_with('▁') || left.ends_with(['▁', 'e', '北'])
         });
     });
     add("gemma", &characters, &|json| {
         json["normalizer"] = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
-        json["pre_tokenizer"] = json!({"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": false});
+        json["pre_tokenizer"] = json!({
+            "type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious",
+            "invert": false
+        });
     });
     for scheme in ["first", "always", "never"] {
         for split in [false, true] {
             for base in [&characters, &dense_characters] {
                 add(&format!("metaspace {scheme} {split}"), base, &|json| {
                     json["normalizer"] = Value::Null;
-                    json["pre_tokenizer"] = json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": split});
+                    json["pre_tokenizer"] = json!({
+                        "type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme,
+                        "split": split
+                    });
                     json["added_tokens"][2]["normalized"] = json!(true);
                 });
             }
@@ -193,19 +208,26 @@ fn kinds() -> Vec<Pair> {
     add("bos and eos", &bytes, &|json| {
         let special = |id: &str| json!({"SpecialToken": {"id": id, "type_id": 0}});
         let text = json!({"Sequence": {"id": "A", "type_id": 0}});
-        json["post_processor"] = json!({"type": "TemplateProcessing", "single": [special("b"), text, special("e")], "pair": [text],
-            "special_tokens": {"b": {"id": "b", "ids": [1, 2], "tokens": ["x", "y"]}, "e": {"id": "e", "ids": [3], "tokens": ["z"]}}});
+        json["post_processor"] = json!({
+            "type": "TemplateProcessing", "single": [special("b"), text, special("e")],
+            "pair": [text],
+            "special_tokens": {
+                "b": {"id": "b", "ids": [1, 2], "tokens": ["x", "y"]},
+                "e": {"id": "e", "ids": [3], "tokens": ["z"]}
+            }
+        });
     });
-    let mut split_special = Pair::known("special tokens as text", &bytes);
+    let mut split_special = Pair::supported("special tokens as text", &bytes);
     split_special.tokenizer.set_encode_special_tokens(true);
     let json = bytes.to_string();
-    split_special.encoder = Encoder::of(&split_special.tokenizer, json.as_bytes()).unwrap();
+    split_special.encoder =
+        Encoder::for_tokenizer(&split_special.tokenizer, json.as_bytes()).unwrap();
     kinds.push(split_special);
     kinds
 }
 
-/// What texts are made of: every kind of character, special tokens and their halves, and what
-/// normalisation changes.
+/// The parts of texts: characters of every kind, special tokens and halves of them, and characters
+/// that normalization changes.
 const PARTS: [&str; 74] = [
     "the",
     " quick",
@@ -286,7 +308,11 @@ const PARTS: [&str; 74] = [
 fn text() -> impl Strategy<Value = String> {
     let part = prop_oneof![
         30 => prop::sample::select(PARTS.to_vec()).prop_map(str::to_owned),
-        3 => prop::sample::select(vec!["<|im_start|>", "<|vision_start|>", "<|image_pad|>", "<s>", "<unk>", "<pad>", "<0x41>", "|>"]).prop_map(str::to_owned),
+        3 => prop::sample::select(vec![
+            "<|im_start|>", "<|vision_start|>", "<|image_pad|>", "<s>", "<unk>", "<pad>", "<0x41>",
+            "|>",
+        ])
+        .prop_map(str::to_owned),
         2 => "[a-z ]{0,12}",
         2 => any::<char>().prop_map(String::from),
         1 => "[etaoins]{20,80}",
@@ -299,7 +325,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 800, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_text_has_the_tokens_of_tokenizers(text in text(), special in any::<bool>()) {
+    fn text_has_the_tokens_of_tokenizers(text in text(), special in any::<bool>()) {
         thread_local!(static KINDS: Vec<Pair> = kinds());
         KINDS.with(|kinds| {
             for pair in kinds {
@@ -320,80 +346,82 @@ fn every_character_has_the_tokens_of_tokenizers() {
     let kinds = kinds();
     for name in ["qwen3 pattern", "gpt-4o pattern, whole words first", "gemma"] {
         let pair = kinds.iter().find(|pair| pair.name == name).unwrap();
-        // All that are normalised or have a class, and some of the planes without.
+        // All characters that are normalized or have a class, and a sample of the other planes.
         let codes =
             (0..0x3_3480).chain(0xe_0000..0xe_0200).chain((0x4_0000..0x11_0000).step_by(97));
         let characters: Vec<char> = codes.filter_map(char::from_u32).collect();
-        for some in characters.chunks(1 << 11) {
-            // Characters that combine with their neighbours, and that stand alone.
-            let text: String = some.iter().flat_map(|c| [*c, 'e', *c, ' ', *c, '\n']).collect();
+        for chunk in characters.chunks(1 << 11) {
+            // Each character before and after a letter, and alone.
+            let text: String = chunk.iter().flat_map(|c| [*c, 'e', *c, ' ', *c, '\n']).collect();
             let (ids, expected) = pair.encode(&text, false).unwrap();
             assert!(
                 ids == expected,
                 "{}: among U+{:04X} and the following",
                 pair.name,
-                u32::from(some[0])
+                u32::from(chunk[0])
             );
         }
     }
 }
 
 #[test]
-fn only_texts_with_tokens_that_take_spaces_are_left_out() {
+fn texts_with_space_stripping_tokens_are_unsupported() {
     let mut json = fixture("qwen2_vl");
     json["added_tokens"][1]["lstrip"] = json!(true);
     let token = json["added_tokens"][1]["content"].as_str().unwrap().to_owned();
-    let pair = Pair::known("lstrip", &json);
+    let pair = Pair::supported("lstrip", &json);
     assert!(pair.encode(&format!("a {token}"), false).is_none());
     let (ids, expected) = pair.encode("a <|im_end|>", false).unwrap();
     assert_eq!(ids, expected);
 }
 
 #[test]
-fn what_is_not_known_is_left_to_tokenizers() {
-    let leave = |name: &str, base: &str, path: &str, value: Value| {
+fn tokenizers_with_unknown_settings_are_unsupported() {
+    let check = |name: &str, base: &str, path: &str, value: Value| {
         let mut json = fixture(base);
         *json.pointer_mut(path).unwrap() = value;
-        assert!(Pair::of(name, &json).is_none(), "{name}");
+        assert!(Pair::new(name, &json).is_none(), "{name}");
     };
-    leave("lower case", "qwen2_vl", "/normalizer", json!({"type": "Lowercase"}));
-    leave("nfkc", "qwen2_vl", "/normalizer", json!({"type": "NFKC"}));
-    leave("dropout", "qwen2_vl", "/model/dropout", json!(0.1));
-    leave("suffix", "qwen2_vl", "/model/end_of_word_suffix", json!("</w>"));
-    leave("no bytes for unknown characters", "llama2", "/model/byte_fallback", json!(false));
-    let prefix = json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
-    leave("space before every text", "qwen2_vl", "/pre_tokenizer", prefix);
-    leave("white space splits", "qwen2_vl", "/pre_tokenizer", json!({"type": "Whitespace"}));
+    check("lower case", "qwen2_vl", "/normalizer", json!({"type": "Lowercase"}));
+    check("nfkc", "qwen2_vl", "/normalizer", json!({"type": "NFKC"}));
+    check("dropout", "qwen2_vl", "/model/dropout", json!(0.1));
+    check("suffix", "qwen2_vl", "/model/end_of_word_suffix", json!("</w>"));
+    check("no bytes for unknown characters", "llama2", "/model/byte_fallback", json!(false));
+    let prefix = json!({
+        "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true
+    });
+    check("space before every text", "qwen2_vl", "/pre_tokenizer", prefix);
+    check("white space splits", "qwen2_vl", "/pre_tokenizer", json!({"type": "Whitespace"}));
     let removed =
         json!({"type": "Split", "pattern": {"Regex": " "}, "behavior": "Removed", "invert": false});
-    leave("matches are removed", "qwen2_vl", "/pre_tokenizer", removed);
+    check("matches are removed", "qwen2_vl", "/pre_tokenizer", removed);
 }
 
 #[test]
-fn a_text_without_words_is_split_where_nothing_merges_across() {
-    let splitters = |json: &Value| Pair::known("", json).encoder.splitters;
+fn unsplit_text_is_split_where_nothing_merges_across() {
+    let splitters = |json: &Value| Pair::supported("", json).encoder.splitters;
     let mut llama2 = fixture("llama2");
     llama2["model"]["merges"] = json!([]);
-    assert!(
-        matches!(&splitters(&llama2)[..], [Splitter::BeforeRuns { not_after, .. }] if not_after.is_empty())
-    );
+    let not_after = |json: &Value| match &splitters(json)[..] {
+        [Splitter::BeforeRuns { not_after, .. }] => not_after.clone(),
+        _ => panic!("not split before runs"),
+    };
+    assert!(not_after(&llama2).is_empty());
     let mut across = llama2.clone();
     let id = across["model"]["vocab"].as_object().unwrap().len() + 1000;
     across["model"]["vocab"]["e▁"] = json!(id);
     across["model"]["merges"].as_array_mut().unwrap().push(json!(["e", "▁"]));
-    assert!(
-        matches!(&splitters(&across)[..], [Splitter::BeforeRuns { not_after, .. }] if *not_after == ['e'])
-    );
-    let mut of_bytes = across.clone();
-    of_bytes["model"]["vocab"]["<0x41>e"] = json!(id + 1);
-    of_bytes["model"]["merges"].as_array_mut().unwrap().push(json!(["<0x41>", "e"]));
-    assert!(splitters(&of_bytes).is_empty());
+    assert_eq!(not_after(&across), ['e']);
+    let mut byte_merge = across.clone();
+    byte_merge["model"]["vocab"]["<0x41>e"] = json!(id + 1);
+    byte_merge["model"]["merges"].as_array_mut().unwrap().push(json!(["<0x41>", "e"]));
+    assert!(splitters(&byte_merge).is_empty());
     assert!(splitters(&with_random_merges(llama2, "etaoins▁▁é北h", 900, 2)).is_empty());
 }
 
 #[test]
 fn threads_share_an_encoder() {
-    let pair = Pair::known("llama2", &fixture("llama2"));
+    let pair = Pair::supported("llama2", &fixture("llama2"));
     let text = "the quick brown fox jumps over the lazy dog ".repeat(20);
     let (_, expected) = pair.encode(&text, true).unwrap();
     std::thread::scope(|scope| {

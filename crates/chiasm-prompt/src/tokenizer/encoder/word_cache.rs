@@ -1,47 +1,48 @@
-//! Tokens of words seen lately: two tables of fixed size.
+//! A cache for the tokens of recent words: two hash tables of fixed size.
 
-/// Longest word that is kept, in bytes.
+/// The maximum length of a cached word.
 const MAX_BYTES: usize = 24;
-/// Most tokens that are kept for a word.
+/// The maximum number of tokens of a cached word.
 const MAX_TOKENS: usize = 8;
-/// Longest word that is kept among the short ones, and most tokens of such a one: nearly all words
-/// of languages with spaces.
+/// The maximum length of a word in the table of short words. Nearly all words of languages with
+/// spaces fit.
 const SHORT_BYTES: usize = 16;
+/// The maximum number of tokens of a word in the table of short words.
 const SHORT_TOKENS: usize = 3;
-/// Four MiB, enough for the words of most prompts in one language: with half of that a third more
-/// of them are merged again.
-const SHORT_PAIRS_LOG2: u32 = 16;
-/// Half a MiB.
-const LONG_PAIRS_LOG2: u32 = 12;
+/// The size of the table of short words: 4 MiB, enough for the words of most prompts in one
+/// language. With half of it, a third more words are merged again.
+const SHORT_BUCKETS_LOG2: u32 = 16;
+/// The size of the table of long words: 512 KiB.
+const LONG_BUCKETS_LOG2: u32 = 12;
 
 /// A word and its tokens.
 #[derive(Clone, Copy)]
-struct Slot<const PARTS: usize, const IDS: usize> {
+struct Entry<const PARTS: usize, const IDS: usize> {
     word: [u64; PARTS],
     ids: [u32; IDS],
-    /// Length of the word in bytes; 0 in an empty slot.
+    /// The length of the word in bytes; 0 in an empty entry.
     len: u8,
     count: u8,
 }
 
-/// The two places of a word, which for short ones are one cache line. A new word takes the first,
-/// and what was there moves to the second.
+/// The two entries of a hash. A bucket of short words is one cache line. A new word takes the first
+/// entry and moves that entry's word to the second.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Pair<const PARTS: usize, const IDS: usize>([Slot<PARTS, IDS>; 2]);
+struct Bucket<const PARTS: usize, const IDS: usize>([Entry<PARTS, IDS>; 2]);
 
 struct Table<const PARTS: usize, const IDS: usize> {
-    pairs: Vec<Pair<PARTS, IDS>>,
+    buckets: Vec<Bucket<PARTS, IDS>>,
 }
 
-/// Words and their tokens.
+/// The cache of words and their tokens.
 pub(super) struct WordCache {
     short: Table<{ SHORT_BYTES / 8 }, SHORT_TOKENS>,
-    /// Words that are too long for that, or of too many tokens.
+    /// The words that are too long for `short`, or have too many tokens.
     long: Table<{ MAX_BYTES / 8 }, MAX_TOKENS>,
 }
 
-/// A word as the cache looks for it.
+/// The lookup key of a word.
 #[derive(Clone, Copy)]
 pub(super) struct Key {
     word: [u64; MAX_BYTES / 8],
@@ -50,69 +51,71 @@ pub(super) struct Key {
 }
 
 impl<const PARTS: usize, const IDS: usize> Table<PARTS, IDS> {
-    fn new(pairs_log2: u32) -> Self {
-        let empty = Slot { word: [0; PARTS], ids: [0; IDS], len: 0, count: 0 };
-        Self { pairs: vec![Pair([empty; 2]); 1 << pairs_log2] }
+    fn new(buckets_log2: u32) -> Self {
+        let empty = Entry { word: [0; PARTS], ids: [0; IDS], len: 0, count: 0 };
+        Self { buckets: vec![Bucket([empty; 2]); 1 << buckets_log2] }
     }
 
     #[inline]
-    fn place(&self, key: &Key) -> usize {
-        (key.hash >> 32) as usize & (self.pairs.len() - 1)
+    fn bucket_index(&self, key: &Key) -> usize {
+        (key.hash >> 32) as usize & (self.buckets.len() - 1)
     }
 
     #[inline]
     fn get(&self, key: &Key) -> Option<&[u32]> {
-        let Pair(slots) = &self.pairs[self.place(key)];
-        let found = slots.iter().find(|slot| {
-            // Bit by bit, as what is compared is in registers: compilers would write it to memory
-            // to compare it at once.
-            let differs = slot
+        let Bucket(entries) = &self.buckets[self.bucket_index(key)];
+        let found = entries.iter().find(|entry| {
+            // The operands are in registers, and this compares them there. For `==` on the arrays
+            // compilers would write them to memory first.
+            let differs = entry
                 .word
                 .iter()
                 .zip(key.word)
                 .fold(0, |differs, (ours, theirs)| differs | (ours ^ theirs));
-            differs | u64::from(slot.len ^ key.len) == 0
+            differs | u64::from(entry.len ^ key.len) == 0
         });
-        found.map(|slot| &slot.ids[..usize::from(slot.count)])
+        found.map(|entry| &entry.ids[..usize::from(entry.count)])
     }
 
     fn insert(&mut self, key: &Key, ids: &[u32]) {
         let Ok(count) = u8::try_from(ids.len()) else { return };
-        let mut slot = Slot { word: [0; PARTS], ids: [0; IDS], len: key.len, count };
-        slot.word.copy_from_slice(&key.word[..PARTS]);
-        slot.ids[..ids.len()].copy_from_slice(ids);
-        let place = self.place(key);
-        let Pair(slots) = &mut self.pairs[place];
-        *slots = [slot, slots[0]];
+        let mut entry = Entry { word: [0; PARTS], ids: [0; IDS], len: key.len, count };
+        entry.word.copy_from_slice(&key.word[..PARTS]);
+        entry.ids[..ids.len()].copy_from_slice(ids);
+        let index = self.bucket_index(key);
+        let Bucket(entries) = &mut self.buckets[index];
+        *entries = [entry, entries[0]];
     }
 }
 
 impl Default for WordCache {
     fn default() -> Self {
-        Self { short: Table::new(SHORT_PAIRS_LOG2), long: Table::new(LONG_PAIRS_LOG2) }
+        Self { short: Table::new(SHORT_BUCKETS_LOG2), long: Table::new(LONG_BUCKETS_LOG2) }
     }
 }
 
 impl WordCache {
-    /// `None` for a word that is too long to be kept, or empty.
+    /// Returns the key of a word; `None` if the word is empty or too long to be cached.
     #[inline]
     pub(super) fn key(word: &[u8]) -> Option<Key> {
         let len = u8::try_from(word.len()).ok()?;
         let word = parts(word)?;
-        // Odd constants with well mixed bits, from SplitMix64 and Murmur3. Whoever makes words
-        // collide makes them slow to find, no more: they are compared in full.
+        // Odd constants with well mixed bits, from SplitMix64 and Murmur3. A client that makes
+        // words collide only makes them slower, as words are compared in full.
         let mut hash = (word[0] ^ u64::from(len)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         hash = (hash ^ hash >> 32 ^ word[1]).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         hash = (hash ^ hash >> 32 ^ word[2]).wrapping_mul(0x94d0_49bb_1331_11eb);
         Some(Key { word, len, hash })
     }
 
+    /// Returns the tokens of a word, if they are cached.
     #[inline]
     pub(super) fn get(&self, key: &Key) -> Option<&[u32]> {
         let short = if usize::from(key.len) <= SHORT_BYTES { self.short.get(key) } else { None };
         short.or_else(|| self.long.get(key))
     }
 
+    /// Caches the tokens of a word, unless there are more than [`MAX_TOKENS`].
     pub(super) fn insert(&mut self, key: &Key, ids: &[u32]) {
         match ids.len() {
             0..=SHORT_TOKENS if usize::from(key.len) <= SHORT_BYTES => self.short.insert(key, ids),
@@ -122,16 +125,15 @@ impl WordCache {
     }
 }
 
-/// The bytes of a word, eight in each part, with zeros behind them. `None` for none, and for too
-/// many.
+/// Returns the bytes of a word, eight in each part, padded with zeros. Returns `None` for an empty
+/// word and for more than [`MAX_BYTES`] bytes.
 ///
-/// They are read where they are: to copy them would cost more than all the rest, as what was
-/// written in small pieces can't be read in large ones until it has left the processor's write
-/// buffer.
+/// The bytes are read in place. Copying them first would cost more than the rest of a lookup: the
+/// processor stalls on wide reads of narrow writes that are still in its write buffer.
 #[inline]
 fn parts(word: &[u8]) -> Option<[u64; MAX_BYTES / 8]> {
     let part = |at: usize| word.get(at..)?.first_chunk().copied().map(u64::from_le_bytes);
-    // What is behind the whole parts: the last eight bytes without those that are in a part before.
+    // The bytes after the last whole part: the word's last eight bytes, without those of that part.
     let rest = || {
         word.last_chunk()
             .copied()
@@ -164,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_told_apart_and_the_tables_do_not_grow() {
+    fn distinct_words_keep_their_tokens_in_fixed_tables() {
         let mut cache = WordCache::default();
         for round in 0..3u32 {
             for number in 0..100_000u32 {
@@ -178,15 +180,15 @@ mod tests {
             }
         }
         assert_eq!(
-            (cache.short.pairs.len(), cache.long.pairs.len()),
-            (1 << SHORT_PAIRS_LOG2, 1 << LONG_PAIRS_LOG2)
+            (cache.short.buckets.len(), cache.long.buckets.len()),
+            (1 << SHORT_BUCKETS_LOG2, 1 << LONG_BUCKETS_LOG2)
         );
-        assert_eq!(size_of_val(&cache.short.pairs[0]), 64);
-        assert_eq!(size_of_val(&cache.long.pairs[0]), 128);
+        assert_eq!(size_of_val(&cache.short.buckets[0]), 64);
+        assert_eq!(size_of_val(&cache.long.buckets[0]), 128);
     }
 
     #[test]
-    fn a_words_parts_are_its_bytes() {
+    fn word_parts_are_its_bytes() {
         let bytes: [u8; MAX_BYTES] = std::array::from_fn(|at| at as u8 + 1);
         for len in 1..=MAX_BYTES {
             let mut expected = [0; MAX_BYTES];
@@ -198,14 +200,14 @@ mod tests {
     }
 
     #[test]
-    fn words_that_differ_in_trailing_zeros_are_different() {
+    fn words_that_differ_in_trailing_zeros_are_distinct() {
         let mut cache = WordCache::default();
         cache.insert(&WordCache::key(b"a").unwrap(), &[1]);
         assert_eq!(cache.get(&WordCache::key(b"a\0").unwrap()), None);
     }
 
     #[test]
-    fn words_of_any_length_and_number_of_tokens_are_kept() {
+    fn words_up_to_the_limits_are_cached() {
         let mut cache = WordCache::default();
         for len in 1..=MAX_BYTES {
             for count in 1..=MAX_TOKENS {
@@ -218,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn long_words_and_long_answers_are_not_kept() {
+    fn words_over_the_limits_are_not_cached() {
         assert!(WordCache::key(&[b'a'; MAX_BYTES + 1]).is_none());
         assert!(WordCache::key(b"").is_none());
         let mut cache = WordCache::default();

@@ -1,27 +1,26 @@
-//! Finds the tokens of a word.
+//! Computes the tokens of a word.
 
 use std::collections::HashMap;
 
 use chiasm_types::TokenId;
 use tokenizers::Model;
 
-use super::merges::{MergeRoom, Merges};
+use super::merges::{MergeBuffers, Merges};
 use super::word_cache::WordCache;
 
-/// The model: symbols and merges.
+/// The BPE model: its alphabet and merges.
 pub(super) struct Words {
     pub(super) alphabet: Alphabet,
     pub(super) merges: Merges,
-    /// Whether a word that is in the vocabulary is its own token, whatever the merges say.
+    /// `true` if a word of the vocabulary is one token, regardless of the merges.
     pub(super) ignore_merges: bool,
 }
 
-/// The tokens that merging begins with. There is one for each byte, so that no text is without
-/// tokens.
+/// The tokens that merging begins with. Every byte has one, so every text has tokens.
 pub(super) enum Alphabet {
-    /// Bytes.
+    /// One token per byte.
     Bytes { ids: Box<[u32; 256]>, letters: Box<[char; 256]> },
-    /// Characters, and bytes for those that have no token.
+    /// One token per character, and byte tokens for characters without one.
     Characters {
         ascii: Box<[Option<u32>; 128]>,
         others: HashMap<char, u32>,
@@ -29,12 +28,12 @@ pub(super) enum Alphabet {
     },
 }
 
-/// What a thread needs while it encodes.
+/// The cache and the buffers of a thread while it encodes.
 #[derive(Default)]
 pub(super) struct WordState {
     cache: WordCache,
     symbols: Vec<u32>,
-    room: MergeRoom,
+    buffers: MergeBuffers,
 }
 
 impl Words {
@@ -49,20 +48,20 @@ impl Words {
     ) {
         let key = WordCache::key(word.as_bytes());
         match key.as_ref().and_then(|key| state.cache.get(key)) {
-            // Most words are of one, and need no loop.
+            // Most words have one token and need no loop.
             Some(&[id]) => return ids.push(TokenId(id)),
-            Some(known) => return ids.extend(known.iter().copied().map(TokenId)),
+            Some(cached) => return ids.extend(cached.iter().copied().map(TokenId)),
             None => {}
         }
-        self.tokens(model, word, state);
+        self.tokenize(model, word, state);
         ids.extend(state.symbols.iter().copied().map(TokenId));
         if let Some(key) = &key {
             state.cache.insert(key, &state.symbols);
         }
     }
 
-    /// Leaves the tokens in `state.symbols`.
-    fn tokens(&self, model: &tokenizers::Tokenizer, word: &str, state: &mut WordState) {
+    /// Computes the tokens of a word and leaves them in `state.symbols`.
+    fn tokenize(&self, model: &tokenizers::Tokenizer, word: &str, state: &mut WordState) {
         let symbols = &mut state.symbols;
         symbols.clear();
         if self.ignore_merges {
@@ -85,9 +84,8 @@ impl Words {
             }
             Alphabet::Characters { ascii, others, bytes } => {
                 for c in word.chars() {
-                    let known =
-                        if c.is_ascii() { ascii[c as usize] } else { others.get(&c).copied() };
-                    match known {
+                    let id = if c.is_ascii() { ascii[c as usize] } else { others.get(&c).copied() };
+                    match id {
                         Some(id) => symbols.push(id),
                         None => symbols.extend(
                             c.encode_utf8(&mut [0; 4]).bytes().map(|byte| bytes[usize::from(byte)]),
@@ -96,6 +94,6 @@ impl Words {
                 }
             }
         }
-        self.merges.merge(symbols, &mut state.room);
+        self.merges.merge(symbols, &mut state.buffers);
     }
 }

@@ -1,19 +1,24 @@
 // The fleet: a tile for each worker.
 
-import { brief, bytes, count, element, percent, write } from "./elements.js";
+import { brief, bytes, count, element, percent, setText } from "./elements.js";
 
 const GAUGES = ["KV cache in use", "Prompt tokens found", "Arena"];
-/** How far beside what the window shows tiles are kept up to date, so that scrolling finds them so. */
+/** The margin around the window in which tiles are updated, so that scrolling shows no old ones. */
 const MARGIN = "50%";
 
 export class Fleet {
   #workers = new Map();
   #tiles = new Map();
-  /** Workers whose tiles show older numbers. */
+  /** The workers whose tiles show old numbers. */
   #changed = new Set();
-  /** Workers whose tiles the window shows, or nearly: of a thousand tiles that change each second only these are drawn again. */
+  /**
+   * The workers whose tiles are in or near the window. Of a thousand tiles that change each second,
+   * only these are redrawn.
+   */
   #near = new Set();
-  #observer = new IntersectionObserver((entries) => this.#move(entries), { rootMargin: MARGIN });
+  #observer = new IntersectionObserver((entries) => this.#onScroll(entries), {
+    rootMargin: MARGIN,
+  });
   #root;
   #filter;
   #shown;
@@ -28,17 +33,17 @@ export class Fleet {
     });
   }
 
-  begin({ rows }) {
+  reset({ rows }) {
     this.#workers.clear();
     this.#tiles.clear();
     this.#changed.clear();
     this.#near.clear();
     this.#observer.disconnect();
     this.#root.replaceChildren();
-    this.#take(rows);
+    this.#addRows(rows);
   }
 
-  go({ rows, gone }) {
+  update({ rows, gone }) {
     for (const id of gone) {
       this.#workers.delete(id);
       this.#changed.delete(id);
@@ -49,10 +54,10 @@ export class Fleet {
       tile.root.remove();
       this.#tiles.delete(id);
     }
-    this.#take(rows);
+    this.#addRows(rows);
   }
 
-  #move(entries) {
+  #onScroll(entries) {
     for (const { target, isIntersecting } of entries) {
       if (isIntersecting && target.isConnected) this.#near.add(target.dataset.worker);
       else this.#near.delete(target.dataset.worker);
@@ -60,7 +65,7 @@ export class Fleet {
     this.redraw();
   }
 
-  #take(rows) {
+  #addRows(rows) {
     for (const row of rows) {
       this.#workers.set(row.id, row);
       this.#changed.add(row.id);
@@ -79,30 +84,34 @@ export class Fleet {
         this.#observer.observe(tile.root);
         added.append(tile.root);
       }
-      tile.root.hidden = !this.#wants(row);
+      tile.root.hidden = !this.#matchesFilter(row);
       if (!isNew && !this.#near.has(id)) continue;
       tile.show(row);
       this.#changed.delete(id);
     }
-    if (added.childElementCount > 0) this.#place(added);
+    if (added.childElementCount > 0) this.#insertSorted(added);
     const all = this.#workers.size;
     const hidden = this.#root.querySelectorAll(":scope > [hidden]").length;
-    write(this.#shown, hidden > 0 ? `${count(all - hidden)} of ${count(all)}` : "");
+    setText(this.#shown, hidden > 0 ? `${count(all - hidden)} of ${count(all)}` : "");
   }
 
-  /** Tiles stand in the order of the workers' numbers. */
-  #place(added) {
+  /** Inserts tiles in the order of the workers' numbers. */
+  #insertSorted(added) {
     const number = (tile) => Number(tile.dataset.worker.replace(/\D/g, ""));
-    const isInOrder = !this.#root.lastElementChild || number(this.#root.lastElementChild) < number(added.firstElementChild);
+    const last = this.#root.lastElementChild;
+    const isInOrder = !last || number(last) < number(added.firstElementChild);
     this.#root.append(added);
-    if (!isInOrder) this.#root.append(...[...this.#root.children].sort((one, other) => number(one) - number(other)));
+    if (isInOrder) return;
+    const tiles = [...this.#root.children];
+    this.#root.append(...tiles.sort((one, other) => number(one) - number(other)));
   }
 
-  #wants(row) {
-    const wanted = this.#filter.value.trim().toLowerCase();
-    if (wanted === "") return true;
-    return [row.id, row.runs, row.machine, row.knowledge, row.condition, row.breaker, row.draining ? "draining" : ""]
-      .some((text) => text?.toLowerCase().includes(wanted));
+  #matchesFilter(row) {
+    const filter = this.#filter.value.trim().toLowerCase();
+    if (filter === "") return true;
+    const draining = row.draining ? "draining" : "";
+    return [row.id, row.runs, row.machine, row.knowledge, row.condition, row.breaker, draining]
+      .some((text) => text?.toLowerCase().includes(filter));
   }
 }
 
@@ -126,9 +135,11 @@ class Tile {
     badge(this.knowledge, row.knowledge, row.knowledge === "exact");
     const machine = row.machine == null ? "this machine" : `machine ${row.machine}`;
     const role = row.role == null ? "" : `${row.role} · `;
-    write(this.runs, `${role}${row.runs ?? "engine"} · ${machine}${row.unnamed ? " · not named any more" : ""}`);
-    const engine = row.running == null ? "says nothing yet" : `${count(row.running)} running, ${count(row.waiting)} waiting`;
-    write(this.load, `${engine} · ${count(row.pending_tokens)} tokens to compute`);
+    const unnamed = row.unnamed ? " · not named any more" : "";
+    setText(this.runs, `${role}${row.runs ?? "engine"} · ${machine}${unnamed}`);
+    const engine = row.running == null ? "says nothing yet"
+      : `${count(row.running)} running, ${count(row.waiting)} waiting`;
+    setText(this.load, `${engine} · ${count(row.pending_tokens)} tokens to compute`);
     const [kv, hits, arena] = this.gauges;
     kv.show(row.kv_usage, percent(row.kv_usage));
     hits.show(row.hit_rate, percent(row.hit_rate));
@@ -137,27 +148,29 @@ class Tile {
       arena.show(reserved > 0 ? used / reserved : 0, `${bytes(used)} of ${bytes(reserved)}`);
     } else arena.show(null, "none");
     const cache = row.receiver_cache_bytes > 0 ? bytes(row.receiver_cache_bytes) : "none";
-    write(this.more, `${count(row.known_blocks)} of ${count(row.total_blocks)} blocks known · ` +
+    setText(this.more, `${count(row.known_blocks)} of ${count(row.total_blocks)} blocks known · ` +
       `${count(row.promised_blocks)} promised · media cache ${cache}`);
   }
 }
 
-function badge(target, text, isWell) {
-  write(target, text);
-  target.className = isWell ? "badge well" : "badge ill";
+function badge(target, text, isHealthy) {
+  setText(target, text);
+  target.className = isHealthy ? "badge well" : "badge ill";
 }
 
-/** A named part of a whole. */
+/** A named bar that shows a part of a whole. */
 class Gauge {
   constructor(name) {
     this.fill = element("span", { class: "fill" });
     this.value = element("span", { class: "value" });
-    this.root = element("p", { class: "gauge" }, element("span", { class: "name" }, name), this.value,
+    this.root = element("p", { class: "gauge" },
+      element("span", { class: "name" }, name),
+      this.value,
       element("span", { class: "bar", "aria-hidden": "true" }, this.fill));
   }
 
   show(part, text) {
-    write(this.value, text);
+    setText(this.value, text);
     const width = `${brief(Math.min(1, part ?? 0) * 100)}%`;
     if (this.fill.style.width !== width) this.fill.style.width = width;
   }

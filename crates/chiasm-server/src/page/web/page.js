@@ -1,29 +1,30 @@
-// The page: one stream of events, and the view that is chosen. Only what is shown is drawn, once for each frame at most.
+// The page: it receives one stream of events and draws the chosen view, at most once a frame.
 
 import { Fleet } from "./fleet.js";
 import { Media } from "./media.js";
 import { Requests } from "./requests.js";
 import { Time } from "./time.js";
-import { count, write } from "./elements.js";
+import { count, setText } from "./elements.js";
 
-const RETRY = 2000;
+/** The pause before connecting again, in milliseconds. */
+const RETRY_MS = 2000;
 
-const at = (id) => document.getElementById(id);
+const byId = (id) => document.getElementById(id);
 const views = {
-  fleet: new Fleet(at("tiles"), at("filter"), at("shown")),
-  requests: new Requests(at("list"), at("why")),
-  media: new Media(at("media")),
-  time: new Time(at("time")),
+  fleet: new Fleet(byId("tiles"), byId("filter"), byId("shown")),
+  requests: new Requests(byId("list"), byId("why")),
+  media: new Media(byId("media")),
+  time: new Time(byId("time")),
 };
 let shown = "fleet";
-let isDue = false;
+let isDrawPending = false;
 
-/** Draws the view that is shown, soon. */
+/** Draws the shown view in the next frame. */
 function draw() {
-  if (isDue) return;
-  isDue = true;
+  if (isDrawPending) return;
+  isDrawPending = true;
   requestAnimationFrame(() => {
-    isDue = false;
+    isDrawPending = false;
     views[shown].draw();
   });
 }
@@ -33,7 +34,7 @@ function choose() {
   if (name === "main") return;
   shown = name in views ? name : "fleet";
   for (const view of Object.keys(views)) {
-    at(view).hidden = view !== shown;
+    byId(view).hidden = view !== shown;
     const link = document.querySelector(`nav a[href="#${view}"]`);
     if (view === shown) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
@@ -43,43 +44,46 @@ function choose() {
 }
 
 function totals({ ready, in_flight, slots }) {
-  write(at("totals"), `${count(ready)} workers answer · ${count(in_flight)} of ${count(slots)} requests in flight`);
+  const requests = `${count(in_flight)} of ${count(slots)} requests in flight`;
+  setText(byId("totals"), `${count(ready)} workers answer · ${requests}`);
 }
 
-function begin(told) {
-  write(at("model"), told.model);
-  document.title = `${told.model} – Chiasm`;
-  at("logout").hidden = !told.has_keys;
-  totals(told.totals);
-  for (const view of Object.values(views)) view.begin(told);
+/** Handles the whole state, when the page has connected. */
+function reset(data) {
+  setText(byId("model"), data.model);
+  document.title = `${data.model} – Chiasm`;
+  byId("logout").hidden = !data.has_keys;
+  totals(data.totals);
+  for (const view of Object.values(views)) view.reset(data);
   draw();
 }
 
-function go(told) {
-  totals(told.totals);
-  for (const view of Object.values(views)) view.go(told);
+/** Handles the changes of a second. */
+function update(data) {
+  totals(data.totals);
+  for (const view of Object.values(views)) view.update(data);
   draw();
 }
 
-function state(text, isWell) {
-  write(at("state"), text);
-  at("state").className = isWell ? "well" : "ill";
+function state(text, isHealthy) {
+  setText(byId("state"), text);
+  byId("state").className = isHealthy ? "well" : "ill";
 }
 
 function connect() {
   const events = new EventSource("events");
   events.addEventListener("start", (event) => {
     state("live", true);
-    begin(JSON.parse(event.data));
+    reset(JSON.parse(event.data));
   });
-  events.addEventListener("tick", (event) => go(JSON.parse(event.data)));
+  events.addEventListener("tick", (event) => update(JSON.parse(event.data)));
   events.addEventListener("error", async () => {
     state("not connected", false);
-    // The browser itself tries again, unless it was refused.
+    // The browser reconnects by itself, unless it was refused.
     if (events.readyState !== EventSource.CLOSED) return;
     const answer = await fetch("session").catch(() => null);
     if (answer?.status === 401) location.reload();
-    else setTimeout(connect, RETRY);
+    else setTimeout(connect, RETRY_MS);
   });
 }
 

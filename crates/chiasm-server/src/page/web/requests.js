@@ -1,10 +1,14 @@
-// The last requests, and why each went where it went.
+// The last requests, and the explanations of their routes.
 
-import { brief, clock, colour, count, drawn, element, identity, percent, table, time, write } from "./elements.js";
+import {
+  brief, clock, colour, count, element, identity, percent, setText, svgElement, table, time,
+} from "./elements.js";
 
-const KEPT = 100;
-/** Candidates that are shown at first. */
-const FIRST = 64;
+/** The number of requests that are listed. */
+const MAX_REQUESTS = 100;
+/** The number of candidates that are shown at first. */
+const FIRST_CANDIDATES = 64;
+/** The terms of a worker's cost, in the order of the server. */
 const TERMS = [
   ["M", "blocks of 16 tokens to compute"],
   ["F", "blocks to load from the CPU or storage"],
@@ -29,26 +33,27 @@ export class Requests {
     this.#body = list.tBodies[0];
     this.#why = why;
     root.append(list);
-    this.#body.addEventListener("keydown", (event) => this.#move(event));
+    this.#body.addEventListener("keydown", (event) => this.#moveFocus(event));
   }
 
-  begin({ requests }) {
+  reset({ requests }) {
     this.#requests.clear();
     this.#rows.clear();
     this.#body.replaceChildren();
-    this.#take(requests);
+    this.#addRequests(requests);
   }
 
-  go({ requests }) {
-    this.#take(requests);
+  update({ requests }) {
+    this.#addRequests(requests);
   }
 
-  #take(requests) {
+  #addRequests(requests) {
     for (const request of requests) {
       this.#requests.set(request.number, request);
       this.#changed.add(request.number);
     }
-    for (const number of [...this.#requests.keys()].sort((one, other) => one - other).slice(0, -KEPT)) {
+    const numbers = [...this.#requests.keys()].sort((one, other) => one - other);
+    for (const number of numbers.slice(0, -MAX_REQUESTS)) {
       this.#requests.delete(number);
       this.#rows.get(number)?.root.remove();
       this.#rows.delete(number);
@@ -70,10 +75,11 @@ export class Requests {
     this.#changed.clear();
   }
 
-  /** Arrows go from request to request. */
-  #move(event) {
-    const towards = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
-    const next = towards && event.target.closest("tr")?.[towards]?.querySelector("button");
+  /** Moves the focus from request to request with the arrow keys. */
+  #moveFocus(event) {
+    const siblings = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" };
+    const sibling = siblings[event.key];
+    const next = sibling && event.target.closest("tr")?.[sibling]?.querySelector("button");
     if (!next) return;
     event.preventDefault();
     next.focus();
@@ -84,16 +90,18 @@ export class Requests {
     for (const [other, row] of this.#rows) row.choose(other === number);
     const answer = await fetch(`requests/${number}`).catch(() => null);
     const why = answer?.ok ? await answer.json() : null;
-    // Another one may have been chosen meanwhile.
+    // Another request may have been chosen meanwhile.
     if (this.#chosen !== number) return;
-    const shown = why ? explained(why) : [element("p", { class: "hint" }, "This request is not known any more.")];
+    const shown = why ? explanation(why)
+      : [element("p", { class: "hint" }, "This request is not known any more.")];
     this.#why.replaceChildren(...shown);
   }
 }
 
 class Row {
   constructor(request, choose) {
-    this.button = element("button", { type: "button", title: request.id, "aria-pressed": "false" }, short(request.id));
+    const attributes = { type: "button", title: request.id, "aria-pressed": "false" };
+    this.button = element("button", attributes, short(request.id));
     this.button.addEventListener("click", choose);
     this.cells = Array.from({ length: 5 }, () => element("td"));
     this.root = element("tr", {}, element("th", { scope: "row" }, this.button), ...this.cells);
@@ -107,105 +115,142 @@ class Row {
     const { outcome } = request;
     const broken = outcome?.stream && outcome.stream !== "finished" ? `, ${outcome.stream}` : "";
     const status = outcome ? `${outcome.status}${broken}` : request.moved ? "moved" : "running";
-    const texts = [clock(request.at), request.worker, `${request.overlap}/${request.blocks}`, status, time(outcome?.ttft)];
-    this.cells.forEach((cell, at) => write(cell, texts[at]));
+    const held = `${request.overlap}/${request.blocks}`;
+    const texts = [clock(request.at), request.worker, held, status, time(outcome?.ttft)];
+    this.cells.forEach((cell, at) => setText(cell, texts[at]));
   }
 }
 
 const short = (id) => (id.length > 12 ? `${id.slice(0, 11)}…` : id);
 
-/** The elements that explain a choice. */
-function explained(why) {
+/** Creates the elements that explain a route. */
+function explanation(why) {
   const { request, candidates } = why;
-  const sorted = [...candidates].sort((one, other) => one.cost - other.cost || (one.worker === request.worker ? -1 : 1));
+  const sorted = [...candidates].sort((one, other) =>
+    one.cost - other.cost || (one.worker === request.worker ? -1 : 1));
   const items = new Map(why.plans.flatMap((plan) => plan.items).map((item) => [item.hash, item]));
   const legend = element("p", { class: "legend" },
-    ...[["held", "held"], ["promised", "promised by requests in flight"], ["lower", "on the CPU or in storage"], ["compute", "to compute"]]
-      .map(([name, text]) => element("span", {}, key(name), ` ${text}`)),
+    ...[
+      ["held", "held"],
+      ["promised", "promised by requests in flight"],
+      ["lower", "on the CPU or in storage"],
+      ["compute", "to compute"],
+    ].map(([name, text]) => element("span", {}, key(name), ` ${text}`)),
     element("span", {}, key("text"), " text"),
-    ...[...items.values()].map((item) => element("span", {}, `${item.modality} `, identity(item.hash))));
+    ...[...items.values()].map((item) =>
+      element("span", {}, `${item.modality} `, identity(item.hash))));
   const body = element("tbody");
   const more = element("p");
   const show = (rows) => body.append(...rows.map((candidate) => candidateRow(why, candidate)));
-  show(sorted.slice(0, FIRST));
-  if (sorted.length > FIRST) {
-    const all = element("button", { type: "button" }, `Show all ${count(sorted.length)} candidates`);
+  show(sorted.slice(0, FIRST_CANDIDATES));
+  if (sorted.length > FIRST_CANDIDATES) {
+    const text = `Show all ${count(sorted.length)} candidates`;
+    const all = element("button", { type: "button" }, text);
     all.addEventListener("click", () => {
-      show(sorted.slice(FIRST));
+      show(sorted.slice(FIRST_CANDIDATES));
       more.remove();
     });
     more.append(all);
   }
-  return [element("h2", {}, `Why ${request.worker}`), element("p", { class: "decision" }, decided(why)), legend,
-    element("div", { class: "wide" }, element("table", { class: "candidates" },
-      element("caption", {}, "Candidates, the lowest cost first. Below each term what one of it counts for."), heads(why), body)), more];
+  const caption = element("caption", {},
+    "Candidates, the lowest cost first. Below each term what one of it counts for.");
+  return [
+    element("h2", {}, `Why ${request.worker}`),
+    element("p", { class: "decision" }, decisionText(why)),
+    legend,
+    element("div", { class: "wide" },
+      element("table", { class: "candidates" }, caption, heads(why), body)),
+    more,
+  ];
 }
 
-function decided({ request, decision, policy, candidates, busy }) {
+function decisionText({ request, decision, policy, candidates, busy }) {
   const others = busy > 0 ? ` ${count(busy)} more were too busy.` : "";
   const reason = {
     cost: `Lowest cost of ${count(candidates.length)} candidates (policy ${policy}).`,
     session: "An earlier request of its session went there.",
-    policy: `Policy ${policy}, which compares no costs, among ${count(candidates.length)} candidates.`,
+    policy: `Policy ${policy}, which compares no costs, ` +
+      `among ${count(candidates.length)} candidates.`,
   }[decision];
   const chosen = candidates.find((candidate) => candidate.worker === request.worker);
   const { outcome, moved } = request;
-  const came = outcome?.found;
-  const found = came && chosen
-    ? ` It held ${chosen.overlap} of ${chosen.blocks} blocks; the engine found ${count(came.cached_tokens)} of ` +
-      `${count(request.prompt_tokens)} tokens in its cache (${percent(came.cached_tokens / request.prompt_tokens)}). ` +
-      `${count(came.completion_tokens)} tokens came within ${time(outcome.total)}.`
+  const tokens = outcome?.found;
+  const hitRate = tokens && percent(tokens.cached_tokens / request.prompt_tokens);
+  const result = tokens && chosen
+    ? ` It held ${chosen.overlap} of ${chosen.blocks} blocks; the engine found ` +
+      `${count(tokens.cached_tokens)} of ${count(request.prompt_tokens)} tokens in its cache ` +
+      `(${hitRate}). ` +
+      `${count(tokens.completion_tokens)} tokens came within ${time(outcome.total)}.`
     : moved ? " It was not taken there, or lost, and went to another worker." : "";
-  return `Request ${request.id}. ${reason}${others}${found}`;
+  return `Request ${request.id}. ${reason}${others}${result}`;
 }
 
 function heads({ weights }) {
+  const head = (...children) => element("th", { scope: "col" }, ...children);
   const terms = TERMS.map(([name, meaning], at) =>
-    element("th", { scope: "col" }, element("abbr", { title: meaning }, name), element("small", {}, `× ${brief(weights[at])}`)));
-  return element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "Worker"),
-    element("th", { scope: "col" }, "Prompt there"), ...terms, element("th", { scope: "col" }, "Cost")));
+    head(element("abbr", { title: meaning }, name),
+      element("small", {}, `× ${brief(weights[at])}`)));
+  return element("thead", {},
+    element("tr", {}, head("Worker"), head("Prompt there"), ...terms, head("Cost")));
 }
 
 function candidateRow(why, candidate) {
   const isChosen = candidate.worker === why.request.worker;
   const plan = why.plans.find((plan) => plan.class === candidate.class) ?? why.plans[0];
   return element("tr", { class: isChosen ? "chosen" : null },
-    element("th", { scope: "row" }, candidate.worker, isChosen ? element("small", {}, "chosen") : null),
+    element("th", { scope: "row" }, candidate.worker,
+      isChosen ? element("small", {}, "chosen") : null),
     element("td", { class: "strip" }, strip(candidate, plan)),
     ...candidate.terms.map((term) => element("td", {}, brief(term))),
     element("td", {}, why.decision === "cost" ? brief(candidate.cost) : "–"));
 }
 
-/** The prompt as a strip of blocks: its colour is what a part is, its strength what the worker has of it. */
+/**
+ * Draws the prompt as a strip of blocks. The colour shows which item a part is, and the strength
+ * what the worker has of it.
+ */
 function strip({ block_size, blocks, overlap, expected, loadable }, plan) {
   const total = Math.max(1, plan.prompt_tokens / block_size);
   const covered = Math.max(expected, loadable);
-  const states = [["held", 0, overlap], ["promised", overlap, expected], ["lower", expected, covered], ["compute", covered, total]];
-  const parts = partsOf(plan, block_size, total);
+  const states = [
+    ["held", 0, overlap],
+    ["promised", overlap, expected],
+    ["lower", expected, covered],
+    ["compute", covered, total],
+  ];
+  const parts = promptParts(plan, block_size, total);
   const rects = [];
   for (const [state, from, to] of states) {
     for (const part of parts) {
-      const [start, end] = [Math.max(from, part.from), Math.min(to, part.to)];
+      const start = Math.max(from, part.from);
+      const end = Math.min(to, part.to);
       if (end > start) {
         const fill = part.hash ? { fill: colour(part.hash) } : {};
-        rects.push(drawn("rect", { x: start, y: 0, width: end - start, height: 1, class: `${state} ${part.hash ? "item" : "text"}`, ...fill }));
+        const kind = `${state} ${part.hash ? "item" : "text"}`;
+        const area = { x: start, y: 0, width: end - start, height: 1 };
+        rects.push(svgElement("rect", { ...area, class: kind, ...fill }));
       }
     }
   }
   const lines = blocks <= 100 ? Array.from({ length: blocks - 1 }, (_, at) =>
-    drawn("line", { x1: at + 1, x2: at + 1, y1: 0, y2: 1, class: "edge" })) : [];
-  const text = `${overlap} of ${blocks} blocks held, ${Math.max(0, expected - overlap)} promised, ` +
-    `${Math.max(0, covered - expected)} in lower tiers, ${Math.max(0, blocks - covered)} to compute`;
-  return drawn("svg", { viewBox: `0 0 ${total} 1`, preserveAspectRatio: "none", role: "img", "aria-label": text },
-    drawn("title", {}, text), ...rects, ...lines);
+    svgElement("line", { x1: at + 1, x2: at + 1, y1: 0, y2: 1, class: "edge" })) : [];
+  const text = `${overlap} of ${blocks} blocks held, ` +
+    `${Math.max(0, expected - overlap)} promised, ` +
+    `${Math.max(0, covered - expected)} in lower tiers, ` +
+    `${Math.max(0, blocks - covered)} to compute`;
+  const attributes = { viewBox: `0 0 ${total} 1`, preserveAspectRatio: "none", role: "img" };
+  return svgElement("svg", { ...attributes, "aria-label": text },
+    svgElement("title", {}, text), ...rects, ...lines);
 }
 
-/** Text and items in order, in blocks. */
-function partsOf(plan, blockSize, total) {
+/** Returns the text and the items of a prompt in order, in blocks. */
+function promptParts(plan, blockSize, total) {
   const parts = [];
   let at = 0;
-  for (const { hash, offset, length } of [...plan.items].sort((one, other) => one.offset - other.offset)) {
-    const [from, to] = [offset / blockSize, (offset + length) / blockSize];
+  const items = [...plan.items].sort((one, other) => one.offset - other.offset);
+  for (const { hash, offset, length } of items) {
+    const from = offset / blockSize;
+    const to = (offset + length) / blockSize;
     if (from > at) parts.push({ from: at, to: from });
     parts.push({ from, to, hash });
     at = to;
@@ -214,6 +259,9 @@ function partsOf(plan, blockSize, total) {
   return parts;
 }
 
-/** A spot for the legend. */
-const key = (name) => drawn("svg", { class: "spot", viewBox: "0 0 1 1", "aria-hidden": "true" },
-  drawn("rect", { width: 1, height: 1, class: name === "text" ? "held text" : `${name} sample` }));
+/** Creates a spot for the legend. */
+function key(name) {
+  const kind = name === "text" ? "held text" : `${name} sample`;
+  return svgElement("svg", { class: "spot", viewBox: "0 0 1 1", "aria-hidden": "true" },
+    svgElement("rect", { width: 1, height: 1, class: kind }));
+}

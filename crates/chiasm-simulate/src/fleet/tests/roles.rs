@@ -1,4 +1,4 @@
-//! Fleets whose engines compute prompts or answers.
+//! Tests of fleets whose engines compute prompts or answers.
 
 use super::*;
 use crate::sequence::{Image, Piece};
@@ -7,14 +7,14 @@ fn text(seed: u64, length: u32) -> Piece {
     Piece::Text { seed, length }
 }
 
-/// An engine that prefills and one that decodes.
+/// Returns a fleet of an engine that prefills and one that decodes.
 fn pair() -> Scenario {
     let scenario = scenario(Workload::Mixed, 2, 100);
     Scenario { workers: vec![Role::Prefill, Role::Decode], warm_up: 0, ..scenario }
 }
 
-/// Plays requests that come at these times in milliseconds. Round-robin splits all of them.
-fn play(scenario: &Scenario, requests: Vec<(u64, Sequence)>) -> PolicyReport {
+/// Runs requests that arrive at these times in milliseconds. With round-robin, all are split.
+fn run_at(scenario: &Scenario, requests: Vec<(u64, Sequence)>) -> PolicyReport {
     let requests =
         requests.into_iter().map(|(at, sequence)| Ok(Request { at: at * 1_000_000, sequence }));
     Fleet::new(scenario, Policy::RoundRobin, Arrivals::Traced(1.0)).run(requests).unwrap()
@@ -24,22 +24,22 @@ fn close(found: f64, expected: f64) -> bool {
     (found - expected).abs() < 1e-3
 }
 
-/// Milliseconds in which 16-token blocks get from engine to engine.
-fn transfer(blocks: f64) -> f64 {
+/// Returns the milliseconds to transfer this number of 16-token blocks between engines.
+fn transfer_ms(blocks: f64) -> f64 {
     blocks * 16.0 * 57_344.0 / 25e6 + 1.0
 }
 
 #[test]
-fn a_split_request_alone_takes_its_prefill_its_way_and_its_steps() {
-    let report = play(&pair(), vec![(0, Sequence::new(&[text(1, 2800)], text(2, 11)))]);
+fn single_split_request_passes_its_stages_in_sequence() {
+    let report = run_at(&pair(), vec![(0, Sequence::new(&[text(1, 2800)], text(2, 11)))]);
     let prefill = 2.0 + 100.0 + 1e-6 * 2800.0 * 2800.0 / 2.0;
-    // The other engine computes the last of the tokens again, which attends to all before it.
+    // The other engine computes the last token again, which attends to all before it.
     let last_token = 2.0 + 6.0 + 1e-6 * 2799.5;
-    let first = prefill + transfer(175.0) + last_token;
+    let first = prefill + transfer_ms(175.0) + last_token;
     assert!(close(report.ttft_ms.mean, first), "{report:?} and {first}");
     let decode: Vec<f64> = (0..10).map(|step| 8.0 + 23e-6 * (2800.0 + f64::from(step))).collect();
     assert!(close(report.itl_ms.mean, decode.iter().sum::<f64>() / 10.0), "{report:?}");
-    // The events of the last step come a millisecond after it.
+    // The events of the last step arrive a millisecond after it.
     assert!(
         close(1e3 * report.virtual_seconds, first + decode.iter().sum::<f64>() + 1.0),
         "{report:?}"
@@ -48,54 +48,54 @@ fn a_split_request_alone_takes_its_prefill_its_way_and_its_steps() {
 }
 
 #[test]
-fn both_engines_get_the_tensors_and_one_encodes() {
+fn both_engines_get_the_tensors_but_one_encodes() {
     let image = Image { id: 1, embeds: 1600 };
     let ask = |question| Sequence::new(&[Piece::Image(image), text(question, 32)], text(9, 1));
     let tensors = 5e-6 * image.pixels() as f64;
     let prefill = 2.0 + 1632e3 / 28_000.0 + 1600e3 / 70_000.0 + 1e-6 * 1632.0 * 1632.0 / 2.0;
     let last_token = 8.0 + 1e-6 * 1631.5;
-    let report = play(&pair(), vec![(0, ask(1))]);
-    let first = tensors + prefill + tensors + transfer(102.0) + last_token;
+    let report = run_at(&pair(), vec![(0, ask(1))]);
+    let first = tensors + prefill + tensors + transfer_ms(102.0) + last_token;
     assert!(close(report.ttft_ms.mean, first), "{report:?} and {first}");
     assert_eq!((report.encoder_saved, report.tensors_reused), (Some(0.0), Some(0.0)));
-    // Of the image all is there the next time, at both: two blocks are computed, and got.
-    let both = play(&pair(), vec![(0, ask(1)), (1000, ask(2))]);
+    // The second time both engines have the whole image: two blocks are computed and transferred.
+    let both = run_at(&pair(), vec![(0, ask(1)), (1000, ask(2))]);
     let second =
-        8.0 + 1e-6 * (1632.0 * 1632.0 - 1600.0 * 1600.0) / 2.0 + transfer(2.0) + last_token;
+        8.0 + 1e-6 * (1632.0 * 1632.0 - 1600.0 * 1600.0) / 2.0 + transfer_ms(2.0) + last_token;
     assert!(close(2.0 * both.ttft_ms.mean - first, second), "{both:?} and {second}");
     assert_eq!((both.encoder_saved, both.tensors_reused), (Some(0.5), Some(0.5)));
     assert!(close(both.hit_rate, 1600.0 / 3264.0), "{both:?}");
 }
 
 #[test]
-fn an_engine_begins_to_get_a_prompt_between_two_steps_and_one_at_a_time() {
+fn transfers_start_between_steps_one_at_a_time() {
     let scenario = pair();
     let mut fleet = Fleet::new(&scenario, Policy::RoundRobin, Arrivals::Poisson(1.0));
     let live = |number| {
         let sequence = Sequence::new(&[text(number, 1600)], text(2, 100));
         let keys = sequence.keys(scenario.engine.block_size);
-        Live::new(number, sequence, keys, 0, true)
+        LiveRequest::new(number, sequence, keys, 0, true)
     };
-    // It computes a prompt until then.
+    // The engine computes a prompt until `end`.
     fleet.deliver(1, live(1), 0);
     let end = fleet.engines[1].next_wake().unwrap();
-    fleet.get(0, 1, Box::new(live(2)), 1000);
-    fleet.get(0, 1, Box::new(live(3)), 2000);
-    let mut got: Vec<Nanos> = fleet
+    fleet.start_transfer(0, 1, Box::new(live(2)), 1000);
+    fleet.start_transfer(0, 1, Box::new(live(3)), 2000);
+    let mut arrivals: Vec<Nanos> = fleet
         .planned
         .into_iter()
-        .filter_map(|planned| match planned.what {
-            Plan::Got(0, _) => Some(planned.at),
+        .filter_map(|planned| match planned.event {
+            Event::EndTransfer { from: 0, .. } => Some(planned.at),
             _ => None,
         })
         .collect();
-    got.sort_unstable();
-    let bytes = nanos((transfer(100.0) - 1.0) / 1e3);
-    assert_eq!(got, [end + bytes + 1_000_000, end + 2 * bytes + 1_000_000]);
+    arrivals.sort_unstable();
+    let duration = nanos((transfer_ms(100.0) - 1.0) / 1e3);
+    assert_eq!(arrivals, [end + duration + 1_000_000, end + 2 * duration + 1_000_000]);
 }
 
 #[test]
-fn blocks_of_a_prompt_are_kept_until_it_is_had_and_no_longer() {
+fn prompt_blocks_are_held_until_the_transfer_ends() {
     let scenario = pair();
     let mut fleet = Fleet::new(&scenario, Policy::RoundRobin, Arrivals::Traced(1.0));
     let in_use = |fleet: &Fleet<'_>| {
@@ -107,25 +107,25 @@ fn blocks_of_a_prompt_are_kept_until_it_is_had_and_no_longer() {
     let mut seen = Vec::new();
     while let Some(at) = fleet.planned.peek().map(|planned| planned.at) {
         fleet.clock.set(at);
-        fleet.carry_out(at);
+        fleet.handle_planned(at);
         if seen.last() != Some(&in_use(&fleet)) {
             seen.push(in_use(&fleet));
         }
     }
-    // Computed and kept, had by the other one, ended.
+    // Computed and retained; transferred to the other engine; ended.
     assert_eq!(seen, [[true, false], [false, true], [false, false]]);
 }
 
 #[test]
-fn every_request_of_every_workload_ends_and_engines_and_routers_are_empty_then() {
-    // Small caches: prompts wait until others are let go of, and answers are preempted.
+fn requests_of_all_workloads_end_with_idle_engines() {
+    // Small caches: prompts wait until the blocks of others are released; answers are preempted.
     let engine = EngineModel { num_blocks: 400, ..EngineModel::default() };
     for workload in Workload::ALL {
         for policy in Policy::ALL {
             let workers = vec![Role::Prefill, Role::Decode, Role::Decode, Role::Aggregated];
             let scenario = Scenario { workers, engine, ..scenario(workload, 4, 200) };
             let mut fleet = Fleet::new(&scenario, policy, Arrivals::Poisson(60.0));
-            fleet.play(requests(&scenario)).unwrap();
+            fleet.simulate(requests(&scenario)).unwrap();
             assert_eq!(fleet.tally.completed + fleet.tally.refused, 200, "{workload}, {policy}");
             assert!(fleet.tally.completed > 80, "{workload}, {policy}");
             let workers = fleet.frontends.routers()[0].workers();
@@ -143,7 +143,7 @@ fn every_request_of_every_workload_ends_and_engines_and_routers_are_empty_then()
 }
 
 #[test]
-fn a_seed_is_a_report_with_roles_too() {
+fn report_with_roles_is_determined_by_the_seed() {
     let workers = vec![Role::Prefill, Role::Decode, Role::Decode];
     let scenario = Scenario { workers, ..scenario(Workload::Mixed, 3, 600) };
     let run = || {
@@ -156,7 +156,7 @@ fn a_seed_is_a_report_with_roles_too() {
 }
 
 #[test]
-fn frontends_that_tell_each_other_of_split_requests_are_refused() {
+fn announcements_of_split_requests_are_refused() {
     let good = pair();
     let run = |announce_delay| {
         let frontend = FrontendModel { frontends: 2, announce_delay, ..good.frontend };

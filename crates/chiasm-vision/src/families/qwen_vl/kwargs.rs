@@ -1,29 +1,37 @@
-//! `mm_processor_kwargs` of a request, as vLLM 0.32 hands them to `Qwen2VLImageProcessor`.
+//! A request's `mm_processor_kwargs`, as vLLM 0.32 passes them to `Qwen2VLImageProcessor`.
 //!
-//! What vLLM ignores with a warning (an unknown key) is refused here; so is every setting that
-//! would change the shape of the patches. Values that make the processor fail are refused before it
-//! would.
+//! Unknown keys, which vLLM ignores with a warning, are refused here. So are settings that would
+//! change the shape of the patches, and values that make the processor fail.
 
 use serde_json::{Map, Value};
 
 use crate::VisionError;
 
+/// The supported keys.
 const KNOWN: &[&str] = &["min_pixels", "max_pixels", "size.shortest_edge", "size.longest_edge"];
 
-/// What a request asks for; what it leaves open is the model's.
+/// The bounds in a request; `None` means the model's own bound.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kwargs {
     pub(super) min_pixels: Option<u64>,
     pub(super) max_pixels: Option<u64>,
 }
 
-/// `completes_size`: whether a `size` may leave an edge open, which then is the model's.
+/// Parses a request's kwargs.
+///
+/// With `completes_size`, `size` may lack an edge, which then is the model's. `size` may also be
+/// null, which is the same as missing.
+///
+/// # Errors
+/// [`VisionError::UnknownKwarg`] and [`VisionError::InvalidKwarg`].
 pub(super) fn parse(
     kwargs: &Map<String, Value>,
     completes_size: bool,
 ) -> Result<Kwargs, VisionError> {
-    let (mut min_pixels, mut max_pixels) = (None, None);
-    let (mut shortest, mut longest) = (None, None);
+    let mut min_pixels = None;
+    let mut max_pixels = None;
+    let mut shortest_edge = None;
+    let mut longest_edge = None;
     let mut has_size = false;
     for (key, value) in kwargs {
         match key.as_str() {
@@ -38,8 +46,12 @@ pub(super) fn parse(
                 })?;
                 for (key, value) in size {
                     match key.as_str() {
-                        "shortest_edge" => shortest = Some(pixels("size.shortest_edge", value)?),
-                        "longest_edge" => longest = Some(pixels("size.longest_edge", value)?),
+                        "shortest_edge" => {
+                            shortest_edge = Some(pixels("size.shortest_edge", value)?);
+                        }
+                        "longest_edge" => {
+                            longest_edge = Some(pixels("size.longest_edge", value)?);
+                        }
                         _ => return Err(unknown(format!("size.{key}"))),
                     }
                 }
@@ -47,9 +59,9 @@ pub(super) fn parse(
             _ => return Err(unknown(key.clone())),
         }
     }
-    // The processor lets these two win over the edges of `size`.
-    let min_pixels = min_pixels.or(shortest);
-    let max_pixels = max_pixels.or(longest);
+    // In the processor, `min_pixels` and `max_pixels` override the edges of `size`.
+    let min_pixels = min_pixels.or(shortest_edge);
+    let max_pixels = max_pixels.or(longest_edge);
     if has_size && !completes_size && (min_pixels.is_none() || max_pixels.is_none()) {
         return Err(VisionError::InvalidKwarg {
             key: "size",
@@ -59,10 +71,11 @@ pub(super) fn parse(
     Ok(Kwargs { min_pixels, max_pixels })
 }
 
-/// The edges of a `size` as `min_pixels` and `max_pixels` too, where the request does not have
-/// these (`_complete_mm_processor_size_aliases` in vLLM's `qwen2_vl.py`). A `size` of null says
-/// nothing if sizes are completed.
-pub(super) fn add_pixels_of_edges(request: &mut Map<String, Value>, completes_size: bool) {
+/// Adds the edges of `size` as `min_pixels` and `max_pixels`, unless the request has these.
+///
+/// Follows `_complete_mm_processor_size_aliases` in vLLM's `qwen2_vl.py`. With `completes_size`, a
+/// null `size` is removed.
+pub(super) fn add_size_aliases(request: &mut Map<String, Value>, completes_size: bool) {
     if completes_size && request.get("size").is_some_and(Value::is_null) {
         request.remove("size");
     }
@@ -78,6 +91,7 @@ pub(super) fn add_pixels_of_edges(request: &mut Map<String, Value>, completes_si
     }
 }
 
+/// Parses a number of pixels.
 fn pixels(key: &'static str, value: &Value) -> Result<u64, VisionError> {
     value.as_u64().filter(|&pixels| pixels > 0).ok_or_else(|| VisionError::InvalidKwarg {
         key,
@@ -85,6 +99,7 @@ fn pixels(key: &'static str, value: &Value) -> Result<u64, VisionError> {
     })
 }
 
+/// Creates the error for an unknown key.
 fn unknown(key: String) -> VisionError {
     VisionError::UnknownKwarg { key, known: KNOWN }
 }

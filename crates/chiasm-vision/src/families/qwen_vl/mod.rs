@@ -1,9 +1,9 @@
-//! Qwen2-VL, Qwen2.5-VL and Qwen3-VL: `Qwen2VLImageProcessor` of `transformers` 5.19, called as
-//! vLLM 0.32 calls it.
+//! Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5.
 //!
-//! An image is resized so that both sides are multiples of `patch_size * merge_size` and its area
-//! lies within bounds. Each patch becomes a row of `pixel_values`; each square of `merge_size²`
-//! patches becomes one token.
+//! Follows `Qwen2VLImageProcessor` of `transformers` 5.19, as vLLM 0.32 calls it. An image is
+//! resized so that both sides are multiples of `patch_size * merge_size` and its area is within
+//! bounds. Each patch becomes a row of `pixel_values`; each square of `merge_size²` patches becomes
+//! one token.
 
 mod kwargs;
 mod largest;
@@ -25,14 +25,14 @@ use crate::{ImagePlan, ImageSize, TensorSpec, VisionError};
 use kwargs::Kwargs;
 use settings::Settings;
 
-/// What stands for an image in a prompt (`get_placeholder_str` in vLLM's `qwen2_vl.py` and
+/// The text of an image in a prompt (`get_placeholder_str` in vLLM's `qwen2_vl.py` and
 /// `qwen3_vl.py`).
 const PROMPT_TEXT: &str = "<|vision_start|><|image_pad|><|vision_end|>";
 
-/// `image_token_id` of the three config classes, for a config.json without it.
-const IMAGE_TOKEN: u32 = 151_655;
+/// The default `image_token_id` of the three config classes.
+const DEFAULT_IMAGE_TOKEN: u32 = 151_655;
 
-/// What differs between the members of the family beyond their settings.
+/// The generation of a Qwen-VL model, which determines behaviour beyond its settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Generation {
     Two,
@@ -42,49 +42,50 @@ pub(crate) enum Generation {
 }
 
 impl Generation {
-    /// `patch_size` of the vision config's class, for a config.json without it.
-    const fn vision_patch_size(self) -> u64 {
+    /// Returns the default `patch_size` of the vision config's class.
+    const fn default_vision_patch_size(self) -> u64 {
         match self {
             Self::Two | Self::TwoFive => 14,
             Self::Three | Self::ThreeFive => 16,
         }
     }
 
-    /// Whether videos have bounds of their own (`Qwen3VLVideoProcessor`).
+    /// Returns `true` if videos have their own bounds (`Qwen3VLVideoProcessor`).
     const fn has_video_processor(self) -> bool {
         matches!(self, Self::Three | Self::ThreeFive)
     }
 
-    /// vLLM completes a half-given `size` for Qwen3-VL only
-    /// (`Qwen3VLMultiModalProcessor._apply_hf_processor_main`).
+    /// Returns `true` if vLLM completes a `size` with only one edge, which it does for Qwen3-VL
+    /// only (`Qwen3VLMultiModalProcessor._apply_hf_processor_main`).
     const fn completes_size(self) -> bool {
         matches!(self, Self::Three | Self::ThreeFive)
     }
 }
 
-/// One Qwen-VL model.
+/// A Qwen-VL model.
 #[derive(Clone, Debug)]
 pub(crate) struct QwenVl {
     generation: Generation,
     settings: Settings,
-    /// Most pixels of all frames of a video together that are one patch deep; `None` where a frame
-    /// has as many as an image.
+    /// The maximum number of pixels of a video that is one patch deep, over all its frames; `None`
+    /// if a frame has the same bounds as an image.
     video_pixels: Option<u64>,
     image_token: TokenId,
     prompt: ImagePrompt,
 }
 
 impl QwenVl {
+    /// Reads the settings of a model directory.
     pub(crate) fn read(
         dir: &ModelDir,
         generation: Generation,
     ) -> Result<Arc<dyn Family>, VisionError> {
         let file = dir.image_processor()?;
         let settings = Settings::read(file)?;
-        // The engine builds its vision tower from config.json: patches of another shape would kill
-        // it.
+        // The engine builds its vision tower from config.json and would crash on patches of another
+        // shape.
         for (key, in_config, default, used) in [
-            ("patch_size", "patch_size", generation.vision_patch_size(), settings.patch),
+            ("patch_size", "patch_size", generation.default_vision_patch_size(), settings.patch),
             ("merge_size", "spatial_merge_size", 2, settings.merge),
             ("temporal_patch_size", "temporal_patch_size", 2, settings.temporal),
         ] {
@@ -98,7 +99,7 @@ impl QwenVl {
                 ));
             }
         }
-        let image_token = dir.token(&["image_token_id"], IMAGE_TOKEN)?;
+        let image_token = dir.token(&["image_token_id"], DEFAULT_IMAGE_TOKEN)?;
         let prompt = ImagePrompt::token(PROMPT_TEXT, image_token);
         let video_pixels = generation.has_video_processor().then(|| largest::video_pixels(dir));
         Ok(Arc::new(Self { generation, settings, video_pixels, image_token, prompt }))
@@ -112,12 +113,12 @@ impl Family for QwenVl {
         let mut changed = self.clone();
         changed.settings.min_pixels = min_pixels.unwrap_or(changed.settings.min_pixels);
         changed.settings.max_pixels = max_pixels.unwrap_or(changed.settings.max_pixels);
-        changed.video_pixels = changed.video_pixels.map(|own| max_pixels.unwrap_or(own));
+        changed.video_pixels = changed.video_pixels.map(|default| max_pixels.unwrap_or(default));
         Ok(Arc::new(changed))
     }
 
-    fn add_other_names(&self, request: &mut Map<String, Value>) {
-        kwargs::add_pixels_of_edges(request, self.generation.completes_size());
+    fn add_aliases(&self, request: &mut Map<String, Value>) {
+        kwargs::add_size_aliases(request, self.generation.completes_size());
     }
 
     fn plan(&self, size: ImageSize) -> Result<ImagePlan, VisionError> {
@@ -126,7 +127,7 @@ impl Family for QwenVl {
         let resized = if self.settings.do_resize {
             smart_resize::smart_resize(size, factor, min_pixels, max_pixels)?
         } else {
-            smart_resize::keep(size, factor)?
+            smart_resize::without_resize(size, factor)?
         };
         let patches = PatchGrid {
             height: resized.height as usize / patch as usize,
@@ -162,33 +163,31 @@ impl Family for QwenVl {
 
     fn largest_image(&self) -> ImageSize {
         let Settings { patch, merge, max_pixels, .. } = self.settings;
-        largest::image(patch * merge, max_pixels)
+        largest::largest_image(patch * merge, max_pixels)
     }
 
-    fn largest_video(&self, context: usize, _image: usize) -> usize {
+    fn largest_video(&self, context_tokens: usize, _image_tokens: usize) -> usize {
         let Settings { patch, merge, temporal, min_pixels, max_pixels, .. } = self.settings;
         let factor = patch * merge;
         match self.video_pixels {
             Some(pixels) => {
-                largest::embeddings(largest::image(factor, pixels / u64::from(temporal)), factor)
+                let frame = largest::largest_image(factor, pixels / u64::from(temporal));
+                largest::embeddings(frame, factor)
             }
             None => {
-                let frame = largest::image(factor, max_pixels);
+                let frame = largest::largest_image(factor, max_pixels);
                 let frame = smart_resize::smart_resize(frame, factor, min_pixels, max_pixels);
                 frame.map_or(0, |frame| {
-                    largest::longest_video(
-                        context,
-                        largest::embeddings(frame, factor),
-                        temporal as usize,
-                    )
+                    let frame_tokens = largest::embeddings(frame, factor);
+                    largest::longest_video(context_tokens, frame_tokens, temporal as usize)
                 })
             }
         }
     }
 
     fn fingerprint(&self, out: &mut Fingerprint) {
-        // The generation changes which settings there are, not what they do; videos are not made
-        // here.
+        // The generation decides which settings exist, but not their effect. Videos are not
+        // processed here.
         let Self { generation: _, settings, video_pixels: _, image_token, prompt: _ } = self;
         let Settings {
             patch,
@@ -202,7 +201,7 @@ impl Family for QwenVl {
         out.integer("patch_size", patch);
         out.integer("merge_size", merge);
         out.integer("temporal_patch_size", temporal);
-        // No bounds say that nothing is resized.
+        // A fingerprint without bounds means that images are not resized.
         if do_resize {
             out.integer("min_pixels", min_pixels);
             out.integer("max_pixels", max_pixels);

@@ -1,33 +1,36 @@
-//! The image processor's settings with the defaults of `Qwen2VLImageProcessor` in `transformers`
+//! The image processor's settings, with the defaults of `Qwen2VLImageProcessor` in `transformers`
 //! 5.19.
 //!
-//! A missing key means the default of the class. A null means it too for the bounds; elsewhere it
-//! is taken at its word (`BaseImageProcessor.__init__` sets it before the defaults are asked for):
-//! off for a switch, refused for a number.
+//! A missing key means the default of the class, and so does a null bound. For other keys, null
+//! does not mean the default, because `BaseImageProcessor.__init__` sets the null before it applies
+//! defaults: a null switch is off, a null number is an error.
 
 use crate::VisionError;
 use crate::kernels::{Filter, Normalization};
 use crate::model_dir::Section;
 use crate::settings::{self, CLIP};
 
-const MIN_PIXELS: u64 = 56 * 56;
-const MAX_PIXELS: u64 = 28 * 28 * 1280;
-/// Far above any model's; keeps products within bounds.
-const LARGEST_PATCH: u64 = 1024;
+/// The default `min_pixels` of the class.
+const DEFAULT_MIN_PIXELS: u64 = 56 * 56;
+/// The default `max_pixels` of the class.
+const DEFAULT_MAX_PIXELS: u64 = 28 * 28 * 1280;
+/// The maximum patch size, merge size and temporal patch size. Far above any model's; keeps
+/// products within bounds.
+const MAX_PATCH_SIZE: u64 = 1024;
 
-/// Settings of one model's image processor.
+/// The settings of a model's image processor.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Settings {
-    /// Side of a patch in pixels.
+    /// The side of a patch in pixels.
     pub(super) patch: u32,
-    /// Side in patches of the square that becomes one token.
+    /// The side in patches of the square that becomes one token.
     pub(super) merge: u32,
-    /// Frames per patch: a still image is repeated so often.
+    /// The number of frames per patch. A still image is repeated in each frame.
     pub(super) temporal: u32,
     pub(super) do_resize: bool,
-    /// Bounds of the area after resizing: `size.shortest_edge` and `size.longest_edge`, despite
-    /// their names.
+    /// The minimum area after resizing: `size.shortest_edge`, despite its name.
     pub(super) min_pixels: u64,
+    /// The maximum area after resizing: `size.longest_edge`, despite its name.
     pub(super) max_pixels: u64,
     pub(super) normalization: Normalization,
 }
@@ -35,10 +38,10 @@ pub(super) struct Settings {
 impl Settings {
     pub(super) fn read(file: &Section) -> Result<Self, VisionError> {
         let side = |key, default| match file.positive(key)?.unwrap_or(default) {
-            side @ 1..=LARGEST_PATCH => Ok(side as u32),
-            _ => Err(file.problem(key, format!("must be at most {LARGEST_PATCH}"))),
+            side @ 1..=MAX_PATCH_SIZE => Ok(side as u32),
+            _ => Err(file.problem(key, format!("must be at most {MAX_PATCH_SIZE}"))),
         };
-        let (min_pixels, max_pixels) = read_size(file)?;
+        let (min_pixels, max_pixels) = read_bounds(file)?;
         let do_resize = file.flag("do_resize", true)?;
         if do_resize && settings::resample(file, Filter::Bicubic)? != Filter::Bicubic {
             return Err(file.problem("resample", "must be 3 (bicubic)"));
@@ -55,17 +58,23 @@ impl Settings {
     }
 }
 
-/// `min_pixels` and `max_pixels` beside `size` are older and win over its edges. They also drop
-/// namesakes inside `size`, without which `size` must have exactly its two edges.
-fn read_size(file: &Section) -> Result<(u64, u64), VisionError> {
-    let legacy = [file.nullable_positive("min_pixels")?, file.nullable_positive("max_pixels")?];
+/// Reads the bounds of the area.
+///
+/// `min_pixels` and `max_pixels` beside `size` are older and override its edges. Each of them also
+/// allows the same key inside `size`, where it is ignored. Otherwise `size` must have exactly its
+/// two edges.
+fn read_bounds(file: &Section) -> Result<(u64, u64), VisionError> {
+    let legacy_min = file.nullable_positive("min_pixels")?;
+    let legacy_max = file.nullable_positive("max_pixels")?;
     let Some(size) = file.section("size")? else {
-        return Ok((legacy[0].unwrap_or(MIN_PIXELS), legacy[1].unwrap_or(MAX_PIXELS)));
+        let min_pixels = legacy_min.unwrap_or(DEFAULT_MIN_PIXELS);
+        let max_pixels = legacy_max.unwrap_or(DEFAULT_MAX_PIXELS);
+        return Ok((min_pixels, max_pixels));
     };
     let unexpected = size.values.keys().find(|key| match key.as_str() {
         "shortest_edge" | "longest_edge" => false,
-        "min_pixels" => legacy[0].is_none(),
-        "max_pixels" => legacy[1].is_none(),
+        "min_pixels" => legacy_min.is_none(),
+        "max_pixels" => legacy_max.is_none(),
         _ => true,
     });
     if let Some(key) = unexpected {
@@ -78,5 +87,5 @@ fn read_size(file: &Section) -> Result<(u64, u64), VisionError> {
             file.problem("size", format!("lacks the key {key:?}, but must have both edges"))
         }),
     };
-    Ok((edge(legacy[0], "shortest_edge")?, edge(legacy[1], "longest_edge")?))
+    Ok((edge(legacy_min, "shortest_edge")?, edge(legacy_max, "longest_edge")?))
 }

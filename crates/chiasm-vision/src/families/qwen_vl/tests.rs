@@ -1,4 +1,4 @@
-//! What the goldens don't say: limits, refusals, and that nothing panics.
+//! Tests beyond the goldens: limits, refusals, and the absence of panics.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::{ImageKwargs, ImageSize, NoVocabulary, PixelFormat, RgbView, VisionError, VisionModel};
 
-/// A model directory with these settings of the image processor and this config.json.
+/// Loads a model directory with this config.json and these settings of the image processor.
 fn load_with(config: &Value, settings: &Value) -> Result<Option<VisionModel>, VisionError> {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), "config.json", config);
@@ -20,6 +20,7 @@ fn write(dir: &Path, file: &str, contents: &Value) {
     std::fs::write(dir.join(file), contents.to_string()).unwrap();
 }
 
+/// Loads a Qwen2-VL model with these settings and a matching config.json.
 fn load(settings: Value) -> Result<VisionModel, VisionError> {
     let vision = json!({
         "patch_size": settings.get("patch_size").unwrap_or(&json!(14)),
@@ -30,6 +31,7 @@ fn load(settings: Value) -> Result<VisionModel, VisionError> {
         .map(|model| model.unwrap())
 }
 
+/// Parses kwargs with these bounds.
 fn bounds(model: &VisionModel, min_pixels: Option<u64>, max_pixels: Option<u64>) -> ImageKwargs {
     let kwargs = [("min_pixels", min_pixels), ("max_pixels", max_pixels)];
     let kwargs = kwargs
@@ -44,7 +46,7 @@ fn size(width: u32, height: u32) -> ImageSize {
 }
 
 #[test]
-fn a_model_without_vision_is_text_only() {
+fn model_without_vision_config_is_text_only() {
     for config in
         [json!({"model_type": "qwen2"}), json!({"model_type": "x", "vision_config": null})]
     {
@@ -53,8 +55,8 @@ fn a_model_without_vision_is_text_only() {
 }
 
 #[test]
-fn unknown_families_are_refused_with_the_known_ones() {
-    // By exact name: a longer name that contains a known one is another family.
+fn unknown_family_error_lists_known_families() {
+    // Names must match exactly: a longer name that contains a known one is another family.
     for model_type in ["llava_onevision", "qwen2_vl_text", "xqwen3_vl", "Qwen2_VL", ""] {
         let config = json!({"model_type": model_type, "vision_config": {}});
         let error = load_with(&config, &json!({})).unwrap_err();
@@ -64,8 +66,8 @@ fn unknown_families_are_refused_with_the_known_ones() {
 }
 
 #[test]
-fn patches_unlike_the_vision_tower_are_refused() {
-    // transformers' default of 14 for a missing key is not what Qwen3-VL's tower takes.
+fn patches_unlike_those_of_the_tower_are_refused() {
+    // The default of 14 in transformers is not the patch size of Qwen3-VL's tower.
     let config = json!({"model_type": "qwen3_vl", "vision_config": {}});
     let error = load_with(&config, &json!({})).unwrap_err();
     assert!(matches!(error, VisionError::Setting { key: "patch_size", .. }), "{error}");
@@ -77,7 +79,7 @@ fn patches_unlike_the_vision_tower_are_refused() {
 }
 
 #[test]
-fn settings_that_cannot_be_honoured_are_refused_by_name() {
+fn unsupported_settings_are_refused_by_name() {
     for (settings, name) in [
         (json!({"resample": 2}), "resample"),
         (json!({"patch_size": 100_000}), "patch_size"),
@@ -99,7 +101,7 @@ fn settings_that_cannot_be_honoured_are_refused_by_name() {
 }
 
 #[test]
-fn files_that_are_not_json_objects_are_refused_by_path() {
+fn invalid_json_files_are_refused_by_path() {
     let dir = tempfile::tempdir().unwrap();
     let load = || VisionModel::from_model_dir(dir.path(), &NoVocabulary).unwrap_err().to_string();
     assert!(load().contains("config.json"));
@@ -112,7 +114,7 @@ fn files_that_are_not_json_objects_are_refused_by_path() {
 }
 
 #[test]
-fn facts_of_the_family() {
+fn model_reports_the_facts_of_its_family() {
     let model = load(json!({})).unwrap();
     assert_eq!(model.family(), "qwen2_vl");
     assert_eq!(model.prompt().marker[0].0, 151_655);
@@ -121,7 +123,7 @@ fn facts_of_the_family() {
 }
 
 #[test]
-fn extreme_sizes_and_bounds_are_errors() {
+fn extreme_sizes_or_bounds_are_refused() {
     let model = load(json!({})).unwrap();
     let none = ImageKwargs::default();
     let plan = |width, height, kwargs: &ImageKwargs| model.plan(size(width, height), kwargs);
@@ -142,7 +144,7 @@ fn extreme_sizes_and_bounds_are_errors() {
 }
 
 #[test]
-fn process_refuses_what_does_not_belong_together() {
+fn process_refuses_mismatched_arguments() {
     let model = load(json!({})).unwrap();
     let plan = model.plan(size(28, 28), &bounds(&model, Some(1), None)).unwrap();
     let pixels = vec![0; 3 * 28 * 28];
@@ -160,30 +162,35 @@ fn process_refuses_what_does_not_belong_together() {
     assert!(matches!(result, Err(VisionError::NotAFloat(Dtype::U8))));
     let turned = RgbView::new(size(14, 56), &pixels).unwrap();
     let result = model.process(turned, &plan, PixelFormat::RawU8, &mut out);
-    assert!(matches!(result, Err(VisionError::OtherImage { .. })));
+    assert!(matches!(result, Err(VisionError::SizeMismatch { .. })));
 }
 
-/// Sides that are interesting: small ones, any, and the ends of the range.
+/// Generates sides: small ones, arbitrary ones, and the largest.
 fn side() -> impl Strategy<Value = u32> {
     prop_oneof![0..300_u32, 1..70_000_u32, any::<u32>(), Just(u32::MAX)]
 }
 
+/// Generates optional bounds of the area.
 fn pixels() -> impl Strategy<Value = Option<u64>> {
     proptest::option::of(prop_oneof![1..2_000_000_u64, 1..=u64::MAX, Just(u64::MAX)])
 }
 
 proptest! {
     #[test]
-    fn plans_never_panic_and_hold_together(
+    fn random_plans_are_consistent(
         (width, height) in (side(), side()),
         (min_pixels, max_pixels) in (pixels(), pixels()),
         (patch, merge, temporal) in (1..=1024_u32, 1..=1024_u32, 1..=1024_u32),
-        everyday in any::<bool>(),
+        is_common in any::<bool>(),
         do_resize in any::<bool>(),
     ) {
-        let (patch, merge, temporal) = if everyday { (14, 2, 2) } else { (patch, merge, temporal) };
+        let (patch, merge, temporal) =
+            if is_common { (14, 2, 2) } else { (patch, merge, temporal) };
         let model = load(json!({
-            "patch_size": patch, "merge_size": merge, "temporal_patch_size": temporal, "do_resize": do_resize,
+            "patch_size": patch,
+            "merge_size": merge,
+            "temporal_patch_size": temporal,
+            "do_resize": do_resize,
         })).unwrap();
         let kwargs = bounds(&model, min_pixels, max_pixels);
         let Ok(plan) = model.plan(size(width, height), &kwargs) else { return Ok(()) };
@@ -191,7 +198,8 @@ proptest! {
         prop_assert_eq!(frames, 1);
         prop_assert_eq!((columns * patch, rows * patch), (plan.resized.width, plan.resized.height));
         prop_assert!(rows > 0 && columns > 0 && rows % merge == 0 && columns % merge == 0);
-        prop_assert_eq!(plan.tokens as u64 * u64::from(merge * merge), u64::from(rows) * u64::from(columns));
+        let patches = u64::from(rows) * u64::from(columns);
+        prop_assert_eq!(plan.tokens as u64 * u64::from(merge * merge), patches);
         for format in [PixelFormat::RawU8, PixelFormat::Normalized(Dtype::F32)] {
             let tensors = plan.tensors(format);
             let elements: usize = tensors[0].shape.iter().product();
@@ -200,9 +208,9 @@ proptest! {
         }
     }
 
-    /// Whatever the sizes, every byte of the tensor is written and none beyond.
+    /// For all sizes, every byte of the tensor is written and none beyond.
     #[test]
-    fn a_flat_image_stays_flat(
+    fn flat_image_stays_flat(
         (width, height) in (1..200_u32, 1..200_u32),
         (min_pixels, max_pixels) in (1..60_000_u64, 1..60_000_u64),
         (patch, merge, temporal) in (1..20_u32, 1..4_u32, 1..4_u32),

@@ -1,18 +1,18 @@
-//! Cutting patches with AVX2: up to 16 pixels of two lines at a time are taken apart into channels.
+//! Cutting patches with AVX2: each step splits up to 16 pixels of two lines into channels.
 
 use std::arch::x86_64::*;
 
-use super::{AHEAD, PatchGrid, scalar};
+use super::{PREFETCH_BYTES, PatchGrid, scalar};
 
-/// Pixels per line and step, unless the patch is smaller.
-const PIXELS: usize = 16;
-/// Below this side, three loads do not lie within the patch's line.
-const SMALLEST: usize = 11;
+/// The maximum number of pixels per line and step; smaller patches have smaller steps.
+const STEP_PIXELS: usize = 16;
+/// The minimum side of a patch: in a shorter line, three loads would exceed the line.
+const MIN_SIDE: usize = 11;
 
-/// See [`scalar::copy`].
+/// Vector version of [`scalar::copy`].
 #[target_feature(enable = "avx2")]
 pub(crate) fn copy(pixels: &[u8], grid: &PatchGrid, out: &mut [u8]) {
-    if grid.patch < SMALLEST {
+    if grid.patch < MIN_SIDE {
         return scalar::copy(pixels, grid, out);
     }
     let cutter = Cutter::new(grid, pixels);
@@ -21,26 +21,27 @@ pub(crate) fn copy(pixels: &[u8], grid: &PatchGrid, out: &mut [u8]) {
     }
 }
 
-/// What cutting one patch needs to know.
+/// The state for cutting patches of one grid.
 struct Cutter<'a> {
     pixels: &'a [u8],
-    /// Bytes per row of the image.
+    /// The number of bytes per row of the image.
     image_row: usize,
     patch: usize,
-    /// Pixels per step: at most [`PIXELS`].
+    /// The number of pixels per step: at most [`STEP_PIXELS`].
     step: usize,
-    /// Shuffles by channel: the bytes that it takes of each of three loads, the same in both
-    /// halves.
+    /// The shuffle masks of each channel, which select its bytes from each of three loads. Both
+    /// halves are the same.
     masks: [[__m256i; 3]; 3],
-    /// Moves the last 8 of `step` bytes to the front.
+    /// The shuffle mask that moves the last 8 of `step` bytes to the front.
     tail: __m128i,
 }
 
 impl<'a> Cutter<'a> {
+    /// Creates a cutter for the patches of a grid.
     #[target_feature(enable = "avx2")]
     fn new(grid: &PatchGrid, pixels: &'a [u8]) -> Self {
-        let step = grid.patch.min(PIXELS);
-        // The third load ends with the line.
+        let step = grid.patch.min(STEP_PIXELS);
+        // The third load ends at the end of the line.
         let loads = [0, 16, 3 * step - 16];
         let masks = std::array::from_fn(|channel| {
             std::array::from_fn(|load| {
@@ -49,29 +50,29 @@ impl<'a> Cutter<'a> {
                     let owner = (byte / 16).min(2);
                     if pixel < step && owner == load { (byte - loads[load]) as u8 } else { 0x80 }
                 });
-                // SAFETY: 16 bytes of an array of that length.
+                // SAFETY: reads the 16 bytes of the array.
                 _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(mask.as_ptr().cast()) })
             })
         });
         let tail: [u8; 16] =
             std::array::from_fn(|byte| if byte < 8 { (step - 8 + byte) as u8 } else { 0x80 });
-        // SAFETY: 16 bytes of an array of that length.
+        // SAFETY: reads the 16 bytes of the array.
         let tail = unsafe { _mm_loadu_si128(tail.as_ptr().cast()) };
         Self { pixels, image_row: grid.image_row(), patch: grid.patch, step, masks, tail }
     }
 
-    /// The patch whose first byte is at `origin`, as it lies in a row of patches with this many
-    /// frames.
+    /// Writes the patch whose first byte is at `origin` to its row, once per frame.
     #[target_feature(enable = "avx2")]
     #[inline]
     fn cut(&self, origin: usize, frames: usize, row: &mut [u8]) {
         let Self { pixels, image_row, patch, .. } = *self;
         assert!(origin + (patch - 1) * image_row + 3 * patch <= pixels.len());
         assert!(row.len() >= 3 * frames * patch * patch);
-        // SAFETY: both lie within bounds (above).
+        // SAFETY: both are in bounds (asserted above).
         unsafe {
-            let (pixels, row) = (pixels.as_ptr().add(origin), row.as_mut_ptr());
-            match (self.step == PIXELS, frames) {
+            let pixels = pixels.as_ptr().add(origin);
+            let row = row.as_mut_ptr();
+            match (self.step == STEP_PIXELS, frames) {
                 (true, 1) => self.cut_from::<true, 1>(pixels, frames, row),
                 (true, 2) => self.cut_from::<true, 2>(pixels, frames, row),
                 (true, _) => self.cut_from::<true, 0>(pixels, frames, row),
@@ -82,10 +83,11 @@ impl<'a> Cutter<'a> {
         }
     }
 
-    /// `WHOLE`: whether a step is [`PIXELS`] long. `FRAMES`: 0, or the number of frames.
+    /// Cuts one patch. `WHOLE` is true if a step has [`STEP_PIXELS`] pixels. `FRAMES` is the number
+    /// of frames, or 0 if it is only known at run time.
     ///
     /// # Safety
-    /// `pixels` points to a patch of the image, `row` to room for it in `frames` frames.
+    /// `pixels` must point to a patch of the image, and `row` to room for `frames` frames of it.
     #[target_feature(enable = "avx2")]
     #[inline]
     unsafe fn cut_from<const WHOLE: bool, const FRAMES: usize>(
@@ -94,22 +96,23 @@ impl<'a> Cutter<'a> {
         frames: usize,
         row: *mut u8,
     ) {
-        let (patch, step) = (self.patch, if WHOLE { PIXELS } else { self.step });
+        let patch = self.patch;
+        let step = if WHOLE { STEP_PIXELS } else { self.step };
         let frames = if FRAMES == 0 { frames } else { FRAMES };
         let plane = patch * patch;
         for y in (0..patch).step_by(2) {
-            // The last line may stand in for a missing one: it is then written twice.
+            // With an odd number of lines, the last line is processed twice.
             let next = (y + 1).min(patch - 1);
-            for x in (0..patch).step_by(PIXELS) {
+            for x in (0..patch).step_by(STEP_PIXELS) {
                 let x = x.min(patch - step);
-                // SAFETY: every load ends at most 3 * step bytes from pixel x of its line, and x +
-                // step <= patch.
+                // SAFETY: every load ends at most 3 * step bytes after pixel x of its line, and
+                // x + step <= patch.
                 let (a, b, c) = unsafe {
                     let low = pixels.add(y * self.image_row + 3 * x);
                     let high = pixels.add(next * self.image_row + 3 * x);
                     let last = 3 * step - 16;
-                    _mm_prefetch::<_MM_HINT_T0>(low.wrapping_add(AHEAD).cast());
-                    _mm_prefetch::<_MM_HINT_T0>(high.wrapping_add(AHEAD).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(low.wrapping_add(PREFETCH_BYTES).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(high.wrapping_add(PREFETCH_BYTES).cast());
                     (
                         load(low, high),
                         load(low.add(16), high.add(16)),
@@ -124,11 +127,11 @@ impl<'a> Cutter<'a> {
                         ),
                         _mm256_shuffle_epi8(c, masks[2]),
                     );
-                    let (low, high) =
-                        (_mm256_castsi256_si128(bytes), _mm256_extracti128_si256::<1>(bytes));
+                    let low = _mm256_castsi256_si128(bytes);
+                    let high = _mm256_extracti128_si256::<1>(bytes);
                     for frame in 0..frames {
-                        // SAFETY: x + step <= patch. What is written beyond a line is in the next
-                        // line of the same frame, which is written later; the last line is written
+                        // SAFETY: x + step <= patch. Bytes beyond the end of a line are in the next
+                        // line of the same frame, which is written later. The last line is written
                         // exactly.
                         unsafe {
                             let at = row.add((channel * frames + frame) * plane + x);
@@ -141,14 +144,14 @@ impl<'a> Cutter<'a> {
         }
     }
 
-    /// Stores `step` bytes; 16 if `WHOLE` or not `exact`.
+    /// Stores `step` bytes if `exact`, otherwise 16 bytes. Both are the same if `WHOLE`.
     ///
     /// # Safety
     /// `at` must have room for that many bytes.
     #[target_feature(enable = "avx2")]
     #[inline]
     unsafe fn store<const WHOLE: bool>(&self, at: *mut u8, bytes: __m128i, exact: bool) {
-        // SAFETY: the caller's; step is at least SMALLEST, thus above 8.
+        // SAFETY: the caller guarantees the room; step is at least MIN_SIDE, which is above 8.
         unsafe {
             if !WHOLE && exact {
                 _mm_storel_epi64(at.cast(), bytes);
@@ -160,13 +163,13 @@ impl<'a> Cutter<'a> {
     }
 }
 
-/// 16 bytes from each of two places.
+/// Loads 16 bytes from each of two addresses.
 ///
 /// # Safety
-/// They can be read.
+/// 16 bytes must be readable at both addresses.
 #[target_feature(enable = "avx2")]
 #[inline]
 unsafe fn load(low: *const u8, high: *const u8) -> __m256i {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { _mm256_set_m128i(_mm_loadu_si128(high.cast()), _mm_loadu_si128(low.cast())) }
 }

@@ -1,25 +1,25 @@
-//! Cutting patches with AVX-512 VBMI: four lines of a patch at a time are taken apart into
-//! channels. Tables lie in registers, where 64 values are looked up at a time.
+//! Cutting patches with AVX-512 VBMI: each step splits four lines of a patch into channels.
+//! Lookup tables are in registers, 64 lookups at a time.
 
 use std::arch::x86_64::*;
 use std::ops::RangeInclusive;
 
-use super::{AHEAD, PatchGrid, avx2, scalar};
+use super::{PREFETCH_BYTES, PatchGrid, avx2, scalar};
 use crate::kernels::ChannelTable;
 use crate::kernels::normalize::avx512::Registers;
 
-/// Lines per step: those of the largest patch that is cut here fill a vector with one channel.
-const LINES: usize = 4;
-/// Sides of patches that are cut here. Larger ones do not fit into vectors; smaller ones no model
-/// has.
-const SIDES: RangeInclusive<usize> = 12..=LARGEST;
-/// The last of [`SIDES`].
-const LARGEST: usize = 16;
+/// The lines per step. With the largest patch that is cut here, one channel of them fills a vector.
+const STEP_LINES: usize = 4;
+/// The sides of patches that are cut here. Larger patches do not fit into vectors; no model has
+/// smaller ones.
+const SUPPORTED_SIDES: RangeInclusive<usize> = 12..=MAX_SIDE;
+/// The largest of [`SUPPORTED_SIDES`].
+const MAX_SIDE: usize = 16;
 
-/// See [`scalar::copy`].
+/// Vector version of [`scalar::copy`].
 #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vbmi")]
 pub(crate) fn copy(pixels: &[u8], grid: &PatchGrid, out: &mut [u8]) {
-    if !SIDES.contains(&grid.patch) {
+    if !SUPPORTED_SIDES.contains(&grid.patch) {
         return avx2::copy(pixels, grid, out);
     }
     let cutter = Cutter::new(grid, pixels);
@@ -32,7 +32,7 @@ pub(crate) fn copy(pixels: &[u8], grid: &PatchGrid, out: &mut [u8]) {
     }
 }
 
-/// See [`scalar::map`], for elements of 2 or 4 bytes.
+/// Vector version of [`scalar::map`], for elements of 2 or 4 bytes.
 #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vbmi")]
 pub(crate) fn map<const N: usize>(
     pixels: &[u8],
@@ -40,18 +40,18 @@ pub(crate) fn map<const N: usize>(
     table: &ChannelTable<N>,
     out: &mut [u8],
 ) {
-    if !SIDES.contains(&grid.patch) {
+    if !SUPPORTED_SIDES.contains(&grid.patch) {
         return scalar::map(pixels, grid, table, out);
     }
     let plane = grid.patch * grid.patch;
     let registers =
         [Registers::new(&table[0]), Registers::new(&table[1]), Registers::new(&table[2])];
     let cutter = Cutter::new(grid, pixels);
-    let mut planes = [0; 3 * LARGEST * LARGEST];
+    let mut planes = [0; 3 * MAX_SIDE * MAX_SIDE];
     let planes = &mut planes[..3 * plane];
-    // Rows of 4-byte elements whose stores cross cache lines are made in the first-level cache,
-    // then moved. (A third less time. Elements of 2 bytes take longer that way. Both measured with
-    // patches of 14.)
+    // Rows of 4-byte elements whose stores cross cache lines are assembled in the first-level
+    // cache, then copied. (This takes a third less time. Elements of 2 bytes take longer that way.
+    // Both measured with patches of 14.)
     let stage = N == 4 && !(N * plane).is_multiple_of(64);
     let mut staged = if stage { vec![0; N * grid.row_len()] } else { Vec::new() };
     for (origin, out) in grid.origins().zip(out.chunks_exact_mut(N * grid.row_len())) {
@@ -68,68 +68,72 @@ pub(crate) fn map<const N: usize>(
     }
 }
 
-/// What cutting one patch needs to know.
+/// The state for cutting patches of one grid.
 struct Cutter<'a> {
     pixels: &'a [u8],
     grid: &'a PatchGrid,
-    /// The bytes of a patch's line.
+    /// The mask of the bytes of a patch's line.
     line: __mmask64,
-    /// The lanes of a channel that the first two of four lines fill.
+    /// The mask of the lanes of a channel that the first two of four lines fill.
     first: __mmask64,
-    /// Indices of a channel's bytes in two lines, by channel; the same for the first two and the
-    /// last two.
+    /// The indices of each channel's bytes in two lines. They are the same for the first two and
+    /// the last two lines.
     indices: [__m512i; 3],
 }
 
 impl<'a> Cutter<'a> {
+    /// Creates a cutter for the patches of a grid.
     #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vbmi")]
     fn new(grid: &'a PatchGrid, pixels: &'a [u8]) -> Self {
         let patch = grid.patch;
         let indices = std::array::from_fn(|channel| {
             let indices: [u8; 64] = std::array::from_fn(|byte| {
-                let (line, pixel) = (byte / patch % 2, byte % patch);
+                let line = byte / patch % 2;
+                let pixel = byte % patch;
                 // The lines are 64 bytes apart in two vectors.
                 (64 * line + 3 * pixel + channel) as u8
             });
-            // SAFETY: 64 bytes of an array of that length.
+            // SAFETY: reads the 64 bytes of the array.
             unsafe { _mm512_loadu_si512(indices.as_ptr().cast()) }
         });
         Self { pixels, grid, line: (1 << (3 * patch)) - 1, first: (1 << (2 * patch)) - 1, indices }
     }
 
-    /// The patch whose first byte is at `origin`. `FRAMES`: 0, or the number of frames.
+    /// Writes the patch whose first byte is at `origin` to its row, once per frame. `FRAMES` is the
+    /// number of frames, or 0 if it is only known at run time.
     #[target_feature(enable = "avx2,avx512f,avx512bw,avx512vbmi")]
     #[inline]
     fn cut<const FRAMES: usize>(&self, origin: usize, row: &mut [u8]) {
         let Self { pixels, grid, .. } = *self;
-        let (patch, image_row) = (grid.patch, grid.image_row());
+        let patch = grid.patch;
+        let image_row = grid.image_row();
         let frames = if FRAMES == 0 { grid.temporal } else { FRAMES };
         let plane = patch * patch;
         assert!(origin + (patch - 1) * image_row + 3 * patch <= pixels.len());
-        assert!(row.len() == 3 * frames * plane && SIDES.contains(&patch));
-        for y in (0..patch).step_by(LINES) {
-            let y = y.min(patch - LINES);
-            // SAFETY: lines of the patch, which lie within the pixels; nothing else is touched.
+        assert!(row.len() == 3 * frames * plane && SUPPORTED_SIDES.contains(&patch));
+        for y in (0..patch).step_by(STEP_LINES) {
+            let y = y.min(patch - STEP_LINES);
+            // SAFETY: only reads the line of the patch, which is within the pixels.
             let load = |line: usize| unsafe {
                 let at = pixels.as_ptr().add(origin + (y + line) * image_row);
-                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD).cast());
+                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(PREFETCH_BYTES).cast());
                 _mm512_maskz_loadu_epi8(self.line, at.cast())
             };
-            let (a, b, c, d) = (load(0), load(1), load(2), load(3));
+            let [a, b, c, d] = [load(0), load(1), load(2), load(3)];
             for (channel, &indices) in self.indices.iter().enumerate() {
                 let first = _mm512_permutex2var_epi8(a, indices, b);
                 let last = _mm512_permutex2var_epi8(c, indices, d);
                 let bytes = _mm512_mask_blend_epi8(self.first, last, first);
                 for frame in 0..frames {
                     let at = (channel * frames + frame) * plane + y * patch;
-                    // SAFETY: four lines from line y of a plane of the row. What is written beyond
-                    // them is in the same plane and written later; the last four lines are written
-                    // exactly.
+                    // SAFETY: writes four lines from line y of a plane of the row. Bytes beyond
+                    // them are in the same plane and written later. The last four lines are
+                    // written exactly.
                     unsafe {
                         store(
                             row.as_mut_ptr().add(at),
                             bytes,
-                            if y + LINES == patch { LINES * patch } else { 64 },
+                            if y + STEP_LINES == patch { STEP_LINES * patch } else { 64 },
                         )
                     };
                 }
@@ -141,11 +145,11 @@ impl<'a> Cutter<'a> {
 /// Stores the first `length` bytes, at least 48.
 ///
 /// # Safety
-/// They can be written at `at`.
+/// `length` bytes must be writable at `at`.
 #[target_feature(enable = "avx2,avx512f,avx512bw")]
 #[inline]
 unsafe fn store(at: *mut u8, bytes: __m512i, length: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         if length == 64 {
             _mm512_storeu_si512(at.cast(), bytes);

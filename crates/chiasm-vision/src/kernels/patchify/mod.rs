@@ -1,4 +1,4 @@
-//! Cuts an image into rows of patches: the order of `pixel_values`.
+//! Cutting an image into rows of patches, in the order of `pixel_values`.
 
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code, reason = "vector loads and stores")]
@@ -11,63 +11,63 @@ pub(super) mod avx512;
 pub(super) mod neon;
 pub(super) mod scalar;
 
-/// Bytes by which vector code fetches lines ahead. Without it, images that come from memory take up
-/// to twice the time (measured).
+/// The distance in bytes by which vector code prefetches lines. Without prefetching, images that
+/// are not in the cache take up to twice the time (measured).
 #[cfg(target_arch = "x86_64")]
-const AHEAD: usize = 128;
+const PREFETCH_BYTES: usize = 128;
 
-/// An image cut into square patches, which are grouped in squares of `merge` by `merge`.
+/// A grid of square patches, grouped in squares of `merge` by `merge` patches.
 ///
-/// Rows run over groups from left to right and top to bottom, and within a group over its patches
-/// likewise. A row holds, for each channel and each of the `temporal` frames (all equal for a still
-/// image), the patch's pixels.
+/// Each patch becomes one row of elements. Rows are ordered by group, from left to right and top to
+/// bottom, and in the same way within a group. A row contains the patch's pixels for each channel
+/// and each of the `temporal` frames, which are all equal for a still image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PatchGrid {
-    /// Patches from top to bottom, a multiple of `merge`.
+    /// The number of patches from top to bottom, a multiple of `merge`.
     pub(crate) height: usize,
-    /// Patches from left to right, a multiple of `merge`.
+    /// The number of patches from left to right, a multiple of `merge`.
     pub(crate) width: usize,
-    /// Side of a patch in pixels.
+    /// The side of a patch in pixels.
     pub(crate) patch: usize,
-    /// Side of a group in patches.
+    /// The side of a group in patches.
     pub(crate) merge: usize,
-    /// Frames per patch.
+    /// The number of frames per patch.
     pub(crate) temporal: usize,
 }
 
 impl PatchGrid {
-    /// Number of patches.
+    /// Returns the number of patches, which is the number of rows of elements.
     pub(crate) const fn rows(&self) -> usize {
         self.height * self.width
     }
 
-    /// Elements per patch.
+    /// Returns the number of elements per patch.
     pub(crate) const fn row_len(&self) -> usize {
         3 * self.temporal * self.patch * self.patch
     }
 
-    /// The part of one row of groups: the smallest that is a grid itself.
-    pub(crate) const fn band(&self) -> Self {
+    /// Returns the grid of one row of groups, the smallest horizontal part that is itself a grid.
+    pub(crate) const fn group_row(&self) -> Self {
         Self { height: self.merge, ..*self }
     }
 
-    /// Pixels per column of the image.
+    /// Returns the height of the image in pixels.
     pub(crate) const fn image_height(&self) -> usize {
         self.height * self.patch
     }
 
-    /// Pixels per row of the image.
+    /// Returns the width of the image in pixels.
     pub(crate) const fn image_width(&self) -> usize {
         self.width * self.patch
     }
 
-    /// Bytes per row of the image.
+    /// Returns the number of bytes per row of the image.
     const fn image_row(&self) -> usize {
         3 * self.width * self.patch
     }
 
-    /// Yields the index in the image of each patch's first byte, in the order of the rows that
-    /// patches become.
+    /// Returns the index of each patch's first byte in the image, in the order of the rows of
+    /// elements.
     fn origins(&self) -> impl Iterator<Item = usize> {
         let Self { height, width, patch, merge, .. } = *self;
         let image_row = self.image_row();

@@ -1,19 +1,21 @@
-//! Cutting patches with NEON: its loads take 16 or 8 pixels apart into channels.
+//! Cutting patches with NEON, whose loads split 16 or 8 pixels into channels.
 
 use std::arch::aarch64::*;
 
 use super::{PatchGrid, scalar};
 
-/// Pixels per step of patches that have so many per line.
-const PIXELS: usize = 16;
-/// Pixels per step of smaller patches, and their smallest side.
-const FEWER_PIXELS: usize = 8;
+/// The pixels per step, for patches with at least this side.
+const STEP_PIXELS: usize = 16;
+/// The pixels per step for smaller patches, and their minimum side.
+const SMALL_STEP_PIXELS: usize = 8;
 
-/// See [`scalar::copy`].
+/// Vector version of [`scalar::copy`].
 #[target_feature(enable = "neon")]
 pub(crate) fn copy(pixels: &[u8], grid: &PatchGrid, out: &mut [u8]) {
-    let (patch, image_row, frames) = (grid.patch, grid.image_row(), grid.temporal);
-    if patch < FEWER_PIXELS {
+    let patch = grid.patch;
+    let image_row = grid.image_row();
+    let frames = grid.temporal;
+    if patch < SMALL_STEP_PIXELS {
         return scalar::copy(pixels, grid, out);
     }
     let plane = patch * patch;
@@ -23,18 +25,19 @@ pub(crate) fn copy(pixels: &[u8], grid: &PatchGrid, out: &mut [u8]) {
                 && row.len() == 3 * frames * plane
         );
         for y in 0..patch {
-            // SAFETY: the patch's line y, and line y of the first frame's first plane.
-            let (line, at) = unsafe {
-                (pixels.as_ptr().add(origin + y * image_row), row.as_mut_ptr().add(y * patch))
-            };
-            let step = if patch >= PIXELS { PIXELS } else { FEWER_PIXELS };
+            // SAFETY: both pointers are in bounds (asserted above): line y of the patch, and line y
+            // of the first plane of the first frame.
+            let line = unsafe { pixels.as_ptr().add(origin + y * image_row) };
+            // SAFETY: as above.
+            let at = unsafe { row.as_mut_ptr().add(y * patch) };
+            let step = if patch >= STEP_PIXELS { STEP_PIXELS } else { SMALL_STEP_PIXELS };
             for x in (0..patch).step_by(step) {
                 // The last step may repeat some pixels.
                 let x = x.min(patch - step);
-                // SAFETY: x + step <= patch, so that all is within the line and its copies in each
-                // plane.
+                // SAFETY: x + step <= patch, so all accesses are within the line and its copies in
+                // each plane.
                 unsafe {
-                    if step == PIXELS {
+                    if step == STEP_PIXELS {
                         let uint8x16x3_t(red, green, blue) = vld3q_u8(line.add(3 * x));
                         for (channel, bytes) in [red, green, blue].into_iter().enumerate() {
                             for frame in 0..frames {

@@ -1,14 +1,14 @@
-//! The reference for cutting patches, with and without a table to the output's element type.
+//! The reference implementation of cutting patches, with and without normalisation.
 
 use super::PatchGrid;
 use crate::kernels::ChannelTable;
 
-/// Pixels as they are.
+/// Copies the channel values of each patch to its row.
 pub(crate) fn copy(pixels: &[u8], grid: &PatchGrid, out: &mut [u8]) {
     patchify(pixels, grid, out, |_, channel| [channel]);
 }
 
-/// Pixels through a table.
+/// Writes the normalised elements of each patch, looked up in `table`, to its row.
 pub(crate) fn map<const N: usize>(
     pixels: &[u8],
     grid: &PatchGrid,
@@ -18,13 +18,15 @@ pub(crate) fn map<const N: usize>(
     patchify(pixels, grid, out, |channel, value| table[channel][usize::from(value)]);
 }
 
+/// Writes `encode(channel, value)` for each channel value of each patch.
 fn patchify<const N: usize>(
     pixels: &[u8],
     grid: &PatchGrid,
     out: &mut [u8],
     encode: impl Fn(usize, u8) -> [u8; N],
 ) {
-    let (patch, image_row) = (grid.patch, grid.image_row());
+    let patch = grid.patch;
+    let image_row = grid.image_row();
     let frame = N * patch * patch;
     for (origin, row) in grid.origins().zip(out.chunks_exact_mut(N * grid.row_len())) {
         for (channel, frames) in row.chunks_exact_mut(frame * grid.temporal).enumerate() {

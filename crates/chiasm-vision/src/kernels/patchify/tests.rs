@@ -1,11 +1,12 @@
-//! The order of rows and of elements within a row, spelt out by index.
+//! Checks the order of rows and elements against an explicit index computation.
 
 use super::{PatchGrid, scalar};
 
 #[test]
-fn elements_lie_where_the_definition_says() {
+fn patch_elements_follow_the_documented_order() {
     let grid = PatchGrid { height: 4, width: 6, patch: 3, merge: 2, temporal: 2 };
-    let (width, height) = (grid.width * grid.patch, grid.height * grid.patch);
+    let width = grid.width * grid.patch;
+    let height = grid.height * grid.patch;
     let mut pixels = vec![0; 3 * width * height];
     for (index, byte) in pixels.iter_mut().enumerate() {
         *byte = (index * 31 % 251) as u8;
@@ -22,7 +23,8 @@ fn elements_lie_where_the_definition_says() {
                 for channel in 0..3 {
                     for _frame in 0..grid.temporal {
                         for pixel in 0..grid.patch * grid.patch {
-                            let (y, x) = (top + pixel / grid.patch, left + pixel % grid.patch);
+                            let y = top + pixel / grid.patch;
+                            let x = left + pixel % grid.patch;
                             assert_eq!(
                                 elements.next(),
                                 Some(pixels[3 * (y * width + x) + channel])
@@ -37,7 +39,7 @@ fn elements_lie_where_the_definition_says() {
 }
 
 #[test]
-fn a_table_is_applied_per_channel() {
+fn patch_table_is_applied_per_channel() {
     let grid = PatchGrid { height: 2, width: 2, patch: 2, merge: 1, temporal: 1 };
     let pixels: Vec<u8> = (0..48).collect();
     let table = [0_u8, 1, 2].map(|channel| std::array::from_fn(|value| [channel, value as u8]));

@@ -1,46 +1,46 @@
-//! Weights taken apart into bytes, for multiply-adds of unsigned by signed bytes.
+//! Weights split into signed bytes, for multiply-adds of unsigned by signed bytes.
 
 use super::fixed_point::{BLOCK, FixedPoint};
 
-/// All weights, negated and taken apart into signed bytes, of which each counts 256 times what the
-/// one before counts.
+/// All weights, negated and split into signed bytes, where each byte counts 256 times as much as
+/// the previous one.
 ///
-/// Negated, because a weight of almost 1.0 is as large as 16 bits allow: its upper byte would be
-/// 128.
+/// Weights are negated because a weight of almost 1.0 is as large as 16 bits allow: its upper byte
+/// would be 128.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Bytes {
-    /// [`FixedPoint::BYTES`] words per [`BLOCK`] of weights, output by output: in the first word
-    /// the lowest byte of each weight, and so on.
+    /// [`FixedPoint::BYTES`] words per [`BLOCK`] of weights, output by output. The first word has
+    /// the lowest byte of each weight, the last word the highest.
     words: Vec<Word>,
     /// The number of words per output.
     per_output: usize,
 }
 
-/// A byte of each weight of a block.
+/// One byte of each weight of a block.
 pub(super) type Word = [i8; BLOCK];
 
 impl Bytes {
-    /// Takes weights apart, `stride` of them per output, a multiple of [`BLOCK`]. `None` if one of
-    /// them does not fit.
+    /// Splits weights, of which each output has `stride`, a multiple of [`BLOCK`]. Returns `None`
+    /// if a weight does not fit into the bytes.
     pub(super) fn new<T: FixedPoint>(weights: &[T], stride: usize) -> Option<Self> {
         let mut words = Vec::with_capacity(weights.len() / BLOCK * T::BYTES);
         for block in weights.chunks_exact(BLOCK) {
-            let mut rests: [i32; BLOCK] = std::array::from_fn(|tap| -block[tap].into());
+            let mut remainders: [i32; BLOCK] = std::array::from_fn(|tap| -block[tap].into());
             for _ in 0..T::BYTES {
-                let word = rests.map(|rest| rest as i8);
-                for (rest, byte) in rests.iter_mut().zip(word) {
-                    *rest = (*rest - i32::from(byte)) >> 8;
+                let word = remainders.map(|remainder| remainder as i8);
+                for (remainder, byte) in remainders.iter_mut().zip(word) {
+                    *remainder = (*remainder - i32::from(byte)) >> 8;
                 }
                 words.push(word);
             }
-            if rests != [0; BLOCK] {
+            if remainders != [0; BLOCK] {
                 return None;
             }
         }
         Some(Self { words, per_output: stride / BLOCK * T::BYTES })
     }
 
-    /// Returns one output's words: [`FixedPoint::BYTES`] for each block of its weights.
+    /// Returns the words of one output: [`FixedPoint::BYTES`] for each block of its weights.
     pub(super) fn for_output(&self, output: usize) -> &[Word] {
         &self.words[output * self.per_output..][..self.per_output]
     }
@@ -69,7 +69,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn bytes_are_what_the_weights_are(input in 1..3000_usize, output in 1..1500_usize) {
+        fn bytes_recombine_to_the_weights(input in 1..3000_usize, output in 1..1500_usize) {
             for filter in [Filter::Bilinear, Filter::Bicubic, Filter::Lanczos] {
                 check(&Weights::<i16>::new(filter, input, output, 0..output))?;
                 check(&Weights::<i32>::new(filter, input, output, 0..output))?;

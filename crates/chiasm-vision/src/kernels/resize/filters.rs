@@ -1,24 +1,24 @@
-//! The filters and their formulas, in each library's order of operations: the last bit of a weight
-//! depends on it.
+//! The resampling filters, with the order of operations of each library. The order changes the last
+//! bit of a weight.
 
 use std::f64::consts::PI;
 
-/// Keys' parameter, in both libraries.
+/// The parameter of Keys' cubic convolution in both libraries.
 const A: f64 = -0.5;
 
-/// A resampling filter: how much an input counts by its distance.
+/// A resampling filter: the weight of an input as a function of its distance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Filter {
-    /// A triangle.
+    /// The triangle filter.
     Bilinear,
     /// Keys' cubic convolution with a = -1/2.
     Bicubic,
-    /// A windowed sinc of three lobes.
+    /// The windowed sinc with three lobes.
     Lanczos,
 }
 
 impl Filter {
-    /// Distance beyond which nothing counts, at scale 1; downscaling widens it.
+    /// Returns the distance beyond which weights are 0, at scale 1. Downscaling widens it.
     pub(super) const fn support(self) -> f64 {
         match self {
             Self::Bilinear => 1.0,
@@ -28,8 +28,8 @@ impl Filter {
     }
 }
 
-/// The weight at a distance in PyTorch's `HelperInterpLinear` and `HelperInterpCubic`
-/// (`UpSampleKernel.cpp`) with antialiasing. Lanczos is Pillow's.
+/// Returns the weight at distance `x` in PyTorch's `HelperInterpLinear` and `HelperInterpCubic`
+/// (`UpSampleKernel.cpp`) with antialiasing. Lanczos is the same as Pillow's.
 pub(super) fn torch(filter: Filter, x: f64) -> f64 {
     match filter {
         Filter::Bicubic => {
@@ -46,8 +46,8 @@ pub(super) fn torch(filter: Filter, x: f64) -> f64 {
     }
 }
 
-/// The weight at a distance in Pillow's `bilinear_filter`, `bicubic_filter` and `lanczos_filter`
-/// (`Resample.c`).
+/// Returns the weight at distance `x` in Pillow's `bilinear_filter`, `bicubic_filter` and
+/// `lanczos_filter` (`Resample.c`).
 pub(super) fn pillow(filter: Filter, x: f64) -> f64 {
     match filter {
         Filter::Bilinear => (1.0 - x.abs()).max(0.0),
@@ -66,6 +66,7 @@ pub(super) fn pillow(filter: Filter, x: f64) -> f64 {
     }
 }
 
+/// Returns the normalised sinc: `sin(πx) / πx`.
 fn sinc(x: f64) -> f64 {
     if x == 0.0 {
         return 1.0;

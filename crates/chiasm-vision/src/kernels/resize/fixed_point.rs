@@ -1,29 +1,28 @@
-//! The fixed-point numbers that PyTorch and Pillow make of their weights.
+//! The fixed-point types of weights in PyTorch and Pillow.
 
 use super::filters::{self, Filter};
 
-/// Weights per output come in multiples of this, so that vector code needs no tail.
+/// The number of weights per output is a multiple of this, so that vector code needs no tail loop.
 pub(super) const BLOCK: usize = 4;
 
-/// A library's way to make fixed-point weights. Both libraries filter rows first, then columns, and
-/// round to 8 bits in between.
+/// The fixed-point representation of weights in one library.
 pub(crate) trait FixedPoint:
     Copy + Default + Into<i32> + std::fmt::Debug + Send + Sync + 'static
 {
-    /// Bytes of a weight that count: the others only repeat its sign.
+    /// The number of significant bytes of a weight; the others only repeat its sign.
     const BYTES: usize;
-    /// 16-bit numbers in which it fits.
+    /// The number of 16-bit numbers into which a weight fits.
     const HALVES: usize;
-    /// The filter in the library's order of operations.
+    /// Returns the weight at distance `x`, with the library's order of operations.
     fn filter(filter: Filter, x: f64) -> f64;
-    /// Fractional bits, from the largest weight.
+    /// Returns the number of fractional bits, given the largest weight.
     fn precision(largest: f64) -> u32;
-    /// A weight that was scaled and rounded, cut to its integer part.
-    fn cut(weight: f64) -> Self;
+    /// Truncates a scaled and rounded weight to its integer part.
+    fn truncate(weight: f64) -> Self;
 }
 
-/// PyTorch (`HelperInterpBase` in `UpSampleKernel.cpp`): weights of 16 bits, as fine as the largest
-/// one allows.
+/// PyTorch's weights (`HelperInterpBase` in `UpSampleKernel.cpp`): 16 bits, with as many fractional
+/// bits as the largest weight allows.
 impl FixedPoint for i16 {
     const BYTES: usize = 2;
     const HALVES: usize = 1;
@@ -36,12 +35,12 @@ impl FixedPoint for i16 {
         (0..22).find(|bits| (0.5 + largest * f64::from(2 << bits)) as i32 >= 1 << 15).unwrap_or(22)
     }
 
-    fn cut(weight: f64) -> Self {
+    fn truncate(weight: f64) -> Self {
         weight as Self
     }
 }
 
-/// Pillow (`Resample.c`): weights of 22 fractional bits.
+/// Pillow's weights (`Resample.c`): 22 fractional bits.
 impl FixedPoint for i32 {
     const BYTES: usize = 3;
     const HALVES: usize = 2;
@@ -54,7 +53,7 @@ impl FixedPoint for i32 {
         22
     }
 
-    fn cut(weight: f64) -> Self {
+    fn truncate(weight: f64) -> Self {
         weight as Self
     }
 }

@@ -1,16 +1,18 @@
-//! Weights of at most 16 bits each, for multiply-adds of such numbers.
+//! Weights split into 16-bit numbers, for multiply-adds of 16-bit numbers.
 
 use super::fixed_point::{BLOCK, FixedPoint};
 
-/// A half of each weight of a block.
+/// One half of each weight of a block.
 pub(super) type Half = [i16; BLOCK];
 
-/// Bits of a lower half.
-pub(super) const LOWER: u32 = 15;
+/// The number of bits of a lower half.
+pub(super) const LOWER_BITS: u32 = 15;
 
-/// All weights, in two halves where 16 bits do not hold them: the lower [`LOWER`] bits, which are
-/// never negative, and the rest. (The rest of a weight of Pillow has 9 bits: sums with 255 must not
-/// leave 32 bits.)
+/// All weights, split into two halves if they do not fit into 16 bits: the lower [`LOWER_BITS`]
+/// bits, which are never negative, and the upper bits.
+///
+/// The upper half of a Pillow weight has 9 bits, because sums of products with 255 must fit into 32
+/// bits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Halves {
     /// [`FixedPoint::HALVES`] halves per [`BLOCK`] of weights, output by output, the lower half
@@ -21,7 +23,7 @@ pub(super) struct Halves {
 }
 
 impl Halves {
-    /// Takes weights apart, `stride` of them per output, a multiple of [`BLOCK`].
+    /// Splits weights, of which each output has `stride`, a multiple of [`BLOCK`].
     pub(super) fn new<T: FixedPoint>(weights: &[T], stride: usize) -> Self {
         let mut halves = Vec::with_capacity(weights.len() / BLOCK * T::HALVES);
         for block in weights.chunks_exact(BLOCK) {
@@ -29,14 +31,14 @@ impl Halves {
             if T::HALVES == 1 {
                 halves.push(block.map(|weight| weight as i16));
             } else {
-                halves.push(block.map(|weight| (weight & ((1 << LOWER) - 1)) as i16));
-                halves.push(block.map(|weight| (weight >> LOWER) as i16));
+                halves.push(block.map(|weight| (weight & ((1 << LOWER_BITS) - 1)) as i16));
+                halves.push(block.map(|weight| (weight >> LOWER_BITS) as i16));
             }
         }
         Self { halves, per_output: stride / BLOCK * T::HALVES }
     }
 
-    /// Returns one output's halves: [`FixedPoint::HALVES`] for each block of its weights.
+    /// Returns the halves of one output: [`FixedPoint::HALVES`] for each block of its weights.
     pub(super) fn for_output(&self, output: usize) -> &[Half] {
         &self.halves[output * self.per_output..][..self.per_output]
     }
@@ -57,7 +59,7 @@ mod tests {
                     let sum = halves
                         .iter()
                         .rev()
-                        .fold(0, |sum, half| (sum << LOWER) + i32::from(half[tap]));
+                        .fold(0, |sum, half| (sum << LOWER_BITS) + i32::from(half[tap]));
                     prop_assert_eq!(sum, weight.into());
                 }
             }
@@ -67,7 +69,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn halves_are_what_the_weights_are(input in 1..3000_usize, output in 1..1500_usize) {
+        fn halves_recombine_to_the_weights(input in 1..3000_usize, output in 1..1500_usize) {
             for filter in [Filter::Bilinear, Filter::Bicubic, Filter::Lanczos] {
                 check(&Weights::<i16>::new(filter, input, output, 0..output))?;
                 check(&Weights::<i32>::new(filter, input, output, 0..output))?;

@@ -1,50 +1,53 @@
-//! Both passes of the resize with NEON: a tap of four channels per multiply-add, of 16-bit numbers.
+//! Both passes of the resize with NEON: one tap of four channels per multiply-add of 16-bit
+//! numbers.
 //!
-//! Weights that do not fit into 16 bits come in two halves (see [`super::halves`]). Each half has
-//! sums of its own, which are put together at the end: exact, as all sums are modulo 2^32.
+//! Weights that do not fit into 16 bits are split into two halves (see [`super::halves`]). Each
+//! half has its own sums, which are combined at the end. The result is exact, because all sums are
+//! modulo 2^32.
 
 use std::arch::aarch64::*;
 
 use super::fixed_point::BLOCK;
-use super::halves::{Half, Halves, LOWER};
+use super::halves::{Half, Halves, LOWER_BITS};
 use super::weights::Rounding;
 use super::{FixedPoint, Weights, scalar};
 
-/// Output pixels per step of the horizontal pass.
-const PIXELS: usize = 4;
-/// Bytes that a load takes beyond the `3 * BLOCK` that are used.
-const SPARE: usize = 16 - 3 * BLOCK;
-/// Bytes per step of the vertical pass.
-const BYTES: usize = 16;
-/// Halves of a weight at most.
-const MOST: usize = 2;
+/// The number of output pixels per step of the horizontal pass.
+const STEP_PIXELS: usize = 4;
+/// The number of bytes that a load reads beyond the `3 * BLOCK` bytes that are used.
+const OVERREAD_BYTES: usize = 16 - 3 * BLOCK;
+/// The number of bytes per step of the vertical pass.
+const STEP_BYTES: usize = 16;
+/// The maximum number of halves of a weight.
+const MAX_HALVES: usize = 2;
 
-/// See [`scalar::horizontal`].
+/// Vector version of [`scalar::horizontal`].
 #[target_feature(enable = "neon")]
 pub(crate) fn horizontal<T: FixedPoint>(
     pixels: &[u8],
-    row: usize,
+    row_stride: usize,
     weights: &Weights<T>,
     out: &mut [u8],
 ) {
-    assert!(row >= 3 * weights.input());
+    assert!(row_stride >= 3 * weights.input());
     let out_row = 3 * weights.len();
-    // Loads reach beyond a row's end; where that is beyond the image, the reference takes over.
-    let reach = 3 * weights.stride() + SPARE;
-    let rows = (out.len() / out_row).min(pixels.len().saturating_sub(reach) / row);
-    let rows = if weights.len() < PIXELS { 0 } else { rows };
+    // Loads read beyond the end of a row. Where that is beyond the image, the scalar code takes
+    // over.
+    let reach = 3 * weights.stride() + OVERREAD_BYTES;
+    let rows = (out.len() / out_row).min(pixels.len().saturating_sub(reach) / row_stride);
+    let rows = if weights.len() < STEP_PIXELS { 0 } else { rows };
     let (vectors, rest) = out.split_at_mut(rows * out_row);
     let dense: [u8; 16] = [0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 0xFF, 0xFF, 0xFF, 0xFF];
-    // SAFETY: 16 bytes of an array of that length.
+    // SAFETY: reads the 16 bytes of the array.
     let dense = unsafe { vld1q_u8(dense.as_ptr()) };
     let round = Round::new(weights.rounding());
     let halves = weights.halves();
     for (y, line) in vectors.chunks_exact_mut(out_row).enumerate() {
-        for x in (0..weights.len()).step_by(PIXELS) {
-            let x = x.min(weights.len() - PIXELS);
-            // SAFETY: y < rows, and (y + 1) * row + reach <= pixels.len().
+        for x in (0..weights.len()).step_by(STEP_PIXELS) {
+            let x = x.min(weights.len() - STEP_PIXELS);
+            // SAFETY: y < rows, and (y + 1) * row_stride + reach <= pixels.len().
             let (a, b, c, d) = unsafe {
-                let start = pixels.as_ptr().add(y * row);
+                let start = pixels.as_ptr().add(y * row_stride);
                 (
                     dot(start, weights, halves, x),
                     dot(start, weights, halves, x + 1),
@@ -53,7 +56,7 @@ pub(crate) fn horizontal<T: FixedPoint>(
                 )
             };
             let bytes = vqtbl1q_u8(round.to_pixels([a, b, c, d]), dense);
-            // SAFETY: 12 bytes from pixel x of a line: x + PIXELS <= weights.len().
+            // SAFETY: writes 12 bytes from pixel x of a line: x + STEP_PIXELS <= weights.len().
             unsafe {
                 let at = line.as_mut_ptr().add(3 * x);
                 vst1_u8(at, vget_low_u8(bytes));
@@ -63,14 +66,14 @@ pub(crate) fn horizontal<T: FixedPoint>(
             }
         }
     }
-    scalar::horizontal(&pixels[rows * row..], row, weights, rest);
+    scalar::horizontal(&pixels[rows * row_stride..], row_stride, weights, rest);
 }
 
-/// One pixel's sums: red, green, blue, and one that means nothing.
+/// Returns the sums of one pixel: red, green, blue, and one unused sum.
 ///
 /// # Safety
-/// `3 * (input + stride) + SPARE` bytes can be read from the line's start, in the terms of
-/// `weights`.
+/// `3 * (weights.input() + weights.stride()) + OVERREAD_BYTES` bytes must be readable from the
+/// start of the line.
 #[target_feature(enable = "neon")]
 #[inline]
 unsafe fn dot<T: FixedPoint>(
@@ -80,15 +83,16 @@ unsafe fn dot<T: FixedPoint>(
     output: usize,
 ) -> int32x4_t {
     let spread: [u8; 16] = [0, 1, 2, 0xFF, 3, 4, 5, 0xFF, 6, 7, 8, 0xFF, 9, 10, 11, 0xFF];
-    // SAFETY: 16 bytes of an array of that length.
+    // SAFETY: reads the 16 bytes of the array.
     let spread = unsafe { vld1q_u8(spread.as_ptr()) };
-    let mut sums = [vdupq_n_s32(0); MOST];
+    let mut sums = [vdupq_n_s32(0); MAX_HALVES];
     let mut at = 3 * weights.range(output).start;
     for halves in halves.for_output(output).chunks_exact(T::HALVES) {
-        // SAFETY: the range's start and the stride are at most what the caller allows.
+        // SAFETY: the start of the range is below `input`, so the loads stay within the bytes that
+        // the caller guarantees.
         let input = vqtbl1q_u8(unsafe { vld1q_u8(line.add(at)) }, spread);
         at += 3 * BLOCK;
-        let [first, last] = widened(input);
+        let [first, last] = widen(input);
         for (half, sum) in halves.iter().zip(&mut sums) {
             let half = load(half);
             *sum = vmlal_lane_s16::<0>(*sum, vget_low_s16(first), half);
@@ -97,31 +101,32 @@ unsafe fn dot<T: FixedPoint>(
             *sum = vmlal_lane_s16::<3>(*sum, vget_high_s16(last), half);
         }
     }
-    whole::<T>(sums)
+    combine::<T>(sums)
 }
 
-/// See [`scalar::vertical`].
+/// Vector version of [`scalar::vertical`].
 #[target_feature(enable = "neon")]
 pub(crate) fn vertical<T: FixedPoint>(
     rows: &[u8],
-    row: usize,
+    row_stride: usize,
     weights: &Weights<T>,
     output: usize,
     out: &mut [u8],
 ) {
-    let (length, taps) = (out.len(), weights.range(output).len());
-    if length < BYTES {
-        return scalar::vertical(rows, row, weights, output, out);
+    let length = out.len();
+    let taps = weights.range(output).len();
+    if length < STEP_BYTES {
+        return scalar::vertical(rows, row_stride, weights, output, out);
     }
-    assert!(rows.len() >= (taps - 1) * row + length);
+    assert!(rows.len() >= (taps - 1) * row_stride + length);
     let halves = weights.halves().for_output(output);
     let round = Round::new(weights.rounding());
-    for x in (0..length).step_by(BYTES) {
-        let x = x.min(length - BYTES);
-        let mut sums = [[vdupq_n_s32(0); MOST]; 4];
+    for x in (0..length).step_by(STEP_BYTES) {
+        let x = x.min(length - STEP_BYTES);
+        let mut sums = [[vdupq_n_s32(0); MAX_HALVES]; 4];
         for tap in 0..taps {
-            // SAFETY: tap < taps, and x + BYTES <= length.
-            let [first, last] = widened(unsafe { vld1q_u8(rows.as_ptr().add(tap * row + x)) });
+            // SAFETY: tap < taps, and x + STEP_BYTES <= length.
+            let [first, last] = widen(unsafe { vld1q_u8(rows.as_ptr().add(tap * row_stride + x)) });
             for half in 0..T::HALVES {
                 let weight = halves[tap / BLOCK * T::HALVES + half][tap % BLOCK];
                 sums[0][half] = vmlal_n_s16(sums[0][half], vget_low_s16(first), weight);
@@ -131,17 +136,18 @@ pub(crate) fn vertical<T: FixedPoint>(
             }
         }
         let [a, b, c, d] = sums;
-        let bytes = round.to_pixels([whole::<T>(a), whole::<T>(b), whole::<T>(c), whole::<T>(d)]);
-        // SAFETY: x + BYTES <= length = out.len().
+        let bytes =
+            round.to_pixels([combine::<T>(a), combine::<T>(b), combine::<T>(c), combine::<T>(d)]);
+        // SAFETY: x + STEP_BYTES <= length = out.len().
         unsafe { vst1q_u8(out.as_mut_ptr().add(x), bytes) };
     }
 }
 
-/// Makes pixels of sums.
+/// The conversion of vectors of sums to pixels.
 #[derive(Clone, Copy)]
 struct Round {
     half: int32x4_t,
-    /// The precision negated: a shift to the right.
+    /// The negated precision: a shift to the right.
     shift: int32x4_t,
 }
 
@@ -154,41 +160,48 @@ impl Round {
         }
     }
 
+    /// Converts four vectors of sums to pixels, clamped to 0..=255.
     #[target_feature(enable = "neon")]
     #[inline]
     fn to_pixels(self, [a, b, c, d]: [int32x4_t; 4]) -> uint8x16_t {
-        let low = vcombine_s16(vqmovn_s32(self.shifted(a)), vqmovn_s32(self.shifted(b)));
-        let high = vcombine_s16(vqmovn_s32(self.shifted(c)), vqmovn_s32(self.shifted(d)));
+        let low = vcombine_s16(vqmovn_s32(self.rounded(a)), vqmovn_s32(self.rounded(b)));
+        let high = vcombine_s16(vqmovn_s32(self.rounded(c)), vqmovn_s32(self.rounded(d)));
         vcombine_u8(vqmovun_s16(low), vqmovun_s16(high))
     }
 
+    /// Rounds sums to integers that are not clamped yet.
     #[target_feature(enable = "neon")]
     #[inline]
-    fn shifted(self, sum: int32x4_t) -> int32x4_t {
+    fn rounded(self, sum: int32x4_t) -> int32x4_t {
         vshlq_s32(vaddq_s32(sum, self.half), self.shift)
     }
 }
 
-/// 16 bytes as 16-bit numbers.
+/// Widens 16 bytes to 16-bit numbers.
 #[target_feature(enable = "neon")]
 #[inline]
-fn widened(bytes: uint8x16_t) -> [int16x8_t; 2] {
+fn widen(bytes: uint8x16_t) -> [int16x8_t; 2] {
     [
         vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(bytes))),
         vreinterpretq_s16_u16(vmovl_u8(vget_high_u8(bytes))),
     ]
 }
 
-/// The sums with weights from the sums with their halves.
+/// Combines the sums of products with each half of the weights.
 #[target_feature(enable = "neon")]
 #[inline]
-fn whole<T: FixedPoint>([lower, upper]: [int32x4_t; MOST]) -> int32x4_t {
-    if T::HALVES == 1 { lower } else { vaddq_s32(lower, vshlq_n_s32::<{ LOWER as i32 }>(upper)) }
+fn combine<T: FixedPoint>([lower, upper]: [int32x4_t; MAX_HALVES]) -> int32x4_t {
+    if T::HALVES == 1 {
+        lower
+    } else {
+        vaddq_s32(lower, vshlq_n_s32::<{ LOWER_BITS as i32 }>(upper))
+    }
 }
 
+/// Loads the halves of one block.
 #[target_feature(enable = "neon")]
 #[inline]
 fn load(half: &Half) -> int16x4_t {
-    // SAFETY: 4 numbers of an array of that length.
+    // SAFETY: reads the 4 numbers of the array.
     unsafe { vld1_s16(half.as_ptr()) }
 }

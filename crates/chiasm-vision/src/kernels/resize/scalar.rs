@@ -1,17 +1,18 @@
-//! The reference for both passes of the resize.
+//! The reference implementation of both passes of the resize.
 
 use super::{FixedPoint, Weights};
 
-/// Filters along rows: every `row` bytes of `pixels` begin `weights.input()` RGB pixels, which
-/// become `weights.len()` pixels, until `out` is full. `pixels` may hold more rows; the last one
-/// may be cut after its pixels.
+/// Filters along rows, until `out` is full.
+///
+/// Rows of `weights.input()` RGB pixels start every `row_stride` bytes of `pixels`; each becomes
+/// `weights.len()` pixels. `pixels` may have more rows. The last row may end after its pixels.
 pub(crate) fn horizontal<T: FixedPoint>(
     pixels: &[u8],
-    row: usize,
+    row_stride: usize,
     weights: &Weights<T>,
     out: &mut [u8],
 ) {
-    let rows = pixels.chunks(row);
+    let rows = pixels.chunks(row_stride);
     for (row, out) in rows.zip(out.chunks_exact_mut(3 * weights.len())) {
         for (window, out) in weights.iter().zip(out.chunks_exact_mut(3)) {
             let mut sums = [window.rounding.half(); 3];
@@ -28,20 +29,23 @@ pub(crate) fn horizontal<T: FixedPoint>(
     }
 }
 
-/// Filters along columns, for one output row: every `row` bytes of `rows` begins a row of its
-/// window, at least as long as `out`. The last one may be cut to that length.
+/// Filters along columns, for one output row.
+///
+/// The rows of the output's window start every `row_stride` bytes of `rows` and are at least as
+/// long as `out`. The last row may end after that length.
 pub(crate) fn vertical<T: FixedPoint>(
     rows: &[u8],
-    row: usize,
+    row_stride: usize,
     weights: &Weights<T>,
     output: usize,
     out: &mut [u8],
 ) {
+    /// The number of bytes that are summed at a time.
     const BLOCK: usize = 1024;
     let window = weights.window(output);
     for (block, out) in out.chunks_mut(BLOCK).enumerate() {
         let mut sums = [window.rounding.half(); BLOCK];
-        for (input, &weight) in rows.chunks(row).zip(window.weights) {
+        for (input, &weight) in rows.chunks(row_stride).zip(window.weights) {
             for (sum, &channel) in sums.iter_mut().zip(&input[block * BLOCK..][..out.len()]) {
                 *sum += weight.into() * i32::from(channel);
             }

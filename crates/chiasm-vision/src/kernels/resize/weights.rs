@@ -1,5 +1,5 @@
-//! Filter weights of one dimension: real numbers as both PyTorch and Pillow compute them, then
-//! fixed point of either.
+//! The filter weights of one dimension: real numbers, which PyTorch and Pillow compute alike, then
+//! converted to the fixed point of either library.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -10,50 +10,51 @@ use super::fixed_point::{BLOCK, FixedPoint};
 use super::halves::Halves;
 use super::lanes::Lanes;
 
-/// The inputs that contribute to each output, and their fixed-point weights.
+/// The contributing inputs of each output, and their fixed-point weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Weights<T> {
-    /// Weights stored per output, a multiple of [`BLOCK`]; those beyond its range are 0.
+    /// The number of weights stored per output, a multiple of [`BLOCK`]. Weights beyond the range
+    /// of the output are 0.
     stride: usize,
-    /// Contributing inputs of each output, at least one and at most `stride`.
+    /// The contributing inputs of each output: at least one, at most `stride`.
     ranges: Vec<Range<usize>>,
-    /// `stride` per output.
+    /// The weights, `stride` per output.
     values: Vec<T>,
-    /// Number of inputs.
+    /// The number of inputs.
     input: usize,
     rounding: Rounding,
-    /// Made when first asked for.
+    /// Computed on first use.
     halves: OnceLock<Halves>,
-    /// Made when first asked for.
+    /// Computed on first use.
     bytes: OnceLock<Option<Bytes>>,
-    /// Made when first asked for.
+    /// Computed on first use.
     lanes: OnceLock<Option<Lanes>>,
 }
 
-/// One output's part of [`Weights`].
+/// The inputs and weights of one output.
 #[derive(Clone, Debug)]
 pub(crate) struct Window<'a, T> {
-    /// Its inputs.
+    /// The contributing inputs.
     pub(crate) range: Range<usize>,
-    /// Their weights, then zeros up to a multiple of [`BLOCK`].
+    /// The weights of the inputs, then zeros up to a multiple of [`BLOCK`].
     pub(super) weights: &'a [T],
     pub(super) rounding: Rounding,
 }
 
-/// Makes a pixel of a sum of products.
+/// The conversion of a sum of products to a pixel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rounding {
-    /// A weight of `1 << precision` is 1.0. From 0 to 22, so that no sum leaves 32 bits.
+    /// The number of fractional bits of a weight, from 0 to 22, so that all sums fit into 32 bits.
     pub(super) precision: u32,
 }
 
 impl Rounding {
-    /// The sum's first term: one half in fixed point, so that the shift rounds.
+    /// Returns one half in fixed point: the initial value of a sum, so that the shift rounds.
     pub(super) const fn half(self) -> i32 {
         if self.precision == 0 { 0 } else { 1 << (self.precision - 1) }
     }
 
-    /// The pixel of a sum of products, clamped to 0..=255.
+    /// Converts a sum of products to a pixel, clamped to 0..=255.
     pub(super) const fn to_pixel(self, sum: i32) -> u8 {
         let pixel = sum >> self.precision;
         if pixel < 0 {
@@ -67,8 +68,9 @@ impl Rounding {
 }
 
 impl<T: FixedPoint> Weights<T> {
-    /// Weights for scaling `input` pixels to `output` pixels, both at least 1, of which only those
-    /// in `kept`, at least one, are wanted.
+    /// Computes the weights for scaling `input` pixels to `output` pixels, both at least 1.
+    ///
+    /// Only the outputs in `kept`, which is not empty, get weights.
     pub(crate) fn new(filter: Filter, input: usize, output: usize, kept: Range<usize>) -> Self {
         let scale = input as f64 / output as f64;
         let widening = scale.max(1.0);
@@ -78,20 +80,20 @@ impl<T: FixedPoint> Weights<T> {
 
         let mut ranges = Vec::with_capacity(kept.len());
         let mut exact = vec![0.0; kept.len() * taps];
-        let mut unwanted = vec![0.0; taps];
+        let mut discarded = vec![0.0; taps];
         let mut largest = 0.0_f64;
-        // The precision depends on the weights of all outputs, also of those that are not wanted.
+        // The precision depends on the weights of all outputs, including those that are not kept.
         for index in 0..output {
-            let weights = match kept.contains(&index) {
-                true => &mut exact[(index - kept.start) * taps..][..taps],
-                false => unwanted.as_mut_slice(),
+            let weights = if kept.contains(&index) {
+                &mut exact[(index - kept.start) * taps..][..taps]
+            } else {
+                discarded.as_mut_slice()
             };
             let center = scale * (index as f64 + 0.5);
-            // Casts cut towards zero and negative numbers to zero, which is the clamping that is
-            // wanted.
+            // The casts truncate towards zero and clamp negative numbers to 0, as intended.
             let start = (center - support + 0.5) as usize;
             let end = ((center + support + 0.5) as usize).min(input);
-            // By rounding errors the range can be longer than the taps by one.
+            // Rounding errors can make the range longer than the taps by one.
             let length = end.saturating_sub(start).min(taps);
             let weights = &mut weights[..length];
             let mut total = 0.0;
@@ -116,7 +118,7 @@ impl<T: FixedPoint> Weights<T> {
         let mut values = vec![T::default(); ranges.len() * stride];
         for (values, exact) in values.chunks_exact_mut(stride).zip(exact.chunks_exact(taps)) {
             for (value, weight) in values.iter_mut().zip(exact) {
-                *value = T::cut(weight * one + 0.5_f64.copysign(*weight));
+                *value = T::truncate(weight * one + 0.5_f64.copysign(*weight));
             }
         }
         Self {
@@ -131,23 +133,23 @@ impl<T: FixedPoint> Weights<T> {
         }
     }
 
-    /// Number of outputs.
+    /// Returns the number of outputs.
     pub(crate) fn len(&self) -> usize {
         self.ranges.len()
     }
 
-    /// One output's inputs and weights.
+    /// Returns the inputs and weights of one output.
     pub(crate) fn window(&self, output: usize) -> Window<'_, T> {
         let weights = &self.values[output * self.stride..][..self.stride];
         Window { range: self.ranges[output].clone(), weights, rounding: self.rounding }
     }
 
-    /// Yields every output's window, in order.
+    /// Returns the windows of all outputs, in order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = Window<'_, T>> {
         (0..self.len()).map(|output| self.window(output))
     }
 
-    /// The inputs that these outputs, at least one, need together.
+    /// Returns the range of inputs that these outputs need; `outputs` is not empty.
     pub(crate) fn inputs(&self, outputs: Range<usize>) -> Range<usize> {
         self.ranges[outputs]
             .iter()
@@ -157,42 +159,43 @@ impl<T: FixedPoint> Weights<T> {
     }
 }
 
-/// What vector code relies on.
+/// Methods for vector code.
 #[cfg_attr(
     not(target_arch = "x86_64"),
-    allow(dead_code, reason = "not every architecture's code needs all")
+    allow(dead_code, reason = "not every architecture uses all methods")
 )]
 impl<T: FixedPoint> Weights<T> {
-    /// Number of inputs: every range lies below it.
+    /// Returns the number of inputs, which bounds every range.
     pub(super) const fn input(&self) -> usize {
         self.input
     }
 
-    /// Weights stored per output.
+    /// Returns the number of weights stored per output.
     pub(super) const fn stride(&self) -> usize {
         self.stride
     }
 
+    /// Returns the conversion of sums to pixels.
     pub(super) const fn rounding(&self) -> Rounding {
         self.rounding
     }
 
-    /// One output's inputs.
+    /// Returns the inputs of one output.
     pub(super) fn range(&self, output: usize) -> &Range<usize> {
         &self.ranges[output]
     }
 
-    /// The weights in 16-bit numbers.
+    /// Returns the weights split into 16-bit numbers.
     pub(super) fn halves(&self) -> &Halves {
         self.halves.get_or_init(|| Halves::new(&self.values, self.stride))
     }
 
-    /// The weights in bytes, `None` if one does not fit into them.
+    /// Returns the weights split into bytes; `None` if a weight does not fit.
     pub(super) fn bytes(&self) -> Option<&Bytes> {
         self.bytes.get_or_init(|| Bytes::new(&self.values, self.stride)).as_ref()
     }
 
-    /// The weights in lanes, `None` if they do not fit into them.
+    /// Returns the weights arranged in vector lanes; `None` if they do not fit.
     pub(super) fn lanes(&self) -> Option<&Lanes> {
         self.lanes
             .get_or_init(|| Lanes::new::<T>(&self.ranges, self.stride, self.input, self.bytes()?))
@@ -206,7 +209,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_same_length_gets_the_identity() {
+    fn equal_lengths_give_identity_weights() {
         let weights = Weights::<i16>::new(Filter::Bicubic, 9, 9, 0..9);
         for (index, window) in weights.iter().enumerate() {
             for (input, &value) in window.range.zip(window.weights) {
@@ -219,7 +222,7 @@ mod tests {
         prop_oneof![Just(Filter::Bilinear), Just(Filter::Bicubic), Just(Filter::Lanczos)]
     }
 
-    /// The sums of the kernels are i32: no pixels may make them overflow.
+    /// Checks that the i32 sums of the kernels cannot overflow for any pixels.
     fn check<T: FixedPoint>(weights: &Weights<T>, output: usize) -> Result<(), TestCaseError> {
         prop_assert_eq!(weights.len(), output);
         let one = 1_i64 << weights.rounding.precision;
@@ -240,14 +243,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn weights_sum_to_one_and_stay_in_bounds(filter in filters(), input in 1..3000_usize, output in 1..1500_usize) {
+        fn weights_sum_to_one_without_overflow(
+            filter in filters(), input in 1..3000_usize, output in 1..1500_usize,
+        ) {
             check(&Weights::<i16>::new(filter, input, output, 0..output), output)?;
             check(&Weights::<i32>::new(filter, input, output, 0..output), output)?;
         }
 
         #[test]
-        fn a_part_of_the_outputs_has_the_weights_that_it_has_in_the_whole(
-            filter in filters(), input in 1..300_usize, output in 1..150_usize, from in 0..150_usize, count in 1..150_usize,
+        fn kept_outputs_have_the_weights_of_the_whole(
+            filter in filters(),
+            input in 1..300_usize,
+            output in 1..150_usize,
+            from in 0..150_usize,
+            count in 1..150_usize,
         ) {
             let from = from % output;
             let kept = from..(from + count).min(output);
@@ -257,7 +266,8 @@ mod tests {
             for (part, whole) in part.iter().zip(whole.iter().skip(from)) {
                 prop_assert_eq!(&part.range, &whole.range);
                 prop_assert_eq!(part.rounding, whole.rounding);
-                prop_assert_eq!(&part.weights[..part.range.len()], &whole.weights[..part.range.len()]);
+                let length = part.range.len();
+                prop_assert_eq!(&part.weights[..length], &whole.weights[..length]);
             }
         }
     }

@@ -1,27 +1,28 @@
-//! Cutting tiles with AVX2: 32 pixels at a time are taken apart into channels.
+//! Cutting tiles with AVX2: each step splits 32 pixels into channels.
 
 use std::arch::x86_64::*;
 
 use super::{TileGrid, scalar};
 
-/// Pixels per step: 16 in each half of a vector.
-const PIXELS: usize = 32;
+/// The number of pixels per step: 16 in each half of a vector.
+const STEP_PIXELS: usize = 32;
 
-/// See [`scalar::copy`].
+/// Vector version of [`scalar::copy`].
 #[target_feature(enable = "avx2")]
 pub(crate) fn copy(lines: &[u8], y: usize, grid: &TileGrid, out: &mut [u8]) {
-    let (width, plane) = (grid.width, grid.width * grid.height);
-    if width < PIXELS {
+    let width = grid.width;
+    let plane = grid.width * grid.height;
+    if width < STEP_PIXELS {
         return scalar::copy(lines, y, grid, out);
     }
     let masks = masks();
     for (index, line) in lines.chunks_exact(3 * grid.image_width()).enumerate() {
         for (start, pixels) in grid.line_starts(y + index).zip(line.chunks_exact(3 * width)) {
             assert!(out.len() >= start + 2 * plane + width);
-            for x in (0..width).step_by(PIXELS) {
+            for x in (0..width).step_by(STEP_PIXELS) {
                 // The last step may repeat some pixels.
-                let x = x.min(width - PIXELS);
-                // SAFETY: x + 32 <= width, which is how many pixels there are.
+                let x = x.min(width - STEP_PIXELS);
+                // SAFETY: x + 32 <= width, the number of pixels.
                 let (a, b, c) = unsafe {
                     let pixels = pixels.as_ptr().add(3 * x);
                     (load(pixels), load(pixels.add(16)), load(pixels.add(32)))
@@ -47,7 +48,8 @@ pub(crate) fn copy(lines: &[u8], y: usize, grid: &TileGrid, out: &mut [u8]) {
     }
 }
 
-/// Shuffles by channel: the bytes that it takes of each of three vectors, the same in both halves.
+/// Returns the shuffle masks of each channel, which select its bytes from each of three vectors.
+/// Both halves are the same.
 #[target_feature(enable = "avx2")]
 fn masks() -> [[__m256i; 3]; 3] {
     std::array::from_fn(|channel| {
@@ -56,19 +58,19 @@ fn masks() -> [[__m256i; 3]; 3] {
                 let byte = 3 * pixel + channel;
                 if byte / 16 == vector { (byte % 16) as u8 } else { 0x80 }
             });
-            // SAFETY: 16 bytes of an array of that length.
+            // SAFETY: reads the 16 bytes of the array.
             _mm256_broadcastsi128_si256(unsafe { _mm_loadu_si128(mask.as_ptr().cast()) })
         })
     })
 }
 
-/// 16 bytes, and the 16 bytes that lie 16 pixels further.
+/// Loads 16 bytes, and the 16 bytes that are 16 pixels further.
 ///
 /// # Safety
-/// They can be read.
+/// Both must be readable: the range `low..low + 64`.
 #[target_feature(enable = "avx2")]
 #[inline]
 unsafe fn load(low: *const u8) -> __m256i {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { _mm256_set_m128i(_mm_loadu_si128(low.add(48).cast()), _mm_loadu_si128(low.cast())) }
 }

@@ -1,5 +1,6 @@
-//! Cutting an image into tiles and their channels into planes, in the layout of most other
-//! families: one tensor `[tiles, 3, height, width]`. An image that is not cut is one tile.
+//! Cutting an image into tiles with one plane per channel: a tensor `[tiles, 3, height, width]`.
+//!
+//! All families but Qwen-VL use this layout. An image that is not cut is one tile.
 
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code, reason = "vector loads and stores")]
@@ -12,50 +13,54 @@ pub(super) mod avx512;
 pub(super) mod neon;
 pub(super) mod scalar;
 
-/// A grid of tiles, from left to right and top to bottom; each has a plane per channel.
+/// A grid of tiles, ordered from left to right and top to bottom. Each tile has one plane per
+/// channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TileGrid {
-    /// Tiles from left to right.
+    /// The number of tiles from left to right.
     pub(crate) columns: usize,
-    /// Tiles from top to bottom.
+    /// The number of tiles from top to bottom.
     pub(crate) rows: usize,
-    /// Pixels per row of a tile.
+    /// The number of pixels per row of a tile.
     pub(crate) width: usize,
-    /// Rows of a tile.
+    /// The number of rows of a tile.
     pub(crate) height: usize,
 }
 
 impl TileGrid {
-    /// One tile.
+    /// Creates a grid of one tile.
     pub(crate) const fn single(width: usize, height: usize) -> Self {
         Self { columns: 1, rows: 1, width, height }
     }
 
-    /// Number of tiles.
+    /// Returns the number of tiles.
     pub(crate) const fn len(&self) -> usize {
         self.columns * self.rows
     }
 
-    /// Elements per tile.
+    /// Returns the number of elements per tile.
     pub(crate) const fn tile_len(&self) -> usize {
         3 * self.width * self.height
     }
 
-    /// Pixels per row of the image.
+    /// Returns the width of the image in pixels.
     pub(crate) const fn image_width(&self) -> usize {
         self.columns * self.width
     }
 
-    /// Rows of the image.
+    /// Returns the height of the image in pixels.
     pub(crate) const fn image_height(&self) -> usize {
         self.rows * self.height
     }
 
-    /// Yields where the image's row `y` begins in each tile that it crosses, from left to right:
-    /// the index of its first element in the tile's first plane, counted from the first element of
-    /// the tiles of that row.
+    /// Returns the position of the image's row `y` in each tile that it crosses, from left to
+    /// right.
+    ///
+    /// A position is the index of the row's first element in the tile's first plane, counted from
+    /// the first element of that row of tiles.
     pub(super) fn line_starts(&self, y: usize) -> impl Iterator<Item = usize> {
-        let (tile_len, first) = (self.tile_len(), y % self.height * self.width);
+        let tile_len = self.tile_len();
+        let first = y % self.height * self.width;
         (0..self.columns).map(move |column| column * tile_len + first)
     }
 }

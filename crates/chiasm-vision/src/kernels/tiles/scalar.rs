@@ -1,15 +1,17 @@
-//! The reference for cutting tiles, with and without a table to the output's element type.
+//! The reference implementation of cutting tiles, with and without normalisation.
 
 use super::TileGrid;
 use crate::kernels::ChannelTable;
 
-/// Pixels as they are. `lines` are rows of the image from row `y` on, all of one row of tiles,
-/// whose elements are `out`.
+/// Copies the channel values of `lines` to their tiles.
+///
+/// `lines` are rows of the image from row `y` on, all in one row of tiles. `out` has the elements
+/// of that row of tiles.
 pub(crate) fn copy(lines: &[u8], y: usize, grid: &TileGrid, out: &mut [u8]) {
     cut(lines, y, grid, out, |_, channel| [channel]);
 }
 
-/// Writes what [`copy`] writes, each value through its channel's table.
+/// Does the same as [`copy`] with normalised elements, which are looked up in `table`.
 pub(crate) fn map<const N: usize>(
     lines: &[u8],
     y: usize,
@@ -20,6 +22,7 @@ pub(crate) fn map<const N: usize>(
     cut(lines, y, grid, out, |channel, value| table[channel][usize::from(value)]);
 }
 
+/// Writes `encode(channel, value)` for each channel value of `lines`.
 fn cut<const N: usize>(
     lines: &[u8],
     y: usize,

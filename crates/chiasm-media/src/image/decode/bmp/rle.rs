@@ -5,8 +5,9 @@ use crate::MediaError;
 use crate::image::container::bmp::{BmpHeader, Pixels, Rows};
 use crate::reader::Reader;
 
-/// Appends one byte per pixel, in stored row order, to the empty `pixels`. An image that ends early
-/// is an error; one that runs over its rows is not, as in Pillow.
+/// Decodes the run lengths to one byte per pixel, in stored row order, into the empty `pixels`.
+///
+/// As in Pillow, an image that ends early is an error, and one that runs over its rows is not.
 pub(super) fn unpack(
     bytes: &[u8],
     header: &BmpHeader<'_>,
@@ -19,7 +20,7 @@ pub(super) fn unpack(
     let width = header.size.0 as usize;
     let total = width * header.size.1 as usize;
     let mut reader = Reader::at(bytes, header.data_start);
-    // `pixels` grows as the data comes: a small file must not claim much memory.
+    // `pixels` grows as data is read, so that a small file cannot claim much memory.
     let mut x = 0;
     while pixels.len() < total {
         let (Some(count), Some(value)) = (reader.byte(), reader.byte()) else {
@@ -44,8 +45,8 @@ pub(super) fn unpack(
                 let stored = if nibbles { count.div_ceil(2) } else { count };
                 let values = reader.up_to(stored);
                 if nibbles {
-                    let both = values.iter().flat_map(|&pair| [pair >> 4, pair & 15]);
-                    pixels.extend(both.take(count));
+                    let indices = values.iter().flat_map(|&pair| [pair >> 4, pair & 15]);
+                    pixels.extend(indices.take(count));
                 } else {
                     pixels.extend_from_slice(values);
                 }
@@ -53,7 +54,7 @@ pub(super) fn unpack(
                     break;
                 }
                 x += usize::from(literal);
-                // Literals fill whole words of the file.
+                // Literals are padded to whole 16-bit words.
                 if !reader.position().is_multiple_of(2) {
                     reader.skip(1);
                 }

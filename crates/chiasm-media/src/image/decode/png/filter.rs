@@ -1,12 +1,12 @@
-//! The five row filters of PNG, undone.
+//! Undoes the five row filters of PNG.
 //!
-//! Each pixel needs the one before it, so that only its bytes can be handled at once. With their
-//! number known to the compiler it does so.
+//! Each pixel depends on the one before it, so that only the bytes of one pixel can be processed at
+//! once. Their number is a constant parameter, which lets the compiler vectorise them.
 
 use super::corrupt;
 use crate::MediaError;
 
-/// Undoes a row's filter; `step` is the distance in bytes to the pixel at the left: 1, 2, 3, 4, 6
+/// Undoes a row's filter. `step` is the distance in bytes to the pixel at the left: 1, 2, 3, 4, 6
 /// or 8.
 pub(super) fn unfilter(
     filter: u8,
@@ -28,44 +28,54 @@ pub(super) fn unfilter(
 fn undo<const STEP: usize>(filter: u8, row: &mut [u8], above: &[u8]) -> Result<(), MediaError> {
     match filter {
         0 => {}
-        1 => each_pixel::<STEP>(row, above, |left, _, _| left),
+        1 => add_prediction::<STEP>(row, above, |left, _, _| left),
         2 => {
             for (value, above) in row.iter_mut().zip(above) {
                 *value = value.wrapping_add(*above);
             }
         }
-        3 => each_pixel::<STEP>(row, above, |left, above, _| {
+        3 => add_prediction::<STEP>(row, above, |left, above, _| {
             ((u16::from(left) + u16::from(above)) / 2) as u8
         }),
-        4 => each_pixel::<STEP>(row, above, paeth),
+        4 => add_prediction::<STEP>(row, above, paeth),
         _ => return Err(corrupt("an unknown row filter")),
     }
     Ok(())
 }
 
-/// Adds to every byte what is predicted from those to the left, above, and above to the left, which
-/// are 0 outside.
+/// Adds a prediction to every byte, from the bytes to the left, above, and above to the left. Bytes
+/// outside the image are 0.
 #[inline(always)]
-fn each_pixel<const STEP: usize>(row: &mut [u8], above: &[u8], predict: impl Fn(u8, u8, u8) -> u8) {
-    let (mut left, mut corner) = ([0; STEP], [0; STEP]);
+fn add_prediction<const STEP: usize>(
+    row: &mut [u8],
+    above: &[u8],
+    predict: impl Fn(u8, u8, u8) -> u8,
+) {
+    let mut left = [0; STEP];
+    let mut corner = [0; STEP];
     for (pixel, above) in row.as_chunks_mut::<STEP>().0.iter_mut().zip(above.as_chunks::<STEP>().0)
     {
         for index in 0..STEP {
             left[index] =
                 pixel[index].wrapping_add(predict(left[index], above[index], corner[index]));
         }
-        (*pixel, corner) = (left, *above);
+        *pixel = left;
+        corner = *above;
     }
 }
 
-/// Whichever of the three neighbours is nearest to `left + above - corner`; in doubt the first.
+/// Returns the neighbour nearest to `left + above - corner`. Ties go to the first of left, above
+/// and corner.
 ///
-/// There are no branches: when the corner lies between the others, it is the nearest unless it
-/// equals one of them; else the end of the range that it lies outside of has to go.
+/// Branchless: a corner between the two others is the nearest, unless it equals one of them. A
+/// corner outside their range makes the far end of the range the nearest.
 #[inline(always)]
 fn paeth(left: u8, above: u8, corner: u8) -> u8 {
-    let (a, b, c) = (i16::from(left), i16::from(above), i16::from(corner));
-    let (low, high) = (a.min(b), a.max(b));
+    let a = i16::from(left);
+    let b = i16::from(above);
+    let c = i16::from(corner);
+    let low = a.min(b);
+    let high = a.max(b);
     let threshold = 3 * c - (a + b);
     let nearest = if high <= threshold { low } else { c };
     (if threshold <= low { high } else { nearest }) as u8
@@ -75,11 +85,13 @@ fn paeth(left: u8, above: u8, corner: u8) -> u8 {
 mod tests {
     use super::*;
 
-    /// The predictor in the words of the PNG specification.
+    /// Predicts as written in the PNG specification.
     fn specified(left: u8, above: u8, corner: u8) -> u8 {
-        let (a, b, c) = (i16::from(left), i16::from(above), i16::from(corner));
+        let [a, b, c] = [left, above, corner].map(i16::from);
         let p = a + b - c;
-        let (from_a, from_b, from_c) = ((p - a).abs(), (p - b).abs(), (p - c).abs());
+        let from_a = (p - a).abs();
+        let from_b = (p - b).abs();
+        let from_c = (p - c).abs();
         if from_a <= from_b && from_a <= from_c {
             left
         } else if from_b <= from_c {
@@ -90,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_neighbour_is_that_of_the_specification() {
+    fn paeth_equals_the_specification() {
         for left in 0..=255 {
             for above in 0..=255 {
                 for corner in 0..=255 {
@@ -105,17 +117,18 @@ mod tests {
     }
 
     #[test]
-    fn every_filter_of_every_step_is_undone() {
+    fn every_filter_is_undone_at_every_step() {
         let values: Vec<u8> =
             (0..2 * 48u32).map(|index| (index.wrapping_mul(0x9E37_79B9) >> 24) as u8).collect();
         let (above, row) = values.split_at(48);
         for step in [1, 2, 3, 4, 6, 8] {
             for filter in 0..=4 {
-                let at =
+                let left_of =
                     |line: &[u8], index: usize| if index < step { 0 } else { line[index - step] };
                 let mut filtered: Vec<u8> = (0..row.len())
                     .map(|index| {
-                        let (left, corner) = (at(row, index), at(above, index));
+                        let left = left_of(row, index);
+                        let corner = left_of(above, index);
                         let mean = (u16::from(left) + u16::from(above[index])) / 2;
                         let predicted = [
                             0,

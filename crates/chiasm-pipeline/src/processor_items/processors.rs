@@ -1,0 +1,196 @@
+//! One processor for each release of vLLM in the fleet.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use chiasm_backend::VllmItems;
+use chiasm_fleet::{PresentClass, PresentClasses};
+use chiasm_media::ByteBudget;
+use chiasm_processor::{ProcessorError, ProcessorOptions};
+use chiasm_types::VllmVersion;
+use tokio::sync::Semaphore;
+
+use super::super::error::RequestError;
+use super::{ReleaseProcessor, VllmProcessorOptions};
+use crate::cpu::CpuPool;
+use crate::metrics::PipelineMetrics;
+
+/// vLLM's own processors of one served model.
+///
+/// Items and prompts may differ between releases of vLLM, so each worker gets those of its own
+/// release's processor.
+pub struct VllmProcessors {
+    first: Arc<ReleaseProcessor>,
+    others: Vec<Arc<ReleaseProcessor>>,
+    /// The workers' releases that have no processor, which were logged; `None` for workers that
+    /// accept no items.
+    logged_missing: Mutex<BTreeSet<Option<VllmVersion>>>,
+}
+
+impl VllmProcessors {
+    /// Creates the processors. They start with [`Self::start_all`] or the first item.
+    pub fn new(
+        options: VllmProcessorOptions,
+        cpu: &CpuPool,
+        budget: &ByteBudget,
+        metrics: &Arc<PipelineMetrics>,
+    ) -> Self {
+        let videos = Arc::new(Semaphore::new(options.concurrent_videos));
+        let build = |python: PathBuf| {
+            let processor = ProcessorOptions { python, ..options.processor.clone() };
+            let options = VllmProcessorOptions { processor, ..options.clone() };
+            Arc::new(ReleaseProcessor::new(
+                options,
+                videos.clone(),
+                cpu.clone(),
+                budget.clone(),
+                metrics.clone(),
+            ))
+        };
+        Self {
+            first: build(options.processor.python.clone()),
+            others: options.other_pythons.iter().cloned().map(build).collect(),
+            logged_missing: Mutex::default(),
+        }
+    }
+
+    /// Starts all processors that are not running yet, and waits for the first one.
+    ///
+    /// # Errors
+    /// Returns an error if the first processor can't be started.
+    pub async fn start_all(&self) -> Result<(), ProcessorError> {
+        self.others.iter().for_each(|other| other.start.begin());
+        self.first.start.processor().await.map(drop)
+    }
+
+    /// Returns `true` if the processor is required and not running yet.
+    pub fn is_missing(&self) -> bool {
+        self.first.is_missing()
+    }
+
+    /// Returns `true` if vLLM's code renders the model's conversations. Waits for the processor if
+    /// only the processor knows.
+    ///
+    /// # Errors
+    /// Returns an error if a required processor is unavailable.
+    pub async fn renders_conversations(&self) -> Result<bool, RequestError> {
+        self.first.renders_conversations().await
+    }
+
+    /// Returns the processors that serve any of `classes`, each with the classes that it serves.
+    /// The result is never empty.
+    ///
+    /// # Errors
+    /// Returns an error if there is no worker, or none whose release has a processor.
+    pub(crate) async fn by_release(
+        &self,
+        classes: &PresentClasses,
+    ) -> Result<Vec<(&Arc<ReleaseProcessor>, PresentClasses)>, RequestError> {
+        let mut remaining = classes.to_vec();
+        let mut serving = Vec::new();
+        let mut releases = Vec::new();
+        let mut failure = None;
+        for release in [&self.first].into_iter().chain(&self.others) {
+            // Does not start processors that are not needed.
+            if remaining.is_empty() {
+                break;
+            }
+            match release.start.processor().await {
+                Ok(processor) => {
+                    let vllm = &processor.greeting().vllm;
+                    let served: PresentClasses =
+                        remaining.extract_if(.., |class| is_served_by(class, vllm)).collect();
+                    if !served.is_empty() {
+                        serving.push((release, served));
+                    }
+                    releases.push(vllm.clone());
+                }
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
+        if classes.is_empty() {
+            return Err(RequestError::not_ready());
+        }
+        remaining.iter().for_each(|class| self.log_missing(class, &releases));
+        if !serving.is_empty() {
+            return Ok(serving);
+        }
+        if let Some(error) = failure {
+            return Err(error.into());
+        }
+        let releases = releases.join(" or ");
+        let message = format!(
+            "no engine takes what the processor of vLLM {releases} makes \
+             (--processor-vllm; --take-tensors of agents)"
+        );
+        Err(ProcessorError::Unavailable(message).into())
+    }
+
+    /// Logs once per release that its workers get no items.
+    fn log_missing(&self, class: &PresentClass, processors: &[String]) {
+        let release = match class.class.vllm_items {
+            VllmItems::Release(release) => Some(release),
+            VllmItems::Any | VllmItems::None => None,
+        };
+        if !self.logged_missing.lock().unwrap_or_else(PoisonError::into_inner).insert(release) {
+            return;
+        }
+        let processors = processors.join(",");
+        match release {
+            Some(engines) => tracing::warn!(
+                %engines,
+                processors,
+                "engines of this vLLM get nothing that vLLM's processor makes: \
+                 there is no processor of their release (--processor-vllm)"
+            ),
+            None => tracing::warn!(
+                "engines of some agents get nothing that vLLM's processor makes (--take-tensors)"
+            ),
+        }
+    }
+}
+
+/// Returns `true` if workers of a class accept the items of this vLLM's processor. Compares
+/// releases, not builds.
+fn is_served_by(class: &PresentClass, vllm: &str) -> bool {
+    match class.class.vllm_items {
+        VllmItems::Any => true,
+        VllmItems::Release(engine) => {
+            VllmVersion::parse(vllm).is_none_or(|processor| engine == processor)
+        }
+        VllmItems::None => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use chiasm_backend::fake::fake_capabilities;
+    use chiasm_backend::{InputForm, PlanClass};
+    use chiasm_types::PlanClassId;
+
+    use super::*;
+
+    #[test]
+    fn releases_are_compared_without_builds() {
+        let class = |vllm_items| {
+            let class = PlanClass { vllm_items, ..fake_capabilities().class };
+            PresentClass {
+                id: PlanClassId(0),
+                class,
+                input: InputForm::Tokens,
+                max_model_len: 1,
+                max_batched_tokens: 1,
+                min_batched_tokens: 1,
+            }
+        };
+        let engine = |version: &str| class(VllmItems::for_engine(&format!("vLLM {version}")));
+        assert!(is_served_by(&engine("0.33.0"), "0.33.0+cpu"));
+        assert!(!is_served_by(&engine("0.32.0"), "0.33.0"));
+        assert!(!is_served_by(&engine("0.33.1"), "0.33.0"));
+        assert!(is_served_by(&engine("dev"), "0.33.0"));
+        assert!(is_served_by(&engine("0.33.0"), "dev"));
+        assert!(is_served_by(&class(VllmItems::for_engine("fake")), "0.33.0"));
+        assert!(!is_served_by(&class(VllmItems::None), "dev"));
+    }
+}

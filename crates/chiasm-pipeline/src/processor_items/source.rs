@@ -1,0 +1,123 @@
+//! The source of a processor item's tensors: the tensors from its planning, or another call of the
+//! processor.
+
+use std::borrow::Cow;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use chiasm_backend::{
+    EncodedItem, FieldValue, ItemField, MediaSource, SourceError, Tensor, TensorBytes,
+    TensorMemory, TensorRequest,
+};
+use chiasm_media::{ByteBudget, EncodedMedia};
+use chiasm_processor::{ItemTensor, ItemValue};
+use chiasm_types::MmHash;
+use futures_util::future::{BoxFuture, FutureExt};
+use tracing::Instrument;
+
+use super::super::error::RequestError;
+use super::{ItemMetadata, ItemTensors, ProcessorSettings, ReleaseProcessor};
+use crate::cpu::{CpuBudget, price};
+
+/// The minimum size of a tensor in shared memory. Smaller tensors are sent in messages, which cost
+/// less than a slot.
+const MIN_SLOT_BYTES: usize = 4096;
+
+/// The tensors of one item of a request.
+pub(super) struct ProcessorItemSource {
+    pub(super) processor: Arc<ReleaseProcessor>,
+    pub(super) settings: Arc<ProcessorSettings>,
+    pub(super) encoded: EncodedMedia,
+    pub(super) field: String,
+    pub(super) key: MmHash,
+    pub(super) metadata: Arc<ItemMetadata>,
+    /// The tensors that were in memory when the request was planned, for the first engine that
+    /// requests them.
+    pub(super) tensors: Mutex<Option<Arc<ItemTensors>>>,
+    pub(super) cpu: CpuBudget,
+}
+
+impl MediaSource for ProcessorItemSource {
+    fn tensors(
+        &self,
+        order: TensorRequest,
+    ) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
+        let span = tracing::debug_span!("process", hash = %self.key);
+        let fields = async {
+            self.make(order).await.map_err(|error| SourceError::new(error.at(&self.field)))
+        };
+        fields.instrument(span).boxed()
+    }
+
+    // The file alone is not enough: the tensors also depend on the processor and its settings.
+    fn encoded(&self) -> Option<EncodedItem> {
+        None
+    }
+}
+
+impl ProcessorItemSource {
+    async fn make(&self, order: TensorRequest) -> Result<Option<Vec<ItemField>>, RequestError> {
+        let _permit = self.processor.single_flight.acquire(self.key).await;
+        // The previous holder of the permit may have sent the item to the same engine.
+        if !(order.is_still_needed)() {
+            return Ok(None);
+        }
+        let planned = self.tensors.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let tensors = match planned.or_else(|| self.metadata.tensors()) {
+            Some(tensors) => tensors,
+            None => {
+                let tensors = self.processor.make(&self.encoded, &self.settings, self.key).await?;
+                self.metadata.set_tensors(&tensors);
+                tensors
+            }
+        };
+        let ticket = self.cpu.ticket(price::copy(tensors.output.used_bytes() as usize))?;
+        let budget = self.processor.budget.clone();
+        let fields = self.processor.cpu.run(&ticket, move || {
+            let copier =
+                TensorCopier { tensors: &tensors, memory: &*order.memory, budget: &budget };
+            let field = |field: &chiasm_processor::ItemField| {
+                let name = Cow::Owned(field.name.clone());
+                Ok(ItemField { name, field: field.field, value: copier.value(&field.value)? })
+            };
+            tensors.output.fields.iter().map(field).collect::<Result<Vec<_>, RequestError>>()
+        });
+        fields.await?.map(Some)
+    }
+}
+
+/// Copies an item's tensors to memory that the engine reads.
+struct TensorCopier<'a> {
+    tensors: &'a ItemTensors,
+    memory: &'a dyn TensorMemory,
+    budget: &'a ByteBudget,
+}
+
+impl TensorCopier<'_> {
+    fn value(&self, value: &ItemValue) -> Result<FieldValue, RequestError> {
+        Ok(match value {
+            ItemValue::Int(value) => FieldValue::Int(*value),
+            ItemValue::Float(value) => FieldValue::Float(*value),
+            ItemValue::List(list) => FieldValue::List(
+                list.iter().map(|value| self.value(value)).collect::<Result<_, _>>()?,
+            ),
+            ItemValue::Tensor(tensor) => {
+                let shape = tensor.shape.clone();
+                let bytes = self.copy(tensor)?;
+                FieldValue::Tensor(Tensor { dtype: tensor.dtype, shape, bytes })
+            }
+        })
+    }
+
+    fn copy(&self, tensor: &ItemTensor) -> Result<TensorBytes, RequestError> {
+        let bytes = tensor.byte_len();
+        if bytes >= MIN_SLOT_BYTES
+            && let Some(mut slot) = self.memory.reserve(bytes)
+        {
+            self.tensors.output.read(tensor, &mut slot)?;
+            return Ok(TensorBytes::Slot(slot.publish()));
+        }
+        let mut buffer = self.budget.buffer();
+        self.tensors.output.read(tensor, buffer.extend_zeroed(bytes)?)?;
+        Ok(TensorBytes::Here(buffer.freeze()))
+    }
+}
