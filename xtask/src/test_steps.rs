@@ -266,9 +266,9 @@ pub(crate) fn select(names: &[String]) -> Result<Vec<&'static Step>, Error> {
     Ok(STEPS.iter().filter(|step| is_named(step) || is_needed(step)).collect())
 }
 
-/// Returns the steps that need only real engines.
+/// Returns the steps that depend on the version of vLLM.
 pub(crate) fn engine_steps() -> Vec<&'static Step> {
-    STEPS.iter().filter(|step| step.needs == Needs::RealEngines).collect()
+    STEPS.iter().filter(|step| step.needs_vllm()).collect()
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ use tokio::sync::watch;
 
 pub use self::delivery::{AttachError, ItemDelivery, Plugin};
 pub use self::handshake::PendingEngine;
+pub(crate) use self::handshake::SharedHandshake;
 pub use self::stream::OutputStream;
 
 use self::connection::{Connection, Outgoing};
@@ -108,7 +109,18 @@ impl EngineClient {
         endpoints: EngineEndpoints,
         options: ClientOptions,
     ) -> Result<PendingEngine, EngineError> {
-        PendingEngine::bind(endpoints, options).await
+        PendingEngine::bind(endpoints, options, None).await
+    }
+
+    /// Binds the sockets for an engine like [`bind`](Self::bind), but takes the handshake socket
+    /// from `shared` if that is open, and leaves it open there. All callers with one `shared` pass
+    /// the same handshake address, one after the other.
+    pub(crate) async fn bind_shared(
+        endpoints: EngineEndpoints,
+        options: ClientOptions,
+        shared: Option<&SharedHandshake>,
+    ) -> Result<PendingEngine, EngineError> {
+        PendingEngine::bind(endpoints, options, shared).await
     }
 
     /// Returns the properties that the engine reported when it became ready.

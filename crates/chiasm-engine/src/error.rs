@@ -39,7 +39,7 @@ pub enum EngineError {
         cause: DeathCause,
     },
     /// Too many outputs of the request were waiting to be read, so it was aborted.
-    #[error("too much of the answer was waiting to be read")]
+    #[error("the answer was aborted: too much of it was unread")]
     Unread,
     /// The engine ended the request without a finish reason.
     #[error("the engine ended the request without a result")]

@@ -57,7 +57,7 @@ pub struct LaunchSpec {
     /// Environment variables in addition to those of this process.
     pub env: Vec<(String, String)>,
     /// The visible GPUs, as `CUDA_VISIBLE_DEVICES`; `None` for those of this process.
-    pub gpus: Option<Vec<u32>>,
+    pub gpus: Option<Vec<String>>,
     /// The settings of an engine that outlives this process; `None` for one that ends with it.
     pub keep: Option<Keep>,
 }

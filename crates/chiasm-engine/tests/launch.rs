@@ -61,7 +61,7 @@ async fn failed_engine_is_reported_with_last_lines() {
 #[tokio::test]
 async fn engine_gets_environment_gpus_flags() {
     let spec = LaunchSpec {
-        gpus: Some(vec![2, 3]),
+        gpus: Some(vec!["2".to_owned(), "3".to_owned()]),
         env: vec![("STAND_IN_EXTRA".into(), "yes".into())],
         extra_args: vec!["--enforce-eager".into()],
         ..spec("prints_settings")

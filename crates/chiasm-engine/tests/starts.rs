@@ -4,18 +4,19 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::mock_engine::{MockEngine, Order, report, soon};
+use crate::mock_engine::{MockEngine, Order, report, send_hello, soon};
 use chiasm_backend::{
     ConnectError, Connected, Connector, LargestItem, MediaDelivery, MediaObserver,
 };
 use chiasm_engine::{
-    ArenaPolicy, ClientOptions, EngineConnector, EngineEndpoints, EngineHost, EngineOptions,
-    FormatPolicy, RunningEngine, SocketDir,
+    ArenaPolicy, AttachHost, ClientOptions, EngineConnector, EngineEndpoints, EngineHost,
+    EngineOptions, FormatPolicy, RunningEngine, SocketDir,
 };
 use chiasm_types::{Role, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt, pending};
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio::task::JoinHandle;
+use zeromq::SocketRecv;
 
 /// The time without a start after which a test assumes that the engine waits.
 const NO_START_TIMEOUT: Duration = Duration::from_millis(200);
@@ -89,21 +90,25 @@ struct Starts {
     started: mpsc::UnboundedReceiver<oneshot::Sender<()>>,
 }
 
+fn options(starts: Option<Arc<Mutex<()>>>) -> EngineOptions {
+    EngineOptions {
+        startup_timeout: crate::mock_engine::STEP_TIMEOUT,
+        client: ClientOptions::default(),
+        format: FormatPolicy::Float,
+        arena: ArenaPolicy::Never,
+        processor: b"p"[..].into(),
+        largest_item: LargestItem::unknown(),
+        role: Role::Aggregated,
+        private_network: None,
+        embeddings: None,
+        starts,
+    }
+}
+
 fn connect(engines: u32, starts: Option<Arc<Mutex<()>>>) -> Starts {
     let (sender, started) = mpsc::unbounded_channel();
     let connect = |number| {
-        let options = EngineOptions {
-            startup_timeout: crate::mock_engine::STEP_TIMEOUT,
-            client: ClientOptions::default(),
-            format: FormatPolicy::Float,
-            arena: ArenaPolicy::Never,
-            processor: b"p"[..].into(),
-            largest_item: LargestItem::unknown(),
-            role: Role::Aggregated,
-            private_network: None,
-            embeddings: None,
-            starts: starts.clone(),
-        };
+        let options = options(starts.clone());
         let connector = EngineConnector::new(SlowHost { started: sender.clone() }, options);
         tokio::spawn(async move { connector.connect(WorkerId(number), Arc::new(NoObserver)).await })
     };
@@ -135,5 +140,27 @@ async fn starts_are_concurrent_without_lock() {
     let mut starts = connect(3, None);
     for _ in 0..3 {
         soon(starts.started.recv()).await.unwrap();
+    }
+}
+
+/// An engine may start before the end of its predecessor is detected. Its HELLO, which it sends
+/// once, must wait for the next connection of the worker.
+#[tokio::test]
+async fn early_hello_of_attached_engine_is_answered() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let handshake = format!("tcp://127.0.0.1:{port}");
+    let connector = EngineConnector::new(AttachHost::new(&handshake), options(None));
+    // Engines receive the other addresses in INIT.
+    let endpoints = EngineEndpoints::tcp(&handshake, "127.0.0.1");
+    let connect = || soon(connector.connect(WorkerId(0), Arc::new(NoObserver)));
+
+    let start = MockEngine::start(&endpoints, report(), Order::ReportFirst);
+    let (first, first_engine) = tokio::join!(connect(), soon(start));
+    let mut second_engine = send_hello(&endpoints, 0).await;
+    drop(first_engine);
+    drop(first.unwrap());
+    tokio::select! {
+        init = soon(second_engine.recv()) => drop(init.unwrap()),
+        result = connect() => panic!("connected before INIT: {:?}", result.is_ok()),
     }
 }

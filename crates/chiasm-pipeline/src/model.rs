@@ -40,7 +40,7 @@ pub enum ModelError {
     #[error(transparent)]
     Vision(#[from] VisionError),
     /// The parser of calls or of reasoning is unknown.
-    #[error(transparent)]
+    #[error("{0} (--tool-call-parser, --reasoning-parser)")]
     Parser(#[from] UnknownParser),
 }
 
@@ -128,7 +128,7 @@ impl ServedModel {
                 // files.
                 Err(broken @ VisionError::Json { .. }) => return Err(broken.into()),
                 Err(reason) => {
-                    tracing::info!(%reason, "images are made by vLLM's own processor");
+                    tracing::info!(%reason, "vLLM's own processor processes the images");
                     None
                 }
             },

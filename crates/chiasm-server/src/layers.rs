@@ -49,7 +49,8 @@ pub(crate) async fn answer(
 ) -> Response {
     let identity = Identity::new(request.headers(), connection);
     let span = tracing::info_span!("request", id = %identity.id, trace_id = field::Empty);
-    if let Some(trace) = &identity.trace {
+    // A recorded trace has an own span of the same trace, which records the id.
+    if let Some(trace) = identity.trace.as_ref().filter(|_| layers.recorder.traces.is_none()) {
         span.record("trace_id", trace.trace_id());
     }
     let id = HeaderValue::from_str(identity.id.as_str());
@@ -133,7 +134,10 @@ async fn call(app: &mut Router, layers: &RequestLayers, request: Request) -> Res
     // A router is always ready, and never fails.
     let response = match AssertUnwindSafe(app.call(request)).catch_unwind().await {
         Ok(Ok(response)) => response,
-        Err(_) => HttpError::internal("the request failed; the log says how").into_response(),
+        Err(_) => {
+            HttpError::internal("the request failed because of a bug; the server's log has details")
+                .into_response()
+        }
         Ok(Err(never)) => match never {},
     };
     if expects_continue { http_rules::close_if_refused(response) } else { response }

@@ -7,7 +7,7 @@ use chiasm_agent::{AgentServer, AgentTls};
 use chiasm_fleet::{Fleet, NoEngines};
 use chiasm_pipeline::MachineMedia;
 
-use crate::cli::{AgentMediaArg, ProcessorChoice, ServeArgs};
+use crate::cli::{ProcessorChoice, ServeArgs};
 use crate::error::CliError;
 use crate::serve::{self, ServeSetup};
 use crate::side::Side;
@@ -24,14 +24,9 @@ pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
         args.agents.tls.check_plaintext_at(address)?;
     }
     if args.processor.processor == ProcessorChoice::Vllm && !args.agents.take_tensors {
-        let message = "--processor vllm: frontends make the tensors then, and an agent takes them \
-                       with --take-tensors";
+        let message = "--processor vllm is for chiasm serve: frontends make the tensors, and an \
+                       agent accepts them with --take-tensors";
         return Err(CliError::Usage(message.to_owned()));
-    }
-    if args.agents.agent_media != AgentMediaArg::Auto {
-        return Err(CliError::Usage(
-            "--agent-media is of chiasm serve: an agent takes what frontends send".to_owned(),
-        ));
     }
     key_secret::share(args.agents.block_key_secret.as_deref(), args.engines.state_dir.as_deref())?;
     let kept_indexes = kept_indexes::open(&args, true);
@@ -79,7 +74,7 @@ pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
             () = reload_on_hangup(&mut hangups, reloaded_tls) => {}
         }
         let mut interrupts = Interrupts::listen();
-        tracing::info!("shutting down: requests in flight finish, a second Ctrl-C cuts them off");
+        tracing::info!("shutting down: requests in flight finish; a second Ctrl-C aborts them");
         // First, so that no further frontend discovers this agent.
         if let Some(registration) = registration {
             registration.end().await;
@@ -89,7 +84,7 @@ pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
             () = interrupts.next() => false,
         };
         if !finished {
-            tracing::warn!("aborting requests in flight (--drain-timeout, or a second Ctrl-C)");
+            tracing::warn!("aborting requests in flight (--drain-timeout or a second Ctrl-C)");
         }
     };
     let served = chiasm_agent::serve(agent, listener, tls, stop).await;

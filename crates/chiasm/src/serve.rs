@@ -1,6 +1,7 @@
 //! `chiasm serve`: engines, the frontend in front of them, and graceful shutdown.
 
 mod engines;
+mod gpus;
 mod reload;
 mod server_flags;
 mod settings;
@@ -65,17 +66,17 @@ pub(crate) async fn run(
     let cors = args.http.cors()?;
     if args.agents.announce.is_some() {
         return Err(CliError::Usage(
-            "--announce is of chiasm agent: frontends are not looked for".to_owned(),
+            "--announce is for chiasm agent: frontends are not discovered".to_owned(),
         ));
     }
     if args.agents.take_tensors {
         return Err(CliError::Usage(
-            "--take-tensors is of chiasm agent: frontends make them".to_owned(),
+            "--take-tensors is for chiasm agent: frontends make tensors themselves".to_owned(),
         ));
     }
     if args.agents.fetch_media {
         return Err(CliError::Usage(
-            "--fetch-media is of chiasm agent: frontends fetch in any case".to_owned(),
+            "--fetch-media is for chiasm agent: frontends always fetch media".to_owned(),
         ));
     }
     if args.agents.has_agents() {
@@ -99,7 +100,7 @@ pub(crate) async fn run(
     } = prepare(&mut args, Side::Frontend).await?;
     if args.agents.nixl.nixl_library.is_some() && !args.agents.has_agents() {
         return Err(CliError::Usage(
-            "--nixl-library: there are no agents that could read (--agents)".to_owned(),
+            "--nixl-library requires agents (--agents or --discovery)".to_owned(),
         ));
     }
     let lending = nixl::start_lending(&args).await?;
@@ -121,7 +122,7 @@ pub(crate) async fn run(
     let _agents = agents::discover(&args, &fleet, model.processor(), lending)?;
     let _dynamo = dynamo::discover(&args, &fleet, &model)?;
     let page = args.http.page(args.host).map(|options| Arc::new(Page::new(options)));
-    // Whether the processor is required, if it starts with the server.
+    // `Some(true)` if the processor starts with the server and is required.
     let starts_required = processor
         .as_ref()
         .filter(|processor| processor.at_start)
@@ -181,16 +182,19 @@ pub(crate) async fn run(
         }
         tracing::info!(
             delay = drain.delay.as_secs_f64(),
-            "shutting down: requests in flight finish, a second Ctrl-C cuts them off"
+            "shutting down: requests in flight finish; a second Ctrl-C aborts them"
         );
     };
     let summary = log_addresses(&listener, certificate.is_some(), &server, has_keys);
     let announce = async {
-        // Engines of agents are not waited for.
+        // Does not wait for engines of agents.
         if workers > 0 && fleet.wait_ready(workers).await {
             tracing::info!(workers, "all engines are ready");
             if let Some(summary) = &summary {
-                tracing::info!("{summary}");
+                // A log line shows line breaks escaped.
+                for line in summary.lines() {
+                    tracing::info!("{line}");
+                }
             }
         }
     };
@@ -226,8 +230,8 @@ fn log_addresses(
     if !has_keys && !address.ip().is_loopback() {
         tracing::warn!(
             %address,
-            "whoever reaches this address may use the model: give --api-key, \
-             or keep strangers from it"
+            "anyone who can reach this address may use the model: give --api-key, \
+             or restrict access to the address"
         );
     }
     let page = server.has_page().then(|| format!("{base}{}/", PAGE_PATH));
@@ -314,7 +318,7 @@ pub(crate) async fn prepare(args: &mut ServeArgs, side: Side) -> Result<ServeSet
     connectors.extend(upstreams.connectors);
     let swept = SocketDir::sweep();
     if swept > 0 {
-        tracing::info!(swept, "removed socket folders that killed processes had left");
+        tracing::info!(swept, "removed socket folders of killed processes");
     }
     options.arena.check(connectors.len())?;
     Ok(ServeSetup {
@@ -402,9 +406,9 @@ pub(crate) async fn serve(
     }
     tracing::warn!(
         seconds = drain.timeout.as_secs(),
-        "aborting requests in flight (--drain-timeout, or a second Ctrl-C)"
+        "aborting requests in flight (--drain-timeout or a second Ctrl-C)"
     );
-    server.pipeline().fleet.abort_requests("the frontend is going down");
+    server.pipeline().fleet.abort_requests("the frontend is shutting down");
     let _ = tokio::time::timeout(ERROR_FLUSH_TIMEOUT, serving).await;
 }
 

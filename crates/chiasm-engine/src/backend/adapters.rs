@@ -96,6 +96,6 @@ mod tests {
         assert_eq!(text("something else"), "something else");
         let missing =
             "Call to add_lora method failed: Loading lora a@1 failed: No adapter found for /a";
-        assert_eq!(text(missing), "no adapter is found at '/a'");
+        assert_eq!(text(missing), "no adapter found at '/a'");
     }
 }

@@ -19,6 +19,7 @@ use super::engine_record::{BoundSockets, EngineRecord};
 use super::format_policy::FormatPolicy;
 use super::host::{EngineHost, RunningEngine};
 use super::{Engine, EngineBackend};
+use crate::client::SharedHandshake;
 use crate::launch::LastLines;
 use crate::state::{Launched, StateDir};
 use crate::{ClientOptions, EngineClient, EngineEndpoints, EngineError, SocketDir};
@@ -60,6 +61,8 @@ pub struct EngineOptions {
 pub struct EngineConnector {
     host: Box<dyn EngineHost>,
     options: EngineOptions,
+    /// The handshake socket, if the host's engines share one.
+    handshake: Option<SharedHandshake>,
     /// The record of an engine that outlives this process; `None` for engines that end with it.
     record: Option<EngineRecord>,
 }
@@ -67,7 +70,8 @@ pub struct EngineConnector {
 impl EngineConnector {
     /// Creates a connector to the engines of this host.
     pub fn new(host: impl EngineHost, options: EngineOptions) -> Self {
-        Self { host: Box::new(host), options, record: None }
+        let handshake = host.shares_handshake().then(SharedHandshake::default);
+        Self { host: Box::new(host), options, handshake, record: None }
     }
 
     /// Records the engine in `state`, so that a later frontend can take it over, and takes over the
@@ -86,7 +90,7 @@ impl EngineConnector {
         let Some(record) = &self.record else {
             return self.bind_new(SocketDir::new()?).await;
         };
-        let bound = match record.rebind(worker, options).await? {
+        let bound = match record.rebind(worker, options, self.handshake.as_ref()).await? {
             Some(bound) => bound,
             None => self.bind_new(SocketDir::new()?.keep()).await?,
         };
@@ -97,7 +101,9 @@ impl EngineConnector {
 
     async fn bind_new(&self, sockets: SocketDir) -> Result<BoundSockets, EngineError> {
         let endpoints = self.host.endpoints(&sockets);
-        let pending = EngineClient::bind(endpoints, self.options.client.clone()).await?;
+        let options = self.options.client.clone();
+        let pending =
+            EngineClient::bind_shared(endpoints, options, self.handshake.as_ref()).await?;
         Ok(BoundSockets { pending, sockets, may_reconnect: false, launched: None })
     }
 

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use chiasm_types::WorkerId;
 
 use super::host::RecordName;
-use crate::client::PendingEngine;
+use crate::client::{PendingEngine, SharedHandshake};
 use crate::error::EngineError;
 use crate::state::{Launched, Record, RecordFile, StateDir, remove_sockets};
 use crate::{ClientOptions, EngineClient, EngineEndpoints, SocketDir};
@@ -74,6 +74,7 @@ impl EngineRecord {
         &self,
         worker: WorkerId,
         options: &ClientOptions,
+        handshake: Option<&SharedHandshake>,
     ) -> Result<Option<BoundSockets>, EngineError> {
         if self.file.get().is_some() {
             return Ok(None);
@@ -89,7 +90,7 @@ impl EngineRecord {
         };
         let bound = match former {
             None => None,
-            Some(record) => match bind(&record, &file, options).await {
+            Some(record) => match bind(&record, &file, options, handshake).await {
                 Ok(bound) => {
                     if bound.may_reconnect {
                         warn_if_cache_size_differs(worker, &record, options);
@@ -194,12 +195,13 @@ async fn bind(
     record: &Record,
     file: &RecordFile,
     options: &ClientOptions,
+    shared: Option<&SharedHandshake>,
 ) -> Result<BoundSockets, EngineError> {
     let path = record.sockets.clone();
     let sockets = blocking(move || SocketDir::reopen(&path)).await?;
     let Record { handshake, input, output, launched, .. } = record.clone();
-    let pending =
-        EngineClient::bind(EngineEndpoints { handshake, input, output }, options.clone()).await?;
+    let endpoints = EngineEndpoints { handshake, input, output };
+    let pending = EngineClient::bind_shared(endpoints, options.clone(), shared).await?;
     let pending = match &record.report {
         Some(report) => {
             pending.or_adopt(Bytes::copy_from_slice(report), forget_report(file.clone()))?

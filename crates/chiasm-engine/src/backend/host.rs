@@ -50,6 +50,12 @@ pub trait EngineHost: Send + Sync + 'static {
         Ok(None)
     }
 
+    /// Returns `true` if all engines use one handshake address. Its socket then stays open between
+    /// them, because an engine may start before the end of its predecessor is detected.
+    fn shares_handshake(&self) -> bool {
+        false
+    }
+
     /// Describes the start for the user who waits for it.
     fn describe(&self) -> String;
 
@@ -133,6 +139,10 @@ impl EngineHost for AttachHost {
 
     fn record_name(&self) -> Option<RecordName> {
         Some(RecordName::Exact(self.handshake.clone()))
+    }
+
+    fn shares_handshake(&self) -> bool {
+        true
     }
 
     fn describe(&self) -> String {

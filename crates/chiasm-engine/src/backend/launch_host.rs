@@ -35,8 +35,8 @@ pub struct LaunchHost {
     pub model: PathBuf,
     /// The user's flags for vLLM.
     pub extra_args: Vec<String>,
-    /// The visible GPUs; `None` for those of this process.
-    pub gpus: Option<Vec<u32>>,
+    /// The visible GPUs, as numbers or UUIDs; `None` for those of this process.
+    pub gpus: Option<Vec<String>>,
     /// The capacity of the receiver cache in GiB.
     pub receiver_cache_gb: f64,
     /// The loopback port for the handshake; 0 for a free port at each start.

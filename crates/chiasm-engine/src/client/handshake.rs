@@ -9,6 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use chiasm_zmtp::{Event, Pull, Router, SendError};
 use futures_util::FutureExt;
+use tokio::sync::{Mutex, OwnedMappedMutexGuard, OwnedMutexGuard};
 
 use super::adoption::{AdoptionStep, FormerEngine};
 use super::connection::Connection;
@@ -30,9 +31,59 @@ const REBIND_TIMEOUT: Duration = Duration::from_secs(2);
 /// only a peer that is not an engine lets them wait.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// A handshake socket that stays open from one engine to the next, for engines that all use one
+/// address.
+///
+/// ZeroMQ does not resend a HELLO whose connection closes. If each engine had a handshake socket of
+/// its own, an engine that starts just before the socket of its predecessor closes would wait for
+/// INIT until its timeout: five minutes in vLLM.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SharedHandshake(Arc<Mutex<Option<Router>>>);
+
+/// The handshake socket of a pending engine.
+enum HandshakeSocket {
+    Own(Router),
+    Shared(OwnedMappedMutexGuard<Option<Router>, Router>),
+}
+
+impl HandshakeSocket {
+    async fn bind(address: String, shared: Option<&SharedHandshake>) -> Result<Self, EngineError> {
+        let Some(SharedHandshake(shared)) = shared else {
+            return Ok(Self::Own(bind_with_retry(Router::bind, address).await?));
+        };
+        let mut socket = shared.clone().lock_owned().await;
+        let open = match socket.take() {
+            Some(open) => open,
+            None => bind_with_retry(Router::bind, address).await?,
+        };
+        Ok(Self::Shared(OwnedMutexGuard::map(socket, |socket| socket.insert(open))))
+    }
+
+    fn router(&self) -> &Router {
+        match self {
+            Self::Own(socket) => socket,
+            Self::Shared(socket) => socket,
+        }
+    }
+
+    fn router_mut(&mut self) -> &mut Router {
+        match self {
+            Self::Own(socket) => socket,
+            Self::Shared(socket) => socket,
+        }
+    }
+
+    /// Closes an engine's own socket; a shared one stays open for the next engine.
+    async fn release(self) {
+        if let Self::Own(socket) = self {
+            socket.close().await;
+        }
+    }
+}
+
 /// Bound sockets that wait for their engine. Dropping it closes them.
 pub struct PendingEngine {
-    handshake: Router,
+    handshake: HandshakeSocket,
     input: Router,
     output: Pull,
     addresses: EngineEndpoints,
@@ -60,12 +111,13 @@ impl PendingEngine {
     pub(super) async fn bind(
         endpoints: EngineEndpoints,
         options: ClientOptions,
+        shared_handshake: Option<&SharedHandshake>,
     ) -> Result<Self, EngineError> {
-        let handshake = bind_with_retry(Router::bind, endpoints.handshake).await?;
+        let handshake = HandshakeSocket::bind(endpoints.handshake, shared_handshake).await?;
         let input = bind_with_retry(Router::bind, endpoints.input).await?;
         let output = bind_with_retry(Pull::bind, endpoints.output).await?;
         let addresses = EngineEndpoints {
-            handshake: handshake.address().to_owned(),
+            handshake: handshake.router().address().to_owned(),
             input: input.address().to_owned(),
             output: output.address().to_owned(),
         };
@@ -108,8 +160,8 @@ impl PendingEngine {
 
     /// Waits until the engine is ready. Loading a large model takes minutes.
     ///
-    /// Closes the handshake socket then, so that a HELLO of the engine's next start waits for the
-    /// next client.
+    /// Closes the handshake socket then, unless the worker's engines share it. The HELLO of the
+    /// worker's next engine waits for the next client.
     ///
     /// # Errors
     /// [`EngineError::ReadyTimeout`] if the engine is not ready in time, [`EngineError::Version`]
@@ -126,7 +178,7 @@ impl PendingEngine {
             },
         };
         check_version(&ready.vllm_version, self.options.strict_version)?;
-        self.handshake.close().await;
+        self.handshake.release().await;
 
         let identity = Bytes::copy_from_slice(&handshake::identity(self.options.rank));
         let (connection, messages) = Connection::new(adopted);
@@ -160,7 +212,7 @@ impl PendingEngine {
         loop {
             let was_probed = self.former.as_ref().is_some_and(FormerEngine::was_probed);
             tokio::select! {
-                event = self.handshake.next() => {
+                event = self.handshake.router_mut().next() => {
                     let Some((identity, payload)) = self.accept(event) else { continue };
                     match Hello::decode(&payload) {
                         Ok(hello) if hello.is_hello() => {
@@ -203,7 +255,7 @@ impl PendingEngine {
         tracing::debug!(handshake = %self.addresses.handshake, "engine has sent HELLO");
         self.got_hello = true;
         self.give_up_former().await;
-        if let Err(error) = send(&mut self.handshake, identity, vec![init]).await {
+        if let Err(error) = send(self.handshake.router_mut(), identity, vec![init]).await {
             tracing::warn!(%error, "engine left during the handshake");
         }
     }

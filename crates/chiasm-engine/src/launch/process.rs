@@ -89,8 +89,7 @@ impl EngineProcess {
             .stderr(Stdio::piped())
             .process_group(0);
         if let Some(gpus) = &spec.gpus {
-            let list: Vec<_> = gpus.iter().map(u32::to_string).collect();
-            command.env("CUDA_VISIBLE_DEVICES", list.join(","));
+            command.env("CUDA_VISIBLE_DEVICES", gpus.join(","));
         }
         let failed = |source| EngineError::Spawn { program: spec.vllm.clone(), source };
         if let Some(keep) = &spec.keep {

@@ -99,7 +99,7 @@ const FLAGS: [ServerFlag; 87] = [
     ignored("--uvicorn-log-level", LOGGING),
     ignored("--disable-uvicorn-access-log", LOGGING),
     ignored("--disable-access-log-for-endpoints", LOGGING),
-    ignored("--h11-max-*", "Chiasm's limits have other flags (docs/serving.md)"),
+    ignored("--h11-max-*", "Chiasm's limits have other flags (docs/api.md)"),
     ignored("--trust-request-chat-template", UNSUPPORTED),
     ignored("--response-role", UNSUPPORTED),
     ignored("--return-tokens-as-token-ids", UNSUPPORTED),

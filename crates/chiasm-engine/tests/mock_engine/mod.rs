@@ -69,11 +69,17 @@ fn dealer(rank: u16) -> DealerSocket {
     DealerSocket::with_options(options)
 }
 
-/// Sends HELLO. Returns the handshake socket and the received INIT.
-pub(crate) async fn hello(endpoints: &EngineEndpoints, rank: u16) -> (DealerSocket, InitMessage) {
+/// Sends HELLO. Returns the handshake socket.
+pub(crate) async fn send_hello(endpoints: &EngineEndpoints, rank: u16) -> DealerSocket {
     let mut socket = dealer(rank);
     socket.connect(&endpoints.handshake).await.unwrap();
     socket.send(Hello::hello().encode().into()).await.unwrap();
+    socket
+}
+
+/// Sends HELLO. Returns the handshake socket and the received INIT.
+pub(crate) async fn hello(endpoints: &EngineEndpoints, rank: u16) -> (DealerSocket, InitMessage) {
+    let mut socket = send_hello(endpoints, rank).await;
     let init = socket.recv().await.unwrap().into_vec();
     (socket, InitMessage::decode(&init[0]).unwrap())
 }

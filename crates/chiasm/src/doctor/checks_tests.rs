@@ -164,7 +164,7 @@ fn few_gpus_are_warning_but_broken_driver_is_problem() {
     expect(&with(Ok(Vec::new())), "gpus", Warning, &["none"]);
     expect(&with(Err(CommandError::NotFound)), "gpus", Warning, &["none"]);
     expect(
-        &with(Err(CommandError::Failed("no answer within 20 seconds".to_owned()))),
+        &with(Err(CommandError::Failed("no answer within 20 s".to_owned()))),
         "gpus",
         Problem,
         &["no answer"],

@@ -33,7 +33,7 @@ pub(super) async fn output(mut command: Command, time: Duration) -> Result<Strin
     let stderr = child.stderr.take();
     let end = async { tokio::join!(read(stdout), read(stderr), child.wait()) };
     let Ok((stdout, stderr, status)) = timeout(time, end).await else {
-        return Err(CommandError::Failed(format!("no answer within {} seconds", time.as_secs())));
+        return Err(CommandError::Failed(format!("no answer within {} s", time.as_secs())));
     };
     match status {
         Ok(status) if status.success() => Ok(stdout),
@@ -86,7 +86,7 @@ mod tests {
     async fn hanging_program_is_killed() {
         let start = Instant::now();
         let result = output(shell("exec sleep 600"), Duration::from_secs(1)).await;
-        assert_eq!(result, Err(CommandError::Failed("no answer within 1 seconds".to_owned())));
+        assert_eq!(result, Err(CommandError::Failed("no answer within 1 s".to_owned())));
         assert!(start.elapsed() < Duration::from_secs(60));
     }
 

@@ -1,4 +1,7 @@
-"""Prints facts about a Python environment as JSON for `chiasm doctor`, without importing vLLM, which takes many seconds."""
+"""Prints facts about a Python environment as JSON for `chiasm doctor`.
+
+Does not import vLLM, which takes many seconds.
+"""
 
 import importlib.metadata
 import json
@@ -16,6 +19,7 @@ def version_of(package):
 
 
 def plugin():
+    """Returns the plugin's version, an import error, or None if it is not installed."""
     points = importlib.metadata.entry_points(group="vllm.general_plugins")
     if not any(point.name == "chiasm" for point in points):
         return None
@@ -32,7 +36,9 @@ print(
             "python": "%d.%d.%d" % sys.version_info[:3],
             "vllm": version_of("vllm"),
             "plugin": plugin(),
-            "missing": [name for name in ("msgspec", "numpy", "torch", "vllm") if find_spec(name) is None],
+            "missing": [
+                name for name in ("msgspec", "numpy", "torch", "vllm") if find_spec(name) is None
+            ],
             "sandbox": sandbox.is_available(),
         }
     )

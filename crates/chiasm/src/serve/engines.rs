@@ -14,6 +14,7 @@ use chiasm_upstream::{SetupError, UpstreamConnector, UpstreamKey};
 use chiasm_vision::AcceptedMedia;
 use serde_json::Value;
 
+use super::gpus::{VISIBLE_GPUS, select_gpus};
 use super::settings::{receiver_cache_bytes, receiver_cache_gb};
 use super::shared_gpu;
 use crate::cli::{AttachArg, RoleArgs, ServeArgs, UpstreamArg};
@@ -24,8 +25,6 @@ use crate::state_folder;
 use crate::vllm_flags::PROCESSOR_KWARGS;
 
 const REASONING_PARSER: &str = "--reasoning-parser";
-/// CUDA's variable with the GPUs that a process may see.
-const VISIBLE_GPUS: &str = "CUDA_VISIBLE_DEVICES";
 
 /// Returns the flags of launched engines: the user's, and those of Chiasm that vLLM has, too.
 ///
@@ -125,7 +124,7 @@ pub(super) fn embedding_store(args: &ServeArgs) -> Result<Option<Arc<EmbeddingSt
     let counts = args.engines.sim.as_ref().or(args.engines.engines.as_ref());
     if counts.is_some_and(|counts| counts.roles().any(|role| role == Role::Encode)) {
         if args.engines.keep_engines.is_some() {
-            let message = "--keep-engines does not work with engines that encode: their store goes \
+            let message = "--keep-engines is not supported with encode engines: their store ends \
                            with this process";
             return Err(CliError::Usage(message.to_owned()));
         }
@@ -133,7 +132,7 @@ pub(super) fn embedding_store(args: &ServeArgs) -> Result<Option<Arc<EmbeddingSt
             && !args.agents.has_agents()
         {
             return Err(CliError::Usage(
-                "engines that encode alone can't answer: others have to be there".to_owned(),
+                "encode engines can't answer requests: add engines with other roles".to_owned(),
             ));
         }
         let store = EmbeddingStore::new(ec_connector.clone(), *embedding_store_bytes);
@@ -154,11 +153,8 @@ fn launch_host(
     role: Role,
 ) -> Result<LaunchHost, CliError> {
     let engines = &args.engines;
-    let gpus = if engines.share_gpu {
-        shared_gpu::gpus(engines.gpus_per_engine, std::env::var_os(VISIBLE_GPUS).is_some())
-    } else {
-        engines.gpus_per_engine.map(|count| (index * count..(index + 1) * count).collect())
-    };
+    let visible = std::env::var(VISIBLE_GPUS).ok();
+    let gpus = select_gpus(index, engines.gpus_per_engine, engines.share_gpu, visible.as_deref())?;
     let handshake_port = match engines.engine_port {
         None => 0,
         Some(first) => u16::try_from(u32::from(first) + index).map_err(|_| {

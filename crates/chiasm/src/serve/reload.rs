@@ -31,7 +31,7 @@ impl Reload {
         if let Some(certificate) = &self.certificate
             && let Err(error) = certificate.reload().await
         {
-            tracing::warn!(%error, "the new certificate is not taken, the old one stays");
+            tracing::warn!(%error, "the new certificate can't be used; the old one stays");
         }
         let access = self.access.clone();
         let upstream_keys = self.upstream_keys.clone();
@@ -50,10 +50,10 @@ fn reload_keys(access: &AccessArgs, upstream_keys: &[Arc<UpstreamKey>], server: 
         match access.keys() {
             Ok(keys) => {
                 server.keys().replace(keys);
-                tracing::info!("the API keys have been read again");
+                tracing::info!("the API keys were reloaded");
             }
             Err(error) => {
-                tracing::warn!(%error, "the new API keys are not taken, the old ones stay")
+                tracing::warn!(%error, "the new API keys can't be used; the old ones stay")
             }
         }
     }
@@ -61,10 +61,10 @@ fn reload_keys(access: &AccessArgs, upstream_keys: &[Arc<UpstreamKey>], server: 
         match key.reload() {
             Ok(()) => {
                 let file = key.path().display();
-                tracing::info!(%file, "the key for a server has been read again")
+                tracing::info!(%file, "the key for a server was reloaded")
             }
             Err(error) => {
-                tracing::warn!(%error, "the new key for a server is not taken, the old one stays")
+                tracing::warn!(%error, "the new key for a server can't be used; the old one stays")
             }
         }
     }

@@ -25,7 +25,7 @@ pub(super) fn check(args: &ServeArgs, side: Side) -> Result<(), CliError> {
             tracing::warn!(
                 flag,
                 instead,
-                "this flag is after --: only engines get it, and Chiasm's own server ignores it"
+                "a flag after -- only applies to engines, and Chiasm's server ignores it"
             );
         }
     }
@@ -42,8 +42,9 @@ fn advice(flag: &ServerFlag, args: &ServeArgs, side: Side) -> Option<&'static st
     const REASONING: &str = "--reasoning-parser";
     if side == Side::Agent {
         // Engines of an agent need the reasoning parser as a flag after `--`.
-        return (flag.name != REASONING)
-            .then_some("it is of frontends: give it to chiasm serve, if that has it");
+        return (flag.name != REASONING).then_some(
+            "it is a flag of frontends: give it to chiasm serve, if chiasm serve has it",
+        );
     }
     let is_followed = match flag.name {
         "--tool-call-parser" => args.answers.tool_call_parser != ParserChoice::Detect,

@@ -136,11 +136,11 @@ pub(super) fn routing_options(args: &RoutingArgs) -> Result<RoutingOptions, CliE
     let session_header = match args.session_header.as_str() {
         "" => None,
         name => Some(name.parse().map_err(|_| {
-            CliError::Usage(format!("--session-header '{name}' is no name of an HTTP header"))
+            CliError::Usage(format!("--session-header '{name}' is not the name of an HTTP header"))
         })?),
     };
     let busy_status = StatusCode::from_u16(args.busy_status).map_err(|_| {
-        CliError::Usage(format!("--busy-status {} is no HTTP status", args.busy_status))
+        CliError::Usage(format!("--busy-status {} is not an HTTP status", args.busy_status))
     })?;
     Ok(RoutingOptions { session_header, busy_status })
 }
@@ -149,8 +149,7 @@ pub(super) fn routing_options(args: &RoutingArgs) -> Result<RoutingOptions, CliE
 pub(super) fn media_loader(args: &MediaArgs, has_processor: bool) -> Result<MediaLoader, CliError> {
     if let Some(folder) = args.allowed_local_media_path.as_deref().filter(|folder| !folder.is_dir())
     {
-        let message =
-            format!("--allowed-local-media-path: there is no folder {}", folder.display());
+        let message = format!("--allowed-local-media-path: {} is not a folder", folder.display());
         return Err(CliError::Usage(message));
     }
     Ok(MediaLoader::new(media_config(args, has_processor), byte_budget(args))?)

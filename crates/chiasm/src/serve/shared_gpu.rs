@@ -1,4 +1,4 @@
-//! Engines that share a GPU: the choice of the GPU, and each engine's share of its memory.
+//! Engines that share a GPU: each engine's share of its memory.
 
 use chiasm_engine::LaunchHost;
 
@@ -43,7 +43,7 @@ impl GpuShares {
         let invalid = |why: String| Err(CliError::Usage(format!("--share-gpu: {why}")));
         if assigned > 1.0 {
             return invalid(format!(
-                "the engines take {assigned:.2} of the GPU's memory together ({UTILIZATION})"
+                "the engines together use {assigned:.2} of the GPU's memory ({UTILIZATION})"
             ));
         }
         // Rounded down to thousandths, so that the sum does not exceed the total.
@@ -80,22 +80,10 @@ fn utilization(flags: &[String]) -> Result<Option<f64>, CliError> {
         let number = value
             .and_then(|value| value.parse().ok())
             .filter(|number: &f64| (0.0..=1.0).contains(number));
-        let invalid = || CliError::Usage(format!("{UTILIZATION} has to be a number from 0 to 1"));
+        let invalid = || CliError::Usage(format!("{UTILIZATION} must be a number from 0 to 1"));
         fraction = Some(number.ok_or_else(invalid)?);
     }
     Ok(fraction)
-}
-
-/// Returns the GPUs that all engines see: the first `count`, or one by default.
-///
-/// Returns `None` by default if the operator has restricted the GPUs of this process: vLLM then
-/// takes the first of those, and the others must be left alone.
-pub(super) fn gpus(count: Option<u32>, is_restricted: bool) -> Option<Vec<u32>> {
-    match count {
-        Some(count) => Some((0..count).collect()),
-        None if is_restricted => None,
-        None => Some(vec![0]),
-    }
 }
 
 #[cfg(test)]
@@ -146,12 +134,5 @@ mod tests {
             let error = shares(words).unwrap_err();
             assert!(error.contains(why), "{words}: {error}");
         }
-    }
-
-    #[test]
-    fn engines_see_same_gpus_unless_operator_restricts() {
-        assert_eq!(gpus(None, false), Some(vec![0]));
-        assert_eq!(gpus(None, true), None);
-        assert_eq!(gpus(Some(2), true), Some(vec![0, 1]));
     }
 }
