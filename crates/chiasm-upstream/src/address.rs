@@ -28,26 +28,42 @@ pub(crate) enum Kind {
     Trtllm { block_size: BlockSize },
     /// A server of OpenAI's API, or of another API that its clients know.
     Messages,
+    /// A server of any kind, which is detected when it answers.
+    Detected,
 }
 
 impl Kind {
+    /// A `trtllm-serve` in its default form.
+    pub(crate) const TRTLLM: Self = Self::Trtllm { block_size: TRTLLM_BLOCK_SIZE };
+
     /// Returns the prefix before `http` in an address of this kind.
     fn prefix(self) -> &'static str {
         match self {
             Self::VllmTokens | Self::VllmMessages => "vllm+",
             Self::SglangTokens => "sglang+",
             Self::Trtllm { .. } => "trtllm+",
-            Self::Messages => "",
+            Self::Messages => "openai+",
+            Self::Detected => "",
+        }
+    }
+
+    /// Returns the name of the software of this kind of server.
+    pub(crate) fn software(self) -> &'static str {
+        match self {
+            Self::VllmTokens | Self::VllmMessages => "vLLM",
+            Self::SglangTokens => "SGLang",
+            Self::Trtllm { .. } => "TensorRT-LLM",
+            Self::Messages | Self::Detected => "a server of OpenAI's API",
         }
     }
 
     /// Parses the kind of an address, without its options, and returns the rest of the address.
     fn from_address(address: &str) -> (Self, &str) {
-        let trtllm = Self::Trtllm { block_size: TRTLLM_BLOCK_SIZE };
-        let prefixed = [Self::VllmTokens, Self::SglangTokens, trtllm].into_iter();
+        let prefixed =
+            [Self::VllmTokens, Self::SglangTokens, Self::TRTLLM, Self::Messages].into_iter();
         let mut matches = prefixed
             .filter_map(|kind| address.strip_prefix(kind.prefix()).map(|rest| (kind, rest)));
-        matches.next().unwrap_or((Self::Messages, address))
+        matches.next().unwrap_or((Self::Detected, address))
     }
 }
 
@@ -66,7 +82,8 @@ pub struct Upstream {
 }
 
 impl Upstream {
-    /// Returns `true` if requests are forwarded to the server unchanged.
+    /// Returns `true` if requests are forwarded to the server unchanged, or may be: the kind of the
+    /// server may still have to be detected.
     pub fn takes_messages(&self) -> bool {
         !matches!(self.kind, Kind::VllmTokens | Kind::SglangTokens)
     }
@@ -85,7 +102,8 @@ pub enum UpstreamError {
     #[error(
         "'{0}' is not a known scheme: use vllm+http:// or vllm+https:// for vllm serve with \
          --enable-scale-out, sglang+http:// or sglang+https:// for SGLang, trtllm+http:// or \
-         trtllm+https:// for trtllm-serve, and http:// or https:// for any server of OpenAI's API"
+         trtllm+https:// for trtllm-serve, openai+http:// or openai+https:// for any server of \
+         OpenAI's API, and http:// or https:// to detect the kind of server"
     )]
     Kind(String),
     /// The address has a user, a password, a query or a fragment.
@@ -125,8 +143,8 @@ impl FromStr for Upstream {
             base.set_path(&format!("{}/", base.path()));
         }
         // Clients of OpenAI's API write the base URL with `/v1`.
-        let without_v1 =
-            base.path().strip_suffix("v1/").filter(|_| kind == Kind::Messages).map(str::to_owned);
+        let accepts_v1 = matches!(kind, Kind::Messages | Kind::Detected);
+        let without_v1 = base.path().strip_suffix("v1/").filter(|_| accepts_v1).map(str::to_owned);
         if let Some(path) = without_v1 {
             base.set_path(&path);
         }
@@ -187,7 +205,10 @@ mod tests {
         assert_eq!(trtllm.to_string(), "trtllm+https://gpu1");
         let plain: Upstream = "http://gpu1:8000/x/v1,model=org/m".parse().unwrap();
         assert_eq!(plain.model.as_deref(), Some("org/m"));
-        assert_eq!((plain.kind, plain.base.as_str()), (Kind::Messages, "http://gpu1:8000/x/"));
+        assert_eq!((plain.kind, plain.base.as_str()), (Kind::Detected, "http://gpu1:8000/x/"));
+        let openai: Upstream = "openai+http://gpu1:8000/v1".parse().unwrap();
+        assert_eq!((openai.kind, openai.base.as_str()), (Kind::Messages, "http://gpu1:8000/"));
+        assert_eq!(openai.to_string(), "openai+http://gpu1:8000");
         for text in ["vllm+http://[::1]:8000", "sglang+https://gpu1:30000/below"] {
             assert_eq!(text.parse::<Upstream>().unwrap().to_string(), text);
         }

@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use chiasm_backend::{
-    ConnectError, Connected, Connector, LargestItem, Locality, MediaObserver, RemoteLifecycle,
+    Capabilities, ConnectError, Connected, Connector, LargestItem, Locality, MediaObserver,
+    RemoteLifecycle,
 };
 use chiasm_types::WorkerId;
 use futures_util::future::{BoxFuture, FutureExt};
@@ -13,7 +14,7 @@ use url::Host;
 
 use crate::address::{Kind, Upstream};
 use crate::backend::UpstreamBackend;
-use crate::models::{Names, ServedModel, truncated};
+use crate::models::{Models, Names, ServedModel, truncated};
 use crate::plain::PlainInfo;
 use crate::server::Server;
 use crate::server_key::UpstreamKey;
@@ -34,7 +35,7 @@ pub struct UpstreamConnector {
     server: Server,
     names: Names,
     /// The last unexpected model name that was logged.
-    warned_of: Mutex<Option<String>>,
+    warned_name: Mutex<Option<String>>,
     processor: Arc<[u8]>,
     largest_item: LargestItem,
 }
@@ -52,7 +53,7 @@ impl UpstreamConnector {
             upstream,
             server,
             names,
-            warned_of: Mutex::default(),
+            warned_name: Mutex::default(),
             processor,
             largest_item: LargestItem::unknown(),
         })
@@ -75,19 +76,146 @@ impl UpstreamConnector {
         self.server.key()
     }
 
-    /// Logs once per name that the server's model may be another one.
-    fn warn_of(&self, name: String) {
-        let mut warned_of = self.warned_of.lock().unwrap_or_else(PoisonError::into_inner);
-        if warned_of.as_ref() == Some(&name) {
+    /// Queries a server of an unknown kind, and uses what it supports.
+    ///
+    /// # Errors
+    /// Returns [`Unusable`] if the server can't be used, or does not answer now.
+    async fn detect(&self, locality: Locality) -> Result<Description, Unusable> {
+        let Self { upstream, server, .. } = self;
+        let kind = detect_kind(server).await?;
+        let known = self.fetch(kind, locality.clone()).await;
+        let known = match known {
+            Err(Unusable::NoTokens) => self.fetch(Kind::VllmMessages, locality.clone()).await,
+            known => known,
+        };
+        match known {
+            Ok(description) => {
+                let engine = &description.capabilities.engine;
+                tracing::info!(%upstream, engine, "detected the kind of the server");
+                Ok(description)
+            }
+            // A proxy in front of the server may hide the paths that its kind needs.
+            Err(error) if error.is_about_kind() => {
+                tracing::warn!(
+                    %upstream, %error,
+                    "the server looks like {}, but can't be used as one; it gets requests \
+                     unchanged, and the contents of its KV cache are unknown", kind.software()
+                );
+                self.fetch(Kind::Messages, locality).await
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Queries a server of this kind.
+    ///
+    /// # Errors
+    /// Returns [`Unusable`] if the server can't be used.
+    async fn fetch(&self, kind: Kind, locality: Locality) -> Result<Description, Unusable> {
+        let Self { server, names, processor, largest_item, .. } = self;
+        let (capabilities, mode, model) = match kind {
+            Kind::VllmTokens => {
+                let info = VllmInfo::fetch(server, names, &locality).await?;
+                check_accepts_tokens(server).await?;
+                let model = info.model.clone();
+                (
+                    info.into_token_mode(processor.clone(), largest_item, locality),
+                    Mode::Vllm,
+                    Some(model),
+                )
+            }
+            Kind::VllmMessages => {
+                let info = VllmInfo::fetch(server, names, &locality).await?;
+                let model = info.model.clone();
+                let mode = Mode::Messages {
+                    model: Some(model.name.clone()),
+                    is_vllm: true,
+                    recent_prompts: None,
+                };
+                (info.into_chat_mode(processor.clone(), largest_item, locality), mode, Some(model))
+            }
+            Kind::SglangTokens => {
+                let info = SglangInfo::fetch(server, names, &locality).await?;
+                if self.upstream.kind == Kind::Detected && info.images_need_text {
+                    return Err(Unusable::ImagesNeedText);
+                }
+                let rules = info.request_rules();
+                let model = info.model.clone();
+                (
+                    info.into_capabilities(processor.clone(), largest_item, locality),
+                    Mode::Sglang(rules),
+                    Some(model),
+                )
+            }
+            Kind::Trtllm { block_size } => {
+                let info = TrtllmInfo::fetch(server, names).await?;
+                let capabilities = info.capabilities(processor.clone(), block_size, locality);
+                let model = info.plain.model;
+                (
+                    capabilities,
+                    Mode::Messages {
+                        model: name_in_requests(names, model.as_ref()),
+                        is_vllm: false,
+                        recent_prompts: Some(Arc::new(RecentPrompts::new(block_size))),
+                    },
+                    model,
+                )
+            }
+            Kind::Messages | Kind::Detected => {
+                let info = PlainInfo::fetch(server, names).await?;
+                let capabilities = info.capabilities(locality);
+                let model = info.model;
+                (
+                    capabilities,
+                    Mode::Messages {
+                        model: name_in_requests(names, model.as_ref()),
+                        is_vllm: false,
+                        recent_prompts: None,
+                    },
+                    model,
+                )
+            }
+        };
+        Ok(Description { capabilities, mode, model })
+    }
+
+    /// Logs that the server's model may be another one, unless this name was logged last.
+    fn warn_about_name(&self, name: String) {
+        let mut warned_name = self.warned_name.lock().unwrap_or_else(PoisonError::into_inner);
+        if warned_name.as_ref() == Some(&name) {
             return;
         }
         tracing::warn!(
-            upstream = %self.upstream, model = name, here = self.names.local.join(", "),
-            "this server calls its model otherwise; it gets requests all the same. If it is the \
-             same model, model=NAME behind the address says so"
+            upstream = %self.upstream, model = name, local_names = self.names.local.join(", "),
+            "the server's model has another name; it gets requests anyway. If it is the same \
+             model, add model=NAME after the address"
         );
-        *warned_of = Some(name);
+        *warned_name = Some(name);
     }
+}
+
+/// A server, as a backend needs it.
+struct Description {
+    capabilities: Capabilities,
+    mode: Mode,
+    /// The model that gets the requests; `None` if the server lists none.
+    model: Option<ServedModel>,
+}
+
+/// Returns the kind of a server, which its list of models states: `owned_by` is a constant in vLLM
+/// (`entrypoints/serve/engine/protocol.py`), SGLang (`srt/entrypoints/openai/protocol.py`) and
+/// TensorRT-LLM (`serve/openai_protocol.py`).
+///
+/// # Errors
+/// Returns [`Unusable`] if the server does not answer, or requires another key.
+async fn detect_kind(server: &Server) -> Result<Kind, Unusable> {
+    let models = PlainInfo::fetch_models(server).await?;
+    Ok(match models.as_ref().and_then(Models::owner) {
+        Some("vllm") => Kind::VllmTokens,
+        Some("sglang") => Kind::SglangTokens,
+        Some("tensorrt_llm") => Kind::TRTLLM,
+        _ => Kind::Messages,
+    })
 }
 
 impl Connector for UpstreamConnector {
@@ -97,78 +225,17 @@ impl Connector for UpstreamConnector {
         observer: Arc<dyn MediaObserver>,
     ) -> BoxFuture<'_, Result<Connected, ConnectError>> {
         async move {
-            let Self { upstream, server, names, processor, largest_item, .. } = self;
+            let Self { upstream, server, .. } = self;
             let failed = |reason: Unusable| ConnectError::new(format!("{upstream}: {reason}"));
             let locality = locality(upstream).await;
-            let (mut capabilities, mode, model) = match upstream.kind {
-                Kind::VllmTokens => {
-                    let info = VllmInfo::fetch(server, names, &locality).await.map_err(failed)?;
-                    check_accepts_tokens(server).await.map_err(failed)?;
-                    let model = info.model.clone();
-                    (
-                        info.into_token_mode(processor.clone(), largest_item, locality),
-                        Mode::Vllm,
-                        Some(model),
-                    )
-                }
-                Kind::VllmMessages => {
-                    let info = VllmInfo::fetch(server, names, &locality).await.map_err(failed)?;
-                    let model = info.model.clone();
-                    let mode = Mode::Messages {
-                        model: Some(model.name.clone()),
-                        is_vllm: true,
-                        recent_prompts: None,
-                    };
-                    (
-                        info.into_chat_mode(processor.clone(), largest_item, locality),
-                        mode,
-                        Some(model),
-                    )
-                }
-                Kind::SglangTokens => {
-                    let info = SglangInfo::fetch(server, names, &locality).await.map_err(failed)?;
-                    let rules = info.request_rules();
-                    let model = info.model.clone();
-                    (
-                        info.into_capabilities(processor.clone(), largest_item, locality),
-                        Mode::Sglang(rules),
-                        Some(model),
-                    )
-                }
-                Kind::Trtllm { block_size } => {
-                    let info = TrtllmInfo::fetch(server, names).await.map_err(failed)?;
-                    let capabilities = info.capabilities(processor.clone(), block_size, locality);
-                    let model = info.plain.model;
-                    (
-                        capabilities,
-                        Mode::Messages {
-                            model: name_in_requests(names, model.as_ref()),
-                            is_vllm: false,
-                            recent_prompts: Some(Arc::new(RecentPrompts::new(block_size))),
-                        },
-                        model,
-                    )
-                }
-                Kind::Messages => {
-                    let info = PlainInfo::fetch(server, names).await.map_err(failed)?;
-                    let capabilities = info.capabilities(locality);
-                    let model = info.model;
-                    (
-                        capabilities,
-                        Mode::Messages {
-                            model: name_in_requests(names, model.as_ref()),
-                            is_vllm: false,
-                            recent_prompts: None,
-                        },
-                        model,
-                    )
-                }
+            let Description { mut capabilities, mode, model } = match upstream.kind {
+                Kind::Detected => self.detect(locality).await.map_err(failed)?,
+                kind => self.fetch(kind, locality).await.map_err(failed)?,
             };
             if let Some(model) = model.filter(|model| !model.is_expected) {
                 let name = truncated(&model.name);
-                capabilities.engine =
-                    format!("{}, with a model that it calls {name}", capabilities.engine);
-                self.warn_of(name);
+                capabilities.engine = format!("{}, with a model named {name}", capabilities.engine);
+                self.warn_about_name(name);
             }
             let backend = UpstreamBackend::new(
                 upstream.to_string(),

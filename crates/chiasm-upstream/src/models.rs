@@ -30,6 +30,8 @@ struct Model {
     parent: Option<String>,
     /// The source of the model in vLLM: the name that vLLM was started with.
     root: Option<String>,
+    /// The name of the server's software, in vLLM, SGLang and TensorRT-LLM.
+    owned_by: Option<String>,
 }
 
 /// The model of a server that gets this frontend's requests.
@@ -47,17 +49,16 @@ pub(crate) struct ServedModel {
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ModelError {
     /// The operator has named a model that the server does not list.
-    #[error("it has no model {name} (model= behind its address), but {listed}")]
+    #[error("it does not serve model={name}; it serves {listed}")]
     Missing { name: String, listed: String },
     /// Several models are listed and none has a known name.
     #[error(
-        "it has several models and none that is called {}, but {listed}: say which one is meant \
-         (model=NAME behind its address)",
+        "it serves {listed}, and no model named {}; choose one with model=NAME after the address",
         local.join(" or ")
     )]
     Ambiguous { local: Vec<String>, listed: String },
     /// The server does not report the maximum number of tokens of prompt and answer together.
-    #[error("it does not tell its model's context (max_model_len of /v1/models)")]
+    #[error("it does not report its model's context (max_model_len of /v1/models)")]
     NoContext,
 }
 
@@ -108,12 +109,17 @@ impl Models {
         found.ok_or(ModelError::NoContext)
     }
 
+    /// Returns the name of the server's software, if the server states one.
+    pub(crate) fn owner(&self) -> Option<&str> {
+        self.data.first()?.owned_by.as_deref()
+    }
+
     fn listed(&self) -> String {
         let names: Vec<_> =
             self.data.iter().take(MAX_SHOWN_NAMES).map(|model| truncated(&model.id)).collect();
         let more = if self.data.len() > MAX_SHOWN_NAMES { " and others" } else { "" };
         if names.is_empty() {
-            "none at all".to_owned()
+            "no models".to_owned()
         } else {
             format!("{}{more}", names.join(", "))
         }
@@ -133,11 +139,11 @@ pub(crate) fn truncated(name: &str) -> String {
 
 /// Returns `true` if the last components of two names are equal, as for one model in a folder and
 /// on the hub.
-fn same_last_component(one: &str, other: &str) -> bool {
+fn same_last_component(first: &str, second: &str) -> bool {
     let last = |name: &str| {
         name.trim_end_matches('/').rsplit('/').next().unwrap_or_default().to_ascii_lowercase()
     };
-    last(one) == last(other)
+    last(first) == last(second)
 }
 
 #[cfg(test)]
@@ -175,15 +181,15 @@ mod tests {
     fn server_without_the_model_is_refused() {
         let error = find(&["a", "b", "c", "d", "e", "f"], None).unwrap_err().to_string();
         assert!(
-            error.contains("called m or Qwen/") && error.contains("a, b, c, d, e and others"),
+            error.contains("named m or Qwen/") && error.contains("a, b, c, d, e and others"),
             "{error}"
         );
         let error = find(&["m", &"long".repeat(100)], Some("n")).unwrap_err().to_string();
         assert!(
-            error.contains("no model n ") && error.contains("but m, long") && error.len() < 200,
+            error.contains("model=n;") && error.contains("serves m, long") && error.len() < 200,
             "{error}"
         );
-        assert!(find(&[], Some("n")).unwrap_err().to_string().contains("none at all"));
+        assert!(find(&[], Some("n")).unwrap_err().to_string().contains("no models"));
     }
 
     #[test]

@@ -31,7 +31,7 @@ const ASSUMED_TOTAL_BLOCKS: u64 = 1 << 14;
 /// The number of tokens that stands for an unknown context, which sets no limit.
 const UNLIMITED_TOKENS: usize = u32::MAX as usize;
 
-/// The facts about such a server that are needed before it is used.
+/// The description of such a server, fetched before it is used.
 pub(crate) struct PlainInfo {
     /// The selected model; `None` if the server lists none.
     pub(crate) model: Option<ServedModel>,
@@ -43,20 +43,26 @@ impl PlainInfo {
     /// # Errors
     /// Returns [`Unusable`] if the server can't be used.
     pub(crate) async fn fetch(server: &Server, names: &Names) -> Result<Self, Unusable> {
-        let models = match server.get(MODELS).await {
-            Ok(body) => serde_json::from_slice::<Models>(&body).ok(),
+        let models = Self::fetch_models(server).await?;
+        let model = models.map(|models| models.find(names)).transpose()?.flatten();
+        Ok(Self { model })
+    }
+
+    /// Queries a server's list of models; `None` if it has none.
+    ///
+    /// # Errors
+    /// Returns [`Unusable`] if the server does not answer, or requires another key.
+    pub(crate) async fn fetch_models(server: &Server) -> Result<Option<Models>, Unusable> {
+        match server.get(MODELS).await {
+            Ok(body) => Ok(serde_json::from_slice(&body).ok()),
             Err(RequestError::Refused {
                 status: StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN,
                 ..
-            }) => {
-                return Err(Unusable::KeyRequired);
-            }
+            }) => Err(Unusable::KeyRequired),
             // The server serves one model and has no list.
-            Err(RequestError::Refused { .. } | RequestError::Unreadable { .. }) => None,
-            Err(error) => return Err(error.into()),
-        };
-        let model = models.map(|models| models.find(names)).transpose()?.flatten();
-        Ok(Self { model })
+            Err(RequestError::Refused { .. } | RequestError::Unreadable { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
     pub(crate) fn capabilities(&self, locality: Locality) -> Capabilities {
@@ -89,7 +95,9 @@ impl PlainInfo {
             hand_off: HandOff::None,
             locality,
             private_network: None,
-            kv: KvSource::Unknown { why: "it does not tell what it holds".to_owned() },
+            kv: KvSource::Unknown {
+                why: "it does not report the contents of its cache".to_owned(),
+            },
         }
     }
 }

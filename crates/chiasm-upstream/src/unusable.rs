@@ -13,36 +13,63 @@ pub(crate) enum Unusable {
     #[error(transparent)]
     Model(#[from] ModelError),
     /// An answer is malformed.
-    #[error("its answer to /{path} can't be read: {source}")]
+    #[error("its answer of /{path} can't be read: {source}")]
     Answer { path: &'static str, source: serde_json::Error },
     /// The server refuses requests without a key, or with this key.
-    #[error("it wants a key (api-key-file=FILE behind its address)")]
+    #[error("it requires an API key (api-key-file=FILE after its address)")]
     KeyRequired,
     /// A vLLM without the path for tokens.
     #[error(
-        "it takes no tokens at /inference/v1/generate: start it with --enable-scale-out, or give \
-         it requests as they come (mode=chat behind its address)"
+        "it has no /inference/v1/generate: start it with --enable-scale-out, or add mode=chat \
+         after its address"
     )]
     NoTokens,
     /// The server does not have SGLang's path for tokens.
-    #[error("it takes no tokens at /generate: is it SGLang?")]
+    #[error("it has no /generate: is it SGLang?")]
     NotSglang,
     /// The server does not refuse an empty request as expected.
-    #[error("it answers {status} to an empty request at /{path}")]
+    #[error("/{path} returned {status} for an empty request")]
     EmptyRequest { status: u16, path: &'static str },
     /// A vLLM that does not report its block size.
-    #[error("it does not tell its blocks' size (vllm:cache_config_info of /metrics)")]
+    #[error("it does not report its block size (vllm:cache_config_info of /metrics)")]
     NoBlockSize,
     /// An SGLang that reports a block size of 0.
-    #[error("its blocks have no size (page_size of /server_info)")]
+    #[error("it reports a block size of 0 (page_size of /server_info)")]
     NoPageSize,
     /// The model does not generate, for example because it computes embeddings.
-    #[error("its model generates nothing")]
+    #[error("its model does not generate text")]
     GeneratesNothing,
+    /// An SGLang whose kind was detected and that accepts images only beside text.
+    #[error("it does not accept images with tokens")]
+    ImagesNeedText,
     /// The server is one side of a disaggregated SGLang.
-    #[error("it does a part of each answer alone (--disaggregation-mode)")]
+    #[error("it computes only a part of each answer (--disaggregation-mode)")]
     Disaggregated,
     /// The server has no metrics.
-    #[error("it does not tell its load at /metrics: start it with --enable-metrics")]
+    #[error("it does not report its load at /metrics: start it with --enable-metrics")]
     NoMetrics,
+}
+
+impl Unusable {
+    /// Returns `true` if the server answered, but not as a server of its kind does. Another attempt
+    /// would end in the same way.
+    pub(crate) fn is_about_kind(&self) -> bool {
+        match self {
+            Self::Request(error) => {
+                matches!(error, RequestError::Refused { .. } | RequestError::Unreadable { .. })
+            }
+            Self::Model(error) => *error == ModelError::NoContext,
+            // Such a server would answer only in part.
+            Self::KeyRequired | Self::Disaggregated => false,
+            Self::Answer { .. }
+            | Self::NoTokens
+            | Self::NotSglang
+            | Self::EmptyRequest { .. }
+            | Self::NoBlockSize
+            | Self::NoPageSize
+            | Self::GeneratesNothing
+            | Self::ImagesNeedText
+            | Self::NoMetrics => true,
+        }
+    }
 }

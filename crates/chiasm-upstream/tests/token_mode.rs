@@ -15,7 +15,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use chiasm_backend::{
-    Backend, Connected, Connector, Constraint, Content, Finish, Job, JobError, KvSource,
+    Backend, Connected, Connector, Constraint, Content, Finish, InputForm, Job, JobError, KvSource,
     LargestItem, MediaForm, Output, PlaceholderForm, Sampling, Structured,
 };
 use chiasm_types::{MmHash, TokenId, WorkerId};
@@ -62,14 +62,23 @@ impl Server {
         let metrics = "vllm:num_requests_running{engine=\"0\"} 3.0\n\
                        vllm:kv_cache_usage_perc{engine=\"0\"} 0.5\n\
                        vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"100\"} 1.0\n";
-        let models = json!({"data": [{"id": "lora", "parent": "m", "max_model_len": null},
-                                     {"id": "m", "parent": null, "max_model_len": 4096}]});
+        let models = json!({"data": [
+            {"id": "lora", "owned_by": "vllm", "parent": "m", "max_model_len": null},
+            {"id": "m", "owned_by": "vllm", "parent": null, "max_model_len": 4096},
+        ]});
         let sources = json!({"0": {
             "enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557",
             "replay_endpoint": "tcp://*:5558", "topic": "",
         }});
         let mut app = Router::new()
             .route("/below/version", get(async || axum::Json(json!({"version": "0.33.0"}))))
+            .route(
+                "/behind/proxy/v1/models",
+                get({
+                    let models = models.clone();
+                    async move || axum::Json(models)
+                }),
+            )
             .route("/below/v1/models", get(async move || axum::Json(models)))
             .route("/below/metrics", get(async move |state| serve_metrics(state, metrics).await))
             .route("/below/kv_event_sources", get(async move || axum::Json(sources)));
@@ -158,6 +167,26 @@ fn usage(cached: usize) -> Value {
 }
 
 #[tokio::test]
+async fn kind_of_vllm_is_detected() {
+    let describe = async |server: &Server, path: &str| {
+        let url = server.url.strip_prefix("vllm+").unwrap().replace("/below", path);
+        let backend = server.connect_to(url.parse().unwrap(), LargestItem::unknown()).await;
+        let capabilities = backend.unwrap().capabilities().clone();
+        (capabilities.engine, capabilities.input)
+    };
+    let server = Server::with(|| StatusCode::OK.into_response()).await;
+    let tokens = ("vllm serve 0.33.0, token mode".to_owned(), InputForm::Tokens);
+    assert_eq!(describe(&server, "/below").await, tokens);
+    // Without the paths of vLLM, the server is used as any other.
+    let any = ("a server of OpenAI's API".to_owned(), InputForm::Messages);
+    assert_eq!(describe(&server, "/behind/proxy").await, any);
+    let answer: Answer = Box::new(|| StatusCode::OK.into_response());
+    let without_tokens = Server::start(false, false, answer).await;
+    let (engine, input) = describe(&without_tokens, "/below").await;
+    assert_eq!((engine.as_str(), input), ("vllm serve 0.33.0, chat mode", InputForm::Messages));
+}
+
+#[tokio::test]
 async fn capabilities_come_from_the_server() {
     let server = Server::with(|| events(&[])).await;
     let backend = server.connect("").await.unwrap();
@@ -211,7 +240,7 @@ async fn unusable_server_is_refused_with_a_reason() {
     let mut tries = 0;
     let error = loop {
         match server.connect("").await {
-            Err(error) if error.contains("can't be connected to") => break error,
+            Err(error) if error.contains("connecting failed") => break error,
             other => assert!(tries < 100, "{other:?}"),
         }
         tries += 1;
@@ -386,7 +415,7 @@ async fn malformed_answer_fails_only_its_job() {
         ("no event", raw("hello")),
         ("nothing", raw("")),
         ("another continuation", sent(vec![tokens(1, &[5], None)])),
-        ("more than was asked for", sent(vec![tokens(0, &[5; 5], None)])),
+        ("more than requested", sent(vec![tokens(0, &[5; 5], None)])),
         ("more after the end", sent(vec![tokens(0, &[5], Some("length")), tokens(0, &[5], None)])),
         ("no end", sent(vec![tokens(0, &[5], None)])),
         ("an abort", sent(vec![tokens(0, &[], Some("abort"))])),

@@ -4,8 +4,10 @@
 mod access;
 mod agents;
 mod answers;
+pub(crate) mod config_file;
 mod doctor;
 mod engines;
+mod help;
 mod http;
 mod limits;
 mod lora;
@@ -13,9 +15,9 @@ mod lora;
 mod manifests;
 mod media;
 mod nixl;
-mod processor;
 #[cfg(test)]
-mod recipes;
+mod pages;
+mod processor;
 #[cfg(test)]
 mod reference;
 mod roles;
@@ -36,14 +38,16 @@ use chiasm_engine::launch::{FlagPlace, place_of_flag};
 use chiasm_hub::Revision;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
-use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{Arg, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use serde_json::{Map, Value};
 
 pub(crate) use access::AccessArgs;
-pub(crate) use agents::{AgentArgs, AgentMediaArg, AgentTlsArgs, DrainArgs, ProbeArgs};
+pub(crate) use agents::{AgentArgs, AgentTlsArgs, DrainArgs, ProbeArgs};
 pub(crate) use answers::{AnswerArgs, PromptArgs};
+pub(crate) use config_file::ConfigFile;
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use engines::{EngineArgs, MmTransfer, TensorFormats};
+use help::with_help_all;
 pub(crate) use http::HttpArgs;
 pub(crate) use limits::LimitArgs;
 pub(crate) use lora::LoraArgs;
@@ -58,7 +62,7 @@ pub(crate) use traces::TraceArgs;
 pub(crate) use upstream::UpstreamArg;
 use value_error::{NotAnObject, ValueError};
 
-/// One fast front door before many multimodal LLM engines.
+/// A fast OpenAI-compatible frontend for many multimodal LLM engines.
 #[derive(Debug, Parser)]
 #[command(version, about, arg_required_else_help = true)]
 pub(crate) struct Cli {
@@ -84,18 +88,44 @@ impl Cli {
             })
         };
         Self::command().mut_subcommands(|command| match command.get_name() {
-            "serve" => hide(allow_negative_values(command), is_agent_only),
-            "agent" => hide(allow_negative_values(command), is_frontend_only)
+            "serve" => with_help_all(hide(allow_negative_values(command), is_agent_only)),
+            "agent" => with_help_all(hide(allow_negative_values(command), is_frontend_only))
                 .mut_arg("port", |port| port.default_value(AGENT_PORT)),
             _ => allow_negative_values(command),
         })
     }
 
-    /// Parses a command line. Refuses flags of frontends for `agent`.
+    /// Parses a command line, with the values of its configuration file. Refuses flags of frontends
+    /// for `agent`.
     fn parse_args(
         words: impl IntoIterator<Item = impl Into<OsString> + Clone>,
     ) -> Result<Self, clap::Error> {
-        let mut command = Self::definition();
+        let Parsed { matches, .. } = Self::parse(words.into_iter().map(Into::into).collect())?;
+        Self::from_arg_matches(&matches)
+    }
+
+    /// Parses the words of a command line, with the values of its configuration file.
+    pub(crate) fn parse(mut words: Vec<OsString>) -> Result<Parsed, clap::Error> {
+        let definition = Self::definition();
+        let file = insert_config(&definition, &mut words)?;
+        let matches = Self::matches(definition.clone(), words);
+        let matches = matches.map_err(|error| match &file {
+            Some(file) => file.explain(error),
+            None => error,
+        })?;
+        Ok(Parsed { matches, file, definition })
+    }
+
+    fn matches(
+        mut command: clap::Command,
+        words: Vec<OsString>,
+    ) -> Result<ArgMatches, clap::Error> {
+        if !help::asks_for_all(&words) {
+            command = command.mut_subcommands(|command| match command.get_name() {
+                "serve" | "agent" => help::abridge(command),
+                _ => command,
+            });
+        }
         let matches = command
             .try_get_matches_from_mut(words)
             .map_err(|error| explain_vllm_flag(&command, error))?;
@@ -110,12 +140,43 @@ impl Cli {
             let refused =
                 agent.filter(|arg| is_frontend_only(arg)).find(is_given).map(ToString::to_string);
             if let Some(arg) = refused {
-                let message = format!("{arg} is a frontend's: give it to chiasm serve");
+                let message = format!("{arg} is a flag of frontends: give it to chiasm serve");
                 return Err(command.error(ErrorKind::ArgumentConflict, message));
             }
         }
-        Self::from_arg_matches(&matches)
+        Ok(matches)
     }
+}
+
+/// A parsed command line.
+pub(crate) struct Parsed {
+    pub(crate) matches: ArgMatches,
+    /// The configuration file, without the values that other sources replace.
+    pub(crate) file: Option<ConfigFile>,
+    pub(crate) definition: clap::Command,
+}
+
+/// Inserts the values of the configuration file that a command line or the environment names, for
+/// `serve` and `agent`. Returns the file.
+fn insert_config(
+    definition: &clap::Command,
+    words: &mut Vec<OsString>,
+) -> Result<Option<ConfigFile>, clap::Error> {
+    let name = words.get(1).and_then(|word| word.to_str());
+    let Some(name) = name.filter(|name| ["serve", "agent"].contains(name)) else {
+        return Ok(None);
+    };
+    let Some(path) = config_file::path_in(words) else { return Ok(None) };
+    let Some(command) = definition.find_subcommand(name) else { return Ok(None) };
+    let mut file = ConfigFile::read(&path, command)
+        .map_err(|error| definition.clone().error(ErrorKind::ValueValidation, error))?;
+    // A faulty command line is reported when it is parsed with the file's values.
+    let matches = definition.clone().ignore_errors(true).try_get_matches_from(words.iter());
+    if let Ok(Some((_, given))) = matches.as_ref().map(ArgMatches::subcommand) {
+        file.remove_overridden(command, given);
+    }
+    file.insert_into(words);
+    Ok(Some(file))
 }
 
 /// Replaces the error of an unknown flag before `--` that is a flag of `vllm serve`: says where to
@@ -128,7 +189,7 @@ fn explain_vllm_flag(command: &clap::Command, error: clap::Error) -> clap::Error
     let message = match place_of_flag(&flag) {
         Some(FlagPlace::Engine) => {
             format!(
-                "{flag} is a flag of vLLM's engines: give it behind --, as in chiasm serve MODEL \
+                "{flag} is a flag of vLLM's engines: give it after --, as in chiasm serve MODEL \
                  --engines 2 -- {flag} …"
             )
         }
@@ -149,30 +210,32 @@ fn allow_negative_values(command: clap::Command) -> clap::Command {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Serve a model: an OpenAI-compatible frontend before several engines
+    /// Serve a model: an OpenAI-compatible frontend in front of several engines
     Serve(Box<ServeArgs>),
-    /// Own the engines of this machine, for frontends on any (chiasm serve --agents)
+    /// Run the engines of this machine for frontends on any machine (chiasm serve --agents)
     Agent(Box<ServeArgs>),
-    /// Have an agent take no new requests, or take them again
+    /// Stop an agent from taking new requests, or let it take them again
     Drain(DrainArgs),
-    /// Ask an agent whether it answers, or whether frontends have admitted its engines; fails if
-    /// not
+    /// Check that an agent answers, or that frontends have admitted its engines; exit with an error
+    /// if not
     Probe(ProbeArgs),
-    /// Show the main job in a minute: a frontend, two simulated engines and a small conversation
-    /// set
+    /// Run a demo of about a minute: a frontend, two simulated engines and ten short conversations
     Demo(DemoArgs),
-    /// Tell what an image means for a model's prompt: identity, layout, tensors
+    /// Show what an image becomes in a model's prompt: identity, layout, tensors
     Inspect(InspectArgs),
-    /// Check whether this machine has what chiasm serve needs; fails if not
+    /// Check that this machine has what chiasm serve needs; exit with an error if not
     Doctor(DoctorArgs),
-    /// Print what a shell needs to complete this command line
+    /// Check a configuration file, or show the values in force
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Print a shell's completion script for this command line
     Completions {
-        /// The shell
+        /// Shell to print the script for
         shell: clap_complete::Shell,
     },
-    /// List the engines that are or can be taken over by another frontend, or stop them
+    /// List the engines that outlive their frontends, or stop them
     Engines(EnginesArgs),
-    /// Run one simulated engine on vLLM's wire
+    /// Run one simulated engine that speaks vLLM's wire protocol
     SimEngine(SimEngineArgs),
     /// Compare routing policies on a modelled fleet in virtual time
     Simulate(Box<SimulateArgs>),
@@ -183,6 +246,9 @@ pub(crate) struct ServeArgs {
     /// Directory with config.json, tokenizer.json and the processor's configuration, or the id of a
     /// model on the Hugging Face hub, such as Qwen/Qwen2.5-VL-7B-Instruct
     pub(crate) model: PathBuf,
+    /// YAML file with values for flags. The command line and the environment take precedence
+    #[arg(long, env = config_file::VARIABLE, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
     /// Branch, tag or commit of a model on the hub, for all of its files [default: main]
     #[arg(long, env = "CHIASM_REVISION")]
     pub(crate) revision: Option<Revision>,
@@ -190,17 +256,17 @@ pub(crate) struct ServeArgs {
     /// when the model is resolved.
     #[arg(skip)]
     pub(crate) hub_files: Vec<String>,
-    /// The model's name in requests [default: MODEL as given]
+    /// Name of the model in requests [default: MODEL as given]
     #[arg(long, env = "CHIASM_SERVED_MODEL_NAME")]
     pub(crate) served_model_name: Option<String>,
-    /// Address to listen on; 0.0.0.0 or :: for all of this machine
+    /// Address to listen on; 0.0.0.0 or :: for all addresses of this machine
     #[arg(long, env = "CHIASM_HOST", default_value = "127.0.0.1", value_parser = ip_address)]
     pub(crate) host: IpAddr,
     /// Port to listen on; 0 picks a free one
     #[arg(long, env = "CHIASM_PORT", default_value_t = 8000)]
     pub(crate) port: u16,
-    /// What replaces the model's chat template: a Jinja file, or the template itself, which has a
-    /// brace or a line break
+    /// Chat template that replaces the model's own: a Jinja file, or the template itself (text with
+    /// a brace or a line break)
     #[arg(long, env = "CHIASM_CHAT_TEMPLATE", value_name = "FILE|TEMPLATE")]
     pub(crate) chat_template: Option<PathBuf>,
 
@@ -233,7 +299,7 @@ pub(crate) struct ServeArgs {
     #[command(flatten, next_help_heading = "Simulated engines")]
     pub(crate) sim_args: SimArgs,
 
-    /// Flags for every vLLM engine, after `--`
+    /// vLLM's own flags, after --, for launched engines and for vLLM's processor
     #[arg(last = true, value_name = "VLLM_FLAGS")]
     pub(crate) vllm_args: Vec<String>,
 }
@@ -256,69 +322,91 @@ pub(crate) struct SimArgs {
     /// Tokens per block of a simulated engine's KV cache
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) sim_block_size: u32,
-    /// Blocks of its KV cache
+    /// Blocks in a simulated engine's KV cache
     #[arg(long, default_value_t = 8192)]
     pub(crate) sim_blocks: u32,
-    /// Longest prompt and answer together
+    /// Maximum number of tokens in a prompt and its answer together
     #[arg(long, default_value_t = 8192)]
     pub(crate) sim_max_model_len: usize,
-    /// Requests that it runs at once
+    /// Maximum number of requests that a simulated engine runs at once
     #[arg(long, default_value_t = 128, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=4096))]
     pub(crate) sim_max_num_seqs: usize,
-    /// Text that it answers with, such as a tool call, instead of what it saw
+    /// Text of every answer, such as a tool call [default: a description of what the engine
+    /// received]
     #[arg(long, value_name = "TEXT")]
     pub(crate) sim_answer: Option<String>,
-    /// File to write the moments of its steps to: nanoseconds since 1970, eight bytes each, little
-    /// endian
+    /// File for the times at which the outputs of steps are ready: nanoseconds since 1970, eight
+    /// bytes each, little endian
     #[arg(long, value_name = "FILE")]
     pub(crate) sim_step_log: Option<PathBuf>,
-    /// The same of the moments at which requests come
+    /// File for the times at which requests arrive, in the format of --sim-step-log
     #[arg(long, value_name = "FILE")]
     pub(crate) sim_request_log: Option<PathBuf>,
-    /// Prompt tokens that it computes per second
+    /// Prompt tokens computed per second
     #[arg(long, default_value_t = 20_000.0, value_parser = non_negative)]
     pub(crate) sim_prefill_rate: f64,
-    /// Steps that it decodes per second
+    /// Decoding steps per second; each gives every running request one token
     #[arg(long, default_value_t = 100.0, value_parser = non_negative)]
     pub(crate) sim_decode_rate: f64,
-    /// Milliseconds that it takes to encode an image
+    /// Milliseconds to encode one image
     #[arg(long, default_value_t = 20.0, value_parser = non_negative)]
     pub(crate) sim_image_ms: f64,
-    /// Runs all of that so many times faster
+    /// Factor by which prefill, decoding and encoding are faster
     #[arg(long, default_value_t = 1.0, value_parser = non_negative)]
     pub(crate) sim_speedup: f64,
-    /// The version of vLLM that it says it has [default: 0.32.0]
+    /// vLLM version that simulated engines report [default: 0.32.0]
     #[arg(long, value_name = "VERSION")]
     pub(crate) sim_vllm_version: Option<String>,
-    /// Leaves out the plugin that opens shared memory
+    /// Simulate engines without the plugin that opens shared memory
     #[arg(long)]
     pub(crate) sim_no_plugin: bool,
-    /// Takes LoRA adapters, as with --lora-modules
+    /// Accept LoRA adapters, as engines of a frontend with --lora-modules do
     #[arg(long)]
     pub(crate) sim_lora: bool,
-    /// Has a KV connector, as engines with roles (chiasm sim-engine; those of chiasm serve have it
-    /// by their roles)
+    /// Have a KV connector, as prefill and decode engines do. For chiasm sim-engine: chiasm serve
+    /// sets it by role
     #[arg(long)]
     pub(crate) sim_kv_connector: bool,
-    /// Finds embeddings in this folder that other engines have left there (chiasm sim-engine; those
-    /// of chiasm serve have one by their roles)
+    /// Folder from which to read the embeddings of encode engines. For chiasm sim-engine: chiasm
+    /// serve sets it by role
     #[arg(long, value_name = "DIR")]
     pub(crate) sim_embeddings: Option<PathBuf>,
-    /// Encodes alone, and leaves embeddings in that folder
+    /// Only encode, and write the embeddings to the folder of --sim-embeddings
     #[arg(long, requires = "sim_embeddings")]
     pub(crate) sim_encodes: bool,
-    /// Seconds for which it keeps a prompt that it has left for another engine
+    /// Seconds for which an engine keeps a prompt that it has computed for another engine
     #[arg(long, default_value = "30", value_parser = positive_seconds)]
     pub(crate) sim_prompt_lease: Duration,
-    /// Publishes no KV events
+    /// Publish no KV events
     #[arg(long)]
     pub(crate) sim_no_kv_events: bool,
-    /// Loses KV event batches with these numbers on their way, such as 10..12 for 10 and 11
+    /// Sequence numbers of KV event batches that get lost on the way, such as 10..12 for 10 and 11
     #[arg(long, value_name = "FROM..TO", value_parser = range, default_value = "0..0")]
     pub(crate) sim_lose_kv_batches: Range<u64>,
-    /// KV event batches that it can replay
+    /// Number of KV event batches that an engine can replay
     #[arg(long, default_value_t = 10_000)]
     pub(crate) sim_replay_batches: usize,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ConfigCommand {
+    /// Check that chiasm serve accepts a configuration file
+    Check {
+        /// The file
+        file: PathBuf,
+        /// Check it for chiasm agent
+        #[arg(long)]
+        agent: bool,
+    },
+    /// Print the values that a command line would use, each with its source, as a configuration
+    /// file
+    Show {
+        /// The command line, such as serve --config chiasm.yaml --port 9000
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<OsString>,
+    },
+    /// Print the JSON schema of the configuration file, for editors
+    Schema,
 }
 
 #[derive(Debug, Args)]
@@ -326,7 +414,7 @@ pub(crate) struct DemoArgs {
     /// Print JSON lines
     #[arg(long)]
     pub(crate) json: bool,
-    /// Leave the server up afterwards
+    /// Keep the server running afterwards
     #[arg(long)]
     pub(crate) keep: bool,
     /// Port to listen on; 0 picks a free one
@@ -339,13 +427,13 @@ pub(crate) struct InspectArgs {
     /// Directory with config.json and the processor's configuration
     #[arg(long)]
     pub(crate) model: PathBuf,
-    /// Files or http(s) or data: URLs
+    /// Images to inspect: files, or http(s) or data: URLs
     #[arg(required = true, value_name = "IMAGE|URL")]
     pub(crate) images: Vec<String>,
     /// Print JSON lines
     #[arg(long)]
     pub(crate) json: bool,
-    /// Write each tensor there, as .npy
+    /// Write each tensor to this directory, as .npy
     #[arg(long, value_name = "DIR")]
     pub(crate) dump: Option<PathBuf>,
     /// Tokens per block, for the block keys
@@ -354,20 +442,20 @@ pub(crate) struct InspectArgs {
     /// Dump normalised floats instead of raw pixels
     #[arg(long)]
     pub(crate) normalized: bool,
-    /// Image processor settings as in a request's mm_processor_kwargs, as JSON
+    /// Image processor settings as a JSON object, as in a request's mm_processor_kwargs
     #[arg(long, value_name = "JSON", value_parser = json_object, default_value = "{}")]
     pub(crate) mm_processor_kwargs: Map<String, Value>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct EnginesArgs {
-    /// The state folder of the frontends [default: as of chiasm serve]
+    /// State folder of the frontends [default: that of chiasm serve]
     #[arg(long, env = "CHIASM_STATE_DIR", value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
-    /// End this engine, which no frontend may have
+    /// Stop the launched engine of this name; fails while a frontend uses it
     #[arg(long, value_name = "NAME", conflicts_with = "stop_all")]
     pub(crate) stop: Option<String>,
-    /// End all engines that no frontend has
+    /// Stop all launched engines that no frontend uses
     #[arg(long)]
     pub(crate) stop_all: bool,
     /// Print JSON lines
@@ -377,19 +465,19 @@ pub(crate) struct EnginesArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct SimEngineArgs {
-    /// The frontend's handshake address, such as tcp://127.0.0.1:29550
+    /// Handshake address of the frontend, such as tcp://127.0.0.1:29550
     #[arg(long, value_name = "ADDR")]
     pub(crate) handshake: String,
-    /// Model directory whose tokenizer its answers use [default: one token per byte]
+    /// Model directory with the tokenizer for answers [default: one token per byte]
     #[arg(long)]
     pub(crate) model: Option<PathBuf>,
     /// Data-parallel rank
     #[arg(long, default_value_t = 0)]
     pub(crate) rank: u16,
-    /// GiB of its cache of processed images, 0 for none
+    /// Size of the receiver cache, in GiB; 0 for no cache
     #[arg(long, default_value_t = 4.0, value_parser = non_negative)]
     pub(crate) receiver_cache_gb: f64,
-    /// Address to publish KV events on; port 0 picks a free one
+    /// Address for publishing KV events; port 0 picks a free one
     #[arg(long, default_value = "tcp://127.0.0.1:0")]
     pub(crate) kv_events: String,
     #[command(flatten)]

@@ -1,6 +1,6 @@
 //! The `chiasm` binary as a library, so that its tests can play the same conversations as its demo.
 //!
-//! | module | is |
+//! | module | contents |
 //! |---|---|
 //! | `cli` | the command line |
 //! | `agent` | `chiasm agent`: this machine's engines, for frontends on any machine |
@@ -11,11 +11,12 @@
 //! | `download_bar` | the progress of its download, on a terminal or in the log |
 //! | `vllm_command` | the path of the `vllm` program |
 //! | `vllm_flags` | vLLM flags that change image tensors or prompts |
-//! | `demo` | the main job in a minute, on simulated engines |
+//! | `demo` | `chiasm demo`: a demo of about a minute on simulated engines |
 //! | `log` | non-blocking log lines on standard error |
 //! | `inspect` | an image's identity, layout and tensors for a model |
 //! | `doctor` | checks of what serving needs on this machine |
 //! | `completions` | shell completions |
+//! | `config` | checks and shows configuration files |
 //! | `engines` | engines that outlive their frontends |
 //! | `sim_engine` | one simulated engine as a process |
 //! | `state_folder` | the folder for state that outlives a frontend |
@@ -27,6 +28,7 @@ mod agent;
 mod agents;
 mod cli;
 mod completions;
+mod config;
 mod demo;
 mod doctor;
 mod download_bar;
@@ -137,6 +139,7 @@ pub fn main(return_memory: fn()) -> ExitCode {
             Command::Demo(args) => demo::run(args).await,
             Command::Inspect(args) => inspect::run(args).await,
             Command::Doctor(args) => doctor::run(args).await,
+            Command::Config(command) => config::run(command),
             Command::Completions { shell } => completions::run(shell),
             Command::Engines(args) => engines::run(args).await,
             Command::SimEngine(args) => sim_engine::run(args).await,

@@ -32,11 +32,10 @@ const KNOWN_VERSIONS: [(&str, KeyScheme); 2] =
 /// refuses the images, or fails.
 const TEXT_ONLY_IMAGE_MODELS: [&str; 3] = ["internvl", "internvl_chat", "llava_next"];
 
-/// The minimum block size of an approximate cache, in tokens. Servers may have blocks of single
-/// tokens.
+/// The minimum block size of an approximate cache, in tokens. A server may have one-token blocks.
 const MIN_APPROXIMATE_BLOCK: u32 = 16;
 
-/// The facts about a server that are needed before it can be used.
+/// The description of a server, fetched before it is used.
 #[derive(Debug)]
 pub(crate) struct SglangInfo {
     pub(crate) model: ServedModel,
@@ -45,6 +44,8 @@ pub(crate) struct SglangInfo {
     block_size: BlockSize,
     /// The reason that the server does not accept images; `None` if it does.
     without_images: Option<String>,
+    /// `true` if the server accepts images, but not beside tokens.
+    pub(crate) images_need_text: bool,
     kv: KvSource,
 }
 
@@ -135,12 +136,18 @@ impl ModelInfo {
         let Self { model_type, .. } = self;
         if self.has_image_understanding == Some(false) {
             return Some(
-                "takes no images: its model has none, or --enable-multimodal is missing".to_owned(),
+                "does not accept images: its model is text-only, or --enable-multimodal is missing"
+                    .to_owned(),
             );
         }
-        let is_text_only = TEXT_ONLY_IMAGE_MODELS.contains(&model_type.as_str());
-        is_text_only
-            .then(|| format!("takes no images of models like this ({model_type}) beside tokens"))
+        self.images_need_text()
+            .then(|| format!("does not accept images with tokens for models of type {model_type}"))
+    }
+
+    /// Returns `true` if the server accepts images, but only beside text.
+    fn images_need_text(&self) -> bool {
+        self.has_image_understanding != Some(false)
+            && TEXT_ONLY_IMAGE_MODELS.contains(&self.model_type.as_str())
     }
 }
 
@@ -183,6 +190,7 @@ impl SglangInfo {
             max_model_len,
             block_size,
             without_images: model_info.without_images(),
+            images_need_text: model_info.images_need_text(),
             kv,
         })
     }
@@ -286,7 +294,7 @@ fn kv_source(info: &ServerInfo, locality: &Locality) -> KvSource {
         locality,
     );
     stream.map_or_else(
-        || unknown_kv("where its KV events are published can't be reached from here"),
+        || unknown_kv("the endpoint of its KV events can't be reached from here"),
         KvSource::Events,
     )
 }
@@ -304,28 +312,28 @@ fn unusable_events(info: &ServerInfo, events: &KvEvents) -> Option<String> {
     Some(match info {
         ServerInfo { version, .. } if key_scheme(version).is_none() => {
             let known = KNOWN_VERSIONS.map(|(version, _)| version).join(", ");
-            format!("how SGLang {version} hashes blocks is not known, only how {known} do")
+            format!("the block hashes of SGLang {version} are unknown; known versions: {known}")
         }
         _ if events.dp_size != 1 => {
-            "it has several engines (--dp-size) and chooses among them by itself".to_owned()
+            "it has several engines (--dp-size) and selects one by itself".to_owned()
         }
         ServerInfo { page_size: 0 | 1, .. } => {
-            "its blocks are single tokens (--page-size)".to_owned()
+            "its blocks have one token each (--page-size)".to_owned()
         }
         ServerInfo { page_size, .. } if *page_size != events.block_size => {
-            "its events are of other blocks than its cache".to_owned()
+            "the block size of its events differs from that of its cache".to_owned()
         }
         ServerInfo { disable_radix_cache: true, .. } => {
-            "it keeps nothing between requests (--disable-radix-cache)".to_owned()
+            "it has no prefix cache (--disable-radix-cache)".to_owned()
         }
         ServerInfo { speculative_algorithm: Some(name), .. } => {
-            format!("with a drafter ({name}) it hashes blocks in another way")
+            format!("its block hashes are unknown with speculative decoding ({name})")
         }
         ServerInfo { uses_mamba_radix_cache: true, .. } => {
-            "its model keeps states beside its blocks".to_owned()
+            "its model caches states in addition to blocks".to_owned()
         }
         _ if has_format => {
-            "its events are of another format (format of --kv-events-config)".to_owned()
+            "its events have an unknown format (format of --kv-events-config)".to_owned()
         }
         _ => return None,
     })

@@ -65,7 +65,7 @@ async fn unusable_kv_events_are_ignored_with_a_reason() {
         (json!({"kv_events": null}), "--kv-events-config"),
         (events_with(json!({"publisher": "null"})), "--kv-events-config"),
         (events_with(json!({"dp_size": 2})), "--dp-size"),
-        (events_with(json!({"block_size": 64})), "other blocks"),
+        (events_with(json!({"block_size": 64})), "block size"),
         (json!({"page_size": 1}), "--page-size"),
         (json!({"disable_radix_cache": true}), "--disable-radix-cache"),
         (json!({"speculative_algorithm": "EAGLE"}), "EAGLE"),
@@ -102,7 +102,27 @@ async fn unusable_server_is_refused_with_a_reason() {
     }
     let answer = || -> Answer { Box::new(|_| events(&[])) };
     let no_text = Server::start(server_info(), json!({"is_generation": false}), answer()).await;
-    assert!(no_text.connect().await.unwrap_err().contains("generates nothing"));
+    assert!(no_text.connect().await.unwrap_err().contains("does not generate"));
     let without_metrics = Server::start_with(server_info(), json!({}), answer(), false).await;
     assert!(without_metrics.connect().await.unwrap_err().contains("--enable-metrics"));
+}
+
+#[tokio::test]
+async fn kind_of_sglang_is_detected() {
+    let answer = || -> Answer { Box::new(|_| events(&[])) };
+    let engine = async |server: Server| {
+        server.connect_detected().await.map(|backend| backend.capabilities().engine.clone())
+    };
+    let server = Server::with_info(server_info()).await;
+    assert_eq!(engine(server).await.as_deref(), Ok("SGLang 0.5.23, token mode"));
+    // Both get requests unchanged: the one has no load to route by, the other needs text.
+    let without_metrics = Server::start_with(server_info(), json!({}), answer(), false).await;
+    let needs_text =
+        Server::start(server_info(), json!({"model_type": "internvl"}), answer()).await;
+    for server in [without_metrics, needs_text] {
+        assert_eq!(engine(server).await.as_deref(), Ok("a server of OpenAI's API"));
+    }
+    let part = with(server_info(), json!({"disaggregation_mode": "prefill"}));
+    let error = engine(Server::with_info(part).await).await.unwrap_err();
+    assert!(error.contains("--disaggregation-mode"), "{error}");
 }

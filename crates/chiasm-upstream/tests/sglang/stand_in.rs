@@ -81,7 +81,9 @@ impl Server {
     ) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let state = Arc::new(ServerState { answer, requests: Mutex::default() });
-        let models = json!({"data": [{"id": "m", "parent": null, "max_model_len": 4096}]});
+        let models = json!({"data": [
+            {"id": "m", "owned_by": "sglang", "parent": null, "max_model_len": 4096},
+        ]});
         let metrics = "sglang:num_running_reqs{tp_rank=\"0\"} 3.0\n\
                        sglang:num_queue_reqs{tp_rank=\"0\"} 1.0\n\
                        sglang:token_usage{tp_rank=\"0\"} 0.5\n";
@@ -101,9 +103,17 @@ impl Server {
     }
 
     pub(crate) async fn connect(&self) -> Result<Arc<dyn Backend>, String> {
-        let connector =
-            UpstreamConnector::new(self.url.parse().unwrap(), Arc::from(&b"processor"[..]))
-                .map_err(|error| error.to_string())?;
+        self.connect_at(&self.url).await
+    }
+
+    /// Connects without stating the kind of the server.
+    pub(crate) async fn connect_detected(&self) -> Result<Arc<dyn Backend>, String> {
+        self.connect_at(self.url.trim_start_matches("sglang+")).await
+    }
+
+    async fn connect_at(&self, url: &str) -> Result<Arc<dyn Backend>, String> {
+        let connector = UpstreamConnector::new(url.parse().unwrap(), Arc::from(&b"processor"[..]))
+            .map_err(|error| error.to_string())?;
         let connected = connector.connect(WorkerId(0), Arc::new(Unobserved)).await;
         connected.map(|Connected { backend, .. }| backend).map_err(|error| error.to_string())
     }

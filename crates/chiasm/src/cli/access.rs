@@ -10,15 +10,15 @@ use crate::error::CliError;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct AccessArgs {
-    /// A key that clients send as 'Authorization: Bearer KEY'; each of several is enough. Whoever
-    /// may list this machine's processes sees it: --api-key-file hides it [default: no key is
-    /// needed]
+    /// API key that clients send as 'Authorization: Bearer KEY'; any one of several keys is enough.
+    /// Users who can list this machine's processes see it: --api-key-file hides it [default: no key
+    /// is needed]
     #[arg(long, env = "VLLM_API_KEY", hide_env_values = true, value_name = "KEY")]
     pub(crate) api_key: Vec<String>,
-    /// File of such keys, one a line; empty lines and those that begin with # are none
+    /// File of API keys, one per line; empty lines and lines that begin with # are ignored
     #[arg(long, env = "CHIASM_API_KEY_FILE", value_name = "FILE")]
     pub(crate) api_key_file: Option<PathBuf>,
-    /// Ask for a key for /metrics too
+    /// Require an API key for /metrics too
     #[arg(long, env = "CHIASM_PROTECT_METRICS")]
     pub(crate) protect_metrics: bool,
 }
@@ -40,14 +40,14 @@ impl AccessArgs {
             .collect();
         if keys.iter().any(|key| key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()))
         {
-            let message = "an API key must have printable ASCII characters alone, and at least one";
+            let message = "an API key must consist of one or more printable ASCII characters";
             return Err(CliError::Usage(message.to_owned()));
         }
         Ok(ApiKeys::new(keys, self.protect_metrics))
     }
 }
 
-/// Reads one key a line, without comments and empty lines.
+/// Reads one key per line, without comments and empty lines.
 fn read_keys(path: &Path) -> Result<Vec<String>, CliError> {
     let invalid = |reason: &dyn Display| {
         CliError::Usage(format!("--api-key-file: {}: {reason}", path.display()))
@@ -58,7 +58,7 @@ fn read_keys(path: &Path) -> Result<Vec<String>, CliError> {
     let keys: Vec<String> = lines.map(str::to_owned).collect();
     // An empty file is a mistake: without keys, everybody would get access.
     if keys.is_empty() {
-        return Err(invalid(&"it has no API key; give one a line"));
+        return Err(invalid(&"the file has no API key; put one on each line"));
     }
     Ok(keys)
 }

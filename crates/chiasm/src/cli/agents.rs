@@ -17,49 +17,48 @@ use crate::error::CliError;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct AgentArgs {
-    /// Of chiasm agent: take media items that frontends have made tensors of, as they do with
-    /// vLLM's processor, and with images while this agent has too many to process (--agent-media).
-    /// Frontends are believed then that the tensors are what the engines want: wrong ones end an
-    /// engine
+    /// Accept tensors made by frontends: of items that vLLM's processor makes, and of images while
+    /// this agent has too many to process (--agent-media of chiasm serve). Frontends are trusted:
+    /// wrong tensors kill an engine
     #[arg(long, env = "CHIASM_TAKE_TENSORS")]
     pub(crate) take_tensors: bool,
-    /// Of chiasm agent: fetch images from where frontends have got them, within the limits and the
-    /// policy of this agent's flags for media. Frontends send what that does not bring, as they do
-    /// with all images otherwise
+    /// Fetch images from their URLs, within the limits and the policy of this agent's media flags.
+    /// Frontends then send only images that this agent can't fetch
     #[arg(long, env = "CHIASM_FETCH_MEDIA")]
     pub(crate) fetch_media: bool,
-    /// The agents of other machines whose engines are served too, as host:port; without --engines,
-    /// --sim or --attach theirs alone
+    /// Agents on other machines whose engines to use. Without --engines, --sim or --attach, this
+    /// process starts no engines of its own
     #[arg(long, env = "CHIASM_AGENTS", value_name = "HOST:PORT", num_args = 1.., value_delimiter = ',')]
     pub(crate) agents: Vec<String>,
-    /// How images reach agents that could make their tensors themselves
+    /// Form in which images are sent to agents that could make the tensors themselves
     #[arg(long, env = "CHIASM_AGENT_MEDIA", value_enum, default_value_t = AgentMediaArg::Auto)]
     pub(crate) agent_media: AgentMediaArg,
-    /// Where agents are named: etcd://HOST:PORT,…/PREFIX, etcds://… (with TLS), or
-    /// kubernetes://NAMESPACE/SERVICE[:PORT]; beside those of --agents. One that vanishes there
-    /// goes on for as long as it answers
+    /// Service in which to discover agents, besides --agents: etcd://HOST:PORT,…/PREFIX, etcds://…
+    /// (with TLS), or kubernetes://NAMESPACE/SERVICE[:PORT]. An agent that it no longer lists is
+    /// used for as long as it answers
     #[arg(long, env = "CHIASM_DISCOVERY", value_name = "URL")]
     pub(crate) discovery: Option<Source>,
-    /// Of an agent: where it names itself for frontends, etcd://HOST:PORT,…/PREFIX or etcds://…
+    /// Address of an etcd in which this agent announces itself to frontends:
+    /// etcd://HOST:PORT,…/PREFIX, or etcds://… (with TLS)
     #[arg(long, env = "CHIASM_ANNOUNCE", value_name = "URL")]
     pub(crate) announce: Option<Etcd>,
-    /// Of an agent: the address, as HOST:PORT, at which frontends reach it [default: the one that
-    /// it listens on]
+    /// Address to announce to frontends; required if the agent listens on all addresses [default:
+    /// the address it listens on]
     #[arg(long, env = "CHIASM_ANNOUNCE_ADDRESS", value_name = "HOST:PORT", requires = "announce")]
     pub(crate) announce_address: Option<String>,
-    /// PEM file of the authorities that sign the certificates of etcds:// servers [default: those
-    /// of the web]
+    /// PEM file of the authorities that sign the certificates of etcds:// servers [default: the
+    /// public authorities that Mozilla trusts]
     #[arg(long, env = "CHIASM_ETCD_CA_FILE", value_name = "FILE")]
     pub(crate) etcd_ca_file: Option<PathBuf>,
-    /// PEM file of the certificate that is shown to etcds:// servers
+    /// PEM file of the client certificate for etcds:// servers
     #[arg(long, env = "CHIASM_ETCD_CERTFILE", value_name = "FILE", requires = "etcd_keyfile")]
     pub(crate) etcd_certfile: Option<PathBuf>,
-    /// PEM file of that certificate's private key
+    /// PEM file of the private key of --etcd-certfile
     #[arg(long, env = "CHIASM_ETCD_KEYFILE", value_name = "FILE", requires = "etcd_certfile")]
     pub(crate) etcd_keyfile: Option<PathBuf>,
-    /// File of 64 hex digits that nobody else knows, with which block keys are made; the same for
-    /// all frontends and agents that work together (openssl rand -hex 32) [default: one in the
-    /// state folder of this user, made when it is first needed]
+    /// File with the secret for block keys: 64 hex digits (openssl rand -hex 32), the same for all
+    /// frontends and agents of a fleet and known to nobody else [default: a file in this user's
+    /// state folder, created when it is first needed]
     #[arg(long, env = "CHIASM_BLOCK_KEY_SECRET", value_name = "FILE")]
     pub(crate) block_key_secret: Option<PathBuf>,
     #[command(flatten)]
@@ -70,8 +69,8 @@ pub(crate) struct AgentArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum AgentMediaArg {
-    /// As files, and while an agent has more images to process than sending tensors takes, as
-    /// tensors made here by a thread that has nothing else to do, if the agent has --take-tensors
+    /// As files. As tensors made here if the agent has --take-tensors, the image would wait there
+    /// for longer than sending its tensors takes, and a thread here is idle
     Auto,
     /// As files
     Encoded,
@@ -95,7 +94,7 @@ impl AgentArgs {
         !self.agents.is_empty() || self.discovery.is_some()
     }
 
-    /// Starts to follow all sources that name agents. Needs a Tokio runtime.
+    /// Starts to follow all sources of agents. Needs a Tokio runtime.
     pub(crate) fn sources(&self) -> Result<Vec<SourceFollower>, CliError> {
         let invalid =
             |flag: &str, error: DiscoveryError| CliError::Usage(format!("{flag}: {error}"));
@@ -138,7 +137,7 @@ impl AgentArgs {
             (None, Some(local)) if !local.ip().is_unspecified() => local.to_string(),
             _ => {
                 let message =
-                    "--announce needs --announce-address where an agent listens on all addresses";
+                    "--announce requires --announce-address if the agent listens on all addresses";
                 return Err(CliError::Usage(message.to_owned()));
             }
         };
@@ -162,13 +161,14 @@ impl AgentArgs {
 /// Flags of `chiasm drain`.
 #[derive(Debug, Args)]
 pub(crate) struct DrainArgs {
-    /// The agent, as HOST:PORT
+    /// Address of the agent
     #[arg(value_name = "HOST:PORT")]
     pub(crate) agent: String,
-    /// Take new requests again
+    /// Let the agent take new requests again
     #[arg(long)]
     pub(crate) resume: bool,
-    /// Wait for so many seconds at most until no request runs there
+    /// Maximum seconds to wait until the agent runs no request; fails if one still runs then. 0
+    /// does not wait
     #[arg(long, value_name = "SECONDS", value_parser = super::seconds, default_value = "0", conflicts_with = "resume")]
     pub(crate) wait: Duration,
     #[command(flatten)]
@@ -178,11 +178,11 @@ pub(crate) struct DrainArgs {
 /// Flags of `chiasm probe`.
 #[derive(Debug, Args)]
 pub(crate) struct ProbeArgs {
-    /// The agent, as HOST:PORT
+    /// Address of the agent
     #[arg(value_name = "HOST:PORT")]
     pub(crate) agent: String,
-    /// Fail unless it takes new requests and frontends have admitted each of its engines: what is
-    /// asked of a pod that is to be ready
+    /// Also require that the agent takes new requests and that frontends have admitted each of its
+    /// engines, as for the readiness probe of a pod
     #[arg(long)]
     pub(crate) admitted: bool,
     #[command(flatten)]
@@ -192,21 +192,21 @@ pub(crate) struct ProbeArgs {
 /// Flags of the mutual authentication of agents and frontends.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct AgentTlsArgs {
-    /// PEM file of the certificate that this process shows agents or frontends
+    /// PEM file of the certificate that this process presents to agents or frontends
     #[arg(long, env = "CHIASM_AGENT_CERTFILE", value_name = "FILE", requires_all = ["agent_keyfile", "agent_ca_file"])]
     pub(crate) agent_certfile: Option<PathBuf>,
-    /// PEM file of that certificate's private key
+    /// PEM file of the private key of --agent-certfile
     #[arg(long, env = "CHIASM_AGENT_KEYFILE", value_name = "FILE", requires_all = ["agent_certfile", "agent_ca_file"])]
     pub(crate) agent_keyfile: Option<PathBuf>,
     /// PEM file of the authorities that must have signed the other side's certificate
     #[arg(long, env = "CHIASM_AGENT_CA_FILE", value_name = "FILE", requires_all = ["agent_certfile", "agent_keyfile"])]
     pub(crate) agent_ca_file: Option<PathBuf>,
-    /// Name that the certificates of agents must have, where the host that they are reached at is
-    /// not in them, as with addresses of pods [default: that host]
+    /// Host name that agents' certificates must contain, for agents whose address is not in their
+    /// certificate, such as pods [default: the host of the agent's address]
     #[arg(long, env = "CHIASM_AGENT_TLS_NAME", value_name = "NAME", requires = "agent_ca_file")]
     pub(crate) agent_tls_name: Option<String>,
-    /// Let agents and frontends speak without TLS on other addresses than this machine's own:
-    /// whoever can reach them can use the engines, and read all prompts
+    /// Allow agents and frontends to communicate without TLS on addresses other than loopback.
+    /// Anyone who can reach them can then use the engines and read all prompts
     #[arg(long, env = "CHIASM_AGENT_PLAINTEXT")]
     pub(crate) agent_plaintext: bool,
 }
@@ -251,7 +251,7 @@ impl AgentTlsArgs {
             return Ok(());
         }
         Err(CliError::Usage(format!(
-            "{address} is not an address of this machine alone: give --agent-certfile, \
+            "{address} is not a loopback address: give --agent-certfile, \
              --agent-keyfile and --agent-ca-file, or --agent-plaintext on a network that nobody \
              else can reach"
         )))

@@ -12,19 +12,19 @@ use crate::error::CliError;
 
 #[derive(Debug, Args)]
 pub(crate) struct AnswerArgs {
-    /// How the model writes tool calls: a name of vLLM's parsers, auto for what its chat template
-    /// speaks of, or none
+    /// Format of the model's tool calls: the name of a vLLM parser, auto to detect it from the chat
+    /// template, or none
     #[arg(long, env = "CHIASM_TOOL_CALL_PARSER", value_name = "NAME", default_value = "auto")]
     pub(crate) tool_call_parser: ParserChoice,
-    /// How the model writes reasoning: a name of vLLM's parsers, which engines are told too, auto
-    /// for what its chat template speaks of, or none
+    /// Format of the model's reasoning: the name of a vLLM parser, auto to detect it from the chat
+    /// template, or none. Launched engines get the same parser
     #[arg(long, env = "CHIASM_REASONING_PARSER", value_name = "NAME", default_value = "auto")]
     pub(crate) reasoning_parser: ParserChoice,
-    /// The fields of messages that have reasoning: vLLM's, the older name that many clients read,
-    /// or both
+    /// Fields of messages for reasoning: reasoning (vLLM's name), reasoning_content (the older
+    /// name, which many clients read) or both
     #[arg(long, env = "CHIASM_REASONING_FIELDS", value_enum, default_value = "both")]
     pub(crate) reasoning_fields: FieldChoice,
-    /// Tell usage in all streams of chats and completions, as if their clients asked for it with
+    /// Report usage in all streams of chats and completions, as if clients asked for it with
     /// stream_options
     #[arg(long, env = "CHIASM_ENABLE_FORCE_INCLUDE_USAGE")]
     pub(crate) enable_force_include_usage: bool,
@@ -33,19 +33,19 @@ pub(crate) struct AnswerArgs {
 /// Flags of the rendering of conversations as prompts.
 #[derive(Debug, Args)]
 pub(crate) struct PromptArgs {
-    /// The form in which the chat template is given the content of messages: a string, a list of
-    /// parts as in OpenAI's API, or what the template seems to want
+    /// Format in which the chat template gets the content of messages: string, openai (a list of
+    /// parts), or auto (detected from the template)
     #[arg(long, env = "CHIASM_CHAT_TEMPLATE_CONTENT_FORMAT", value_enum, default_value = "auto")]
     pub(crate) chat_template_content_format: ContentFormatChoice,
-    /// Variables for the chat template, as a JSON object, that requests may set otherwise in
-    /// chat_template_kwargs
+    /// Variables for the chat template, as a JSON object; a request's chat_template_kwargs override
+    /// them
     #[arg(long, env = "CHIASM_DEFAULT_CHAT_TEMPLATE_KWARGS", value_name = "JSON", value_parser = json_object, default_value = "{}")]
     pub(crate) default_chat_template_kwargs: Map<String, Value>,
-    /// Leave functions out of the prompt where tool_choice is none
+    /// Leave tools out of the prompt if tool_choice is none
     #[arg(long, env = "CHIASM_EXCLUDE_TOOLS_WHEN_TOOL_CHOICE_NONE")]
     pub(crate) exclude_tools_when_tool_choice_none: bool,
-    /// Most bytes of long pieces of prompts, such as system prompts and messages of conversations,
-    /// whose tokens are kept for later requests, 0 for none
+    /// Size in bytes of the cache of tokens for long pieces of prompts, such as system prompts and
+    /// messages of conversations; 0 for no cache
     #[arg(long, env = "CHIASM_TOKEN_CACHE_BYTES", value_name = "BYTES", default_value_t = 64 << 20)]
     pub(crate) token_cache_bytes: u64,
 }

@@ -13,18 +13,17 @@ use crate::error::CliError;
 
 #[derive(Debug, Args)]
 pub(crate) struct HttpArgs {
-    /// PEM file of the server's certificate and those that prove it, for HTTPS; read again when it
-    /// changes
+    /// PEM file of the server's certificate and its chain, for HTTPS; read again when it changes
     #[arg(long, env = "CHIASM_SSL_CERTFILE", value_name = "FILE", requires = "ssl_keyfile")]
     pub(crate) ssl_certfile: Option<PathBuf>,
-    /// PEM file of the certificate's private key; read again when it changes
+    /// PEM file of the private key of --ssl-certfile; read again when it changes
     #[arg(long, env = "CHIASM_SSL_KEYFILE", value_name = "FILE", requires = "ssl_certfile")]
     pub(crate) ssl_keyfile: Option<PathBuf>,
-    /// Web sites whose pages may ask (CORS), such as '["https://chat.example.com"]'; '["*"]' for
-    /// all [default: none]
+    /// Origins whose web pages may send requests (CORS), such as '["https://chat.example.com"]';
+    /// '["*"]' for all [default: none]
     #[arg(long, env = "CHIASM_ALLOWED_ORIGINS", value_name = "JSON_LIST")]
     pub(crate) allowed_origins: Option<JsonList>,
-    /// Methods that they may use [default: '["*"]']
+    /// HTTP methods that pages of --allowed-origins may use [default: '["*"]']
     #[arg(
         long,
         env = "CHIASM_ALLOWED_METHODS",
@@ -32,7 +31,7 @@ pub(crate) struct HttpArgs {
         requires = "allowed_origins"
     )]
     pub(crate) allowed_methods: Option<JsonList>,
-    /// Headers that they may send [default: '["*"]']
+    /// Headers that pages of --allowed-origins may send [default: '["*"]']
     #[arg(
         long,
         env = "CHIASM_ALLOWED_HEADERS",
@@ -40,15 +39,15 @@ pub(crate) struct HttpArgs {
         requires = "allowed_origins"
     )]
     pub(crate) allowed_headers: Option<JsonList>,
-    /// Let browsers send along what they have for this server, such as cookies
+    /// Let browsers send credentials, such as cookies, with requests of pages of --allowed-origins
     #[arg(long, env = "CHIASM_ALLOW_CREDENTIALS")]
     pub(crate) allow_credentials: bool,
-    /// Path below which a proxy serves this server, such as /models/qwen; requests may have it or
-    /// not
+    /// Path prefix below which a proxy serves this server, such as /models/qwen; requests may
+    /// include or omit it
     #[arg(long, env = "CHIASM_ROOT_PATH", value_name = "PATH")]
     pub(crate) root_path: Option<RootPath>,
-    /// Show the live page at /ui/: on, off, or auto for where --host is an address of this machine
-    /// alone. Who may see it needs one of the API keys, if there are any
+    /// Serve the live page at /ui/: on, off, or auto (on if --host is a loopback address). If there
+    /// are API keys, the page needs one
     #[arg(long, env = "CHIASM_UI", value_name = "WHEN", default_value = "auto", default_missing_value = "on",
           num_args = 0..=1, require_equals = true)]
     pub(crate) ui: Ui,
@@ -112,7 +111,7 @@ impl HttpArgs {
         if origins.is_empty() {
             // Not checked by clap: the environment variable may be set to `false`.
             if self.allow_credentials {
-                let message = "--allow-credentials needs --allowed-origins";
+                let message = "--allow-credentials requires --allowed-origins";
                 return Err(CliError::Usage(message.to_owned()));
             }
             return Ok(None);
@@ -188,18 +187,18 @@ mod tests {
                 "'--allowed-origins <JSON_LIST>': expected a JSON list",
             ),
             (&["--allowed-origins", "[1]"], "expected a JSON list"),
-            (&["--allow-credentials"], "--allow-credentials needs --allowed-origins"),
+            (&["--allow-credentials"], "--allow-credentials requires --allowed-origins"),
             (
                 &["--allowed-origins", "[\"https://a.example/\"]"],
-                "--allowed-origins: 'https://a.example/' is no origin",
+                "--allowed-origins: 'https://a.example/' is not an origin",
             ),
             (
                 &["--allowed-origins", origin, "--allowed-methods", "[\"\"]"],
-                "--allowed-methods: '' is no method",
+                "--allowed-methods: '' is not an HTTP method",
             ),
             (
                 &["--allowed-origins", origin, "--allowed-headers", "[\"a b\"]"],
-                "--allowed-headers: 'a b' is no header",
+                "--allowed-headers: 'a b' is not a header name",
             ),
         ] {
             let error = cors(flags).unwrap_err();

@@ -11,15 +11,15 @@ use serde::Deserialize;
 pub(crate) struct LoraArgs {
     /// LoRA adapters that requests may name as their model: NAME=PATH, or JSON such as {"name":
     /// "a", "path": "/adapters/a"}. PATH is a folder, or the id of an adapter on the Hugging Face
-    /// hub. Launched engines are told what they need for them. Engines of agents have those that
-    /// chiasm agent is given
+    /// hub. Launched engines get the LoRA flags they need; engines of agents have the adapters of
+    /// chiasm agent
     #[arg(long, env = "CHIASM_LORA_MODULES", value_name = "NAME=PATH", num_args = 1..)]
     pub(crate) lora_modules: Vec<LoraModules>,
     /// Let clients load and unload LoRA adapters, at /v1/load_lora_adapter and
-    /// /v1/unload_lora_adapter: whoever may ask can then have engines read any folder
+    /// /v1/unload_lora_adapter. Any client can then make engines read any folder
     #[arg(long, env = "VLLM_ALLOW_RUNTIME_LORA_UPDATING", value_parser = BoolishValueParser::new())]
     pub(crate) allow_runtime_lora_updating: bool,
-    /// Most LoRA adapters at a time; launched engines keep so many in memory (vLLM's
+    /// Maximum number of LoRA adapters at a time; launched engines keep as many in memory (vLLM's
     /// --max-cpu-loras)
     #[arg(long, env = "CHIASM_MAX_LORA_ADAPTERS", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) max_lora_adapters: u16,

@@ -13,89 +13,91 @@ use super::seconds;
 
 #[derive(Debug, Args)]
 pub(crate) struct MediaArgs {
-    /// Folder below which file:// URLs may be read [default: none may]
+    /// Folder below which file:// URLs may be read [default: none]
     #[arg(long, env = "CHIASM_ALLOWED_LOCAL_MEDIA_PATH", value_name = "DIR")]
     pub(crate) allowed_local_media_path: Option<PathBuf>,
-    /// Fetch images from these hosts only: example.com, or *.example.com for all below it [default:
-    /// from all]
+    /// Hosts that media may be fetched from: example.com, or *.example.com for all hosts below it
+    /// [default: all]
     #[arg(long, env = "CHIASM_ALLOWED_MEDIA_DOMAINS", value_name = "HOST", num_args = 1.., value_delimiter = ',')]
     pub(crate) allowed_media_domains: Vec<DomainRule>,
-    /// Fetch images from these ports only [default: 80,443; with --allow-private-media all]
+    /// Ports that media may be fetched from [default: 80,443; all with --allow-private-media]
     #[arg(long, env = "CHIASM_ALLOWED_MEDIA_PORTS", value_name = "PORT", num_args = 1.., value_delimiter = ',')]
     pub(crate) allowed_media_ports: Option<Vec<u16>>,
-    /// Fetch images from loopback, private and link-local addresses too, and from every port
+    /// Fetch media from loopback, private and link-local addresses too, and from every port unless
+    /// --allowed-media-ports is given
     #[arg(long, env = "CHIASM_ALLOW_PRIVATE_MEDIA")]
     pub(crate) allow_private_media: bool,
-    /// Most items of each modality in one prompt, as vLLM takes them: image=8 or {"image": 8}. The
-    /// rest keeps its default
+    /// Maximum number of items of each modality in one prompt: image=8, or as in vLLM {"image": 8}.
+    /// Other modalities keep their defaults
     #[arg(long, env = "CHIASM_LIMIT_MM_PER_PROMPT", value_name = "LIMITS", value_parser = items_per_prompt, default_value = "image=64,video=16,audio=64")]
     pub(crate) limit_mm_per_prompt: ItemLimits,
-    /// Most bytes of one encoded image
+    /// Maximum bytes of one encoded image
     #[arg(long, env = "CHIASM_MAX_IMAGE_BYTES", default_value_t = 32 << 20)]
     pub(crate) max_image_bytes: u64,
-    /// Most pixels of one image
+    /// Maximum number of pixels of one image
     #[arg(long, env = "CHIASM_MAX_IMAGE_PIXELS", default_value_t = 178_956_970)]
     pub(crate) max_image_pixels: u64,
-    /// Most pixels along a side of one image
+    /// Maximum width and height of one image, in pixels
     #[arg(long, env = "CHIASM_MAX_IMAGE_SIDE", default_value_t = 65_535)]
     pub(crate) max_image_side: u32,
-    /// How many times longer than the other the longer side of one image may be
+    /// Maximum ratio of an image's longer side to its shorter side
     #[arg(long, env = "CHIASM_MAX_IMAGE_ASPECT_RATIO", default_value_t = 1000)]
     pub(crate) max_image_aspect_ratio: u32,
-    /// Most scans of one progressive JPEG
+    /// Maximum number of scans of one progressive JPEG
     #[arg(long, env = "CHIASM_MAX_IMAGE_SCANS", default_value_t = 100)]
     pub(crate) max_image_scans: u32,
-    /// Most bytes of one encoded video
+    /// Maximum bytes of one encoded video
     #[arg(long, env = "CHIASM_MAX_VIDEO_BYTES", default_value_t = 256 << 20)]
     pub(crate) max_video_bytes: u64,
-    /// Most bytes of one encoded sound recording
+    /// Maximum bytes of one encoded audio recording
     #[arg(long, env = "CHIASM_MAX_AUDIO_BYTES", default_value_t = 64 << 20)]
     pub(crate) max_audio_bytes: u64,
-    /// Most bytes of request bodies, encoded images and pixels in messages that are in memory for
-    /// requests in flight, at an agent of jobs and media; what has no room gets 503, or is for
+    /// Maximum bytes in memory for requests in flight: bodies, encoded media and tensors to send in
+    /// messages; at an agent, jobs and their media. Beyond it a request gets 503, and a job goes to
     /// another agent
     #[arg(long, env = "CHIASM_MAX_BYTES_IN_FLIGHT", default_value_t = 1 << 30)]
     pub(crate) max_bytes_in_flight: u64,
-    /// Most bytes of encoded images that are kept for later requests, 0 for none
+    /// Size in bytes of the cache of encoded media; 0 for no cache
     #[arg(long, env = "CHIASM_MEDIA_CACHE_BYTES", default_value_t = 1 << 30)]
     pub(crate) media_cache_bytes: u64,
-    /// Most bytes of processed pixels that are kept for other engines where they travel in
-    /// messages, 0 for none
+    /// Size in bytes of the cache of media tensors for further engines that get them in messages; 0
+    /// for no cache
     #[arg(long, env = "CHIASM_PROCESSED_CACHE_BYTES", default_value_t = 256 << 20)]
     pub(crate) processed_cache_bytes: u64,
-    /// Most URLs, and most uuids, whose images are remembered
+    /// Maximum number of URLs, and of uuids, whose media is remembered
     #[arg(long, env = "CHIASM_MAX_MEDIA_NAMES", default_value_t = 100_000)]
     pub(crate) max_media_names: usize,
-    /// Seconds that fetching one image may take, redirects and waiting for its turn included
+    /// Maximum seconds to fetch one media item, including redirects and the wait for
+    /// --max-media-fetches
     #[arg(long, env = "CHIASM_MEDIA_TIMEOUT", value_parser = seconds, default_value = "10")]
     pub(crate) media_timeout: Duration,
-    /// Seconds that connecting to an origin may take, with the look-up of its name
+    /// Maximum seconds to connect to an origin, including the name look-up
     #[arg(long, env = "CHIASM_MEDIA_CONNECT_TIMEOUT", value_parser = seconds, default_value = "5")]
     pub(crate) media_connect_timeout: Duration,
-    /// Seconds until an origin's answer has to begin
+    /// Maximum seconds until an origin's response begins, including connecting
     #[arg(long, env = "CHIASM_MEDIA_FIRST_BYTE_TIMEOUT", value_parser = seconds, default_value = "10")]
     pub(crate) media_first_byte_timeout: Duration,
-    /// Fewest bytes per second of an image that is on its way
+    /// Minimum bytes per second of a media item that is being fetched
     #[arg(long, env = "CHIASM_MEDIA_MIN_RATE", default_value_t = 1024)]
     pub(crate) media_min_rate: u64,
-    /// Most redirects that are followed for one image
+    /// Maximum number of redirects to follow for one media item
     #[arg(long, env = "CHIASM_MEDIA_MAX_REDIRECTS", default_value_t = 5)]
     pub(crate) media_max_redirects: usize,
-    /// Most images that are fetched at once
+    /// Maximum number of concurrent fetches
     #[arg(long, env = "CHIASM_MAX_MEDIA_FETCHES", default_value_t = 128)]
     pub(crate) max_media_fetches: usize,
-    /// Most images that are fetched at once from one host and port
+    /// Maximum number of concurrent fetches from one host and port
     #[arg(long, env = "CHIASM_MAX_MEDIA_FETCHES_PER_ORIGIN", default_value_t = 32)]
     pub(crate) max_media_fetches_per_origin: usize,
-    /// Seconds for which a fetched image is used again without asking its origin, even if that
-    /// claims less (but not if it says no-store)
+    /// Minimum seconds for which fetched media is reused without asking its origin, even if its
+    /// headers allow less (but not against no-store)
     #[arg(long, env = "CHIASM_MEDIA_MIN_FRESHNESS", value_parser = seconds, default_value = "0")]
     pub(crate) media_min_freshness: Duration,
-    /// Seconds for which a fetched image is used again without asking its origin, even if that
-    /// allows more
+    /// Maximum seconds for which fetched media is reused without asking its origin, even if its
+    /// headers allow more
     #[arg(long, env = "CHIASM_MEDIA_MAX_FRESHNESS", value_parser = seconds, default_value = "86400")]
     pub(crate) media_max_freshness: Duration,
-    /// Seconds for which a URL that has failed is not tried again
+    /// Seconds for which a URL that failed is not fetched again
     #[arg(long, env = "CHIASM_MEDIA_ERROR_TTL", value_parser = seconds, default_value = "1")]
     pub(crate) media_error_ttl: Duration,
 }
@@ -105,7 +107,7 @@ pub(crate) struct MediaArgs {
 enum LimitError {
     #[error("expected image=8 or {{\"image\": 8}}")]
     Form,
-    #[error("'{0}' is no modality; there are image, video and audio")]
+    #[error("'{0}' is not a modality; use image, video or audio")]
     Modality(String),
 }
 

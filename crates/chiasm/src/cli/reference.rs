@@ -15,11 +15,14 @@ const WRITE_COMMAND: &str = "CHIASM_WRITE_DOCS=1 cargo test -p chiasm --lib refe
 
 const INTRODUCTION: &str = "# Flags
 
-All flags of all commands, as `chiasm COMMAND --help` tells them. [serving.md](serving.md) explains those of `serve`,
-[from-vllm.md](from-vllm.md) compares them with vLLM's. A flag wins over its variable of the environment, and the variable over the
-default. What `serve` and `agent` are given after `--` goes to vLLM.
+*Reference.* Every flag, its environment variable and its default, for operators.
 
-This page is made of the command line itself; a test compares them.
+All flags of all commands, as `chiasm COMMAND --help` shows them, or `--help-all` for `serve` and
+`agent`. [serve.md](serve.md) explains those of `serve`; [from-vllm.md](from-vllm.md) compares them
+with vLLM's. A flag overrides its environment variable, and the variable overrides the default.
+Arguments of `serve` and `agent` after `--` are passed to vLLM.
+
+This page is generated from the command line; a test compares both.
 ";
 
 fn page() -> String {

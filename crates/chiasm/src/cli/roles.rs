@@ -16,41 +16,41 @@ use crate::error::CliError;
 
 #[derive(Debug, Args)]
 pub(crate) struct RoleArgs {
-    /// How engines that prefill hand prompts to those that decode: nixl, files:DIR for trials, or
+    /// Connector that hands prompts from prefill to decode engines: nixl, files:DIR for trials, or
     /// vLLM's --kv-transfer-config as JSON, to which each role's kv_role is added
     #[arg(long, env = "CHIASM_KV_CONNECTOR", value_name = "CONNECTOR", default_value = "nixl", value_parser = kv_connector)]
     pub(crate) kv_connector: KvConnector,
-    /// Flags of vLLM for the engines of one role, such as decode='--max-num-seqs 512', behind those
+    /// vLLM flags for the engines of one role, such as decode='--max-num-seqs 512', after the flags
     /// for all; may be given several times
     #[arg(long, env = "CHIASM_ROLE_ARGS", value_name = "ROLE=FLAGS", value_delimiter = ';')]
     pub(crate) role_args: Vec<RoleFlags>,
-    /// Hand prompts over to engines of other machines, too, unencrypted and to whoever asks, on a
-    /// network that nobody else is on: this machine's address there and how many of its bits are
-    /// the network's, such as 10.0.0.7/24. Machines that are told the same network hand prompts to
-    /// each other [default: prompts stay on their machine]
+    /// Private network over which prompts are handed to engines of other machines, unencrypted and
+    /// to anyone who asks: this machine's address on it and the prefix length, such as 10.0.0.7/24.
+    /// Machines on the same network hand prompts to each other [default: prompts stay on their
+    /// machine]
     #[arg(long, env = "CHIASM_ROLES_PRIVATE_NETWORK", value_name = "ADDR/BITS")]
     pub(crate) roles_private_network: Option<PrivateNetwork>,
-    /// How engines that encode hand embeddings to the others of their machine: store (files in
-    /// memory), files:DIR for trials, or vLLM's --ec-transfer-config as JSON, to which each role's
-    /// ec_role is added
+    /// Connector that hands embeddings from encode engines to the other engines of their machine:
+    /// store (files in memory), files:DIR for trials, or vLLM's --ec-transfer-config as JSON, to
+    /// which each role's ec_role is added
     #[arg(long, env = "CHIASM_EC_CONNECTOR", value_name = "CONNECTOR", default_value = "store", value_parser = ec_connector)]
     pub(crate) ec_connector: EcConnector,
-    /// Bytes of embeddings that engines of one machine leave for each other; beyond them what was
-    /// used longest ago is removed
+    /// Maximum bytes of embeddings that engines of one machine store for each other; beyond it the
+    /// least recently used are removed
     #[arg(long, env = "CHIASM_EMBEDDING_STORE_BYTES", value_name = "BYTES", default_value_t = 4 << 30)]
     pub(crate) embedding_store_bytes: u64,
-    /// Cost of a prompt block that an engine gets from the one that has computed it; an eighth of
-    /// it is that of a block's embeddings from the one that has encoded them
+    /// Cost of transferring one prompt block from the engine that computed it; one block of
+    /// embeddings costs an eighth of that
     #[arg(long, env = "CHIASM_TRANSFER_WEIGHT", value_parser = non_negative, default_value_t = StageWeights::default().transfer)]
     pub(crate) transfer_weight: f64,
-    /// The same where that is on another machine
+    /// Cost of transferring one prompt block from an engine on another machine
     #[arg(long, env = "CHIASM_NETWORK_TRANSFER_WEIGHT", value_parser = non_negative, default_value_t = StageWeights::default().network_transfer)]
     pub(crate) network_transfer_weight: f64,
-    /// Cost of having a second engine, whatever the length of the prompt
+    /// Cost of using a second engine, whatever the length of the prompt
     #[arg(long, env = "CHIASM_HOP_WEIGHT", value_parser = non_negative, default_value_t = StageWeights::default().hop)]
     pub(crate) hop_weight: f64,
-    /// What the work of a prompt counts for, in parts of it, for each request whose answer waits
-    /// while a decode engine computes it
+    /// Cost of a prompt's work on a decode engine, as a fraction of that work, for each request
+    /// whose answer waits meanwhile
     #[arg(long, env = "CHIASM_DISTURB_WEIGHT", value_parser = non_negative, default_value_t = StageWeights::default().disturb)]
     pub(crate) disturb_weight: f64,
 }
@@ -86,15 +86,15 @@ impl RoleArgs {
         let Some(network) = self.roles_private_network else { return Ok(None) };
         let invalid = |why: &str| Err(CliError::Usage(format!("--roles-private-network: {why}")));
         if roles.all(|role| role == Role::Aggregated) {
-            return invalid(
-                "is given where engines with roles are, of which this process has none",
-            );
+            return invalid("requires engines with roles, and this process has none");
         }
         if matches!(self.kv_connector, KvConnector::Files(_)) {
-            return invalid("prompts go through files (--kv-connector), and over no network");
+            return invalid(
+                "prompts are handed over in files (--kv-connector), not over a network",
+            );
         }
         if !is_local_address(network.address) {
-            return invalid(&format!("{} is no address of this machine", network.address));
+            return invalid(&format!("{} is not an address of this machine", network.address));
         }
         Ok(Some(network))
     }
@@ -154,7 +154,7 @@ pub(crate) enum RoleError {
     Unknown(String),
     #[error("expected a number, or ROLE=NUMBER,…")]
     Counts,
-    #[error("{0} is there twice")]
+    #[error("{0} is given twice")]
     Twice(Role),
     #[error("expected a number of {0} engines")]
     Count(Role),
@@ -162,7 +162,7 @@ pub(crate) enum RoleError {
     Address,
     #[error("expected ROLE=FLAGS, such as decode='--max-num-seqs 512'")]
     Flags,
-    #[error("a quotation mark is open")]
+    #[error("a quotation mark is not closed")]
     Quotation,
 }
 
@@ -347,7 +347,7 @@ mod tests {
             ),
             (
                 "--engines prefill=1 --roles-private-network 192.0.2.7/24",
-                "192.0.2.7 is no address of this machine",
+                "192.0.2.7 is not an address of this machine",
             ),
             ("--engines prefill=1 --roles-private-network 10.0.0.7", "such as 10.0.0.7/24"),
         ] {

@@ -12,57 +12,57 @@ use super::{ValueError, non_negative, positive};
 
 #[derive(Debug, Args)]
 pub(crate) struct SimulateArgs {
-    /// Engines of the fleet, such as 6, prefill=2,decode=4 or encode=1,aggregated=5; several
-    /// numbers, separated by commas, or the flag several times, are fleets of which all are asked
-    /// the same
+    /// Engines of the fleet, in total or by role: 6, prefill=2,decode=4 or encode=1,aggregated=5.
+    /// Several numbers separated by commas, or the flag several times, run the same requests on
+    /// several fleets
     #[arg(long, value_name = "LIST", default_value = "32", value_parser = fleets)]
     pub(crate) workers: Vec<List<EngineCounts>>,
-    /// Requests; of a trace at most so many [default: 1,000 per worker of the largest fleet, or the
-    /// whole trace]
+    /// Number of requests, or a maximum for those of a trace [default: 1,000 per worker of the
+    /// largest fleet, or the whole trace]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) requests: Option<u64>,
-    /// Part of the requests that come first and don't count, while caches fill
+    /// Fraction of the requests, at the beginning, that fill caches and are not measured
     #[arg(long, value_parser = part, default_value_t = 0.25)]
     pub(crate) warm_up: f64,
-    /// What is asked: shared-image-qa, multi-turn-images, image-after-text, unique-images,
-    /// shared-system-prompt, mixed, or several of them, or all
+    /// Generated workload: shared-image-qa, multi-turn-images, image-after-text, unique-images,
+    /// shared-system-prompt or mixed; several separated by commas, or all
     #[arg(long, value_name = "LIST", default_value = "mixed", value_parser = workloads, conflicts_with = "trace")]
     pub(crate) workload: List<Workload>,
-    /// Requests from a file of JSON lines in Mooncake's format: timestamp (ms), input_length,
+    /// File of requests as JSON lines in Mooncake's format: timestamp (ms), input_length,
     /// output_length, hash_ids
     #[arg(long, value_name = "FILE")]
     pub(crate) trace: Option<PathBuf>,
-    /// How workers are picked: kv+media, kv, round-robin, random, least-loaded, power-of-two, or
-    /// several, or all
+    /// Routing policies to compare: kv+media, kv, round-robin, random, least-loaded or
+    /// power-of-two; several separated by commas, or all
     #[arg(long, value_name = "LIST", default_value = "all", value_parser = policies)]
     pub(crate) policy: List<Policy>,
-    /// Part of each fleet's own saturation at which requests arrive [default: 0.7; a trace has
-    /// times of its own]
+    /// Request rate, as a fraction of each fleet's own saturation [default: 0.7; a trace has its
+    /// own times]
     #[arg(long, value_parser = positive, conflicts_with = "rate")]
     pub(crate) load: Option<f64>,
-    /// The policy whose saturation it is
+    /// Policy whose saturation --load is a fraction of
     #[arg(long, value_name = "POLICY", default_value_t = Policy::RoundRobin)]
     pub(crate) saturation_of: Policy,
-    /// Requests per second, instead of --load
+    /// Request rate in requests per second, instead of --load
     #[arg(long, value_parser = positive)]
     pub(crate) rate: Option<f64>,
-    /// Frontends before the engines; each request comes to one of them at random
+    /// Number of frontends; each request arrives at a random one
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
     pub(crate) frontends: u8,
-    /// Milliseconds from a frontend's choice, a first token or an end until the other frontends
-    /// know of it
+    /// Milliseconds until the other frontends know of a frontend's choice of a worker, a first
+    /// token or a request's end
     #[arg(long, value_name = "MS", value_parser = non_negative, default_value_t = 1.0)]
     pub(crate) announce_ms: f64,
-    /// Frontends are told nothing of each other's requests, as of engines without agents
+    /// Tell frontends nothing of each other's requests, as with engines without agents
     #[arg(long, conflicts_with = "announce_ms")]
     pub(crate) no_announcements: bool,
-    /// Of the requests, their times, the frontends they come to and the routers' choices
+    /// Seed of the requests, their arrival times, their frontends and the routers' choices
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
-    /// Policies that run side by side, each on one thread
+    /// Number of policies to run at once, each on one thread
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(crate) threads: u16,
-    /// Write a page with the policies side by side to this file, too
+    /// Also write a page that shows the policies side by side to this file
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
     /// Print JSON lines
@@ -80,104 +80,107 @@ pub(crate) struct SimulateArgs {
 /// The router's weights, as for `serve`.
 #[derive(Debug, Args)]
 pub(crate) struct WeightArgs {
-    /// A prompt block that has to be computed
+    /// Cost of computing one prompt block
     #[arg(long, value_parser = non_negative, default_value_t = Weights::default().prefill)]
     pub(crate) prefill_weight: f64,
-    /// A block's worth of image embeddings that has to be encoded
+    /// Cost of encoding one block of image embeddings
     #[arg(long, value_parser = non_negative, default_value_t = Weights::default().encode)]
     pub(crate) encode_weight: f64,
-    /// A block's worth of image embeddings whose tensors have to be made
+    /// Cost of making and handing over the tensors for one block of image embeddings
     #[arg(long, value_parser = non_negative, default_value_t = Weights::default().process)]
     pub(crate) process_weight: f64,
-    /// The work of requests that wait, in parts of the request's own
+    /// Cost of the work of requests that wait for their first token, as a fraction of that work
     #[arg(long, value_parser = non_negative, default_value_t = Weights::default().queue)]
     pub(crate) queue_weight: f64,
-    /// A block that running requests use
+    /// Cost of one block in use by running requests
     #[arg(long, value_parser = non_negative, default_value_t = Weights::default().load)]
     pub(crate) load_weight: f64,
-    /// The work that a worker did in the last seconds beyond the mean, in parts of it
+    /// Cost of the work that a worker did in the last seconds beyond the mean, as a fraction of
+    /// that work
     #[arg(long, value_parser = non_negative, default_value_t = Weights::default().balance)]
     pub(crate) balance_weight: f64,
-    /// A prompt block that an engine gets from the one that has computed it; an eighth of it is
-    /// that of a block's embeddings from the one that has encoded them
+    /// Cost of transferring one prompt block from the engine that computed it; one block of
+    /// embeddings costs an eighth of that
     #[arg(long, value_parser = non_negative, default_value_t = StageWeights::default().transfer)]
     pub(crate) transfer_weight: f64,
-    /// A second engine, whatever the length of the prompt
+    /// Cost of using a second engine, whatever the length of the prompt
     #[arg(long, value_parser = non_negative, default_value_t = StageWeights::default().hop)]
     pub(crate) hop_weight: f64,
-    /// The work of a prompt, in parts of it, for each request whose answer waits while a decode
-    /// engine computes it
+    /// Cost of a prompt's work on a decode engine, as a fraction of that work, for each request
+    /// whose answer waits meanwhile
     #[arg(long, value_parser = non_negative, default_value_t = StageWeights::default().disturb)]
     pub(crate) disturb_weight: f64,
-    /// Spreads choices
+    /// Randomness of the choice of a worker, in units of cost: a worker that costs this much more
+    /// is chosen e times less often; 0 always takes the lowest cost
     #[arg(long, value_parser = non_negative, default_value_t = 0.0)]
     pub(crate) routing_temperature: f64,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct SizeArgs {
-    /// Images of the catalogue, per worker
+    /// Images in the catalogue, per worker
     #[arg(long, default_value_t = 32)]
     pub(crate) images_per_worker: usize,
-    /// How unequal their popularity is (Zipf's exponent)
+    /// Zipf exponent of the images' popularity; 0 makes all equally popular
     #[arg(long, value_parser = non_negative, default_value_t = 0.9)]
     pub(crate) zipf_exponent: f64,
-    /// Conversations that are open at once, per worker
+    /// Conversations open at once, per worker
     #[arg(long, default_value_t = 64)]
     pub(crate) chats_per_worker: usize,
 }
 
 /// Flags of the modelled engine. The defaults are those of Qwen2.5-VL-7B on a GPU of the H100's
-/// class; `docs/routing.md` derives them.
+/// class; `docs/simulate.md` derives them.
 #[derive(Debug, Args)]
 pub(crate) struct ModelArgs {
     /// Tokens per block of an engine's KV cache
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub(crate) block_size: u32,
-    /// Blocks of its KV cache
+    /// Blocks in an engine's KV cache
     #[arg(long, default_value_t = 60_000)]
     pub(crate) num_blocks: u32,
-    /// Requests that run at once
+    /// Maximum number of requests that an engine runs at once
     #[arg(long, default_value_t = 1024)]
     pub(crate) max_num_seqs: usize,
-    /// Tokens of a step
+    /// Maximum number of tokens that a step computes
     #[arg(long, default_value_t = 8192)]
     pub(crate) max_num_batched_tokens: usize,
-    /// Milliseconds that a step takes besides its work
+    /// Fixed time of a step, in milliseconds
     #[arg(long, value_parser = non_negative, default_value_t = 2.0)]
     pub(crate) step_overhead_ms: f64,
-    /// Milliseconds that reading the weights takes, once a step
+    /// Milliseconds to read the weights, once per step
     #[arg(long, value_parser = non_negative, default_value_t = 6.0)]
     pub(crate) weights_ms: f64,
-    /// Tokens that it computes per second
+    /// Tokens that an engine computes per second
     #[arg(long, value_parser = positive, default_value_t = 28_000.0)]
     pub(crate) prefill_rate: f64,
-    /// Image embeddings that it encodes per second
+    /// Image embeddings that an engine encodes per second
     #[arg(long, value_parser = positive, default_value_t = 70_000.0)]
     pub(crate) encode_rate: f64,
-    /// GB per second at which an engine gives or gets keys and values of a prompt, or reads
-    /// embeddings that others have left
+    /// GB per second at which an engine sends or receives a prompt's keys and values, or reads
+    /// embeddings of other engines
     #[arg(long, value_parser = positive, default_value_t = 25.0)]
     pub(crate) transfer_rate: f64,
-    /// Milliseconds that getting a prompt takes besides
+    /// Latency of receiving a prompt, in milliseconds, besides the time for its bytes
     #[arg(long, value_parser = non_negative, default_value_t = 1.0)]
     pub(crate) transfer_latency_ms: f64,
-    /// Image embeddings that its encoder's cache holds
+    /// Capacity of an engine's encoder cache, in image embeddings
     #[arg(long, default_value_t = 114_688)]
     pub(crate) encoder_cache_tokens: u64,
-    /// Those that frontends take it to hold, if others
+    /// Capacity that frontends assume for the encoder cache, in image embeddings [default: the real
+    /// one]
     #[arg(long)]
     pub(crate) believed_encoder_cache_tokens: Option<u64>,
-    /// Bytes of embeddings that engines which encode leave for all
+    /// Maximum bytes of embeddings that encode engines store for all engines
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 30)]
     pub(crate) embedding_store_bytes: u64,
-    /// GiB of its cache of tensors
+    /// Size of an engine's receiver cache of tensors, in GiB
     #[arg(long, value_parser = non_negative, default_value_t = 4.0)]
     pub(crate) receiver_cache_gb: f64,
-    /// Milliseconds until its events are known
+    /// Milliseconds from the end of a step until frontends know its KV events
     #[arg(long, value_parser = non_negative, default_value_t = 1.0)]
     pub(crate) event_delay_ms: f64,
-    /// Nanoseconds that a frontend takes per pixel whose tensor the engine lacks
+    /// Nanoseconds of a frontend's thread per pixel of an image whose tensor the engine lacks
     #[arg(long, value_parser = non_negative, default_value_t = 5.0)]
     pub(crate) pixel_ns: f64,
     /// Threads of all frontends together, per worker

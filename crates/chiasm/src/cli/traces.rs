@@ -11,8 +11,8 @@ const SERVICE_NAME: &str = "chiasm";
 
 #[derive(Debug, Args)]
 pub(crate) struct TraceArgs {
-    /// Send traces to this OpenTelemetry collector, by OTLP over HTTP, such as
-    /// http://HOST:4318/v1/traces [default: none is sent]
+    /// URL of an OpenTelemetry collector to which traces are sent, by OTLP over HTTP, such as
+    /// http://HOST:4318/v1/traces [default: no traces are sent]
     // Parsed later: clap's errors quote the value, which may contain a password.
     #[arg(
         long,
@@ -21,8 +21,8 @@ pub(crate) struct TraceArgs {
         value_name = "URL"
     )]
     pub(crate) otlp_traces_endpoint: Option<String>,
-    /// Headers for the collector, such as a key: NAME=VALUE,NAME=VALUE. Whoever may list this
-    /// machine's processes sees them: the variable hides them
+    /// Headers for the collector, such as a key, as NAME=VALUE,NAME=VALUE. Users who can list this
+    /// machine's processes see them: the environment variable hides them
     // Parsed later, for the same reason.
     #[arg(
         long,
@@ -31,8 +31,8 @@ pub(crate) struct TraceArgs {
         value_name = "HEADERS"
     )]
     pub(crate) otlp_traces_headers: Option<String>,
-    /// Part of the requests that are traced, 0 to 1, of those whose clients do not say
-    /// (traceparent)
+    /// Fraction of requests without a traceparent header to trace, 0 to 1; a traceparent decides
+    /// for its own request
     #[arg(long, env = "CHIASM_OTLP_TRACES_SAMPLE", value_name = "PART", default_value_t = 1.0, value_parser = fraction)]
     pub(crate) otlp_traces_sample: f64,
     /// Name of this service in traces
@@ -93,7 +93,7 @@ mod tests {
             (
                 "grpc://user:secret@127.0.0.1:4317",
                 "",
-                "--otlp-traces-endpoint: traces are sent as HTTP",
+                "--otlp-traces-endpoint: gRPC is not supported",
             ),
             ("secret@127.0.0.1:4318", "", "--otlp-traces-endpoint: expected an address"),
             (collector, "authorization: secret", "--otlp-traces-headers: expected NAME=VALUE"),

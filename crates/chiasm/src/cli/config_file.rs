@@ -1,0 +1,360 @@
+//! The configuration file of `chiasm serve` and `chiasm agent` (`--config FILE`): YAML in the form
+//! of vLLM's, with the long names of flags as keys.
+//!
+//! The values of the file become words of the command line, in front of those that the user gave.
+//! A value whose flag is given on the command line or in the environment is left out, and so is one
+//! that excludes such a flag.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use chiasm_engine::launch::{FlagPlace, place_of_flag};
+use clap::error::{ContextKind, ContextValue};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use yaml_rust2::yaml::Hash;
+use yaml_rust2::{ScanError, Yaml, YamlLoader};
+
+/// The name of the flag that gives the file.
+pub(crate) const FLAG: &str = "config";
+/// The environment variable that gives the file.
+pub(crate) const VARIABLE: &str = "CHIASM_CONFIG";
+/// The key for the model, which is the positional argument of the command line.
+const MODEL_KEY: &str = "model";
+/// The key for vLLM's flags, which follow `--` on the command line.
+pub(crate) const VLLM_KEY: &str = "vllm-args";
+/// The id of the argument that takes vLLM's flags.
+const VLLM_ID: &str = "vllm_args";
+/// The maximum size of a file.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+/// The similarity from which a known key is suggested for an unknown one, from 0 to 1.
+const MIN_SIMILARITY: f64 = 0.7;
+
+/// The values of a configuration file.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct ConfigFile {
+    path: PathBuf,
+    /// The values by the id of their argument, in the order of the file.
+    values: Vec<FileValue>,
+}
+
+/// The value of one key.
+#[derive(Debug, PartialEq, Eq)]
+struct FileValue {
+    /// The id of the argument.
+    id: String,
+    /// The key as the file has it.
+    key: String,
+    /// The words of the command line that set the value; none for a switch that is off.
+    words: Vec<String>,
+}
+
+/// An error in a configuration file.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConfigError {
+    #[error("{}: {source}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("{}: the file has more than {MAX_FILE_BYTES} bytes", path.display())]
+    TooLarge { path: PathBuf },
+    #[error("{}: not valid YAML: {source}", path.display())]
+    Syntax { path: PathBuf, source: ScanError },
+    #[error(
+        "{}: expected one mapping of flags to values, such as\nport: 8000\nengines: 2",
+        path.display()
+    )]
+    NotAMapping { path: PathBuf },
+    #[error("{}: unknown key '{key}'{advice}", path.display())]
+    UnknownKey { path: PathBuf, key: String, advice: String },
+    #[error("{}: '{key}' expects {expected}", path.display())]
+    Value { path: PathBuf, key: String, expected: &'static str },
+    #[error("{}: '{key}' occurs twice", path.display())]
+    Repeated { path: PathBuf, key: String },
+}
+
+impl ConfigFile {
+    /// Reads a file for `command`, which is `serve` or `agent`.
+    ///
+    /// # Errors
+    /// The file can't be read, is not YAML, or has a key or a form of value that no flag has.
+    pub(crate) fn read(path: &Path, command: &Command) -> Result<Self, ConfigError> {
+        let read = |source| ConfigError::Read { path: path.to_owned(), source };
+        let mut text = String::new();
+        File::open(path)
+            .and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text))
+            .map_err(read)?;
+        if text.len() as u64 > MAX_FILE_BYTES {
+            return Err(ConfigError::TooLarge { path: path.to_owned() });
+        }
+        Self::parse(path, &text, command)
+    }
+
+    fn parse(path: &Path, text: &str, command: &Command) -> Result<Self, ConfigError> {
+        let documents = YamlLoader::load_from_str(text)
+            .map_err(|source| ConfigError::Syntax { path: path.to_owned(), source })?;
+        let mut file = Self { path: path.to_owned(), values: Vec::new() };
+        let keys = match documents.as_slice() {
+            // A file of comments sets nothing.
+            [] | [Yaml::Null] => return Ok(file),
+            [Yaml::Hash(keys)] => keys,
+            _ => return Err(ConfigError::NotAMapping { path: path.to_owned() }),
+        };
+        for (key, value) in keys {
+            let key =
+                scalar(key).ok_or_else(|| ConfigError::NotAMapping { path: path.to_owned() })?;
+            let value = file.value(&key, value, command)?;
+            if file.values.iter().any(|other| other.id == value.id) {
+                return Err(ConfigError::Repeated { path: path.to_owned(), key });
+            }
+            file.values.push(value);
+        }
+        Ok(file)
+    }
+
+    fn value(&self, key: &str, value: &Yaml, command: &Command) -> Result<FileValue, ConfigError> {
+        let expects = |expected| ConfigError::Value {
+            path: self.path.clone(),
+            key: key.to_owned(),
+            expected,
+        };
+        let name = key.replace('_', "-");
+        if name == VLLM_KEY {
+            let Yaml::Hash(flags) = value else {
+                return Err(expects("a mapping of vLLM's flags to values"));
+            };
+            let words = vllm_words(flags).ok_or_else(|| {
+                expects("vLLM's flags with a value, a list of values, or true or false each")
+            })?;
+            return Ok(FileValue { id: VLLM_ID.to_owned(), key: key.to_owned(), words });
+        }
+        let arg = find(command, &name).ok_or_else(|| ConfigError::UnknownKey {
+            path: self.path.clone(),
+            key: key.to_owned(),
+            advice: advice(command, &name),
+        })?;
+        let words = match value {
+            Yaml::Array(items) if takes_list(arg) => items
+                .iter()
+                .map(scalar)
+                .collect::<Option<Vec<_>>>()
+                .filter(|words| !words.is_empty())
+                .ok_or_else(|| expects("a list with one value or more"))?,
+            Yaml::Hash(_) => {
+                let json = to_json(value).ok_or_else(|| expects("a value that JSON supports"))?;
+                vec![json.to_string()]
+            }
+            Yaml::Boolean(flag) if is_switch(arg) => flag.then(String::new).into_iter().collect(),
+            _ if is_switch(arg) => return Err(expects("true or false")),
+            _ => vec![scalar(value).ok_or_else(|| expects("one value"))?],
+        };
+        let words = match arg.get_long() {
+            None => words,
+            Some(long) if is_switch(arg) => words.iter().map(|_| format!("--{long}")).collect(),
+            Some(long) => words.iter().map(|word| format!("--{long}={word}")).collect(),
+        };
+        Ok(FileValue { id: arg.get_id().to_string(), key: key.to_owned(), words })
+    }
+
+    /// Removes the values that a flag of the command line or of the environment replaces or
+    /// excludes. `matches` is the result of parsing without the file.
+    pub(crate) fn remove_overridden(&mut self, command: &Command, matches: &ArgMatches) {
+        let is_given = |id: &str| {
+            let source = matches.value_source(id);
+            matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable))
+        };
+        let given: Vec<&Arg> =
+            command.get_arguments().filter(|arg| is_given(arg.get_id().as_str())).collect();
+        self.values.retain(|value| {
+            // vLLM lets the last of several flags win.
+            value.id == VLLM_ID
+                || !given.iter().any(|arg| {
+                    arg.get_id() == value.id.as_str() || exclude(command, arg, &value.id)
+                })
+        });
+    }
+
+    /// Inserts the values into the words of a command line, whose first two are the program and the
+    /// subcommand.
+    pub(crate) fn insert_into(&self, words: &mut Vec<OsString>) {
+        let (vllm, own): (Vec<_>, Vec<_>) =
+            self.values.iter().partition(|value| value.id == VLLM_ID);
+        let to_words = |values: Vec<&FileValue>| {
+            values
+                .into_iter()
+                .flat_map(|value| &value.words)
+                .map(OsString::from)
+                .collect::<Vec<_>>()
+        };
+        let vllm = to_words(vllm);
+        if !vllm.is_empty() {
+            let separator = words.iter().position(|word| word == "--").unwrap_or(words.len());
+            let after = words.split_off(separator);
+            words.push("--".into());
+            words.extend(vllm);
+            words.extend(after.into_iter().skip(1));
+        }
+        words.splice(2..2, to_words(own));
+    }
+
+    /// Adds to an error about a value of this file that the file has it.
+    pub(crate) fn explain(&self, error: clap::Error) -> clap::Error {
+        let Some(ContextValue::String(named)) = error.get(ContextKind::InvalidArg) else {
+            return error;
+        };
+        let long = named.split([' ', '=']).next().unwrap_or_default().trim_start_matches("--");
+        let value = self.values.iter().find(|value| value.key.replace('_', "-") == long);
+        let Some(FileValue { key, .. }) = value else { return error };
+        let text = error.to_string();
+        let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
+        let message = format!("{text}\n\n'{key}' is set in {}", self.path.display());
+        clap::Error::raw(error.kind(), format!("{message}\n"))
+    }
+
+    /// Returns `true` if the file sets this argument.
+    pub(crate) fn sets(&self, id: &str) -> bool {
+        self.values.iter().any(|value| value.id == id)
+    }
+
+    /// Returns the path of the file.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// Returns the path of the configuration file that the words of a command line give, before `--`.
+pub(crate) fn path_in(words: &[OsString]) -> Option<PathBuf> {
+    let long = format!("--{FLAG}");
+    let assigned = format!("--{FLAG}=");
+    let own = words.iter().take_while(|word| *word != "--");
+    let mut path = None;
+    let mut is_next = false;
+    for word in own {
+        let assigned = word.to_str().and_then(|word| word.strip_prefix(&assigned));
+        if is_next {
+            path = Some(PathBuf::from(word));
+        } else if let Some(assigned) = assigned {
+            path = Some(PathBuf::from(assigned));
+        }
+        is_next = *word == *long;
+    }
+    path.or_else(|| std::env::var_os(VARIABLE).filter(|value| !value.is_empty()).map(Into::into))
+}
+
+/// Returns `true` if the definition of one of two arguments excludes the other.
+fn exclude(command: &Command, arg: &Arg, id: &str) -> bool {
+    let Some(other) = command.get_arguments().find(|other| other.get_id() == id) else {
+        return false;
+    };
+    command.get_arg_conflicts_with(arg).contains(&other)
+        || command.get_arg_conflicts_with(other).contains(&arg)
+}
+
+/// Finds the argument of a key.
+fn find<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
+    if name == MODEL_KEY {
+        return command.get_positionals().find(|arg| arg.get_id() == MODEL_KEY);
+    }
+    let is_named = |arg: &&Arg| {
+        arg.get_long() == Some(name)
+            || arg.get_all_aliases().is_some_and(|aliases| aliases.contains(&name))
+    };
+    flags(command).find(is_named)
+}
+
+/// Returns the flags that a file can set.
+pub(crate) fn flags(command: &Command) -> impl Iterator<Item = &Arg> {
+    command.get_arguments().filter(|arg| {
+        let is_meta = [Some(FLAG), Some(super::help::ALL)].contains(&arg.get_long());
+        arg.get_long().is_some() && (arg.get_action().takes_values() || is_switch(arg)) && !is_meta
+    })
+}
+
+/// Returns `true` if an argument takes several values.
+pub(crate) fn takes_list(arg: &Arg) -> bool {
+    matches!(arg.get_action(), ArgAction::Append)
+}
+
+/// Returns `true` if an argument takes no value.
+pub(crate) fn is_switch(arg: &Arg) -> bool {
+    matches!(arg.get_action(), ArgAction::SetTrue)
+}
+
+/// Returns the text of a value that is neither a list nor a mapping.
+fn scalar(value: &Yaml) -> Option<String> {
+    match value {
+        Yaml::String(text) | Yaml::Real(text) => Some(text.clone()),
+        Yaml::Integer(number) => Some(number.to_string()),
+        Yaml::Boolean(flag) => Some(flag.to_string()),
+        _ => None,
+    }
+}
+
+/// Returns vLLM's flags as words of its command line; `None` if a value has no such form. `true`
+/// gives the flag alone, and `false` the flag with `no-` before its name.
+fn vllm_words(flags: &Hash) -> Option<Vec<String>> {
+    let mut words = Vec::new();
+    for (key, value) in flags {
+        let key = scalar(key)?.replace('_', "-");
+        match value {
+            Yaml::Boolean(true) => words.push(format!("--{key}")),
+            Yaml::Boolean(false) => words.push(format!("--no-{key}")),
+            Yaml::Array(items) => {
+                words.push(format!("--{key}"));
+                words.extend(items.iter().map(scalar).collect::<Option<Vec<_>>>()?);
+            }
+            Yaml::Hash(_) => {
+                words.push(format!("--{key}"));
+                words.push(to_json(value)?.to_string());
+            }
+            _ => {
+                words.push(format!("--{key}"));
+                words.push(scalar(value)?);
+            }
+        }
+    }
+    Some(words)
+}
+
+fn to_json(value: &Yaml) -> Option<serde_json::Value> {
+    Some(match value {
+        Yaml::Null => serde_json::Value::Null,
+        Yaml::Boolean(flag) => (*flag).into(),
+        Yaml::Integer(number) => (*number).into(),
+        Yaml::Real(text) => serde_json::Number::from_f64(text.parse().ok()?)?.into(),
+        Yaml::String(text) => text.clone().into(),
+        Yaml::Array(items) => items.iter().map(to_json).collect::<Option<Vec<_>>>()?.into(),
+        Yaml::Hash(pairs) => {
+            let pair = |(key, value): (&Yaml, &Yaml)| Some((scalar(key)?, to_json(value)?));
+            serde_json::Value::Object(pairs.iter().map(pair).collect::<Option<_>>()?)
+        }
+        Yaml::Alias(_) | Yaml::BadValue => return None,
+    })
+}
+
+/// Returns the advice for an unknown key: the nearest flag, or the place for a flag of vLLM.
+fn advice(command: &Command, name: &str) -> String {
+    match place_of_flag(&format!("--{name}")) {
+        Some(FlagPlace::Engine) => {
+            return format!(
+                ": it is a flag of vLLM's engines, which are set below '{VLLM_KEY}', as in\n\
+                 {VLLM_KEY}:\n  {name}: …"
+            );
+        }
+        Some(FlagPlace::Instead(instead)) => {
+            return format!(": it is a flag of vllm serve: {instead}");
+        }
+        None => {}
+    }
+    let known = flags(command).filter(|arg| !arg.is_hide_set()).filter_map(Arg::get_long);
+    let nearest = known
+        .chain([MODEL_KEY, VLLM_KEY])
+        .map(|known| (strsim::jaro(known, name), known))
+        .max_by(|(left, _), (right, _)| left.total_cmp(right));
+    match nearest {
+        Some((similarity, known)) if similarity >= MIN_SIMILARITY => {
+            format!("; did you mean '{known}'?")
+        }
+        _ => String::new(),
+    }
+}
