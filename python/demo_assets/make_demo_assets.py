@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Makes what `chiasm demo` bundles: a model directory without weights, and six small pictures.
+"""Makes the assets of `chiasm demo`: a model directory without weights, and six small pictures.
 
-Run by hand from the repository's root when the demo changes; needs transformers and Pillow. The output is committed:
-crates/chiasm/assets/model (tokenizer, chat template, configuration) and crates/chiasm/assets/images.
+Run by hand from the repository's root when the demo changes; needs transformers and Pillow. The
+output is committed: crates/chiasm/assets/model (tokenizer, chat template, configuration) and
+crates/chiasm/assets/images.
 """
 
 import json
@@ -24,11 +25,14 @@ SPECIAL_TOKENS = [
     "<|video_pad|>",
 ]
 
-# The demo's own sentences, so that its small vocabulary splits them into few tokens.
+# The training text contains the demo's sentences, so the small vocabulary splits them into few
+# tokens.
 CORPUS = """
 You are a careful assistant who looks at pictures and describes what is in them.
-What is in this picture? What do these pictures have in common? Compare the first picture with the second.
-Describe the colours of this picture. Which of these pictures is the brightest? Tell a short story about it.
+What is in this picture? What do these pictures have in common? Compare the first picture \
+with the second.
+Describe the colours of this picture. Which of these pictures is the brightest? \
+Tell a short story about it.
 no images; 1 image 280x224 (80 tokens); 2 images 336x252 448x224 (108 + 128 tokens); 3 images
 64 of 109 prompt tokens were cached 0123456789
 system user assistant
@@ -63,7 +67,7 @@ def write_model(out: Path) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=1024,
-        # alphabet() comes in hash order: sorted, ids are the same in every run
+        # Sorted because alphabet() has hash order. Token ids are then the same in every run.
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         special_tokens=[],
         show_progress=False,
@@ -116,7 +120,7 @@ def write_model(out: Path) -> None:
 
 
 def picture(width: int, height: int, hue: int) -> Image.Image:
-    """Sky, hills and a sun, in a colour of its own."""
+    """Draws sky, hills and a sun in a colour of the given hue."""
     image = Image.new("HSV", (width, height))
     pixels = image.load()
     for y in range(height):
@@ -126,7 +130,8 @@ def picture(width: int, height: int, hue: int) -> Image.Image:
     draw = ImageDraw.Draw(image)
     radius = height // 7
     sun = (width * (1 + hue % 5) // 7, height // 4)
-    draw.ellipse([sun[0] - radius, sun[1] - radius, sun[0] + radius, sun[1] + radius], fill=(255, 240, 170))
+    bounds = [sun[0] - radius, sun[1] - radius, sun[0] + radius, sun[1] + radius]
+    draw.ellipse(bounds, fill=(255, 240, 170))
     for layer in range(3):
         base = height * (6 + layer) // 10
         hill = [
@@ -134,15 +139,23 @@ def picture(width: int, height: int, hue: int) -> Image.Image:
             for x in range(-1, width + 8, 8)
         ]
         shade = 120 - 35 * layer
-        draw.polygon([*hill, (width, height), (0, height)], fill=(shade // 2, shade, shade * 2 // 3))
+        colour = (shade // 2, shade, shade * 2 // 3)
+        draw.polygon([*hill, (width, height), (0, height)], fill=colour)
     return image
 
 
 def write_images(out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    sizes = {"dawn": (280, 224), "noon": (336, 252), "dusk": (448, 224), "night": (280, 224), "storm": (280, 224), "snow": (224, 280)}
-    for i, (name, (width, height)) in enumerate(sizes.items()):
-        picture(width, height, 17 + 40 * i).save(out / f"{name}.jpg", quality=85)
+    sizes = {
+        "dawn": (280, 224),
+        "noon": (336, 252),
+        "dusk": (448, 224),
+        "night": (280, 224),
+        "storm": (280, 224),
+        "snow": (224, 280),
+    }
+    for index, (name, (width, height)) in enumerate(sizes.items()):
+        picture(width, height, 17 + 40 * index).save(out / f"{name}.jpg", quality=85)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""Deterministic RGB images from integer formulas, so that no pixel has to be committed.
+"""Deterministic RGB images from integer formulas; no pixels are committed.
 
-crates/chiasm-vision/tests/vision/fixture_image.rs holds the same formulas.
+crates/chiasm-vision/tests/vision/fixture_image.rs has the same formulas.
 """
 
 import numpy as np
 
 
 def pixels(kind: str, width: int, height: int, seed: int) -> np.ndarray:
-    """A uint8 array [height, width, 3].
+    """Returns a uint8 array [height, width, 3].
 
-    noise:    every byte is independent
-    gradient: smooth ramps, a different slope per channel
+    noise:    independent bytes
+    gradient: smooth ramps with a different slope per channel
     checker:  hard edges between 0 and 255, where bicubic weights overshoot
     mix:      the three above in tiles of 16 by 16
     flat:     one value
@@ -40,7 +40,7 @@ def pixels(kind: str, width: int, height: int, seed: int) -> np.ndarray:
 
 
 def _noise(x: np.ndarray, y: np.ndarray, c: np.ndarray, width: int, seed: int) -> np.ndarray:
-    """The low byte of an integer hash of the byte's index; all arithmetic modulo 2**32."""
+    """Returns the low byte of an integer hash of each byte's index; arithmetic is modulo 2**32."""
     with np.errstate(over="ignore"):
         h = ((y * np.uint32(width) + x) * np.uint32(3) + c) * np.uint32(0x9E3779B1)
         h = h + np.uint32(seed * 0x85EBCA77 & 0xFFFFFFFF)

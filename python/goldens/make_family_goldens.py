@@ -1,10 +1,13 @@
-"""Writes the goldens of chiasm-vision's image families: what vLLM hands to its engine for fixture images, on a CPU.
+"""Writes the goldens of chiasm-vision's image families: the items that vLLM sends to its engine.
 
     python make_family_goldens.py [FAMILY...] [--out crates/chiasm-vision/tests/goldens/families]
 
-Runs in an environment of vLLM and starts no engine. Per family: the model directories, `cases.json` with the placeholder and
-the tensors of one image each (big ones as hashes), `plans.json` with many sizes and no pixels, and `prompts.json` where
-expanding a prompt is more than replacing a token.
+Runs on a CPU in an environment with vLLM and starts no engine. Writes for each family:
+
+- the model directories
+- `cases.json`: the placeholder and the tensors of one image per case; large tensors as hashes
+- `plans.json`: many sizes without pixels
+- `prompts.json`, for families whose prompts are not expanded by replacing a single token
 """
 
 import argparse
@@ -17,7 +20,11 @@ import warnings
 from pathlib import Path
 
 from families import toy_tokenizer
-from families.vllm_truth import Refusal, Truth, run_lengths  # first: it sets vLLM's environment
+from families.vllm_truth import (
+    ProcessorError,
+    VllmProcessor,
+    run_lengths,
+)  # first: sets vLLM's environment
 
 import PIL
 import torch
@@ -28,7 +35,17 @@ from PIL import Image
 
 import fixture_images
 
-FAMILIES = ["llava", "llava_next", "gemma3", "llama4", "pixtral", "mistral3", "internvl", "internvl_chat", "qwen_more"]
+FAMILIES = [
+    "llava",
+    "llava_next",
+    "gemma3",
+    "llama4",
+    "pixtral",
+    "mistral3",
+    "internvl",
+    "internvl_chat",
+    "qwen_more",
+]
 KINDS = ["mix", "noise", "checker", "gradient"]
 
 
@@ -40,7 +57,7 @@ def main() -> None:
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
-    # More threads change nothing in the output.
+    # The output does not depend on the number of threads.
     torch.set_num_threads(2)
     for name in arguments.families or FAMILIES:
         family = importlib.import_module(f"families.{name}").FAMILY
@@ -48,8 +65,11 @@ def main() -> None:
 
 
 def write_family(family, out: Path) -> None:
+    """Replaces the goldens of one family in the directory `out`."""
     shutil.rmtree(out, ignore_errors=True)
-    models, cases, truths = {}, [], {}
+    models = {}
+    cases = []
+    processors = {}
     with tempfile.TemporaryDirectory() as scratch:
         for name, model in family.models.items():
             write_files(out / "models" / name, model.files)
@@ -59,19 +79,24 @@ def write_family(family, out: Path) -> None:
             toy_tokenizer.write(work, model.vocabulary, model.plain_tokens, model.merges, settings)
             models[name] = {"vocabulary": model.vocabulary}
             try:
-                truth = Truth(work)
+                processor = VllmProcessor(work)
             except Exception as error:
                 models[name] |= {"texts": {}, "error": type(error).__name__}
                 continue
-            truths[name] = truth
-            models[name] |= {"texts": {text: truth.encode(text) for text in model.texts}, "error": None}
-            models[name]["device_normalizes"] = truth.device_normalizes
+            processors[name] = processor
+            models[name] |= {
+                "texts": {text: processor.encode(text) for text in model.texts},
+                "error": None,
+            }
+            models[name]["device_normalizes"] = processor.device_normalizes
             for size, kwargs in model.trials:
-                row = case(name, truth, family.prompt, size, kwargs, len(cases), model.full)
-                if "tensors" in row and not family.fits(model.files["config.json"], size, row):
+                row = case(name, processor, family.prompt, size, kwargs, len(cases), model.full)
+                if "tensors" in row and not family.engine_accepts(
+                    model.files["config.json"], size, row
+                ):
                     row["engine_refuses"] = True
                 cases.append(row)
-        prompts = [prompt(truths[name], name, *rest) for name, *rest in family.prompts]
+        prompts = [prompt(processors[name], name, *rest) for name, *rest in family.prompts]
     head = {"versions": versions(), "models": models}
     write_lines(out / "cases.json", head, "cases", cases)
     counts = f"{len(models)} models, {len(cases)} cases"
@@ -85,30 +110,48 @@ def write_family(family, out: Path) -> None:
     print(f"{out.name}: {counts}", flush=True)
 
 
-def case(model: str, truth: Truth, prompt: str, size: tuple[int, int], kwargs: dict, seed: int, full: bool) -> dict:
-    """One image of one model."""
+def case(
+    model: str,
+    processor: VllmProcessor,
+    prompt: str,
+    size: tuple[int, int],
+    kwargs: dict,
+    seed: int,
+    full: bool,
+) -> dict:
+    """Returns the case of one image of one model."""
     width, height = size
     image = {"kind": KINDS[seed % len(KINDS)], "width": width, "height": height, "seed": seed}
     case = {"model": model, "image": image} | ({"kwargs": kwargs} if kwargs else {})
     pixels = Image.fromarray(fixture_images.pixels(image["kind"], width, height, seed))
     try:
-        return case | truth.item(pixels, prompt, kwargs, full)
-    except Refusal as refusal:
-        return case | {"error": str(refusal)}
+        return case | processor.describe_item(pixels, prompt, kwargs, full)
+    except ProcessorError as error:
+        return case | {"error": str(error)}
 
 
-def prompt(truth: Truth, model: str, text: str, sizes: list[tuple[int, int]], kwargs: dict) -> dict:
-    """A prompt with several images, before and after expansion."""
-    tokens = truth.encode(text)
+def prompt(
+    processor: VllmProcessor, model: str, text: str, sizes: list[tuple[int, int]], kwargs: dict
+) -> dict:
+    """Returns a prompt with several images, before and after expansion."""
+    tokens = processor.encode(text)
     images = [Image.new("RGB", size) for size in sizes]
-    row = {"model": model, "text": text, "tokens": tokens, "images": [list(size) for size in sizes], "kwargs": kwargs}
+    row = {
+        "model": model,
+        "text": text,
+        "tokens": tokens,
+        "images": [list(size) for size in sizes],
+        "kwargs": kwargs,
+    }
     try:
-        result = truth.apply(tokens, images, kwargs)
-    except Refusal as refusal:
-        return row | {"error": str(refusal)}
+        result = processor.apply(tokens, images, kwargs)
+    except ProcessorError as error:
+        return row | {"error": str(error)}
     places = []
     for place in result["mm_placeholders"]["image"]:
-        embeds = [[count, embeds] for _, count, embeds in run_lengths([0] * place.length, place.is_embed)]
+        embeds = [
+            [count, embeds] for _, count, embeds in run_lengths([0] * place.length, place.is_embed)
+        ]
         places.append({"offset": place.offset, "length": place.length, "embeds": embeds})
     expanded = [run[:2] for run in run_lengths(result["prompt_token_ids"], None)]
     return row | {"expanded": expanded, "placeholders": places}
@@ -133,17 +176,23 @@ def versions() -> dict:
 
 
 def write_lines(path: Path, head: dict, key: str, rows: list) -> None:
-    """JSON with one row per line, so that changes can be read in a diff."""
+    """Writes JSON with one row per line, for readable diffs."""
     lines = ",\n".join(json.dumps(row) for row in rows)
-    fields = "".join(f"{json.dumps(name)}: {compact(value)},\n" for name, value in head.items())
+    fields = "".join(
+        f"{json.dumps(name)}: {entry_per_line(value)},\n" for name, value in head.items()
+    )
     path.write_text(f"{{\n{fields}{json.dumps(key)}: [\n{lines}\n]\n}}\n")
 
 
-def compact(value: object) -> str:
-    """One line per entry of a dictionary."""
+def entry_per_line(value: object) -> str:
+    """Returns JSON with one line per entry of a dictionary."""
     if not isinstance(value, dict):
         return json.dumps(value)
-    return "{\n" + ",\n".join(f" {json.dumps(key)}: {json.dumps(entry)}" for key, entry in value.items()) + "\n}"
+    return (
+        "{\n"
+        + ",\n".join(f" {json.dumps(key)}: {json.dumps(entry)}" for key, entry in value.items())
+        + "\n}"
+    )
 
 
 if __name__ == "__main__":

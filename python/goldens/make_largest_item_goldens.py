@@ -1,10 +1,11 @@
-"""Writes largest_items.json of the goldens of chiasm-vision: how many embeddings vLLM's encoder cache holds.
+"""Writes chiasm-vision's golden largest_items.json: the embeddings that vLLM's encoder cache holds.
 
     python make_largest_item_goldens.py MODEL_DIR... [--out crates/chiasm-vision/tests/goldens]
 
-Needs vLLM and one model directory (configs and tokenizer; no weights) per family, for instance those that
-python/models/make_tiny_models.py writes. Starts no engine: `MultiModalBudget` is what vLLM's scheduler asks, too. Each case has the
-files that were read with it, so that the test needs no model directory.
+Needs vLLM and one model directory per family, for example those that
+python/models/make_tiny_models.py writes; configs and tokenizer are enough. Starts no engine: vLLM's
+scheduler uses the same `MultiModalBudget`. Each case contains the files that it was computed from,
+so that the test needs no model directory.
 """
 
 import argparse
@@ -25,21 +26,29 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.encoder_budget import MultiModalBudget
 
-FILES = ["config.json", "processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json"]
-STEP = 2048
-# By which vLLM's InternVL takes videos.
+FILES = [
+    "config.json",
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+]
+MAX_BATCHED_TOKENS = 2048
+# The tokens for videos in vLLM's InternVL.
 VIDEO_TOKENS = ["<|video_pad|>", "<|reserved_200000|>"]
 
 
 def qwen_images(pixels: int) -> dict:
-    """Changes that give images of a Qwen-VL model so many pixels, as published models have it."""
+    """Returns changes that allow images of a Qwen-VL model `pixels` pixels."""
     return {("processor_config.json", "image_processor.size.longest_edge"): pixels}
 
 
-# Per model: (changes, tokens of the context, --mm-processor-kwargs, --limit-mm-per-prompt).
+# The limits of the published models.
 PUBLISHED_QWEN2 = qwen_images(12845056)
-PUBLISHED_QWEN3 = qwen_images(16777216) | {("processor_config.json", "video_processor.size.longest_edge"): 25165824}
+PUBLISHED_QWEN3 = qwen_images(16777216) | {
+    ("processor_config.json", "video_processor.size.longest_edge"): 25165824
+}
 CROPPED = {("processor_config.json", "image_processor.crop_to_patches"): True}
+# Per model: (changes, tokens of the context, --mm-processor-kwargs, --limit-mm-per-prompt).
 CASES = {
     "qwen2vl": [({}, 8192, {}, {}), (PUBLISHED_QWEN2, 32768, {}, {})],
     "qwen25vl": [
@@ -72,7 +81,12 @@ CASES = {
         ({("processor_config.json", "image_processor.min_patches"): 7}, 8192, {}, {"video": 0}),
         (CROPPED, 8192, {}, {}),
         (CROPPED, 8192, {}, {"video": 0}),
-        (CROPPED | {("processor_config.json", "image_processor.min_patches"): 7}, 8192, {}, {"video": 0}),
+        (
+            CROPPED | {("processor_config.json", "image_processor.min_patches"): 7},
+            8192,
+            {},
+            {"video": 0},
+        ),
         ({}, 8192, {"crop_to_patches": True, "max_patches": 5}, {"video": 0}),
         (CROPPED, 8192, {"max_patches": 5}, {"video": 0}),
     ],
@@ -98,29 +112,36 @@ def main() -> None:
     cases = [case(model, *rest) for model in arguments.models for rest in CASES[model.name]]
     versions = {"vllm": vllm.__version__.split("+")[0], "transformers": transformers.__version__}
     rows = ",\n".join(json.dumps(row) for row in cases)
-    text = f'{{"versions": {json.dumps(versions)}, "step": {STEP}, "cases": [\n{rows}\n]}}\n'
+    head = f'"versions": {json.dumps(versions)}, "step": {MAX_BATCHED_TOKENS}'
+    text = f'{{{head}, "cases": [\n{rows}\n]}}\n'
     (arguments.out / "largest_items.json").write_text(text)
     print(f"{len(cases)} cases")
 
 
 def case(model: Path, changes: dict, context: int, kwargs: dict, limits: dict) -> dict:
+    """Returns vLLM's largest items and encoder cache for a changed copy of a model directory."""
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch) / model.name
         shutil.copytree(model, work, ignore=shutil.ignore_patterns("*.safetensors"))
         for (name, path), value in changes.items():
-            change(work / name, path, value)
-        files = {name: json.loads((work / name).read_text()) for name in FILES if (work / name).exists()}
+            set_value(work / name, path, value)
+        files = {
+            name: json.loads((work / name).read_text()) for name in FILES if (work / name).exists()
+        }
         vocabulary = json.loads((work / "tokenizer.json").read_text())
-        known = set(vocabulary["model"]["vocab"]) | {token["content"] for token in vocabulary["added_tokens"]}
-        # Longer contexts than the tiny model has: what is counted does not depend on its weights.
+        known = set(vocabulary["model"]["vocab"]) | {
+            token["content"] for token in vocabulary["added_tokens"]
+        }
+        # The context may be longer than the tiny model's, because the counts do not depend on its
+        # weights.
         for part in ("text_config", "llm_config"):
             if part in files["config.json"]:
-                change(work / "config.json", f"{part}.max_position_embeddings", context)
+                set_value(work / "config.json", f"{part}.max_position_embeddings", context)
         arguments = EngineArgs(
             model=str(work),
             dtype="float32",
             max_model_len=context,
-            max_num_batched_tokens=STEP,
+            max_num_batched_tokens=MAX_BATCHED_TOKENS,
             mm_processor_kwargs=kwargs or None,
             limit_mm_per_prompt=limits,
             trust_remote_code=model.name == "internvl_chat",
@@ -141,7 +162,8 @@ def case(model: Path, changes: dict, context: int, kwargs: dict, limits: dict) -
     }
 
 
-def change(file: Path, path: str, value) -> None:
+def set_value(file: Path, path: str, value) -> None:
+    """Sets the value at a dotted path in a JSON file."""
     contents = json.loads(file.read_text())
     *parents, key = path.split(".")
     part = contents

@@ -1,9 +1,10 @@
-"""Writes kwargs.json of the goldens of chiasm-vision: what vLLM makes of a request's `mm_processor_kwargs`.
+"""Writes chiasm-vision's golden kwargs.json: the effects of `mm_processor_kwargs` in vLLM.
 
     python make_vision_kwargs_goldens.py MODEL_DIR... [--out crates/chiasm-vision/tests/goldens]
 
-Needs vLLM and one model directory (configs and tokenizer; no weights) per family, for instance those that
-python/models/make_tiny_models.py writes. Starts no engine. A request that vLLM fails is recorded as null.
+Needs vLLM and one model directory per family, for example those that
+python/models/make_tiny_models.py writes; configs and tokenizer are enough. Starts no engine. A
+request that vLLM refuses is recorded as null.
 """
 
 import argparse
@@ -71,18 +72,28 @@ def main() -> None:
     rows = []
     for model in arguments.models:
         config = ModelConfig(model=str(model), dtype="float32")
-        dtype = "torch.uint8" if config.multimodal_config.mm_device_do_normalize else "torch.float32"
+        dtype = (
+            "torch.uint8" if config.multimodal_config.mm_device_do_normalize else "torch.float32"
+        )
         processor = MULTIMODAL_REGISTRY.create_processor(config)
         for kwargs in KWARGS:
-            rows.append({"model": config.hf_config.model_type, "kwargs": kwargs} | outcome(processor, kwargs, dtype))
-    head = {"versions": {"vllm": vllm.__version__, "transformers": transformers.__version__}, "image": list(SIZE)}
+            rows.append(
+                {"model": config.hf_config.model_type, "kwargs": kwargs}
+                | outcome(processor, kwargs, dtype)
+            )
+    head = {
+        "versions": {"vllm": vllm.__version__, "transformers": transformers.__version__},
+        "image": list(SIZE),
+    }
     lines = ",\n".join(json.dumps(row) for row in rows)
-    (arguments.out / "kwargs.json").write_text(f'{json.dumps(head)[:-1]}, "rows": [\n{lines}\n]}}\n')
+    (arguments.out / "kwargs.json").write_text(
+        f'{json.dumps(head)[:-1]}, "rows": [\n{lines}\n]}}\n'
+    )
     print(f"{len(rows)} rows")
 
 
 def outcome(processor, kwargs: dict, dtype: str) -> dict:
-    """The grid and the length of the placeholder, of a tensor with elements of this type."""
+    """Returns the grid and the length of the placeholder; the tensor must have the type `dtype`."""
     info = processor.info
     start, image, end = (
         info.get_tokenizer().convert_tokens_to_ids(token)

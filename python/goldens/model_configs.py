@@ -1,4 +1,4 @@
-"""The model directories of the goldens: configs in every form that `transformers` reads, without weights."""
+"""The model directories of the goldens: configs in every form that `transformers` reads."""
 
 import json
 from pathlib import Path
@@ -13,14 +13,14 @@ PROCESSOR_CLASS = {
 
 
 def model_config(family: str) -> dict:
-    """config.json, reduced to what concerns images."""
+    """Returns the image settings in config.json."""
     vision = {"model_type": f"{family}_vision", "temporal_patch_size": 2, "spatial_merge_size": 2}
     vision["patch_size"] = 16 if family == "qwen3_vl" else 14
     return {"model_type": family, "image_token_id": 151655, "vision_config": vision}
 
 
 def image_processor(family: str) -> dict:
-    """The image processor of today's checkpoints."""
+    """Returns the image processor's settings in today's checkpoints."""
     settings = {
         "do_convert_rgb": True,
         "do_normalize": True,
@@ -43,31 +43,47 @@ def image_processor(family: str) -> dict:
 
 
 def new_file(family: str, **changes) -> dict:
-    """processor_config.json with a nested image_processor; a change to `...` removes the key."""
+    """Returns processor_config.json with a nested image_processor.
+
+    A change to `...` removes the key.
+    """
     return {
-        "image_processor": changed(image_processor(family), changes),
+        "image_processor": with_changes(image_processor(family), changes),
         "processor_class": PROCESSOR_CLASS[family],
     }
 
 
 def old_file(family: str, **changes) -> dict:
-    """preprocessor_config.json of the first checkpoints: bounds as min_pixels and max_pixels, no flags."""
+    """Returns preprocessor_config.json of the first checkpoints.
+
+    The bounds are min_pixels and max_pixels, and there are no flags.
+    """
     settings = image_processor(family)
     size = settings["size"]
     settings |= {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
     settings["processor_class"] = PROCESSOR_CLASS[family]
-    absent = ["size", "do_convert_rgb", "do_normalize", "do_rescale", "do_resize", "resample", "rescale_factor"]
-    return changed(settings, {key: ... for key in absent} | changes)
+    absent = [
+        "size",
+        "do_convert_rgb",
+        "do_normalize",
+        "do_rescale",
+        "do_resize",
+        "resample",
+        "rescale_factor",
+    ]
+    return with_changes(settings, {key: ... for key in absent} | changes)
 
 
-def changed(settings: dict, changes: dict) -> dict:
+def with_changes(settings: dict, changes: dict) -> dict:
     return {key: value for key, value in (settings | changes).items() if value is not ...}
 
 
 def models() -> dict[str, dict[str, dict]]:
-    """Model name → file name → contents."""
-    two, three = "qwen2_vl", "qwen3_vl"
-    new, old = "processor_config.json", "preprocessor_config.json"
+    """Returns a mapping of model name → file name → contents."""
+    two = "qwen2_vl"
+    three = "qwen3_vl"
+    new = "processor_config.json"
+    old = "preprocessor_config.json"
     files = {family: {new: new_file(family)} for family in PROCESSOR_CLASS}
     files |= {
         # The old file
@@ -83,7 +99,7 @@ def models() -> dict[str, dict[str, dict]]:
                 image_processor_type="Qwen2VLImageProcessorFast",
             )
         },
-        # Which file wins
+        # Precedence of the files
         "both_files": {new: new_file(two), old: old_file(two, min_pixels=50000, max_pixels=60000)},
         "both_files_but_not_nested": {
             new: {"processor_class": "Qwen2VLProcessor"},
@@ -107,7 +123,9 @@ def models() -> dict[str, dict[str, dict]]:
         "only_min_pixels": {old: old_file(two, min_pixels=90000, max_pixels=...)},
         "only_max_pixels": {old: old_file(two, min_pixels=..., max_pixels=2500)},
         "min_pixels_beside_size": {new: new_file(two, min_pixels=90000)},
-        "max_pixels_completes_size": {new: new_file(two, size={"shortest_edge": 90000}, max_pixels=120000)},
+        "max_pixels_completes_size": {
+            new: new_file(two, size={"shortest_edge": 90000}, max_pixels=120000)
+        },
         "pixels_in_size_and_beside": {
             new: new_file(
                 two, size={"min_pixels": 1, "max_pixels": 2}, min_pixels=90000, max_pixels=120000
@@ -126,7 +144,12 @@ def models() -> dict[str, dict[str, dict]]:
         "no_rescale_no_normalize": {new: new_file(two, do_rescale=False, do_normalize=False)},
         "other_rescale_factor": {new: new_file(two, rescale_factor=1 / 127.5)},
         "odd_numbers": {
-            new: new_file(two, rescale_factor=0.0041, image_mean=[0.1, 0.7, -0.3], image_std=[0.33, 1.7, 0.013])
+            new: new_file(
+                two,
+                rescale_factor=0.0041,
+                image_mean=[0.1, 0.7, -0.3],
+                image_std=[0.33, 1.7, 0.013],
+            )
         },
         "integer_mean": {new: new_file(two, image_mean=[0, 1, 0], image_std=[1, 2, 1])},
         "one_mean_for_all": {new: new_file(two, image_mean=0.5, image_std=0.25)},
@@ -137,7 +160,9 @@ def models() -> dict[str, dict[str, dict]]:
     for key in [*image_processor(two), "min_pixels", "max_pixels"]:
         files[f"null_{key}"] = {new: new_file(two, **{key: None})}
     for name, directory in files.items():
-        family = next((known for known in PROCESSOR_CLASS if name.endswith((known, f"{known}_hub"))), two)
+        family = next(
+            (known for known in PROCESSOR_CLASS if name.endswith((known, f"{known}_hub"))), two
+        )
         directory["config.json"] = model_config(family)
     vision = files["other_patches"]["config.json"]["vision_config"]
     vision |= {"patch_size": 8, "spatial_merge_size": 3, "temporal_patch_size": 1}

@@ -1,11 +1,19 @@
-"""The list of fixtures, which the *_cases modules fill and make_media_goldens.py writes, and a note that many share."""
+"""The fixtures: the *_cases modules fill this list, and make_media_goldens.py writes them."""
 
-PARTIAL = "Pillow raises; vLLM ignores that while it looks for the orientation and goes on with the part that was decoded"
+# The note of images that vLLM decodes in part.
+PARTIALLY_DECODED = (
+    "Pillow raises; vLLM ignores that while it looks for the orientation "
+    "and goes on with the part that was decoded"
+)
 
 cases = {}
 
 
 def add(name, data, note=None, refused=False, same_as=None):
-    """`refused`: Chiasm refuses what vLLM takes. `same_as`: Chiasm takes what vLLM refuses, for these other bytes."""
+    """Adds a fixture.
+
+    `refused` marks a file that vLLM accepts and Chiasm refuses. `same_as` marks a file that vLLM
+    refuses and Chiasm accepts: the bytes of a file with the pixels that Chiasm returns.
+    """
     assert name not in cases, name
     cases[name] = (data, note, refused, same_as)

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Makes the fixtures of chiasm-media: small image files, and what vLLM's own loader makes of them.
+"""Writes the fixtures of chiasm-media: small image files, and their pixels from vLLM's own loader.
 
     VLLM_TARGET_DEVICE=cpu python make_media_goldens.py
 
-needs vLLM and Pillow 13 (and OpenCV, for the JPEG samplings that Pillow does not write). It writes the files and an
-`index.json` to crates/chiasm-media/tests/goldens. An entry is either `pixels` (size and blake3 of the RGB bytes) or
-`error`. Where Chiasm differs from vLLM on purpose, the entry is what Chiasm does and the note says why. The files
-themselves come from the *_cases modules.
+Needs vLLM, Pillow 13, and OpenCV for the JPEG samplings that Pillow does not write. Writes the
+files of the *_cases modules and an `index.json` to crates/chiasm-media/tests/goldens. An entry has
+either the size and the blake3 hash of the RGB bytes, or an `error`. Where Chiasm differs from vLLM
+on purpose, the entry has Chiasm's result and a note with the reason.
 """
 
 import io
@@ -40,16 +40,22 @@ from cases import cases
 OUT = Path(__file__).resolve().parents[2] / "crates/chiasm-media/tests/goldens"
 
 
-def outcome(data):
+def load_with_vllm(data):
+    """Returns the size and the hash of vLLM's pixels, or the type of its error."""
     try:
         media = ImageMediaIO().load_bytes(data).media
     except Exception as error:
         return {"error": type(error).__name__}
     assert media.mode == "RGB"
-    return {"width": media.width, "height": media.height, "rgb_blake3": blake3.blake3(media.tobytes()).hexdigest()}
+    return {
+        "width": media.width,
+        "height": media.height,
+        "rgb_blake3": blake3.blake3(media.tobytes()).hexdigest(),
+    }
 
 
-def stored(data):
+def describe_file(data):
+    """Returns Pillow's format and mode of a file; empty if Pillow does not know the format."""
     try:
         with Image.open(io.BytesIO(data)) as image:
             return {"format": image.format, "mode": image.mode}
@@ -58,22 +64,30 @@ def stored(data):
 
 
 def main():
-    for module in (png_cases, jpeg_cases, orientation_cases, webp_cases, gif_cases, bmp_cases, other_cases):
+    for module in (
+        png_cases,
+        jpeg_cases,
+        orientation_cases,
+        webp_cases,
+        gif_cases,
+        bmp_cases,
+        other_cases,
+    ):
         module.add_all()
     shutil.rmtree(OUT, ignore_errors=True)
     OUT.mkdir(parents=True)
     entries = []
     for name, (data, note, refused, same_as) in cases.items():
-        entry = {"file": name, **stored(data)}
-        vllm_says = outcome(data)
+        entry = {"file": name, **describe_file(data)}
+        expected = load_with_vllm(data)
         if refused:
-            assert "error" not in vllm_says, f"{name}: vLLM refuses it as well: {vllm_says}"
+            assert "error" not in expected, f"{name}: vLLM refuses it as well: {expected}"
             entry |= {"error": "refused", "note": note}
         elif same_as is not None:
-            assert "error" in vllm_says, f"{name}: vLLM takes it as well"
-            entry |= {**outcome(same_as), "note": note}
+            assert "error" in expected, f"{name}: vLLM takes it as well"
+            entry |= {**load_with_vllm(same_as), "note": note}
         else:
-            entry |= vllm_says
+            entry |= expected
         (OUT / name).write_bytes(data)
         entries.append(entry)
     made_with = {

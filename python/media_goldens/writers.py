@@ -1,9 +1,17 @@
-"""Writers of image files that Pillow cannot save: every PNG layout, GIF and BMP variant, and deliberately broken ones."""
+"""Writers of files that Pillow cannot save: rare PNG, GIF and BMP variants, and broken files."""
 
 import struct
 import zlib
 
-ADAM7 = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]
+ADAM7 = [
+    (0, 0, 8, 8),
+    (4, 0, 8, 8),
+    (0, 4, 4, 8),
+    (2, 0, 4, 4),
+    (0, 2, 2, 4),
+    (1, 0, 2, 2),
+    (0, 1, 1, 2),
+]
 CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
 
 
@@ -13,12 +21,15 @@ def chunk(kind, content, crc=None):
 
 
 def pack_samples(samples, depth):
-    """One row of samples as bytes."""
+    """Packs one row of samples into bytes."""
     if depth == 16:
         return b"".join(struct.pack(">H", value) for value in samples)
-    out, buffer, count = bytearray(), 0, 0
+    out = bytearray()
+    buffer = 0
+    count = 0
     for value in samples:
-        buffer, count = buffer << depth | value, count + depth
+        buffer = buffer << depth | value
+        count += depth
         if count == 8:
             out.append(buffer)
             buffer = count = 0
@@ -44,11 +55,15 @@ def filter_row(kind, row, above, step):
 
 
 def png_rows(pixel, width, height, depth, colour, interlaced=False, filters=range(5)):
-    """The filtered rows; `pixel(x, y)` gives the samples of a pixel. Filters take turns."""
+    """Returns the filtered rows; the rows cycle through `filters`.
+
+    `pixel(x, y)` returns the samples of a pixel.
+    """
     bits = depth * CHANNELS[colour]
     step = max(1, bits // 8)
     passes = ADAM7 if interlaced else [(0, 0, 1, 1)]
-    out, turn = [], 0
+    out = []
+    turn = 0
     for x0, y0, dx, dy in passes:
         columns = range(x0, width, dx)
         if not columns:
@@ -57,12 +72,30 @@ def png_rows(pixel, width, height, depth, colour, interlaced=False, filters=rang
         for y in range(y0, height, dy):
             row = pack_samples([value for x in columns for value in pixel(x, y)], depth)
             out.append(filter_row(list(filters)[turn % len(filters)], row, above, step))
-            above, turn = row, turn + 1
+            above = row
+            turn += 1
     return b"".join(out)
 
 
-def png(width, height, depth, colour, pixel, before=(), after=(), interlaced=False, data=None, idat=None, end=True, **kwargs):
-    """A PNG file. `before` and `after` are chunks around the image data, which is split into `idat` bytes a chunk."""
+def png(
+    width,
+    height,
+    depth,
+    colour,
+    pixel,
+    before=(),
+    after=(),
+    interlaced=False,
+    data=None,
+    idat=None,
+    end=True,
+    **kwargs,
+):
+    """Returns a PNG file.
+
+    `before` and `after` are chunks around the image data. `idat` is the image data per chunk, in
+    bytes.
+    """
     header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, int(interlaced))
     if data is None:
         data = zlib.compress(png_rows(pixel, width, height, depth, colour, interlaced, **kwargs), 9)
@@ -72,10 +105,12 @@ def png(width, height, depth, colour, pixel, before=(), after=(), interlaced=Fal
 
 
 def lzw(indices, bits):
-    """GIF's LZW without a growing table: a clear code before the code size would change."""
+    """Encodes GIF's LZW without a growing table: clears before the code size would change."""
     clear = 1 << bits
     size = bits + 1
-    buffer, count, out = 0, 0, bytearray()
+    buffer = 0
+    count = 0
+    out = bytearray()
 
     def emit(code):
         nonlocal buffer, count
@@ -107,25 +142,71 @@ def table_flags(table):
     return 0x80 | (len(table) // 3).bit_length() - 2
 
 
-def gif(screen, frame, indices, bits, global_table=None, local_table=None, transparent=None, interlaced=False, data=None, before=b"", disposal=0, block=255, end=b";"):
-    """A GIF file with one frame. `frame` is x, y, width, height; `indices` are rows of palette indices."""
+def gif(
+    screen,
+    frame,
+    indices,
+    bits,
+    global_table=None,
+    local_table=None,
+    transparent=None,
+    interlaced=False,
+    data=None,
+    before=b"",
+    disposal=0,
+    block=255,
+    end=b";",
+):
+    """Returns a GIF file with one frame.
+
+    `frame` is x, y, width, height; `indices` are rows of palette indices.
+    """
     x, y, width, height = frame
-    out = b"GIF89a" + struct.pack("<HHBBB", *screen, table_flags(global_table), 0, 0) + (global_table or b"")
+    out = (
+        b"GIF89a"
+        + struct.pack("<HHBBB", *screen, table_flags(global_table), 0, 0)
+        + (global_table or b"")
+    )
     out += before
     if transparent is not None or disposal:
         flags = disposal << 2 | (transparent is not None)
         out += b"!\xf9\x04" + struct.pack("<BHB", flags, 0, transparent or 0) + b"\0"
-    out += b"," + struct.pack("<HHHHB", x, y, width, height, table_flags(local_table) | interlaced << 6) + (local_table or b"")
+    out += (
+        b","
+        + struct.pack("<HHHHB", x, y, width, height, table_flags(local_table) | interlaced << 6)
+        + (local_table or b"")
+    )
     if interlaced:
-        order = [*range(0, height, 8), *range(4, height, 8), *range(2, height, 4), *range(1, height, 2)]
+        order = [
+            *range(0, height, 8),
+            *range(4, height, 8),
+            *range(2, height, 4),
+            *range(1, height, 2),
+        ]
         indices = [indices[row] for row in order]
     if data is None:
         data = lzw([index for row in indices for index in row], bits)
     return out + bytes([bits]) + sub_blocks(data, block) + end
 
 
-def bmp(width, height, bits, rows, palette=b"", header=40, compression=0, colours=0, masks=(), top_down=False, entry=4, stride=None):
-    """A BMP file. `rows` are packed rows in the order of the picture, or one bytes object of run lengths."""
+def bmp(
+    width,
+    height,
+    bits,
+    rows,
+    palette=b"",
+    header=40,
+    compression=0,
+    colours=0,
+    masks=(),
+    top_down=False,
+    entry=4,
+    stride=None,
+):
+    """Returns a BMP file.
+
+    `rows` are packed rows from top to bottom, or run-length encoded data as one bytes object.
+    """
     if isinstance(rows, bytes):
         data = rows
     else:
@@ -136,7 +217,8 @@ def bmp(width, height, bits, rows, palette=b"", header=40, compression=0, colour
         info = struct.pack("<IHHHH", 12, width, height, 1, bits)
     else:
         signed = -height if top_down else height
-        info = struct.pack("<IiiHHIIiiII", header, width, signed, 1, bits, compression, len(data), 2835, 2835, colours, 0)
+        sizes = (header, width, signed, 1, bits, compression, len(data))
+        info = struct.pack("<IiiHHIIiiII", *sizes, 2835, 2835, colours, 0)
         inside = b"".join(struct.pack("<I", mask) for mask in masks)
         info = (info + inside).ljust(header, b"\0") if header > 40 else info + inside
     offset = 14 + len(info) + len(palette)
@@ -144,7 +226,10 @@ def bmp(width, height, bits, rows, palette=b"", header=40, compression=0, colour
 
 
 def exif(orientation, little=True, kind=3, count=1, more=()):
-    """A TIFF structure with the orientation tag behind the `more` (tag, type, count, value bytes) entries."""
+    """Returns a TIFF structure: the entries `more` and the orientation tag.
+
+    An entry is (tag, type, count, value bytes).
+    """
     order = "<" if little else ">"
     value = struct.pack(order + {1: "B", 3: "H", 4: "I"}[kind], orientation).ljust(4, b"\0")
     entries = [*more, (274, kind, count, value)]
@@ -158,8 +243,10 @@ def xmp(orientation, as_element=False):
     inner = f"<tiff:Orientation>{orientation}</tiff:Orientation>" if as_element else ""
     attribute = "" if as_element else f' tiff:Orientation="{orientation}"'
     return (
-        '<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">'
-        f'<rdf:Description xmlns:tiff="http://ns.adobe.com/tiff/1.0/"{attribute}>{inner}</rdf:Description></rdf:RDF></x:xmpmeta>'
+        '<x:xmpmeta xmlns:x="adobe:ns:meta/">'
+        '<rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#">'
+        f'<rdf:Description xmlns:tiff="http://ns.adobe.com/tiff/1.0/"{attribute}>'
+        f"{inner}</rdf:Description></rdf:RDF></x:xmpmeta>"
     ).encode()
 
 
@@ -168,7 +255,7 @@ def jpeg_segment(marker, content):
 
 
 def with_segments(jpeg, *segments):
-    """A JPEG file with segments right behind its start."""
+    """Inserts segments right after the start of a JPEG file."""
     return jpeg[:2] + b"".join(segments) + jpeg[2:]
 
 
@@ -177,10 +264,12 @@ def riff_chunk(kind, content):
 
 
 def riff_chunks(webp):
-    """The chunks of a WebP file as (kind, content)."""
-    chunks, at = [], 12
+    """Returns the chunks of a WebP file as (kind, content)."""
+    chunks = []
+    at = 12
     while at + 8 <= len(webp):
-        kind, length = webp[at : at + 4], struct.unpack("<I", webp[at + 4 : at + 8])[0]
+        kind = webp[at : at + 4]
+        length = struct.unpack("<I", webp[at + 4 : at + 8])[0]
         chunks.append((kind, webp[at + 8 : at + 8 + length]))
         at += 8 + length + length % 2
     return chunks
@@ -192,10 +281,20 @@ def webp(chunks, size=None):
 
 
 def vp8x(flags, width, height):
-    return struct.pack("<I", flags) + struct.pack("<I", width - 1)[:3] + struct.pack("<I", height - 1)[:3]
+    return (
+        struct.pack("<I", flags)
+        + struct.pack("<I", width - 1)[:3]
+        + struct.pack("<I", height - 1)[:3]
+    )
 
 
 def anmf(x, y, width, height, chunks, flags=0):
     offsets = struct.pack("<I", x // 2)[:3] + struct.pack("<I", y // 2)[:3]
     size = struct.pack("<I", width - 1)[:3] + struct.pack("<I", height - 1)[:3]
-    return offsets + size + b"\x64\0\0" + bytes([flags]) + b"".join(riff_chunk(*chunk) for chunk in chunks)
+    return (
+        offsets
+        + size
+        + b"\x64\0\0"
+        + bytes([flags])
+        + b"".join(riff_chunk(*chunk) for chunk in chunks)
+    )

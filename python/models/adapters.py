@@ -1,19 +1,23 @@
-"""Random LoRA adapters of the tiny models, in the layout that PEFT saves."""
+"""Random LoRA adapters for the tiny models, in PEFT's layout."""
 
 import json
 
 from safetensors.torch import save_file
 from weights import matrix
 
-# By family: the rank of each adapter, and the matrices of the language model that it changes.
+# By family: the rank of each adapter and its target matrices in the language model.
 ADAPTERS = {
-    "qwen25vl": {"a": (8, ("q_proj", "v_proj")), "b": (16, ("q_proj", "k_proj", "v_proj", "o_proj", "down_proj"))},
+    "qwen25vl": {
+        "a": (8, ("q_proj", "v_proj")),
+        "b": (16, ("q_proj", "k_proj", "v_proj", "o_proj", "down_proj")),
+    },
 }
-# So large that every adapter answers in its own way.
-DEVIATION = 0.2
+# Large enough that every adapter gives different answers.
+STANDARD_DEVIATION = 0.2
 
 
 def make_adapters(family, model, parent):
+    """Writes the adapters of a family to directories in `parent`."""
     for letter, (rank, targets) in ADAPTERS.get(family, {}).items():
         tensors = {}
         for name, parameter in model.named_parameters():
@@ -22,11 +26,19 @@ def make_adapters(family, model, parent):
                 continue
             rows, columns = parameter.shape
             for part, shape in (("lora_A", (rank, columns)), ("lora_B", (rows, rank))):
-                whole = f"base_model.model.{module}.{part}.weight"
-                tensors[whole] = matrix(f"{family}/{letter}/{whole}", shape, DEVIATION)
+                weight_name = f"base_model.model.{module}.{part}.weight"
+                tensors[weight_name] = matrix(
+                    f"{family}/{letter}/{weight_name}", shape, STANDARD_DEVIATION
+                )
         directory = parent / f"{family}-lora-{letter}"
         directory.mkdir(exist_ok=True)
         save_file(tensors, directory / "adapter_model.safetensors")
-        config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 2 * rank, "target_modules": list(targets)}
+        config = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "r": rank,
+            "lora_alpha": 2 * rank,
+            "target_modules": list(targets),
+        }
         (directory / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
         print(f"{family}: {len(tensors)} matrices of adapter {letter} in {directory}")

@@ -1,6 +1,6 @@
-"""The check on what the tests rest on: greedy answers depend on the text and on what is seen and heard.
+"""A check that greedy answers depend on the prompt's text and media, as the tests assume.
 
-Plain random initialisation fails it: such a model repeats one token whatever it is asked.
+Models with plain random initialization fail it: they repeat one token for every prompt.
 """
 
 import sys
@@ -9,32 +9,37 @@ import numpy as np
 import torch
 
 NEW_TOKENS = 12
-# Fields of this many pixels stay visible in a picture that a model shrinks.
-FIELD = 28
-FRAMES = 4
-SAMPLE_RATE = 16000
+# The side of a coloured field: large enough to stay visible after a model has shrunk the picture.
+FIELD_PIXELS = 28
+FRAME_COUNT = 4
+SAMPLE_RATE_HZ = 16000
 
 
 def pictures():
-    """Two pictures of coloured fields and a grey one, 224 high and 280 wide."""
-    fields = np.random.Generator(np.random.PCG64(7)).integers(0, 256, size=(2, 8, 10, 3), dtype=np.uint8)
-    first, second = fields.repeat(FIELD, axis=1).repeat(FIELD, axis=2)
+    """Returns two pictures of coloured fields and a grey one, 224 pixels high and 280 wide."""
+    fields = np.random.Generator(np.random.PCG64(7)).integers(
+        0, 256, size=(2, 8, 10, 3), dtype=np.uint8
+    )
+    first, second = fields.repeat(FIELD_PIXELS, axis=1).repeat(FIELD_PIXELS, axis=2)
     return first, second, np.full_like(first, 128)
 
 
 def videos():
-    """The pictures, moving to the right by a field per frame."""
-    return [np.stack([np.roll(picture, frame * FIELD, axis=1) for frame in range(FRAMES)]) for picture in pictures()]
+    """Returns videos of the pictures, which move to the right by a field per frame."""
+    return [
+        np.stack([np.roll(picture, frame * FIELD_PIXELS, axis=1) for frame in range(FRAME_COUNT)])
+        for picture in pictures()
+    ]
 
 
 def sounds():
-    """A low tone, a high one and silence, each of a second."""
-    seconds = np.arange(SAMPLE_RATE) / SAMPLE_RATE
+    """Returns a low tone, a high tone and silence of one second each."""
+    seconds = np.arange(SAMPLE_RATE_HZ) / SAMPLE_RATE_HZ
     low, high = (np.sin(2 * np.pi * hertz * seconds).astype(np.float32) for hertz in (220, 1760))
     return low, high, np.zeros_like(low)
 
 
-# The argument of a processor that takes the medium, and the media with their names.
+# By medium: the processor's argument, the names of the items, and the function that makes them.
 MEDIA = {
     "image": ("images", ("an image", "another image", "a grey image"), pictures),
     "video": ("videos", ("a video", "another video", "a grey video"), videos),
@@ -43,11 +48,13 @@ MEDIA = {
 
 
 def check_answers(family, model, processor, media):
-    """Ends the program if two different prompts get the same answer."""
+    """Exits if two different prompts get the same answer, or an answer repeats itself."""
 
     def prompt(text, *parts):
         content = [*({"type": part} for part in parts), {"type": "text", "text": text}]
-        return processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+        return processor.apply_chat_template(
+            [{"role": "user", "content": content}], add_generation_prompt=True
+        )
 
     def answer(inputs):
         with torch.no_grad():
@@ -57,15 +64,20 @@ def check_answers(family, model, processor, media):
         return tuple(output[0, inputs["input_ids"].shape[1] :].tolist())
 
     def answer_text(text):
-        # Not of the processor: that of PaliGemma wants an image.
+        # The tokenizer, because PaliGemma's processor requires an image.
         return answer(processor.tokenizer([prompt(text)], return_tensors="pt"))
 
     def answer_item(medium, argument, item):
-        inputs = processor(text=[prompt("what is this?", medium)], **{argument: [item]}, return_tensors="pt")
-        # Some processors normalise in bfloat16.
+        inputs = processor(
+            text=[prompt("what is this?", medium)], **{argument: [item]}, return_tensors="pt"
+        )
+        # Some processors normalize in bfloat16.
         return answer(inputs.to(model.dtype))
 
-    answers = {"a text": answer_text("what is this?"), "another text": answer_text("compare the images")}
+    answers = {
+        "a text": answer_text("what is this?"),
+        "another text": answer_text("compare the images"),
+    }
     for medium in media:
         argument, names, make = MEDIA[medium]
         for name, item in zip(names, make(), strict=True):

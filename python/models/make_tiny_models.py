@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Makes one tiny random model of each family that the real-engine tests run.
+"""Makes a tiny random model of each family for the tests with real engines.
 
 usage: make_tiny_models.py OUT_DIR [NAME...]
 
-Writes OUT_DIR/NAME for each family, all of them if none is named: complete model directories in the layout that
-transformers saves today, a few MB each, quick on a CPU; and OUT_DIR/NAME-lora-LETTER for those that have LoRA adapters. Every machine and every run makes the same bytes. Token counts
-and layouts follow from the same settings as in the published models; sizes in pixels are smaller where these are free.
+Writes OUT_DIR/NAME for each named family, or for all, and OUT_DIR/NAME-lora-LETTER for families
+with LoRA adapters. These are complete model directories in the layout of today's transformers; they
+have a few MB each and run fast on a CPU. The bytes are the same on every machine and in every run.
+Token counts and layouts follow from the same settings as in the published models. Sizes in pixels
+are smaller where the family allows it.
 """
 
 import sys
@@ -53,7 +55,8 @@ FAMILIES = {
 }
 
 
-def make(name, directory):
+def make_model(name, directory):
+    """Writes the model of a family and its adapters, and checks the model's answers."""
     tiny = FAMILIES[name]()
     model = tiny.model.to(torch.float32).eval()
     set_weights(name, model)
@@ -61,7 +64,7 @@ def make(name, directory):
     model.save_pretrained(directory)
     tiny.processor.tokenizer.save_pretrained(directory)
     tiny.processor.save_pretrained(directory)
-    # Without it engines keep their own sampling defaults, and nothing but the request decides.
+    # Without this file engines use their own sampling defaults, so only the request has an effect.
     (directory / "generation_config.json").unlink(missing_ok=True)
     if tiny.publish is not None:
         tiny.publish(directory)
@@ -79,7 +82,7 @@ def main():
     if unknown:
         sys.exit(f"unknown: {' '.join(unknown)}; the families are {' '.join(FAMILIES)}")
     for name in names:
-        make(name, Path(sys.argv[1]) / name)
+        make_model(name, Path(sys.argv[1]) / name)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""From what transformers saves to what is published, where vLLM's loader knows the published form alone."""
+"""Conversions from transformers' saved form to the published form, which vLLM's loader requires."""
 
 import json
 import os
@@ -9,11 +9,11 @@ WEIGHTS = "model.safetensors"
 
 
 def rewrite_weights(directory, change):
-    """Replaces the file of weights; `change` maps a dict of tensors by name to another."""
+    """Rewrites the weights; `change` maps a dictionary of tensors by name to another one."""
     path = directory / WEIGHTS
     tensors = {name: tensor.contiguous() for name, tensor in change(load_file(path)).items()}
     save_file(tensors, path, metadata={"format": "pt"})
-    # save_file leaves the file to its owner alone.
+    # save_file makes the file readable for its owner only.
     os.chmod(path, 0o644)
 
 
@@ -22,18 +22,30 @@ def write_json(path, value):
 
 
 def nest_vision_model(directory):
-    """Published CLIP and SigLIP towers have one level of modules more than transformers 5 saves."""
+    """Nests the vision tower's weights one level deeper.
 
-    def name(saved):
-        return saved.replace("vision_tower.", "vision_tower.vision_model.", 1)
+    Published CLIP and SigLIP towers have one more level of modules than transformers 5 saves.
+    """
 
-    rewrite_weights(directory, lambda tensors: {name(saved): tensor for saved, tensor in tensors.items()})
+    def published_name(name):
+        return name.replace("vision_tower.", "vision_tower.vision_model.", 1)
+
+    rewrite_weights(
+        directory,
+        lambda tensors: {published_name(name): tensor for name, tensor in tensors.items()},
+    )
 
 
 def transpose_experts(directory):
-    """Published experts of Qwen3-VL lie as input × output, what transformers 5 saves as output × input."""
+    """Transposes Qwen3-VL's experts to input × output, as published.
 
-    def turned(name, tensor):
+    transformers 5 saves output × input.
+    """
+
+    def transpose_expert(name, tensor):
         return tensor.transpose(1, 2) if ".mlp.experts." in name else tensor
 
-    rewrite_weights(directory, lambda tensors: {name: turned(name, tensor) for name, tensor in tensors.items()})
+    rewrite_weights(
+        directory,
+        lambda tensors: {name: transpose_expert(name, tensor) for name, tensor in tensors.items()},
+    )

@@ -1,6 +1,7 @@
-"""How large the tiny models are. A few MB each, quick on a CPU."""
+"""The sizes of the tiny models: a few MB each, and fast on a CPU."""
 
-# Head width 64: vLLM's CPU attention wants 32 or more. Two heads over one key head also exercises grouped queries.
+# The head width is 64, because vLLM's CPU attention requires at least 32. Two heads over one key
+# head also exercise grouped queries.
 TEXT = {
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -16,7 +17,7 @@ VISION = {
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
 }
-# As published: the feature extractor makes spectra of this many bands.
+# The number of frequency bands of the feature extractor, as published.
 MEL_BANDS = 128
 AUDIO = {
     "num_mel_bins": MEL_BANDS,
@@ -24,6 +25,6 @@ AUDIO = {
     "encoder_attention_heads": 2,
     "encoder_ffn_dim": 128,
     "d_model": 64,
-    # Of 30 seconds, to which the feature extractor fills every sound.
+    # 30 seconds: the feature extractor pads every sound to this length.
     "max_source_positions": 1500,
 }

@@ -1,4 +1,4 @@
-"""How many items of each modality a prompt may have: what a processing info of vLLM says of itself without a model's files."""
+"""Limits on the items of each modality in a prompt, read from vLLM's code without model files."""
 
 import ast
 import inspect
@@ -10,11 +10,14 @@ METHOD = "get_supported_mm_limits"
 
 
 class NeedsFiles(BaseException):
-    """The answer is in a model's files. No ``Exception``, so that nothing on the way catches it."""
+    """The answer is in a model's files.
+
+    Not an ``Exception``, so that vLLM's code never catches it.
+    """
 
 
 class NoFiles:
-    """In place of a model's files."""
+    """A stand-in for a model's files that raises on every access."""
 
     def __getattr__(self, name: str) -> object:
         raise NeedsFiles(name)
@@ -22,59 +25,69 @@ class NoFiles:
 
 @dataclass(frozen=True)
 class Limit:
-    """``most`` is None for any number; not ``certain`` if a model's files decide whether there are any."""
+    """The limit of a modality.
+
+    ``most`` is None for any number. ``certain`` is False if a model's files decide whether it
+    takes any items.
+    """
 
     most: int | None
     certain: bool = True
 
 
 def limits_of(info: type) -> dict[str, Limit]:
-    """By modality; those that depend on a model's files as its source has them. Empty if it does not say any."""
+    """Returns the limits by modality of a processing info class.
+
+    If they depend on a model's files, returns those in its source, which may be none.
+    """
     without_files: object = object.__new__(info)
-    # Without ``__init__``, which may read files too.
+    # Created without ``__init__``, which may also read files.
     without_files.__dict__["ctx"] = NoFiles()
     try:
         limits = getattr(without_files, METHOD)()
     except (NeedsFiles, AttributeError):
-        return written_limits(info)
+        return limits_in_source(info)
     return {modality: Limit(most) for modality, most in limits.items()}
 
 
-def written_limits(info: type) -> dict[str, Limit]:
-    """Those that stand in the source of the method, and in that of the ones that it goes on to."""
+def limits_in_source(info: type) -> dict[str, Limit]:
+    """Returns the limits in the source of the method, and of the methods that it calls by super."""
     limits: dict[str, Limit] = {}
     for owner in info.__mro__:
         if METHOD not in owner.__dict__:
             continue
-        function = ast.parse(textwrap.dedent(inspect.getsource(owner.__dict__[METHOD]))).body[0]
-        for modality, limit in _entries(function, certain=not _ends_early(function)):
+        source = textwrap.dedent(inspect.getsource(owner.__dict__[METHOD]))
+        function = ast.parse(source).body[0]
+        for modality, limit in _entries(function, certain=not _returns_early(function)):
             limits.setdefault(modality, limit)
-        if not any(isinstance(node, ast.Name) and node.id == "super" for node in ast.walk(function)):
+        names = (node.id for node in ast.walk(function) if isinstance(node, ast.Name))
+        if "super" not in names:
             break
     return limits
 
 
-def _ends_early(function: ast.AST) -> bool:
+def _returns_early(function: ast.AST) -> bool:
     branches = (node for node in ast.walk(function) if isinstance(node, ast.If))
     return any(isinstance(node, ast.Return) for branch in branches for node in ast.walk(branch))
 
 
 def _entries(node: ast.AST, *, certain: bool) -> Iterator[tuple[str, Limit]]:
-    """The modalities that are put into dictionaries in a piece of source."""
+    """Yields the modalities that a piece of source puts into dictionaries."""
     pairs: list[tuple[ast.expr | None, ast.expr]] = []
     if isinstance(node, ast.Dict):
         pairs = list(zip(node.keys, node.values, strict=True))
     elif isinstance(node, ast.Assign):
-        pairs = [(target.slice, node.value) for target in node.targets if isinstance(target, ast.Subscript)]
+        subscripts = (target for target in node.targets if isinstance(target, ast.Subscript))
+        pairs = [(target.slice, node.value) for target in subscripts]
     for key, value in pairs:
         if isinstance(key, ast.Constant) and isinstance(key.value, str):
-            yield key.value, Limit(_number(value), certain)
-    within = certain and not isinstance(node, ast.If | ast.IfExp)
+            yield key.value, Limit(_parse_number(value), certain)
+    certain_below = certain and not isinstance(node, ast.If | ast.IfExp)
     for child in ast.iter_child_nodes(node):
-        yield from _entries(child, certain=within)
+        yield from _entries(child, certain=certain_below)
 
 
-def _number(value: ast.expr) -> int | None:
+def _parse_number(value: ast.expr) -> int | None:
     if isinstance(value, ast.Constant) and (value.value is None or isinstance(value.value, int)):
         return value.value
     raise ValueError(f"{METHOD} has a limit that is no number: {ast.unparse(value)}")

@@ -1,4 +1,4 @@
-"""Why Chiasm does not serve an architecture, where that can be told from vLLM's code alone."""
+"""Reasons why Chiasm does not serve an architecture, as far as vLLM's code alone reveals them."""
 
 import ast
 import inspect
@@ -8,25 +8,34 @@ from types import ModuleType
 from vllm.renderers.hf import HfRenderer
 from vllm.renderers.registry import RENDERER_REGISTRY
 
-# Processors that take only what this package makes of a conversation need its tokenizer.
+# A processor that uses this package needs Mistral's tokenizer: it accepts only conversations
+# written by this package.
 MISTRAL = "mistral_common"
 
 
 def tokenizer_modes(config: ModuleType) -> dict[str, str]:
-    """The architectures that vLLM has tokenizers or renderers of its own for, and the mode that it takes for each: a
-    chain of comparisons in ``ModelConfig``."""
+    """Returns the tokenizer mode of each architecture for which vLLM has its own code.
+
+    The code is a tokenizer or a renderer. vLLM selects the mode by a chain of comparisons in
+    ``ModelConfig``.
+    """
     modes: dict[str, str] = {}
     for node in ast.walk(ast.parse(inspect.getsource(config))):
-        if isinstance(node, ast.If) and (mode := _mode(node.body[0])):
+        if isinstance(node, ast.If) and (mode := _assigned_mode(node.body[0])):
             modes.update(dict.fromkeys(_compared_with_arch(node.test), mode))
     if not modes:
-        raise ValueError("vLLM does not choose tokenizer modes by architecture as it did: see tokenizer_modes")
+        raise ValueError(
+            "vLLM does not choose tokenizer modes by architecture as it did: see tokenizer_modes"
+        )
     return modes
 
 
-def _mode(statement: ast.stmt) -> str | None:
+def _assigned_mode(statement: ast.stmt) -> str | None:
     match statement:
-        case ast.Assign(targets=[ast.Attribute(attr="tokenizer_mode")], value=ast.Constant(value=str() as mode)):
+        case ast.Assign(
+            targets=[ast.Attribute(attr="tokenizer_mode")],
+            value=ast.Constant(value=str() as mode),
+        ):
             return mode
     return None
 
@@ -40,13 +49,17 @@ def _compared_with_arch(test: ast.expr) -> Iterator[str]:
 
 
 def writes_conversations(mode: str) -> bool:
-    """Whether a mode is there for its renderer; else it is for the tokenizer, and the model's chat template writes conversations."""
+    """Returns True if a mode has a renderer that writes conversations by code.
+
+    Otherwise the mode only selects a tokenizer, and the model's chat template writes conversations.
+    """
     return not issubclass(RENDERER_REGISTRY.load_renderer_cls(mode), HfRenderer)
 
 
 def needs_mistral(processor: type) -> bool:
-    """Whether the module of a processor reads prompts that only Mistral's own tokenizer writes."""
+    """Returns True if a processor's module reads prompts that only Mistral's tokenizer writes."""
     module = inspect.getmodule(processor)
-    return module is not None and any(
-        (getattr(value, "__module__", None) or "").startswith(MISTRAL) for value in vars(module).values()
-    )
+    if module is None:
+        return False
+    modules = (getattr(value, "__module__", None) or "" for value in vars(module).values())
+    return any(name.startswith(MISTRAL) for name in modules)

@@ -1,4 +1,7 @@
-"""That limits and refusals are read as vLLM's classes have them. Run by ``cargo xtask models-page`` before it trusts them."""
+"""Tests of reading limits and refusals from classes like vLLM's.
+
+``cargo xtask models-page`` runs them before it uses the results.
+"""
 
 import sys
 import tempfile
@@ -9,7 +12,7 @@ from typing import Any
 
 from limits import Limit, limits_of
 from refusals import needs_mistral, tokenizer_modes, writes_conversations
-from registered import reason, says_media
+from registered import has_media_base, short_reason
 
 
 class Info:
@@ -57,15 +60,21 @@ class Computed(Info):
 
 
 class LimitsTest(unittest.TestCase):
-    def test_a_class_that_needs_no_files_is_asked(self) -> None:
+    def test_method_without_files_is_called(self) -> None:
         self.assertEqual(limits_of(Plain), {"image": Limit(None), "video": Limit(1)})
 
-    def test_what_depends_on_files_is_read_in_the_source(self) -> None:
-        self.assertEqual(limits_of(More), {"audio": Limit(None, False), "image": Limit(None), "video": Limit(1)})
-        self.assertEqual(limits_of(OneByOne), {"image": Limit(None), "audio": Limit(2, False), "video": Limit(None)})
+    def test_file_dependent_limits_are_read_from_source(self) -> None:
+        self.assertEqual(
+            limits_of(More),
+            {"audio": Limit(None, False), "image": Limit(None), "video": Limit(1)},
+        )
+        self.assertEqual(
+            limits_of(OneByOne),
+            {"image": Limit(None), "audio": Limit(2, False), "video": Limit(None)},
+        )
         self.assertEqual(limits_of(Early), {"image": Limit(None, False)})
 
-    def test_what_is_not_written_there_is_not_guessed(self) -> None:
+    def test_limits_absent_from_source_are_not_guessed(self) -> None:
         self.assertEqual(limits_of(Unwritten), {})
         with self.assertRaisesRegex(ValueError, "most"):
             limits_of(Computed)
@@ -84,40 +93,46 @@ class SourcesTest(unittest.TestCase):
         self.addCleanup(sys.modules.pop, name, None)
         return __import__(name)
 
-    def test_tokenizer_modes_are_those_of_a_chain_of_comparisons(self) -> None:
+    def test_tokenizer_modes_are_read_from_comparisons(self) -> None:
         chain = (
             "class C:\n  def f(self, arch):\n"
             "    if self.impl == 'x':\n      self.tokenizer_mode = 'not'\n"
             "    elif arch == 'A':\n      self.tokenizer_mode = 'a'\n"
             "    elif arch in ('B', 'C'):\n      self.tokenizer_mode = 'bc'\n"
         )
-        self.assertEqual(tokenizer_modes(self.module("modes_there", chain)), {"A": "a", "B": "bc", "C": "bc"})
+        modes = tokenizer_modes(self.module("modes_there", chain))
+        self.assertEqual(modes, {"A": "a", "B": "bc", "C": "bc"})
         with self.assertRaisesRegex(ValueError, "tokenizer_modes"):
             tokenizer_modes(self.module("modes_gone", "x = 1\n"))
 
-    def test_a_mode_is_there_for_its_renderer_or_its_tokenizer(self) -> None:
+    def test_only_mode_with_renderer_writes_conversations(self) -> None:
         self.assertTrue(writes_conversations("deepseek_v32"))
         self.assertFalse(writes_conversations("kimi_audio"))
 
-    def test_mistral_is_known_by_what_a_module_imports(self) -> None:
-        of_mistral = self.module("of_mistral", "from mistral_common.protocol.instruct.chunk import TextChunk\nclass P: pass\n")
-        self.assertTrue(needs_mistral(of_mistral.P))
+    def test_mistral_is_recognized_by_imports(self) -> None:
+        source = "from mistral_common.protocol.instruct.chunk import TextChunk\nclass P: pass\n"
+        mistral_module = self.module("mistral_module", source)
+        self.assertTrue(needs_mistral(mistral_module.P))
         self.assertFalse(needs_mistral(Plain))
 
-    def test_a_class_that_can_t_be_imported_is_known_by_its_bases(self) -> None:
+    def test_unimportable_class_is_recognized_by_bases(self) -> None:
         package = self.folder / "broken_models"
         package.mkdir()
         (package / "__init__.py").write_text("")
         (package / "model.py").write_text(
-            "import no_such\nclass A(\n    Module, SupportsMultiModal\n): ...\nclass B(Module): ...\n"
+            "import no_such\n"
+            "class A(\n    Module, SupportsMultiModal\n): ...\n"
+            "class B(Module): ...\n"
         )
-        self.assertTrue(says_media("broken_models", "A"))
-        self.assertFalse(says_media("broken_models", "B"))
+        self.assertTrue(has_media_base("broken_models", "A"))
+        self.assertFalse(has_media_base("broken_models", "B"))
 
-    def test_a_reason_is_one_sentence_without_paths(self) -> None:
-        self.assertEqual(reason(ImportError("it needs x. Get\nit (/a/b.py)")), "ImportError: it needs x")
-        self.assertEqual(reason(OSError("no '/a/b' here (/c.so)")), "OSError: no here")
-        self.assertEqual(reason(RuntimeError()), "RuntimeError:")
+    def test_reason_is_one_sentence_without_paths(self) -> None:
+        self.assertEqual(
+            short_reason(ImportError("it needs x. Get\nit (/a/b.py)")), "ImportError: it needs x"
+        )
+        self.assertEqual(short_reason(OSError("no '/a/b' here (/c.so)")), "OSError: no here")
+        self.assertEqual(short_reason(RuntimeError()), "RuntimeError:")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,18 @@
-"""What every way to reason is asked, alone and before a tool parser, and prompts that open or close reasoning already."""
+"""The cases of all reasoning parsers, and prompts that already open or close reasoning."""
+
 from cases import PARIS, WEATHER
 
-TEMPLATES = [{"enable_thinking": False}, {"thinking": False}, {"enable_thinking": True},
-             {"thinking": True, "enable_thinking": False},
-             {"reasoning_effort": "none"}]
+TEMPLATES = [
+    {"enable_thinking": False},
+    {"thinking": False},
+    {"enable_thinking": True},
+    {"thinking": True, "enable_thinking": False},
+    {"reasoning_effort": "none"},
+]
 
 
 def text_cases(start, end):
-    """(name, text) of answers without calls."""
+    """Yields (name, text) of answers without calls."""
     thought = "Let me think."
     tag = start.rstrip("\n")
     yield "closed", f"{start}{thought}{end}Hello."
@@ -43,14 +48,15 @@ def text_cases(start, end):
     yield "no-start-end-later", f"one{end}Hello {end} there."
     yield "tag-like", f"{start}a < b, <thinking>, </thin> and <b>bold</b>{end}<think/> Hello."
     yield "tag-in-code", f"{start}one{end}Write `{tag}` and `{end}`."
-    yield "other-tags", f"<thought>hm</thought>[THINK]hm[/THINK]<think>hm</think>Hello."
+    yield "other-tags", "<thought>hm</thought>[THINK]hm[/THINK]<think>hm</think>Hello."
     yield "unicode", f"{start}想一想 😀{end}é"
     yield "upper-case", f"{start.upper()}{thought}{end.upper()}Hello."
 
 
 def call_cases(format, start, end):
-    """(name, text) of answers with calls, for a reasoning parser before a tool parser."""
-    one, two = format.calls(WEATHER), format.calls(WEATHER, PARIS)
+    """Yields (name, text) of answers with calls, for a reasoning parser before a tool parser."""
+    one = format.calls(WEATHER)
+    two = format.calls(WEATHER, PARIS)
     yield "call", one
     yield "think-call", f"{start}\nLet me think.\n{end}\n\n{one}"
     yield "think-calls", f"{start}Let me think.{end}{two}"
@@ -67,24 +73,43 @@ def call_cases(format, start, end):
     yield "empty-think-call", f"{start}\n\n{end}\n\n{one}"
     yield "cut-call", f"{start}Let me think.{end}{one[: one.index('Hangz') + 3]}"
     yield "cut-call-in-unclosed", f"{start}Let me think.{one[: one.index('Hangz') + 3]}"
-    yield "think-in-string", format.calls(("write_file", {"path": "a", "content": f"x {start}y{end} z"}))
-    yield "think-then-think-in-string", f"{start}a{end}" + format.calls(("write_file", {"path": "a", "content": f"x {end} z"}))
+    yield (
+        "think-in-string",
+        format.calls(("write_file", {"path": "a", "content": f"x {start}y{end} z"})),
+    )
+    yield (
+        "think-then-think-in-string",
+        f"{start}a{end}" + format.calls(("write_file", {"path": "a", "content": f"x {end} z"})),
+    )
     yield "two-thinks-two-calls", f"{start}a{end}{one}{start}b{end}{format.calls(PARIS)}"
     yield "marker-in-think", f"{start}I write {format.markers[0]} here.{end}Hello."
     yield "end-marker-in-think", f"{start}I write {format.markers[-1]} here.{end}{one}"
 
 
-# Asked again with other arguments of the template.
-AGAIN = ("closed", "no-start", "no-tag", "unclosed", "think-call", "call", "call-in-unclosed")
+# The cases that are repeated with other arguments of the template.
+TEMPLATE_CASES = (
+    "closed",
+    "no-start",
+    "no-tag",
+    "unclosed",
+    "think-call",
+    "call",
+    "call-in-unclosed",
+)
 
 
 def prompts(tokenizer, start, end):
-    """(name, end of the prompt): what the template may have written before the answer."""
-    turn = {"qwen3": "<|im_start|>assistant\n", "glm45": "<|assistant|>\n", "gemma4": "<|turn>model\n"}.get(tokenizer, "Hello.\n")
+    """Yields (name, end of the prompt) for the texts that a template may end with."""
+    turn = {
+        "qwen3": "<|im_start|>assistant\n",
+        "glm45": "<|assistant|>\n",
+        "gemma4": "<|turn>model\n",
+    }.get(tokenizer, "Hello.\n")
     yield "open", f"{turn}{start}"
     yield "closed", f"{turn}{start}\n\n{end}\n\n"
     yield "closed-in-earlier-turn", f"{turn}{start}hm{end}Hello.\n{turn}"
     yield "nothing", turn
 
 
-PROMPTED = ("no-start", "no-tag", "call", "think-call")
+# The cases that are repeated with these prompts.
+PROMPT_CASES = ("no-start", "no-tag", "call", "think-call")

@@ -1,8 +1,9 @@
-"""Lets SGLang be imported and run on a CPU without the packages that are built for GPUs.
+"""Stand-ins for packages built for GPUs, with which SGLang can be imported and run on a CPU.
 
-Python imports this by its name at every start, in SGLang's child processes too. In place of each such package there is a module that
-has whatever is asked of it; calling any of that raises, so nothing is ever computed by a stand-in. The same goes for the operators that
-a build of SGLang's kernels for CPUs would register with torch.
+Python imports this module by its name at every start, also in SGLang's child processes. Each
+stand-in is a module that has every attribute. Calling an attribute raises, so a stand-in never
+computes anything. Torch operators that a CPU build of SGLang's kernels would register have
+stand-ins too.
 """
 
 import importlib.abc
@@ -25,12 +26,12 @@ PACKAGES = {
     "tilelang",
 }
 
-# Newer than what SGLang asks of any of them.
+# Newer than the versions of these packages that SGLang requires.
 VERSION = "99.0"
 
 
 class Absent:
-    """Something of a package that is not there: a name, a type, a decorator, a list, but nothing that runs."""
+    """An attribute of a missing package: a name, type, decorator or list. Calling it raises."""
 
     def __init__(self, name):
         self.__name__ = self.__qualname__ = name
@@ -43,7 +44,7 @@ class Absent:
     def __call__(self, *_, **__):
         raise NotImplementedError(f"{self.__name__} is a stand-in, this environment has no kernels")
 
-    # Names of absent types stand in annotations and among the bases of classes.
+    # Absent types are used in annotations and as base classes.
     def __getitem__(self, _):
         return self
 
@@ -57,13 +58,17 @@ class Absent:
 
 
 class AbsentModule(types.ModuleType):
+    """A module of a missing package."""
+
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
         return Absent(f"{self.__name__}.{name}")
 
 
-class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class AbsentModuleFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds and loads a stand-in for every module of the missing packages."""
+
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in PACKAGES:
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
@@ -78,23 +83,26 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__path__ = []
 
 
-def let_operators_be_absent():
-    """SGLang takes operators of its CPU kernels off torch when it is imported, long before it knows whether it will call them."""
+def add_absent_operators():
+    """Adds stand-ins for the operators of SGLang's CPU kernels to torch.
+
+    SGLang reads these operators from torch when it is imported, whether or not it calls them later.
+    """
     from torch._ops import _OpNamespace
 
-    found = _OpNamespace.__getattr__
+    get_operator = _OpNamespace.__getattr__
 
-    def find(self, name):
+    def get_operator_or_stand_in(self, name):
         try:
-            return found(self, name)
+            return get_operator(self, name)
         except AttributeError:
             if self.name == "sgl_kernel" and name.endswith("_cpu"):
                 return Absent(f"torch.ops.sgl_kernel.{name}")
             raise
 
-    _OpNamespace.__getattr__ = find
+    _OpNamespace.__getattr__ = get_operator_or_stand_in
 
 
-sys.meta_path.insert(0, Finder())
+sys.meta_path.insert(0, AbsentModuleFinder())
 if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
-    let_operators_be_absent()
+    add_absent_operators()

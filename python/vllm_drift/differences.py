@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Says how the code of functions differs between two versions of vLLM.
+"""Prints the differences in functions between two versions of vLLM.
 
 usage: differences.py OLD_PACKAGES NEW_PACKAGES NAME...
 
-Each NAME is a fact's, ``PATH:FUNCTION``. Prints for each a diff of what its digest stands for, not more than some lines of it.
+Each NAME is the name of a fact, ``PATH:FUNCTION``. Prints at most MAX_DIFF_LINES lines of a diff of
+the code that the fact's digest covers.
 """
 
 import difflib
@@ -14,10 +15,10 @@ from kinds import Named
 from relied_on import GROUPS
 from source import Function, Package, code_lines
 
-MOST_LINES = 60
+MAX_DIFF_LINES = 60
 
-# What things were called before, by what they are called now.
-FORMER = {
+# The former names of definitions, by path and current name.
+FORMER_NAMES = {
     (kind.path, name.removesuffix(".*")): old
     for group in GROUPS
     for kind in group.relied_on
@@ -27,9 +28,14 @@ FORMER = {
 
 
 def difference(old: Package, new: Package, name: str) -> list[str]:
+    """Returns a diff of a function; empty if it is equal, missing or no function."""
     path, _, qualified = name.partition(":")
     own, dot, method = qualified.partition(".")
-    former = FORMER.get((path, qualified)) or (path, own) in FORMER and f"{FORMER[path, own]}{dot}{method}"
+    former = (
+        FORMER_NAMES.get((path, qualified))
+        or (path, own) in FORMER_NAMES
+        and f"{FORMER_NAMES[path, own]}{dot}{method}"
+    )
     sides = []
     for package in (old, new):
         found = package.find(path, qualified, former or None)
@@ -38,8 +44,8 @@ def difference(old: Package, new: Package, name: str) -> list[str]:
     if not all(sides):
         return []
     lines = list(difflib.unified_diff(*sides, lineterm="", n=2))[2:]
-    left = len(lines) - MOST_LINES
-    return lines[:MOST_LINES] + ([f"… and {left} lines more"] if left > 0 else [])
+    left = len(lines) - MAX_DIFF_LINES
+    return lines[:MAX_DIFF_LINES] + ([f"… and {left} lines more"] if left > 0 else [])
 
 
 def main() -> None:

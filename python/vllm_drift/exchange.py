@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Exchanges messages with Chiasm, over files: reads its requests with vLLM's own types, writes outputs with them.
+"""Exchanges messages with Chiasm over files, encoded and decoded by vLLM's own types.
 
 usage: exchange.py FOLDER
 
-Runs in an environment with the vLLM that is asked about. FOLDER has ``requests.json`` and the frames that it names, written by the
-test ``vllm_exchange`` of ``chiasm-sim-engine``, which then reads ``outputs.json``. Says what is read in another sense than it was
-written. Exits with 1 if there is such a message, with 3 if this vLLM can't be imported.
+Runs in an environment with the vLLM to test. The test ``vllm_exchange`` of ``chiasm-sim-engine``
+writes ``requests.json`` and its frames to FOLDER, and then reads ``outputs.json``. Prints the
+requests that are decoded to other values than intended. Exits with 1 if there are any, and with 3
+if this vLLM can't be imported.
 """
 
 import json
@@ -24,7 +25,7 @@ def main() -> None:
         import outputs_of_vllm
         import requests_to_vllm
     except Exception as error:
-        # In one line, which xtask passes on.
+        # In one line, which xtask prints.
         print(f"{type(error).__name__}: {' '.join(str(error).split())}")
         sys.exit(CANNOT_IMPORT)
 
@@ -38,24 +39,28 @@ def main() -> None:
     requests = json.loads((folder / "requests.json").read_text())
     for request in requests:
         name = request["name"]
-        # Writable, as the frames of a socket are: torch warns of others.
-        frames = [bytearray((folder / f"{name}.f{number}").read_bytes()) for number in range(request["frames"])]
+        # Writable like the frames of a socket: torch warns about others.
+        frames = [
+            bytearray((folder / f"{name}.f{number}").read_bytes())
+            for number in range(request["frames"])
+        ]
         try:
             problems = requests_to_vllm.problems(request["kind"], frames, request["means"])
         except Exception as error:
             problems = [f"{type(error).__name__}: {error}"]
-        print(f"{name}: {'; '.join(problems) or 'read as meant'}")
+        print(f"{name}: {'; '.join(problems) or 'decoded as intended'}")
         wrong += bool(problems)
     if wrong or not requests:
         sys.exit(1)
 
 
 def write_outputs(folder: Path, messages: Iterator[tuple[str, str, Any, list[bytes]]]) -> None:
+    """Writes the frames and ``outputs.json`` to a folder."""
     written = []
-    for name, kind, means, frames in messages:
+    for name, kind, meaning, frames in messages:
         for number, frame in enumerate(frames):
             (folder / f"{name}.f{number}").write_bytes(frame)
-        written.append({"name": name, "kind": kind, "frames": len(frames), "means": means})
+        written.append({"name": name, "kind": kind, "frames": len(frames), "means": meaning})
     (folder / "outputs.json").write_text(json.dumps(written))
 
 

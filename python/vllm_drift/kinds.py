@@ -1,13 +1,14 @@
-"""The kinds of things of vLLM that can be relied on. ``relied_on.py`` lists them, ``facts.py`` reads them out.
+"""The kinds of facts about vLLM. ``relied_on.py`` lists the facts, and ``facts.py`` reads them.
 
-Paths are relative to the package ``vllm``. A definition that has moved is looked for by its name in all of vLLM.
+Paths are relative to the package ``vllm``. A definition that is not in its file is searched by name
+in all of vLLM.
 """
 
 from dataclasses import dataclass
 
 
 class Named:
-    """Definitions in one module. ``NAME was OLD_NAME`` is looked for under both."""
+    """Definitions in one module. ``NAME was OLD_NAME`` is searched under both names."""
 
     def __init__(self, path: str, *names: str) -> None:
         self.path = path
@@ -17,22 +18,27 @@ class Named:
 
 
 class Fields(Named):
-    """Classes that are data: their bases and options, and each field with its annotation and its default. Where the fields travel
-    by position, each says which."""
+    """Data classes: their bases and options, and each field with its annotation and default.
+
+    Fields that are encoded by position include their position.
+    """
 
 
 class Code(Named):
-    """Functions: signature and digest of the body. ``Class.method`` is a method, ``Class`` its bases and decorators, ``Class.*``
-    those with all methods and attributes."""
+    """Functions: their signature and a digest of the body.
+
+    ``Class.method`` is a method. ``Class`` stands for a class's bases and decorators, and
+    ``Class.*`` for these and all methods and attributes.
+    """
 
 
 class Values(Named):
-    """Constants of a module, or attributes of a class as ``Class.NAME``."""
+    """Constants of a module, or of a class as ``Class.NAME``."""
 
 
 @dataclass(frozen=True)
 class Keys:
-    """Entries of a dict in a module: these, or all of them."""
+    """Entries of a dictionary in a module: those with these keys, or all."""
 
     path: str
     dictionary: str
@@ -48,31 +54,32 @@ class Variables:
 
 @dataclass(frozen=True)
 class Flags:
-    """Flags of ``vllm serve``, as they are added to its parser."""
+    """Flags of ``vllm serve``, with the arguments that define them in its parser."""
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class EveryFlag:
-    """The names of all flags of ``vllm serve``: added by name, or made of the fields of a class."""
+class AllFlags:
+    """The names of all flags of ``vllm serve``, added by name or derived from a class's fields."""
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """What the wheel asks for of these packages."""
+    """The wheel's requirements on these packages."""
 
     packages: tuple[str, ...]
 
 
-Kind = Fields | Code | Values | Keys | Variables | Flags | EveryFlag | Requirements
+Kind = Fields | Code | Values | Keys | Variables | Flags | AllFlags | Requirements
 
 
 @dataclass(frozen=True)
 class Group:
-    """Things that matter for one reason and in the same of our files."""
+    """Facts with the same reason and the same files of ours."""
 
+    # The name in manifests.
     name: str
-    what: str
-    ours: tuple[str, ...]
+    reason: str
+    our_files: tuple[str, ...]
     relied_on: tuple[Kind, ...]

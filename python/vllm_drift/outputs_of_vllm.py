@@ -1,4 +1,7 @@
-"""Writes messages of an engine with vLLM's own types. What is left out of a meaning below is what the types have for nothing."""
+"""Encodes an engine's messages with vLLM's own types.
+
+Fields that are missing in a meaning have the type's default value.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -24,17 +27,23 @@ except ImportError:
 Message = tuple[str, str, Any, list[bytes]]
 
 
-def _positions(count: int, width: int) -> list:
-    """Candidates, their log probabilities and the rank of the first, at each position. Halves are exact in all float types."""
+def _logprobs(count: int, width: int) -> list:
+    """Returns candidates, their log probabilities and the rank of the first, for each position.
+
+    Multiples of one half are exact in all float types.
+    """
     logprobs = [-0.5 * (i + 1) for i in range(width)]
-    return [[[position * 1000 + i for i in range(width)], logprobs, position + 1] for position in range(count)]
+    return [
+        [[position * 1000 + i for i in range(width)], logprobs, position + 1]
+        for position in range(count)
+    ]
 
 
-FIRST = {
+FIRST_OUTPUT = {
     "request_id": "first",
     "new_token_ids": [1],
-    "new_logprobs": _positions(1, 3),
-    "new_prompt_logprobs_tensors": _positions(2, 2),
+    "new_logprobs": _logprobs(1, 3),
+    "new_prompt_logprobs_tensors": _logprobs(2, 2),
     "events": [[1, 10.5], [2, 11.25]],
     "prefill_stats": {
         "num_prompt_tokens": 100,
@@ -44,7 +53,12 @@ FIRST = {
         "num_external_cached_tokens": 4,
         "num_cache_creation_tokens": 32,
     },
-    "kv_transfer_params": {"do_remote_prefill": True, "remote_block_ids": [[7, 300]], "remote_host": "h", "remote_port": 5600},
+    "kv_transfer_params": {
+        "do_remote_prefill": True,
+        "remote_block_ids": [[7, 300]],
+        "remote_host": "h",
+        "remote_port": 5600,
+    },
     "num_nans_in_logits": 2,
 }
 STATS = {
@@ -67,15 +81,20 @@ STATS = {
 }
 
 OUTPUTS: dict[str, dict] = {
-    "out_first": {"outputs": [FIRST], "timestamp": 12.5, "scheduler_stats": STATS, "weight_version": "default"},
+    "out_first": {
+        "outputs": [FIRST_OUTPUT],
+        "timestamp": 12.5,
+        "scheduler_stats": STATS,
+        "weight_version": "default",
+    },
     "out_many_logprobs": {
         "timestamp": 13.5,
         "outputs": [
             {
                 "request_id": "many",
                 "new_token_ids": [5, 1005],
-                "new_logprobs": _positions(2, 101),
-                "new_prompt_logprobs_tensors": _positions(40, 21),
+                "new_logprobs": _logprobs(2, 101),
+                "new_prompt_logprobs_tensors": _logprobs(40, 21),
             }
         ],
     },
@@ -84,28 +103,52 @@ OUTPUTS: dict[str, dict] = {
         "timestamp": 14.5,
         "outputs": [
             {"request_id": "eos", "new_token_ids": [2], "finish_reason": "STOP"},
-            {"request_id": "stop", "new_token_ids": [70_000], "finish_reason": "STOP", "stop_reason": 70_000},
-            {"request_id": "text", "new_token_ids": [7], "finish_reason": "STOP", "stop_reason": "because"},
+            {
+                "request_id": "stop",
+                "new_token_ids": [70_000],
+                "finish_reason": "STOP",
+                "stop_reason": 70_000,
+            },
+            {
+                "request_id": "text",
+                "new_token_ids": [7],
+                "finish_reason": "STOP",
+                "stop_reason": "because",
+            },
             {"request_id": "length", "new_token_ids": [151_643, 3], "finish_reason": "LENGTH"},
             {"request_id": "abort", "finish_reason": "ABORT"},
             {"request_id": "loop", "new_token_ids": [1, 1], "finish_reason": "REPETITION"},
-            {"request_id": "miss", "finish_reason": "ERROR", "mm_cache_miss_hashes": ["hash-a", "hash-b"]},
+            {
+                "request_id": "miss",
+                "finish_reason": "ERROR",
+                "mm_cache_miss_hashes": ["hash-a", "hash-b"],
+            },
             {
                 "request_id": "paused",
                 "finish_reason": "ERROR",
-                "error": {"code": "engine_paused", "message": "Generation is paused.", "retryable": True},
+                "error": {
+                    "code": "engine_paused",
+                    "message": "Generation is paused.",
+                    "retryable": True,
+                },
             },
         ],
         "finished_requests": ["abort", "eos", "length", "loop", "miss", "paused", "stop", "text"],
     },
     "out_waves": {"timestamp": 15.5, "wave_complete": 3, "start_wave": 4},
     "out_nothing": {"timestamp": 16.5},
-    "out_result": {"timestamp": 17.5, "utility_output": {"call_id": -7, "result": [True, "generate", {"key": 1.5}]}},
+    "out_result": {
+        "timestamp": 17.5,
+        "utility_output": {"call_id": -7, "result": [True, "generate", {"key": 1.5}]},
+    },
     "out_no_result": {"timestamp": 18.5, "utility_output": {"call_id": 8}},
-    "out_failure": {"timestamp": 19.5, "utility_output": {"call_id": 9, "failure_message": "Call to nope method failed"}},
+    "out_failure": {
+        "timestamp": 19.5,
+        "utility_output": {"call_id": 9, "failure_message": "Call to nope method failed"},
+    },
 }
 
-STORED = {
+BLOCK_STORED = {
     "type": "BlockStored",
     "block_hashes": [2**64 - 1, 1],
     "parent_block_hash": 2**63,
@@ -124,11 +167,16 @@ STORED = {
     "lookahead_token_ids": [[128], []],
 }
 EVENTS: dict[str, dict] = {
-    "kv_stored": {"ts": 20.5, "data_parallel_rank": 1, "events": [STORED]},
+    "kv_stored": {"ts": 20.5, "data_parallel_rank": 1, "events": [BLOCK_STORED]},
     "kv_all": {
         "ts": 21.5,
         "events": [
-            {"type": "BlockStored", "block_hashes": ["00ff" * 16], "token_ids": [5, 6], "block_size": 2},
+            {
+                "type": "BlockStored",
+                "block_hashes": ["00ff" * 16],
+                "token_ids": [5, 6],
+                "block_size": 2,
+            },
             {
                 "type": "BlockRemoved",
                 "block_hashes": [7, "0a" * 32],
@@ -182,44 +230,55 @@ READY = {
 
 
 def messages() -> Iterator[Message]:
-    for name, means in OUTPUTS.items():
-        means, outputs = _build(engine.EngineCoreOutputs, means, OF_OUTPUTS)
-        yield name, "outputs", means, [bytes(frame) for frame in MsgpackEncoder().encode(outputs)]
+    """Yields all messages."""
+    for name, meaning in OUTPUTS.items():
+        meaning, outputs = _build(engine.EngineCoreOutputs, meaning, OUTPUTS_FIELDS)
+        yield name, "outputs", meaning, [bytes(frame) for frame in MsgpackEncoder().encode(outputs)]
     yield "out_dead", "outputs", "dead", [EngineCoreProc.ENGINE_CORE_DEAD]
-    for name, means in EVENTS.items():
-        means, batch = _build(kv_events.KVEventBatch, means, {"events": _list(_event)})
-        yield name, "kv_events", means, [msgspec.msgpack.Encoder().encode(batch)]
-    means, ready = _build(engine.EngineCoreReadyResponse, READY, {"kv_events_config": _of(KVEventsConfig)})
-    yield "ready", "ready", means, [msgspec.msgpack.encode(ready)]
+    for name, meaning in EVENTS.items():
+        meaning, batch = _build(kv_events.KVEventBatch, meaning, {"events": _list_builder(_event)})
+        yield name, "kv_events", meaning, [msgspec.msgpack.Encoder().encode(batch)]
+    meaning, ready = _build(
+        engine.EngineCoreReadyResponse, READY, {"kv_events_config": _builder(KVEventsConfig)}
+    )
+    yield "ready", "ready", meaning, [msgspec.msgpack.encode(ready)]
     yield "hello", "hello", {"status": "HELLO", "headless": True}, [hello()]
 
 
-def _build(what: type, means: dict, fields: dict | None = None) -> tuple[dict, Any]:
-    """An object with this meaning, and the meaning without what this version has no field for."""
-    known = what.__struct_fields__ if issubclass(what, msgspec.Struct) else what.__dataclass_fields__
-    kept, arguments = {}, {}
-    for name, value in means.items():
+def _build(message_type: type, meaning: dict, fields: dict | None = None) -> tuple[dict, Any]:
+    """Returns the meaning without fields that this version lacks, and an object with it."""
+    known = (
+        message_type.__struct_fields__
+        if issubclass(message_type, msgspec.Struct)
+        else message_type.__dataclass_fields__
+    )
+    kept = {}
+    arguments = {}
+    for name, value in meaning.items():
         if name not in known or (name == "error" and RequestError is None):
-            print(f"{what.__name__} has no {name}")
+            print(f"{message_type.__name__} has no {name}")
             continue
         kept[name], arguments[name] = (fields or {}).get(name, lambda value: (value, value))(value)
-    return kept, what(**arguments)
+    return kept, message_type(**arguments)
 
 
-def _of(what: type, fields: dict | None = None):
-    return lambda means: _build(what, means, fields)
+def _builder(message_type: type, fields: dict | None = None):
+    """Returns a builder for objects of a type."""
+    return lambda meaning: _build(message_type, meaning, fields)
 
 
-def _list(build):
-    def build_all(means: list) -> tuple[list, list]:
-        built = [build(part) for part in means]
+def _list_builder(build):
+    """Returns a builder for a list of objects."""
+
+    def build_all(meaning: list) -> tuple[list, list]:
+        built = [build(part) for part in meaning]
         return [part for part, _ in built], [value for _, value in built]
 
     return build_all
 
 
-def _as(make):
-    """Builds a field that every version has in this form."""
+def _converted(make):
+    """Returns a builder for a field that has the same form in every version."""
     return lambda value: (value, make(value))
 
 
@@ -233,54 +292,67 @@ def _tensors(positions: list) -> LogprobsTensors:
     return LogprobsTensors(ids, logprobs, ranks.to(torch.int32))
 
 
-def _utility(means: dict) -> tuple[dict, Any]:
-    result = UtilityResult(means.get("result")) if "failure_message" not in means else None
-    return means, engine.UtilityOutput(means["call_id"], means.get("failure_message"), result)
+def _utility(meaning: dict) -> tuple[dict, Any]:
+    result = UtilityResult(meaning.get("result")) if "failure_message" not in meaning else None
+    return meaning, engine.UtilityOutput(meaning["call_id"], meaning.get("failure_message"), result)
 
 
-def _stats(means: dict) -> tuple[dict, Any]:
-    return _build(SchedulerStats, means, {"prefix_cache_stats": _of(PrefixCacheStats)})
+def _stats(meaning: dict) -> tuple[dict, Any]:
+    return _build(SchedulerStats, meaning, {"prefix_cache_stats": _builder(PrefixCacheStats)})
 
 
-def _hash(means: int | str) -> int | bytes:
-    return bytes.fromhex(means) if isinstance(means, str) else means
+def _hash(meaning: int | str) -> int | bytes:
+    return bytes.fromhex(meaning) if isinstance(meaning, str) else meaning
 
 
-def _extra_keys(means: list) -> list:
-    return [keys and tuple(tuple(key) if isinstance(key, list) else key for key in keys) for keys in means]
+def _extra_keys(meaning: list) -> list:
+    return [
+        keys and tuple(tuple(key) if isinstance(key, list) else key for key in keys)
+        for keys in meaning
+    ]
 
 
-# Fields that every event of a type has to have, though they say nothing.
+# The fields without defaults that every event of a type must have.
 NO_DEFAULT = {
     "BlockStored": ("parent_block_hash", "lora_id", "medium", "lora_name"),
     "BlockRemoved": ("medium",),
     "AllBlocksCleared": (),
 }
-OF_EVENTS = {
-    "block_hashes": _as(lambda means: [_hash(one) for one in means]),
-    "parent_block_hash": _as(lambda means: None if means is None else _hash(means)),
-    "extra_keys": _as(_extra_keys),
+EVENT_FIELDS = {
+    "block_hashes": _converted(lambda meaning: [_hash(value) for value in meaning]),
+    "parent_block_hash": _converted(lambda meaning: None if meaning is None else _hash(meaning)),
+    "extra_keys": _converted(_extra_keys),
 }
 
 
-def _event(means: dict) -> tuple[dict, Any]:
-    kind = means["type"]
-    fields = dict.fromkeys(NO_DEFAULT[kind]) | {name: value for name, value in means.items() if name != "type"}
-    kept, event = _build(getattr(kv_events, kind), fields, OF_EVENTS)
+def _event(meaning: dict) -> tuple[dict, Any]:
+    kind = meaning["type"]
+    fields = dict.fromkeys(NO_DEFAULT[kind]) | {
+        name: value for name, value in meaning.items() if name != "type"
+    }
+    kept, event = _build(getattr(kv_events, kind), fields, EVENT_FIELDS)
     return {"type": kind, **kept}, event
 
 
-OF_OUTPUT = {
-    "new_logprobs": _as(lambda means: LogprobsLists(*_arrays(means))),
-    "new_prompt_logprobs_tensors": _as(_tensors),
-    "finish_reason": _as(lambda name: engine.FinishReason[name]),
-    "events": _as(lambda means: [engine.EngineCoreEvent(engine.EngineCoreEventType(kind), time) for kind, time in means]),
-    "prefill_stats": _of(PrefillStats),
-    "error": _as(lambda means: RequestError(**means)),
+OUTPUT_FIELDS = {
+    "new_logprobs": _converted(lambda meaning: LogprobsLists(*_arrays(meaning))),
+    "new_prompt_logprobs_tensors": _converted(_tensors),
+    "finish_reason": _converted(lambda name: engine.FinishReason[name]),
+    "events": _converted(
+        lambda meaning: [
+            engine.EngineCoreEvent(engine.EngineCoreEventType(kind), time) for kind, time in meaning
+        ]
+    ),
+    "prefill_stats": _builder(PrefillStats),
+    "error": _converted(lambda meaning: RequestError(**meaning)),
 }
-OF_OUTPUTS = {
-    "outputs": _list(lambda means: _build(engine.EngineCoreOutput, {"new_token_ids": [], **means}, OF_OUTPUT)),
+OUTPUTS_FIELDS = {
+    "outputs": _list_builder(
+        lambda meaning: _build(
+            engine.EngineCoreOutput, {"new_token_ids": [], **meaning}, OUTPUT_FIELDS
+        )
+    ),
     "scheduler_stats": _stats,
     "utility_output": _utility,
-    "finished_requests": _as(set),
+    "finished_requests": _converted(set),
 }

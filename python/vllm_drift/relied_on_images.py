@@ -1,4 +1,4 @@
-"""The part of the table that is about images: what makes the tensors and the placeholders of each native family."""
+"""The part of the table for images: the tensors and placeholders of each native family."""
 
 from kinds import Code, Fields, Group, Keys, Values, Variables
 
@@ -8,18 +8,25 @@ MODELS = "model_executor/models"
 FAMILIES = "crates/chiasm-vision/src/families"
 
 
-def family(name: str, ours: tuple[str, ...], file: str, model: str, *classes: str, beside: tuple[Code | Values, ...] = ()) -> Group:
-    """One file of vLLM's models: its processing classes, and what Chiasm has to know of the model's class."""
+def family(
+    name: str,
+    our_files: tuple[str, ...],
+    file: str,
+    model: str,
+    *classes: str,
+    more: tuple[Code | Values, ...] = (),
+) -> Group:
+    """Returns the group of one model file of vLLM: its processing classes and its model class."""
     path = f"{MODELS}/{file}.py"
     return Group(
         f"family: {name}",
         "sizes, tensors and placeholders of images",
-        (f"{FAMILIES}/table.rs", *(f"{FAMILIES}/{our}" for our in ours)),
+        (f"{FAMILIES}/table.rs", *(f"{FAMILIES}/{file_name}" for file_name in our_files)),
         (
-            Code(path, *(f"{one}.*" for one in classes)),
+            Code(path, *(f"{name}.*" for name in classes)),
             Code(path, model, f"{model}.get_placeholder_str"),
             Values(path, f"{model}.supports_mm_device_do_normalize"),
-            *beside,
+            *more,
         ),
     )
 
@@ -27,7 +34,7 @@ def family(name: str, ours: tuple[str, ...], file: str, model: str, *classes: st
 IMAGES = (
     Group(
         "image files",
-        "how the bytes of a file become pixels",
+        "the decoding of image files",
         (
             "crates/chiasm-media/src/image/decode.rs",
             "crates/chiasm-media/src/image/exif.rs",
@@ -37,19 +44,37 @@ IMAGES = (
         ),
         (
             Values("multimodal/image.py", "ALLOWED_IMAGE_FORMATS"),
-            Code("multimodal/image.py", "open_image", "normalize_image", "rgba_to_rgb", "_has_transparency"),
+            Code(
+                "multimodal/image.py",
+                "open_image",
+                "normalize_image",
+                "rgba_to_rgb",
+                "_has_transparency",
+            ),
             Code("multimodal/image.py", "convert_image_mode"),
             Code("multimodal/media/image.py", "ImageMediaIO.*"),
             Code("multimodal/media/base.py", "MediaIO.*"),
-            Code("multimodal/media/connector.py", "merge_media_io_kwargs", "MediaConnector._load_data_url"),
-            Code("multimodal/media/connector.py", "MediaConnector.fetch_image", "MediaConnector.fetch_image_async"),
-            Code("multimodal/media/connector.py", "MediaConnector.load_from_url_async", "MediaConnector._image_io"),
+            Code(
+                "multimodal/media/connector.py",
+                "merge_media_io_kwargs",
+                "MediaConnector._load_data_url",
+            ),
+            Code(
+                "multimodal/media/connector.py",
+                "MediaConnector.fetch_image",
+                "MediaConnector.fetch_image_async",
+            ),
+            Code(
+                "multimodal/media/connector.py",
+                "MediaConnector.load_from_url_async",
+                "MediaConnector._image_io",
+            ),
             Variables(("VLLM_MAX_IMAGE_PIXELS",)),
         ),
     ),
     Group(
         "processor settings",
-        "which of mm_processor_kwargs win, and what is normalised where",
+        "the precedence of mm_processor_kwargs, and where normalization takes place",
         (
             "crates/chiasm-vision/src/engine_kwargs.rs",
             f"{FAMILIES}/table.rs",
@@ -57,37 +82,109 @@ IMAGES = (
             "crates/chiasm/src/vllm_flags.rs",
         ),
         (
-            Code("config/multimodal.py", "MultiModalConfig.merge_mm_processor_kwargs", "_merge_mm_processor_kwargs"),
-            Code("config/multimodal.py", "_merge_mm_processor_scope", "_recursively_merge_mm_processor_kwargs"),
-            Values("config/multimodal.py", "MultiModalConfig.mm_device_do_normalize", "MultiModalConfig.mm_processor_kwargs"),
+            Code(
+                "config/multimodal.py",
+                "MultiModalConfig.merge_mm_processor_kwargs",
+                "_merge_mm_processor_kwargs",
+            ),
+            Code(
+                "config/multimodal.py",
+                "_merge_mm_processor_scope",
+                "_recursively_merge_mm_processor_kwargs",
+            ),
+            Values(
+                "config/multimodal.py",
+                "MultiModalConfig.mm_device_do_normalize",
+                "MultiModalConfig.mm_processor_kwargs",
+            ),
             Code("config/model.py", "ModelConfig._resolve_mm_device_do_normalize"),
             Values(f"{MODELS}/interfaces.py", "SupportsMultiModal.supports_mm_device_do_normalize"),
-            Code("model_executor/layers/fusion/mm_input_norm.py", "build_mm_input_norm", "_load_norm_params"),
+            Code(
+                "model_executor/layers/fusion/mm_input_norm.py",
+                "build_mm_input_norm",
+                "_load_norm_params",
+            ),
             Code("model_executor/layers/fusion/mm_input_norm.py", "FusedMMInputNorm.*"),
-            Code(CONTEXT, "_resolve_mm_processor_kwargs", "_merge_scoped_mm_processor_value", "InputProcessingContext.*"),
+            Code(
+                CONTEXT,
+                "_resolve_mm_processor_kwargs",
+                "_merge_scoped_mm_processor_value",
+                "InputProcessingContext.*",
+            ),
             Code(CONTEXT, "BaseProcessingInfo.*"),
-            Code("transformers_utils/processor.py", "_merge_mm_kwargs", "get_processor", "get_processor_kwargs_keys"),
-            Code("transformers_utils/processor.py", "get_processor_kwargs_type", "cached_processor_from_config"),
-            Code("transformers_utils/processor.py", "get_image_processor", "cached_image_processor_from_config"),
+            Code(
+                "transformers_utils/processor.py",
+                "_merge_mm_kwargs",
+                "get_processor",
+                "get_processor_kwargs_keys",
+            ),
+            Code(
+                "transformers_utils/processor.py",
+                "get_processor_kwargs_type",
+                "cached_processor_from_config",
+            ),
+            Code(
+                "transformers_utils/processor.py",
+                "get_image_processor",
+                "cached_image_processor_from_config",
+            ),
         ),
     ),
     Group(
         "prompt updates",
-        "how placeholders are found in a prompt and replaced",
+        "the search for placeholders in a prompt, and their replacement",
         ("crates/chiasm-prompt/src/expand.rs", "crates/chiasm-vision/src/image_prompt.rs"),
         (
-            Fields(PROCESSOR, "PromptUpdateDetails", "PromptReplacement", "PromptInsertion", "UpdateMode"),
-            Code(PROCESSOR, "PromptUpdateDetails.*", "PromptUpdate.*", "PromptReplacement.*", "ResolvedPromptUpdate.*"),
-            Code(PROCESSOR, "iter_token_matches", "replace_token_matches", "_plan_prompt_updates", "_plan_prompt_updates_with"),
-            Code(PROCESSOR, "_compile_prompt_update_queues", "_find_queue_match", "_next_priority", "_apply_matches"),
-            Code(PROCESSOR, "apply_token_matches", "_apply_token_matches_with_placeholders", "_iter_placeholders"),
-            Code(PROCESSOR, "find_mm_placeholders", "PlaceholderFeaturesInfo.*", "BaseMultiModalProcessor.*"),
-            Code("multimodal/parse.py", "ImageProcessorItems.*", "MultiModalDataParser._parse_image_data"),
+            Fields(
+                PROCESSOR,
+                "PromptUpdateDetails",
+                "PromptReplacement",
+                "PromptInsertion",
+                "UpdateMode",
+            ),
+            Code(
+                PROCESSOR,
+                "PromptUpdateDetails.*",
+                "PromptUpdate.*",
+                "PromptReplacement.*",
+                "ResolvedPromptUpdate.*",
+            ),
+            Code(
+                PROCESSOR,
+                "iter_token_matches",
+                "replace_token_matches",
+                "_plan_prompt_updates",
+                "_plan_prompt_updates_with",
+            ),
+            Code(
+                PROCESSOR,
+                "_compile_prompt_update_queues",
+                "_find_queue_match",
+                "_next_priority",
+                "_apply_matches",
+            ),
+            Code(
+                PROCESSOR,
+                "apply_token_matches",
+                "_apply_token_matches_with_placeholders",
+                "_iter_placeholders",
+            ),
+            Code(
+                PROCESSOR,
+                "find_mm_placeholders",
+                "PlaceholderFeaturesInfo.*",
+                "BaseMultiModalProcessor.*",
+            ),
+            Code(
+                "multimodal/parse.py",
+                "ImageProcessorItems.*",
+                "MultiModalDataParser._parse_image_data",
+            ),
         ),
     ),
     Group(
         "families",
-        "which file is whose, and what vision towers say of themselves",
+        "the models' files, and the properties of vision towers",
         (f"{FAMILIES}/table.rs", f"{FAMILIES}/tower.rs"),
         (
             Keys(
@@ -110,7 +207,9 @@ IMAGES = (
                     "InternVLChatModel",
                 ),
             ),
-            Code(f"{MODELS}/vision.py", "get_vision_encoder_info", "get_num_selected_vision_tokens"),
+            Code(
+                f"{MODELS}/vision.py", "get_vision_encoder_info", "get_num_selected_vision_tokens"
+            ),
             Code(f"{MODELS}/vision.py", "_get_vision_feature_selector"),
             Code(f"{MODELS}/clip.py", "CLIPEncoderInfo.*"),
             Code(f"{MODELS}/siglip.py", "SiglipEncoderInfo.*"),
@@ -125,7 +224,7 @@ IMAGES = (
         "Qwen2VLProcessingInfo",
         "Qwen2VLMultiModalProcessor",
         "Qwen2VLMultiModalDataParser",
-        beside=(Code(f"{MODELS}/qwen2_vl.py", "_create_qwen2vl_field_factory"),),
+        more=(Code(f"{MODELS}/qwen2_vl.py", "_create_qwen2vl_field_factory"),),
     ),
     family(
         "qwen2_5_vl",
@@ -144,7 +243,13 @@ IMAGES = (
         "Qwen3VLMultiModalProcessor",
         "Qwen3VLMultiModalDataParser",
     ),
-    family("qwen3_vl_moe", ("qwen_vl/mod.rs",), "qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", "Qwen3VLMoeProcessingInfo"),
+    family(
+        "qwen3_vl_moe",
+        ("qwen_vl/mod.rs",),
+        "qwen3_vl_moe",
+        "Qwen3VLMoeForConditionalGeneration",
+        "Qwen3VLMoeProcessingInfo",
+    ),
     family(
         "qwen3_5",
         ("qwen_vl/mod.rs",),
@@ -152,7 +257,7 @@ IMAGES = (
         "Qwen3_5ForConditionalGeneration",
         "Qwen3_5ProcessingInfo",
         "Qwen3_5MoeProcessingInfo",
-        beside=(Code(f"{MODELS}/qwen3_5.py", "Qwen3_5MoeForConditionalGeneration"),),
+        more=(Code(f"{MODELS}/qwen3_5.py", "Qwen3_5MoeForConditionalGeneration"),),
     ),
     family(
         "llava",
@@ -165,7 +270,13 @@ IMAGES = (
         "LlavaMultiModalProcessor",
         "PixtralHFProcessingInfo",
         "PixtralHFMultiModalProcessor",
-        beside=(Code(f"{MODELS}/llava.py", "_build_llava_or_pixtral_hf_info", "_build_llava_or_pixtral_hf_processor"),),
+        more=(
+            Code(
+                f"{MODELS}/llava.py",
+                "_build_llava_or_pixtral_hf_info",
+                "_build_llava_or_pixtral_hf_processor",
+            ),
+        ),
     ),
     family(
         "llava_next",
@@ -218,7 +329,7 @@ IMAGES = (
         "BaseInternVLMultiModalProcessor",
         "InternVLProcessingInfo",
         "InternVLMultiModalProcessor",
-        beside=(
+        more=(
             Values("transformers_utils/processors/internvl.py", "IMAGENET_MEAN", "IMAGENET_STD"),
             Code(
                 "transformers_utils/processors/internvl.py",

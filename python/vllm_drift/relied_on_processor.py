@@ -1,4 +1,4 @@
-"""The part of the table that is about vLLM's own processor, which runs beside Chiasm's frontend."""
+"""The part of the table for vLLM's own processor, which runs beside Chiasm's frontend."""
 
 from kinds import Code, Group, Values
 
@@ -11,16 +11,25 @@ HELPER = "python/chiasm_processor/chiasm_processor"
 PROCESSORS = (
     Group(
         "vLLM's processor: items",
-        "from flags and a file to tensors, by themselves",
+        "the tensors of a media file, with vLLM's flags",
         (f"{HELPER}/processor.py", f"{HELPER}/fields.py"),
         (
-            Code("engine/arg_utils.py", "EngineArgs.create_model_config", "EngineArgs.from_cli_args"),
+            Code(
+                "engine/arg_utils.py", "EngineArgs.create_model_config", "EngineArgs.from_cli_args"
+            ),
             Code("utils/argparse_utils.py", "FlexibleArgumentParser.parse_args"),
             Code("multimodal/registry.py", "MultiModalRegistry.create_processor"),
-            Code(MEDIA, "MediaConnector.__init__", "MediaConnector.load_from_url", "MediaConnector.fetch_image"),
+            Code(
+                MEDIA,
+                "MediaConnector.__init__",
+                "MediaConnector.load_from_url",
+                "MediaConnector.fetch_image",
+            ),
             Code(MEDIA, "MediaConnector.fetch_video", "MediaConnector.fetch_audio"),
             Code(MEDIA, "merge_media_io_kwargs"),
-            Code("multimodal/media/video.py", "VideoMediaIO.merge_kwargs", "VideoMediaIO.load_base64"),
+            Code(
+                "multimodal/media/video.py", "VideoMediaIO.merge_kwargs", "VideoMediaIO.load_base64"
+            ),
             Code("transformers_utils/processor.py", "get_video_processor_cls_name"),
             Code(PROCESSOR, "BaseMultiModalProcessor._cached_apply_hf_processor"),
             Code(INPUTS, "MultiModalBatchedField", "MultiModalFlatField", "MultiModalSharedField"),
@@ -28,10 +37,18 @@ PROCESSORS = (
     ),
     Group(
         "vLLM's processor: prompts",
-        "how items that are known are written in a prompt",
-        (f"{HELPER}/processor.py", f"{HELPER}/updates.py", "crates/chiasm-pipeline/src/processor_items/expansion.rs"),
+        "the expansion of processed items in a prompt",
         (
-            Code(PROCESSOR, "BaseMultiModalProcessor.apply", "BaseMultiModalProcessor._maybe_apply_prompt_updates"),
+            f"{HELPER}/processor.py",
+            f"{HELPER}/updates.py",
+            "crates/chiasm-pipeline/src/processor_items/expansion.rs",
+        ),
+        (
+            Code(
+                PROCESSOR,
+                "BaseMultiModalProcessor.apply",
+                "BaseMultiModalProcessor._maybe_apply_prompt_updates",
+            ),
             Code(PROCESSOR, "BaseMultiModalProcessor._apply_prompt_updates"),
             Code(PROCESSOR, "BaseMultiModalProcessor._apply_token_matches"),
             Code(PROCESSOR, "BaseMultiModalProcessor._find_mm_placeholders"),
@@ -41,7 +58,7 @@ PROCESSORS = (
     ),
     Group(
         "vLLM's processor: conversations",
-        "which models' are written by code, and how",
+        "the models whose conversations are rendered by code",
         (f"{HELPER}/conversation.py", "crates/chiasm/src/vllm_processor.rs"),
         (
             Code("tokenizers/registry.py", "resolve_tokenizer_args", "tokenizer_args_from_config"),
@@ -49,19 +66,43 @@ PROCESSORS = (
             Code("transformers_utils/config.py", "get_config"),
             Code("transformers_utils/repo_utils.py", "is_mistral_model_repo"),
             Values("renderers/registry.py", "_VLLM_RENDERERS"),
-            Code("renderers/base.py", "BaseRenderer.__init__", "BaseRenderer._tokenize_singleton_prompt"),
-            Code("renderers/params.py", "ChatParams.with_defaults", "ChatParams.get_apply_chat_template_kwargs"),
-            Code(CHAT, "ChatCompletionRequest.build_chat_params", "ChatCompletionRequest.build_tok_params"),
-            Code("renderers/online_renderer.py", "OnlineRenderer.preprocess_chat", "OnlineRenderer.render_chat"),
-            Code("renderers/mistral.py", "MistralRenderer.render_messages", "safe_apply_chat_template"),
-            Code("tokenizers/mistral.py", "MistralTokenizer.apply_chat_template", "validate_request_params"),
+            Code(
+                "renderers/base.py",
+                "BaseRenderer.__init__",
+                "BaseRenderer._tokenize_singleton_prompt",
+            ),
+            Code(
+                "renderers/params.py",
+                "ChatParams.with_defaults",
+                "ChatParams.get_apply_chat_template_kwargs",
+            ),
+            Code(
+                CHAT,
+                "ChatCompletionRequest.build_chat_params",
+                "ChatCompletionRequest.build_tok_params",
+            ),
+            Code(
+                "renderers/online_renderer.py",
+                "OnlineRenderer.preprocess_chat",
+                "OnlineRenderer.render_chat",
+            ),
+            Code(
+                "renderers/mistral.py",
+                "MistralRenderer.render_messages",
+                "safe_apply_chat_template",
+            ),
+            Code(
+                "tokenizers/mistral.py",
+                "MistralTokenizer.apply_chat_template",
+                "validate_request_params",
+            ),
             Code("tokenizers/mistral.py", "maybe_serialize_tool_calls", "truncate_tool_call_ids"),
             Values("renderers/kimi_k3.py", "_K3_MEDIA_IO_DEFAULTS"),
         ),
     ),
     Group(
         "vLLM's processor: greeting",
-        "what the frontend has to know of it",
+        "the properties of the processor that the frontend needs",
         (f"{HELPER}/greeting.py", "crates/chiasm-pipeline/src/processor_items.rs"),
         (
             Code("multimodal/encoder_budget.py", "get_mm_max_toks_per_item"),

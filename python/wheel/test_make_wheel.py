@@ -15,50 +15,69 @@ NEEDS = "  0x0010:   Name: {}  Flags: none  Version: 3\n"
 
 
 class TestTag(unittest.TestCase):
-    def test_the_newest_glibc_counts_and_by_number(self) -> None:
-        info = "".join(NEEDS.format(name) for name in ("GLIBC_2.9", "GLIBC_2.34", "GLIBC_2.2.5", "GCC_4.2.0"))
-        self.assertEqual(make_wheel.newest_glibc(info), (2, 34))
+    def test_newest_glibc_is_found_by_number(self) -> None:
+        names = ("GLIBC_2.9", "GLIBC_2.34", "GLIBC_2.2.5", "GCC_4.2.0")
+        version_info = "".join(NEEDS.format(name) for name in names)
+        self.assertEqual(make_wheel.newest_glibc(version_info), (2, 34))
 
-    def test_no_tag_is_older_than_the_oldest_policy(self) -> None:
+    def test_glibc_is_not_older_than_oldest_policy(self) -> None:
         self.assertEqual(make_wheel.newest_glibc(NEEDS.format("GLIBC_2.2.5")), (2, 17))
 
-    def test_a_newer_libgcc_than_any_policy_has_is_refused(self) -> None:
+    def test_libgcc_newer_than_policies_is_refused(self) -> None:
         with self.assertRaisesRegex(NotPortable, "GCC_4.8"):
             make_wheel.newest_glibc(NEEDS.format("GCC_7.0.0"))
 
-    def test_libraries_of_one_system_are_seen(self) -> None:
-        dynamic = " 0x01 (NEEDED)  Shared library: [libssl.so.3]\n 0x01 (NEEDED)  Shared library: [libc.so.6]\n"
-        names = list(make_wheel.needed(dynamic))
-        self.assertEqual([bool(make_wheel.LIBRARIES.fullmatch(name)) for name in names], [False, True])
+    def test_library_outside_policy_is_not_allowed(self) -> None:
+        dynamic = (
+            " 0x01 (NEEDED)  Shared library: [libssl.so.3]\n"
+            " 0x01 (NEEDED)  Shared library: [libc.so.6]\n"
+        )
+        names = list(make_wheel.needed_libraries(dynamic))
+        allowed = [bool(make_wheel.ALLOWED_LIBRARIES.fullmatch(name)) for name in names]
+        self.assertEqual(allowed, [False, True])
 
-    def test_what_is_no_program_for_linux_is_refused(self) -> None:
-        with tempfile.NamedTemporaryFile() as file, self.assertRaisesRegex(NotPortable, "x86_64 or aarch64"):
+    def test_non_linux_binary_is_refused(self) -> None:
+        with (
+            tempfile.NamedTemporaryFile() as file,
+            self.assertRaisesRegex(NotPortable, "x86_64 or aarch64"),
+        ):
             make_wheel.platform_tag(Path(file.name))
 
 
 class TestWheel(unittest.TestCase):
-    def test_it_has_the_binary_the_plugin_and_its_entry_point_and_the_record_of_all(self) -> None:
-        version = make_wheel.re.search('__version__ = "(.+)"', (make_wheel.PLUGIN / "chiasm_vllm/__init__.py").read_text())[1]
+    def test_wheel_is_reproducible_with_executable_binary(self) -> None:
+        init = (make_wheel.PLUGIN / "chiasm_vllm/__init__.py").read_text()
+        version = make_wheel.re.search('__version__ = "(.+)"', init)[1]
         with tempfile.TemporaryDirectory() as folder:
-            # Any program of this machine does for a binary.
+            # Any program of this machine can stand for the binary.
             binary = Path(sys.executable).resolve()
-            files = {f"chiasm-{version}.data/scripts/chiasm": binary.read_bytes(), "chiasm_vllm/__init__.py": b"x"}
+            files = {
+                f"chiasm-{version}.data/scripts/chiasm": binary.read_bytes(),
+                "chiasm_vllm/__init__.py": b"x",
+            }
             record = make_wheel.record(files, "i.dist-info")
             self.assertIn("i.dist-info/RECORD,,\n", record)
-            make_wheel.write(files, first := Path(folder, "first.whl"))
-            make_wheel.write(files, second := Path(folder, "second.whl"))
+            first = Path(folder, "first.whl")
+            second = Path(folder, "second.whl")
+            make_wheel.write(files, first)
+            make_wheel.write(files, second)
             digests = {hashlib.sha256(wheel.read_bytes()).digest() for wheel in (first, second)}
             self.assertEqual(len(digests), 1)
             with zipfile.ZipFile(first) as archive:
-                modes = {entry.filename.split("/")[-1]: entry.external_attr >> 16 for entry in archive.infolist()}
+                modes = {
+                    entry.filename.split("/")[-1]: entry.external_attr >> 16
+                    for entry in archive.infolist()
+                }
             self.assertEqual(modes, {"chiasm": 0o100755, "__init__.py": 0o100644})
 
-    def test_the_plugin_is_where_vllm_looks(self) -> None:
-        project = make_wheel.tomllib.loads((make_wheel.PLUGIN / "pyproject.toml").read_text())["project"]
+    def test_plugin_entry_point_is_in_vllms_group(self) -> None:
+        project = make_wheel.tomllib.loads((make_wheel.PLUGIN / "pyproject.toml").read_text())[
+            "project"
+        ]
         points = make_wheel.entry_points(project["entry-points"])
         self.assertEqual(points, "[vllm.general_plugins]\nchiasm = chiasm_vllm:register\n")
 
-    def test_another_version_of_the_plugin_is_refused(self) -> None:
+    def test_plugin_with_other_version_is_refused(self) -> None:
         with self.assertRaisesRegex(NotPortable, "same version"):
             make_wheel.make(Path("/nowhere"), "99.0.0", None, None, Path("/nowhere"))
 

@@ -24,7 +24,9 @@ pub(crate) enum Error {
     #[error("there is no bench `{name}`, see `cargo xtask help`")]
     UnknownBench { name: String },
 
-    #[error("`--rounds` takes a number of at least {min}, not `{found}`: fewer rounds say nothing")]
+    #[error(
+        "`--rounds` takes a number of at least {min}, not `{found}`: fewer rounds prove nothing"
+    )]
     Rounds { found: String, min: u32 },
 
     #[error("`--engines` takes a number of at least 1, not `{found}`")]
@@ -33,15 +35,15 @@ pub(crate) enum Error {
     #[error("`--vllm` takes one of {known}, not `{name}`")]
     UnknownVersion { name: String, known: String },
 
-    #[error("of SGLang there is one of {known}, not `{name}`")]
+    #[error("`--sglang` takes one of {known}, not `{name}`")]
     UnknownSglang { name: String, known: String },
 
-    #[error("`vllm-drift` takes a full release number as 0.33.0, not `{found}`")]
+    #[error("`vllm-drift` takes a full release number such as 0.33.0, not `{found}`")]
     Release { found: String },
 
     #[error(
-        "no manifest in python/vllm_drift/manifests is of vLLM {version} or an older one, \
-         write it with --write"
+        "python/vllm_drift/manifests has no manifest of vLLM {version} or an older version; \
+         write one with --write"
     )]
     NoManifest { version: String },
 
@@ -51,12 +53,7 @@ pub(crate) enum Error {
     #[error("`--baseline` takes the path of a `chiasm` of another commit")]
     NoBaseline,
 
-    #[error("the bench `{bench}` has no '{metric}' of '{case}' against {peer}: nothing is written")]
-    MissingRow { bench: &'static str, case: String, metric: &'static str, peer: String },
-
-    #[error(
-        "neither XDG_CACHE_HOME nor HOME is set to an absolute path, set one: the cache goes there"
-    )]
+    #[error("neither XDG_CACHE_HOME nor HOME is an absolute path; set one for the cache")]
     NoCacheDir,
 
     #[error("{path} is missing, is this a full checkout?", path = .path.display())]
@@ -92,40 +89,40 @@ pub(crate) enum Error {
     Json { what: String, source: serde_json::Error },
 
     #[error(
-        "vLLM for CPU comes for Linux on x86_64 and aarch64, this is {os} on {arch}; \
-         `cargo xtask test --no-vllm` runs what does not need it"
+        "vLLM for CPU is available for Linux on x86_64 and aarch64, not for {os} on {arch}; \
+         `cargo xtask test --no-vllm` runs the steps that do not need it"
     )]
     Platform { os: &'static str, arch: &'static str },
 
     #[error(
-        "found no Python 3.11 to 3.14 with its venv and ensurepip modules, install one \
+        "found no Python 3.11 to 3.14 with the modules venv and ensurepip; install one \
          (Debian: python3.11 and python3.11-venv); tried {tried}"
     )]
     NoPython { tried: String },
 
     #[error(
-        "{path} has {free_gb:.1} GB free, making the vLLM environment takes {need_gb:.0} GB; \
-         free some or point XDG_CACHE_HOME at a bigger disk",
+        "{path} has {free_gb:.1} GB free, but the vLLM environment needs {need_gb:.0} GB; \
+         free some space or point XDG_CACHE_HOME at a larger disk",
         path = .path.display()
     )]
     DiskFull { path: PathBuf, free_gb: f64, need_gb: f64 },
 
     #[error(
-        "the new environment says vLLM {found:?} where {wanted} was installed, \
+        "the new environment reports vLLM {found:?} instead of {wanted}; \
          remove {path} and try again",
         path = .path.display()
     )]
     WrongVersion { found: String, wanted: String, path: PathBuf },
 
     #[error(
-        "the new environment says SGLang {found:?} where {wanted} was installed, \
+        "the new environment reports SGLang {found:?} instead of {wanted}; \
          remove {path} and try again",
         path = .path.display()
     )]
     WrongSglang { found: String, wanted: &'static str, path: PathBuf },
 
     #[error(
-        "{path} has {bytes} bytes, more than {max_bytes}: see what has come into it",
+        "{path} has {bytes} bytes, more than {max_bytes}: look for misplaced contents",
         path = .path.display()
     )]
     TooLarge { path: PathBuf, bytes: u64, max_bytes: u64 },
@@ -145,7 +142,7 @@ pub(crate) enum Error {
         problems: String,
     },
 
-    #[error("stopped, because something else failed first")]
+    #[error("stopped because another step failed first")]
     Cancelled,
 
     #[error("a thread of xtask panicked")]

@@ -76,11 +76,11 @@ pub(crate) fn remake(setup: &Setup, env: &VllmEnv, models: &Path) -> Result<(), 
     run_scripts(setup, env, models, root)?;
     let changes = changes(&before, &snapshot(root)?);
     if changes.is_empty() {
-        println!("the goldens came out as they were");
+        println!("the goldens are unchanged");
         return Ok(());
     }
     print!("{changes}");
-    println!("against the last commit:");
+    println!("changes since the last commit:");
     let mut diff = git(root);
     diff.args(["diff", "--stat"]);
     println!("{}", child::read(&mut diff, "git diff --stat")?);
@@ -115,7 +115,7 @@ pub(crate) fn compare(setup: &Setup, env: &VllmEnv, models: &Path) -> Result<(),
         }
     }
     if is_same {
-        println!("this version makes the same goldens");
+        println!("this version produces the same goldens");
     }
     Ok(())
 }
@@ -124,7 +124,7 @@ pub(crate) fn compare(setup: &Setup, env: &VllmEnv, models: &Path) -> Result<(),
 /// if there are none.
 fn difference(ours: &[u8], theirs: &[u8]) -> String {
     let (Ok(ours), Ok(theirs)) = (str::from_utf8(ours), str::from_utf8(theirs)) else {
-        return "other bytes".to_owned();
+        return "the bytes differ".to_owned();
     };
     let names_versions = |line: &&str| {
         ["vllm", "transformers", "tokenizers", "torch", "torchvision"]
@@ -140,7 +140,7 @@ fn difference(ours: &[u8], theirs: &[u8]) -> String {
         return String::new();
     }
     added.sort_unstable();
-    let mut text = format!("{gone} of {} lines are gone, {} others came", ours.len(), added.len());
+    let mut text = format!("{gone} of {} lines are gone, {} are new", ours.len(), added.len());
     for line in added.iter().take(SHOWN_LINES) {
         let _ = write!(text, "\n    {}", line.chars().take(SHOWN_CHARS).collect::<String>());
     }
@@ -228,9 +228,9 @@ mod tests {
         let ours = b"{\"vllm\": \"0.33.0\"}\n{\"a\": 1}\n{\"b\": 2}\n";
         assert_eq!(difference(ours, b"{\"vllm\": \"0.32.0\"}\n{\"a\": 1}\n{\"b\": 2}\n"), "");
         let found = difference(ours, b"{\"vllm\": \"0.32.0\"}\n{\"a\": 1}\n{\"b\": 3}\n");
-        assert_eq!(found, "1 of 3 lines are gone, 1 others came\n    {\"b\": 3}");
+        assert_eq!(found, "1 of 3 lines are gone, 1 are new\n    {\"b\": 3}");
         assert!(difference(ours, b"").starts_with("2 of 3 lines are gone"));
-        assert_eq!(difference(b"\xff", b"\xfe"), "other bytes");
+        assert_eq!(difference(b"\xff", b"\xfe"), "the bytes differ");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Developer commands, run as `cargo xtask COMMAND`: tests, environments with real engines,
 //! benchmarks, generated pages and releases.
 //!
-//! | file | is |
+//! | file | contents |
 //! |---|---|
 //! | `command_line` | the parser of the command line |
 //! | `test_steps`, `test_run`, `test_step_run` | the table of steps of `test`; a run of steps; the execution of one step |

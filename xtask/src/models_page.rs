@@ -4,7 +4,7 @@
 //! The sources are vLLM's code, whose facts are kept beside the page as JSON, and this repository's
 //! code and tests.
 //!
-//! | part | is |
+//! | part | contents |
 //! |---|---|
 //! | `facts` | the architectures that vLLM registers |
 //! | `ours` | the native architectures of Chiasm, and those compared in tests |
@@ -49,11 +49,13 @@ fn page(workspace: &Workspace, facts: &Facts) -> Result<String, Error> {
     let version = &facts.registered.vllm;
     let number = facts.registered.architectures.len();
     Ok(format!(
-        "# Models\n\nWritten by `cargo xtask models-page`, from what vLLM {version} registers \
-         ([models.json](models.json)) and from this repository's\ncode and tests. Models of text \
-         alone are not listed.\n\nvLLM {version} registers {number} architectures that take more \
-         than text. This many of them take:\n\n{}\n{}\n{COLUMNS}\n{HOW_TO_TRY}\n## \
-         Architectures\n\n{}",
+        "# Models\n\n*Reference.* Which models of vLLM Chiasm serves, and how it makes their \
+         media, for operators.\n\nWritten by `cargo xtask models-page`, from what vLLM {version} \
+         registers ([models.json](models.json)) and from this repository's\ncode and tests. \
+         Text-only models are not listed.\n\nvLLM {version} registers {number} architectures \
+         with media inputs. The table counts them by modality and by the\nprocessor of its \
+         items.\n\n\
+         {}\n{}\n{COLUMNS}\n{HOW_TO_TRY}\n## Architectures\n\n{}",
         table.counts(),
         table.refusals(),
         table.rows(),

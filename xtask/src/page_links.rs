@@ -86,14 +86,14 @@ fn fault(page: &Path, target: &str) -> Option<String> {
     let path =
         if path.is_empty() { page.to_owned() } else { page.parent().expect("a folder").join(path) };
     if !path.exists() {
-        return Some("there is no such file".to_owned());
+        return Some("the file does not exist".to_owned());
     }
     if anchor.is_empty() || path.extension().is_none_or(|extension| extension != "md") {
         return None;
     }
     let existing = anchors(&fs::read_to_string(&path).expect("a page"));
     (!existing.iter().any(|other| other == anchor))
-        .then(|| format!("it has no heading of that name, but {existing:?}"))
+        .then(|| format!("the heading does not exist; the page has {existing:?}"))
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn relative_links_have_targets() {
     }
     assert!(
         found.len() > 20 && count > 100,
-        "{} pages with {count} links are too few: are they read?",
+        "{} pages with {count} links are too few: were all pages read?",
         found.len()
     );
     assert!(faults.is_empty(), "{}", faults.join("\n"));

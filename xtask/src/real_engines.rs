@@ -1,4 +1,4 @@
-//! The setup of real engines: environments and models are made on another thread while Rust
+//! The setup of real engines. Environments and models are prepared on another thread while Rust
 //! compiles. The setup is mostly downloads.
 
 use std::ffi::OsString;
@@ -64,10 +64,7 @@ impl EngineSetup {
     pub(crate) fn start(workspace: &Workspace, version: &'static str) -> Result<Self, Error> {
         std::fs::create_dir_all(&workspace.cache).map_err(Error::io("create", &workspace.cache))?;
         let log = workspace.cache.join("vllm-env.log");
-        println!(
-            "making vLLM {version} and models ready in the background, log: {}",
-            log.display()
-        );
+        println!("preparing vLLM {version} and models in the background, log: {}", log.display());
         let cancel = Cancel::default();
         let setup = Setup {
             workspace: workspace.clone(),

@@ -28,7 +28,7 @@ pub(crate) enum StructureError {
     #[error("could not read {path}: {source}", path = .path.display())]
     Read { path: PathBuf, source: io::Error },
 
-    #[error("{path} is not Rust that this program reads: {source}", path = .path.display())]
+    #[error("{path} is not Rust code that can be parsed: {source}", path = .path.display())]
     Parse { path: PathBuf, source: syn::Error },
 
     #[error("there is no crate `{name}`")]

@@ -216,7 +216,7 @@ impl Run<'_> {
             let ending = match &outcome {
                 Outcome::Passed => String::new(),
                 Outcome::Failed(_) => ", failed".to_owned(),
-                Outcome::Skipped(reason) => format!(", left out: {reason}"),
+                Outcome::Skipped(reason) => format!(", skipped: {reason}"),
             };
             println!("    {}: {}{ending}", step.title, time_and_budget(time, step.budget));
             let is_broken = matches!(outcome, Outcome::Failed(_));

@@ -70,7 +70,7 @@ impl StepExecutor<'_> {
         if let Err(error) = fs::create_dir_all(folder).and_then(|()| fs::write(&log, "")) {
             return (Outcome::Failed(Error::io("write", &log)(error).to_string()), Duration::ZERO);
         }
-        println!("    {} runs beside, log: {}", step.title, log.display());
+        println!("    {} runs on the second thread, log: {}", step.title, log.display());
         self.output = Output::Log(log.clone());
         let (outcome, time) = self.timed(step);
         if matches!(outcome, Outcome::Failed(_)) {
@@ -95,12 +95,10 @@ impl StepExecutor<'_> {
                 Ok(mut tests) => self.run(&mut tests, "the manifests' tests"),
                 Err(error) => {
                     self.output.print_line(&format!("    {error}"))?;
-                    Err(NotPassed::Skipped(
-                        "there is no Python for it, or its packages can't be fetched",
-                    ))
+                    Err(NotPassed::Skipped("Python is missing, or the packages can't be fetched"))
                 }
             },
-            (_, None) => Err(NotPassed::Skipped("there is no vLLM")),
+            (_, None) => Err(NotPassed::Skipped("vLLM is missing")),
             (Action::AwaitEngines, Some(engines)) => {
                 for (name, value) in engines.variables() {
                     self.output.print_line(&format!("    {name}={}", value.display()))?;
@@ -174,7 +172,7 @@ impl StepExecutor<'_> {
     fn engines(&self) -> Result<Engines, NotPassed> {
         match self.setup {
             Some(setup) => Ok(setup.lock().map_err(|_| Error::Panicked)?.wait()?),
-            None => Err(NotPassed::Skipped("there is no vLLM")),
+            None => Err(NotPassed::Skipped("vLLM is missing")),
         }
     }
 
@@ -212,7 +210,7 @@ impl StepExecutor<'_> {
             Needs::Etcd => variable(
                 etcd::VARIABLE,
                 etcd::ensure(&setup),
-                "there is no etcd, and its package can't be unpacked",
+                "etcd is missing, and its package can't be unpacked",
             ),
             Needs::Dynamo | Needs::RealEnginesAndDynamo => {
                 let mut programs = self.programs(Needs::Etcd)?;
@@ -220,16 +218,16 @@ impl StepExecutor<'_> {
                 programs.extend(variable(
                     door_peers::VARIABLE,
                     python,
-                    "Dynamo's packages can't be had",
+                    "Dynamo's packages can't be fetched",
                 )?);
                 Ok(programs)
             }
             Needs::Chromium => {
-                let reason = "there is no Chromium, and its package can't be unpacked";
+                let reason = "Chromium is missing, and its package can't be unpacked";
                 variable(chromium::VARIABLE, chromium::ensure(&setup), reason)
             }
             Needs::Prometheus => {
-                let reason = "there is no Prometheus, and its package can't be unpacked";
+                let reason = "Prometheus is missing, and its package can't be unpacked";
                 variable(prometheus::VARIABLE, prometheus::ensure(&setup), reason)
             }
             _ => Ok(Vec::new()),

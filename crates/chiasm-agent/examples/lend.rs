@@ -3,8 +3,8 @@
 //! alone.
 //!
 //! `cargo run --release -p chiasm-agent --example lend PATH_OF_LIBNIXL_CAPI [items]`;
-//! docs/many-machines.md has the numbers of one run. The connection is over loopback, in plain
-//! text.
+//! docs/decisions/0013-nixl-is-optional.md has the numbers of one run. The connection is over
+//! loopback, in plain text.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout, reason = "a measurement")]
 
 use std::io::{BufRead, BufReader};

@@ -97,7 +97,7 @@ pub struct AgentStatus {
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// Not an address of an agent.
-    #[error("'{0}' is no address of an agent: expected host:port")]
+    #[error("'{0}' is not the address of an agent: expected host:port")]
     Address(String),
     /// The agent can't be reached.
     #[error("the agent at {address} can't be reached: {reason}")]
@@ -108,7 +108,7 @@ pub enum LinkError {
         reason: String,
     },
     /// The agent refuses this frontend.
-    #[error("the agent at {address} refuses: {reason}")]
+    #[error("the agent at {address} refuses this frontend: {reason}")]
     Refused {
         /// The agent's address.
         address: Arc<str>,
@@ -234,7 +234,7 @@ impl AgentLink {
             Ok(Err(status)) => Err(unreachable(
                 self.dialer.tls_mismatch().map_or_else(|| describe(&status), str::to_owned),
             )),
-            Err(_) => Err(unreachable(format!("it says nothing for {} s", CALL_TIMEOUT.as_secs()))),
+            Err(_) => Err(unreachable(format!("no answer within {} s", CALL_TIMEOUT.as_secs()))),
         }
     }
 
@@ -274,15 +274,16 @@ impl AgentLink {
 async fn wait_for_transfer<T>(put: impl Future<Output = Result<T, Status>>) -> Result<(), Status> {
     match tokio::time::timeout(TRANSFER_TIMEOUT, put).await {
         Ok(put) => put.map(drop),
-        Err(_) => {
-            Err(Status::deadline_exceeded(format!("it took {} s", TRANSFER_TIMEOUT.as_secs())))
-        }
+        Err(_) => Err(Status::deadline_exceeded(format!(
+            "not complete after {} s",
+            TRANSFER_TIMEOUT.as_secs()
+        ))),
     }
 }
 
-/// Describes a failed call for people.
+/// Describes a failed call for operators.
 fn describe(status: &Status) -> String {
-    // The innermost error has the plainest words.
+    // The innermost error has the clearest message.
     let cause =
         std::iter::successors(std::error::Error::source(status), |cause| cause.source()).last();
     let cause = cause.map(ToString::to_string).filter(|cause| !status.message().contains(cause));
@@ -296,5 +297,5 @@ fn describe(status: &Status) -> String {
 /// Returns the death reason of an engine whose agent's connection failed. Clients may read it, so
 /// it has no address: logs name the worker beside it.
 fn connection_lost(status: &Status) -> DeathReason {
-    DeathReason::new(format!("the connection to its agent was lost: {}", describe(status)))
+    DeathReason::new(format!("the connection to the agent was lost: {}", describe(status)))
 }

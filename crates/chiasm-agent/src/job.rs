@@ -198,7 +198,8 @@ pub(crate) fn from_message(message: proto::Job) -> Result<JobParts, (String, Str
             .ok_or_else(|| wrong("chat_template_kwargs", &format!("'{name}' is unknown")))
     };
     Ok(JobParts {
-        id: RequestId::new(&request_id).ok_or_else(|| wrong("request_id", "is no id"))?,
+        id: RequestId::new(&request_id)
+            .ok_or_else(|| wrong("request_id", "is not a request id"))?,
         tokens: prompt,
         media: media.collect::<Result<_, _>>()?,
         sampling: sampling::from_message(sampling)

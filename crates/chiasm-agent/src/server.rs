@@ -146,7 +146,7 @@ impl AgentServer {
     fn file_permit(&self) -> Result<SemaphorePermit<'_>, Status> {
         self.files
             .try_acquire()
-            .map_err(|_| Status::resource_exhausted("too many files are on their way there"))
+            .map_err(|_| Status::resource_exhausted("the agent receives too many files"))
     }
 
     /// Returns the shares of memory, and of incomplete messages.
@@ -188,7 +188,7 @@ impl AgentServer {
         let worker = self.fleet.worker(self.engine(engine)?);
         worker
             .filter(|worker| worker.life == life)
-            .ok_or_else(|| Status::unavailable("that engine has ended"))
+            .ok_or_else(|| Status::unavailable("this start of the engine has ended"))
     }
 }
 
@@ -226,7 +226,7 @@ pub async fn serve(
     tokio::select! {
         served = serving => served,
         () = close_timeout => {
-            tracing::info!("frontends that have not hung up are let go");
+            tracing::info!("disconnecting the frontends that have not disconnected in time");
             Ok(())
         }
     }
@@ -242,7 +242,7 @@ impl Agent for AgentServer {
         let protocol = newest_protocol.min(*PROTOCOL_VERSIONS.end());
         if protocol < oldest_protocol.max(*PROTOCOL_VERSIONS.start()) {
             return Err(Status::failed_precondition(format!(
-                "it speaks versions {} to {} of the protocol, \
+                "the agent supports versions {} to {} of the protocol, \
                  the frontend {oldest_protocol} to {newest_protocol}",
                 PROTOCOL_VERSIONS.start(),
                 PROTOCOL_VERSIONS.end()
@@ -250,8 +250,8 @@ impl Agent for AgentServer {
         }
         if *key_secret_fingerprint != KeySecret::for_process().fingerprint() {
             return Err(Status::failed_precondition(
-                "it makes block keys with another secret: \
-                 all need the same file (--block-key-secret)",
+                "the agent makes block keys with another secret: \
+                 frontends and agents need the same file (--block-key-secret)",
             ));
         }
         let reads_tensors = self.media.max_tensor_bytes().is_some()
@@ -274,7 +274,7 @@ impl Agent for AgentServer {
         let from = peer(&request);
         let WatchRequest { engine, frontend } = request.into_inner();
         let slot = self.watches.for_peer(from).acquire(1).map_err(|ShareExhausted| {
-            Status::resource_exhausted("too many calls watch engines there")
+            Status::resource_exhausted("too many calls watch engines of the agent")
         })?;
         let watch = Watch {
             fleet: self.fleet.clone(),
@@ -302,7 +302,7 @@ impl Agent for AgentServer {
             requests.message().await?
         else {
             return Err(Status::invalid_argument(
-                "the first message says which engine the jobs are for",
+                "the first message must name the engine of the jobs",
             ));
         };
         let Open { engine, life, frontend } = open;
@@ -338,7 +338,7 @@ impl Agent for AgentServer {
             let _admission = admission;
             Err(Status::unavailable(tokio::select! {
                 death = worker.backend.ended() => death.to_string(),
-                () = calls_ended => "the agent goes down".to_owned(),
+                () = calls_ended => "the agent is shutting down".to_owned(),
             }))
         }))))
     }
@@ -383,7 +383,7 @@ impl Agent for AgentServer {
     ) -> Result<Response<ReadTensorsReply>, Status> {
         let reader = self.reader.as_ref();
         let reader = reader.ok_or_else(|| {
-            Status::failed_precondition("nothing is read by NIXL (--nixl-library)")
+            Status::failed_precondition("the agent does not read by NIXL (--nixl-library)")
         })?;
         let _permit = self.file_permit()?;
         files::read_lent(&self.media, reader, request.into_inner()).await.map(Response::new)

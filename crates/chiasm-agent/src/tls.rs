@@ -20,7 +20,7 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 /// The ALPN name of HTTP/2.
 const PROTOCOL: &[u8] = b"h2";
 
-/// An error with certificates that can't be used.
+/// The reason why certificates can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file can't be read, or has more than 1 MiB.
@@ -60,7 +60,7 @@ pub enum TlsError {
         reason: String,
     },
     /// The name that agents should have is not valid in a certificate.
-    #[error("'{0}' is no name of a host, and no address")]
+    #[error("'{0}' is neither a host name nor an address")]
     Name(String),
 }
 
@@ -168,7 +168,7 @@ impl AgentTls {
             Ok((contents, configs)) => {
                 tracing::info!(
                     certificate = %self.files.certificate.display(),
-                    "the certificate has been read again"
+                    "the certificate was reloaded"
                 );
                 current.contents = contents;
                 current.configs = configs;
@@ -177,7 +177,7 @@ impl AgentTls {
             Err(error) => {
                 let error = error.to_string();
                 if current.error.as_ref() != Some(&error) {
-                    tracing::warn!(error, "the new certificate is not taken, the old one stays");
+                    tracing::warn!(error, "the new certificate can't be used; the old one stays");
                     current.error = Some(error);
                 }
             }
@@ -264,7 +264,7 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     let file_error = |source| TlsError::File { path: path.to_owned(), source };
     let length = fs::metadata(path).map_err(file_error)?.len();
     if length > MAX_FILE_BYTES {
-        return Err(file_error(io::Error::other("it has more than 1 MiB")));
+        return Err(file_error(io::Error::other("the file has more than 1 MiB")));
     }
     fs::read(path).map_err(file_error)
 }

@@ -124,7 +124,7 @@ impl AsyncRead for Wire {
             if first == ALERT {
                 return Poll::Ready(Err(io::Error::new(
                     io::ErrorKind::InvalidData,
-                    "it wants TLS",
+                    "the agent requires TLS",
                 )));
             }
         }

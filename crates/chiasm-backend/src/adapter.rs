@@ -2,11 +2,11 @@ use std::num::NonZeroU32;
 
 use crate::DeathReason;
 
-/// A LoRA adapter as backends know it.
+/// A LoRA adapter, as backends identify it.
 ///
-/// Blocks of the KV cache are told apart by the adapter's name, here and in engines, so a name
-/// stands for exactly one content. Two adapters that clients know by the same name, or two versions
-/// of one adapter, have different names here.
+/// The adapter's name is part of the keys of KV-cache blocks, here and in engines, so a name stands
+/// for exactly one content. Adapters with the same client-facing name, and versions of one adapter,
+/// therefore have different names here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Adapter {
     /// The number in an engine's requests, unique among the adapters that the engine may hold at
@@ -24,12 +24,12 @@ pub fn adapter_engine_name(name: &str, stamp: [u8; 8]) -> String {
     format!("{name}@{:016x}", u64::from_be_bytes(stamp))
 }
 
-/// An adapter that the operator of a backend has given it, so that no frontend needs to load it.
+/// An adapter that the operator configured in a backend, so that no frontend needs to load it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PreloadedAdapter {
     /// The name in requests.
     pub name: String,
-    /// The adapter's folder, as it was given to the backend.
+    /// The adapter's folder, as configured in the backend.
     pub root: String,
     /// A stamp of the content.
     pub stamp: [u8; 8],
@@ -43,12 +43,12 @@ pub enum AdapterError {
     /// The backend takes no adapters.
     #[error("LoRA is not enabled in the engine; start it with --enable-lora")]
     NotEnabled,
-    /// The adapter is preloaded in other backends and can't be loaded, or this backend takes only
-    /// its preloaded adapters.
-    #[error("only engines whose agent was given it have it (--lora-modules of chiasm agent)")]
+    /// The adapter is preloaded in other backends and can't be loaded here, or this backend accepts
+    /// only its preloaded adapters.
+    #[error("the adapter is available only where it is preloaded (chiasm agent --lora-modules)")]
     NotPreloaded,
     /// There is no adapter at the path, as the backend sees it.
-    #[error("no adapter is found at '{0}'")]
+    #[error("no adapter found at '{0}'")]
     NotFound(String),
     /// The backend can't use the adapter; the text is the backend's own.
     #[error("{0}")]

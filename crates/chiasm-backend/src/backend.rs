@@ -39,13 +39,14 @@ pub trait Backend: Send + Sync + fmt::Debug + 'static {
     ///
     /// # Errors
     /// The errors of [`start`](Self::start), and [`JobError::NotTaken`] from a worker that takes no
-    /// messages. A 4xx that is the request's own fault is a response, which is passed on.
+    /// messages. A 4xx response is returned as a response, so that the client gets it, if the
+    /// request is at fault.
     fn forward(
         &self,
         _request: ForwardRequest,
     ) -> BoxFuture<'_, Result<ForwardResponse, JobError>> {
         Box::pin(async {
-            Err(JobError::NotTaken(DeathReason::new("it takes no requests as they come")))
+            Err(JobError::NotTaken(DeathReason::new("it accepts no forwarded requests")))
         })
     }
 
@@ -90,7 +91,7 @@ pub trait Backend: Send + Sync + fmt::Debug + 'static {
     fn silent_for(&self) -> Duration;
 
     /// Declares the backend dead, for instance because its process has ended but its connection has
-    /// not. Running jobs end with this reason, unless the backend has already died of another one.
+    /// not. Running jobs end with this reason. Does nothing if the backend is already dead.
     fn declare_dead(&self, reason: DeathReason);
 
     /// Returns the usage of the shared memory for tensors; `None` if there is no such memory.
@@ -174,7 +175,7 @@ pub enum ForeignJobEvent {
     PromptComputed(u64),
     /// The job has ended or is lost.
     Ended(u64),
-    /// All jobs are discarded. Those that still exist are reported again.
+    /// The known jobs are discarded. Jobs that still exist are reported again.
     Reset,
 }
 
@@ -215,8 +216,8 @@ pub struct Load {
     pub waiting: u64,
     /// The fraction of the KV cache that is in use, 0 to 1.
     pub kv_usage: f64,
-    /// The number of prompt tokens that the backend still has to compute before the requests of
-    /// other frontends have their first tokens; 0 if this frontend is the only one.
+    /// The number of prompt tokens that the backend has to compute before every waiting request of
+    /// other frontends has its first token; 0 if this frontend is the only one.
     pub pending_tokens_of_others: u64,
     /// `true` if the backend drains: it finishes its jobs and should get no new ones.
     pub draining: bool,

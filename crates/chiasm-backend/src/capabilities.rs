@@ -122,8 +122,7 @@ pub enum Locality {
 /// everything and stores the snapshot's blocks; its deltas follow from R + 1 on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvSource {
-    /// No source. The router assumes that the worker keeps the prompts that it was sent, for a
-    /// while.
+    /// No source. The router assumes that the worker keeps the prompts it was sent for some time.
     Unknown {
         /// The reason, for operators.
         why: String,

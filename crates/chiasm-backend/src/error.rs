@@ -49,8 +49,8 @@ pub enum JobError {
         /// The server's message.
         message: String,
     },
-    /// A server refused the API key, which is the operator's. It did not start the job.
-    #[error("the server refuses its key ({status}): {message}")]
+    /// A server refused the API key, which the operator configured. It did not start the job.
+    #[error("the server refused its API key ({status}): {message}")]
     KeyRefused {
         /// The HTTP status: 401 or 403.
         status: u16,
@@ -58,7 +58,7 @@ pub enum JobError {
         message: String,
     },
     /// A server takes no requests at present. It did not start the job.
-    #[error("the server takes no requests now ({status}): {message}")]
+    #[error("the server is overloaded ({status}): {message}")]
     Overloaded {
         /// The HTTP status: 429 or 503.
         status: u16,
@@ -96,13 +96,13 @@ pub enum JobError {
     #[error(transparent)]
     Source(SourceError),
     /// The backend failed this job only. The reason is in the backend's own log.
-    #[error("the engine could not process the request; its log says why")]
+    #[error("the engine could not process the request; see the engine's log")]
     Failed,
     /// The backend repeatedly lost media items that had been sent to it.
-    #[error("the engine keeps losing the request's media items")]
+    #[error("the engine repeatedly lost the request's media items")]
     KeepsLosingMedia,
     /// The job was aborted because too much of its output was unread.
-    #[error("too much of the answer was waiting to be read")]
+    #[error("the answer was aborted: too much of it was unread")]
     Unread,
     /// The backend ended a continuation without a reason.
     #[error("the engine ended the request without a result")]

@@ -213,7 +213,7 @@ impl FakeBackend {
             .await
             .ok()
             .and_then(|death| death.clone());
-        death.unwrap_or_else(|| DeathReason::new("it was forgotten"))
+        death.unwrap_or_else(|| DeathReason::new("the fake backend was dropped"))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -253,7 +253,7 @@ pub fn fake_capabilities() -> Capabilities {
         hand_off: HandOff::Inline,
         locality: Locality::Here,
         private_network: None,
-        kv: KvSource::Unknown { why: "it is a fake".to_owned() },
+        kv: KvSource::Unknown { why: "a fake backend reports none".to_owned() },
     }
 }
 
@@ -331,7 +331,7 @@ impl Backend for FakeBackend {
             }
             let mut state = self.state();
             if state.refuses_adapters {
-                return Err(AdapterError::Refused("it was told to".to_owned()));
+                return Err(AdapterError::Refused("refused by the fake backend".to_owned()));
             }
             state.adapters.insert(adapter.name.clone());
             Ok(())

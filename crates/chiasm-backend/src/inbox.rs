@@ -1,8 +1,8 @@
 //! A queue of the unread outputs of one request.
 //!
 //! It replaces a tokio channel, which allocates blocks of 32 messages. With one message per step
-//! and some hundred streams, those blocks exceed a processor's cache. This queue only stores the
-//! unread items, mostly none or one.
+//! and some hundred streams, those blocks exceed a processor's cache. This queue stores only unread
+//! items: usually none or one.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -260,7 +260,7 @@ mod tests {
     #[tokio::test]
     async fn full_inbox_refuses_items() {
         let (sender, mut receiver) = inbox(1000);
-        assert!(sender.try_send(5000), "the only one");
+        assert!(sender.try_send(5000), "an empty inbox accepts an item of any size");
         assert!(!sender.try_send(1));
         assert_eq!(next(&mut receiver).await, Some(5000));
         assert_eq!((0..100).take_while(|_| sender.try_send(96)).count(), 11);

@@ -92,7 +92,7 @@ impl fmt::Debug for KvTransferParams {
     }
 }
 
-/// Hints for a backend that looks for the end of an answer's reasoning: facts that the prompt does
+/// Hints for a backend that detects the end of an answer's reasoning: facts that the prompt does
 /// not show.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReasoningHints {
@@ -210,9 +210,9 @@ impl TraceContext {
 
     /// Parses the two headers.
     ///
-    /// Returns `None` if `traceparent` is neither valid in version 00 nor in a later version that
-    /// begins like it; the standard says to proceed without a trace then. Only `tracestate` is
-    /// dropped if it is too long or not printable ASCII.
+    /// Returns `None` if `traceparent` is valid neither in version 00 nor in a later version that
+    /// begins like it; the standard says to proceed without a trace then. A `tracestate` that is
+    /// too long or not printable ASCII is dropped, and the trace is kept.
     pub fn parse(traceparent: &str, tracestate: Option<&str>) -> Option<Self> {
         let is_hex = |text: &str, digits: usize| {
             text.len() == digits && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
@@ -365,8 +365,8 @@ mod tests {
         ] {
             assert!(TraceContext::parse(parent, None).is_none(), "{parent}");
         }
-        let bad_state = TraceContext::parse(PARENT, Some("a\n=b")).unwrap();
-        assert_eq!(bad_state.headers().count(), 1);
+        let context_without_state = TraceContext::parse(PARENT, Some("a\n=b")).unwrap();
+        assert_eq!(context_without_state.headers().count(), 1);
         assert_eq!(
             TraceContext::parse(PARENT, Some(&"a".repeat(513))).unwrap().headers().count(),
             1

@@ -46,7 +46,7 @@ pub struct ProcessingCost {
     pub cpu_time: Duration,
     /// The size class of the work.
     pub work_size: WorkSize,
-    /// `true` if a thread of this process is free to start immediately.
+    /// `true` if a thread of this process can start the work immediately.
     pub starts_immediately: bool,
 }
 
@@ -280,7 +280,7 @@ pub trait MediaObserver: Send + Sync {
     /// process's memory.
     fn lent(&self, _bytes: u64) {}
 
-    /// Called when an item takes a slower way than planned: not in shared memory or not as tensors,
+    /// Called when an item takes a slower way than planned: not in shared memory, not as tensors,
     /// or sent instead of being fetched or read by the other machine. `cause` is one of a few words
     /// for metrics; `reason` explains it to operators.
     fn stepped_down(&self, cause: &'static str, reason: &dyn fmt::Display);

@@ -51,16 +51,16 @@ impl fmt::Display for Network {
 #[non_exhaustive]
 pub enum NetworkError {
     /// The text is not a [`Network`].
-    #[error("expected an address and a number of bits, such as 10.0.0.0/24")]
+    #[error("expected an address and a prefix length, such as 10.0.0.0/24")]
     Network,
     /// The text is not a [`PrivateNetwork`].
-    #[error(
-        "expected this machine's address and how many of its bits are the network's, \
-         such as 10.0.0.7/24"
-    )]
+    #[error("expected this machine's address and a prefix length, such as 10.0.0.7/24")]
     PrivateNetwork,
     /// The address of a [`PrivateNetwork`] does not name exactly one machine.
-    #[error("{0} is no address of one machine; {how}", how = NetworkError::PrivateNetwork)]
+    #[error(
+        "{0} is not the address of a single machine; {how}",
+        how = NetworkError::PrivateNetwork
+    )]
     NotOneMachine(IpAddr),
 }
 

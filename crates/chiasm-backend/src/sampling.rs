@@ -109,9 +109,9 @@ pub struct Sampling {
     pub stop_token_ids: Vec<TokenId>,
     /// The end-of-sequence token; `None` if it does not end a continuation.
     pub eos_token: Option<TokenId>,
-    /// All tokens that could end a continuation. `min_tokens` suppresses them.
+    /// Every token that could end a continuation. `min_tokens` suppresses them.
     pub all_stop_token_ids: Vec<TokenId>,
-    /// Continues after the end-of-sequence token.
+    /// `true` to continue after the end-of-sequence token.
     pub ignore_eos: bool,
     /// The number of alternatives with log probabilities per new token; `None` for no log
     /// probabilities.
@@ -119,7 +119,7 @@ pub struct Sampling {
     /// The number of alternatives with log probabilities per prompt token, without the first token;
     /// `None` for no log probabilities. They require that the whole prompt is computed.
     pub prompt_logprobs: Option<u32>,
-    /// Computes the whole prompt, even if a part of it is in the KV cache.
+    /// `true` to compute the whole prompt, even if a part of it is in the KV cache.
     pub skip_reading_prefix_cache: bool,
     /// The biases that are added to the logits of tokens, -100 to 100.
     pub logit_bias: Vec<(TokenId, f64)>,
@@ -128,7 +128,7 @@ pub struct Sampling {
     /// The token sequences that are never generated: the last token of a sequence is suppressed
     /// after the others.
     pub bad_words: Vec<Vec<TokenId>>,
-    /// The constraint of the text.
+    /// The constraint on the text.
     pub structured: Option<Structured>,
     /// The maximum number of reasoning tokens, after which the engine ends the reasoning.
     pub thinking_budget: Option<u32>,
@@ -156,9 +156,9 @@ impl Sampling {
             eos_token: _,
             all_stop_token_ids: _,
             ignore_eos: _,
-            // Backends refuse them, because a server shows late that it lacks them.
+            // Backends refuse these themselves, because a server shows late that it lacks them.
             logprobs: _,
-            // A worker shows whether it supports a constraint when it gets one.
+            // Whether a worker supports a constraint is only known when it gets one.
             structured: _,
             bad_words,
             prompt_logprobs,
@@ -265,7 +265,7 @@ pub struct Structured {
     /// The constraint. A backend that does not support it refuses the job with
     /// [`JobError::Refused`](crate::JobError::Refused).
     pub constraint: Constraint,
-    /// The request field that it came from.
+    /// The request field that the constraint came from.
     pub field: &'static str,
 }
 

@@ -14,8 +14,8 @@ pub const DEFAULT_MAX_BYTES: usize = 256 << 20;
 static GLOBAL: LazyLock<Arc<UnreadBudget>> =
     LazyLock::new(|| Arc::new(UnreadBudget::new(DEFAULT_MAX_BYTES)));
 
-/// The number of bytes that answers leave unread, and its limit. Over the limit, the answer with
-/// the most unread bytes is cut: its unread outputs are dropped, and the job ends.
+/// The number of unread bytes of all answers, and its limit. Over the limit, the answer with the
+/// most unread bytes is cut: its unread outputs are dropped, and the job ends.
 #[derive(Debug)]
 pub struct UnreadBudget {
     max_bytes: AtomicUsize,

@@ -4,32 +4,32 @@ use std::path::PathBuf;
 
 /// An error that prevents following a source or registering an agent. The messages say what to do.
 ///
-/// Later failures of a server are not errors: they are logged and the server is tried again.
+/// Later failures of a server are not errors: they are logged, and the server is tried again.
 #[derive(Debug, thiserror::Error)]
 pub enum DiscoveryError {
     /// An invalid address of an agent.
     #[error(
-        "'{0}' is no address of an agent: expected host:port, and brackets around an IPv6 address"
+        "'{0}' is not an agent's address: expected host:port, with brackets around an IPv6 address"
     )]
     Address(String),
     /// An empty list of addresses.
     #[error(
-        "no agents are named: expected host:port,host:port,… or etcd://…, etcds://… \
+        "the list of agents is empty: expected host:port,host:port,… or etcd://…, etcds://… \
          or kubernetes://…"
     )]
     EmptyList,
     /// More addresses than a source may name.
-    #[error("{0} agents are named, and {max} are the most", max = crate::MAX_ADDRESSES)]
+    #[error("{0} agents exceed the limit of {max}", max = crate::MAX_ADDRESSES)]
     TooMany(usize),
     /// A URL with an unknown scheme.
     #[error(
-        "'{0}://' is no source of agents: expected host:port,host:port,… or etcd://…, etcds://… \
+        "'{0}://' is not a source of agents: expected host:port,host:port,… or etcd://…, etcds://… \
          or kubernetes://…"
     )]
     Scheme(String),
     /// The kind of a source without its location, as in `--discovery etcd`.
     #[error(
-        "the place is missing: expected etcd://HOST:PORT/PREFIX, or kubernetes://NAMESPACE/SERVICE"
+        "the address is missing: expected etcd://HOST:PORT/PREFIX or kubernetes://NAMESPACE/SERVICE"
     )]
     NoLocation,
     /// An invalid URL of etcd.
@@ -52,7 +52,7 @@ pub enum DiscoveryError {
         problem: &'static str,
     },
     /// A URL of Kubernetes outside of a pod.
-    #[error("no cluster is known: kubernetes:// works in a pod, where {0} is set")]
+    #[error("kubernetes:// only works in a pod: {0} is not set")]
     NoCluster(&'static str),
     /// An environment variable of Kubernetes with an invalid value.
     #[error("{variable} can't be used: '{value}'")]

@@ -80,11 +80,11 @@ impl FromStr for Etcd {
         let (is_tls, rest) = match text.split_once("://") {
             Some(("etcd", rest)) => (false, rest),
             Some(("etcds", rest)) => (true, rest),
-            _ => return Err(invalid("it has another scheme")),
+            _ => return Err(invalid("the scheme is unknown")),
         };
         let (servers, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         if servers.is_empty() {
-            return Err(invalid("it names no server"));
+            return Err(invalid("the server is missing"));
         }
         if servers.contains('@') {
             // The URL is not repeated, because a password would appear in logs.
@@ -96,16 +96,16 @@ impl FromStr for Etcd {
         if prefix.len() > MAX_PREFIX_BYTES
             || prefix.chars().any(|c| c.is_control() || c.is_whitespace())
         {
-            return Err(invalid("its prefix is too long, or has spaces"));
+            return Err(invalid("the prefix is too long or has spaces"));
         }
         if prefix.contains(['?', '#']) {
-            return Err(invalid("its prefix has a query"));
+            return Err(invalid("the prefix has a query"));
         }
         let endpoints: Result<Vec<_>, _> =
             servers.split(',').map(|server| address::parse(server.trim())).collect();
-        let endpoints = endpoints.map_err(|_| invalid("each server has to be host:port"))?;
+        let endpoints = endpoints.map_err(|_| invalid("each server must be host:port"))?;
         if endpoints.len() > MAX_ENDPOINTS {
-            return Err(invalid("it names too many servers"));
+            return Err(invalid("too many servers"));
         }
         let prefix = match prefix {
             "" => DEFAULT_PREFIX.to_owned(),

@@ -12,10 +12,10 @@ pub(crate) enum Failure {
     #[error("the connection failed: {0}")]
     Unreachable(String),
     /// The server sent nothing within this time.
-    #[error("it says nothing for {} s", .0.as_secs_f32())]
+    #[error("no data for {} s", .0.as_secs_f32())]
     Silent(Duration),
     /// The server answered with an error status.
-    #[error("it answers {status}: {message}")]
+    #[error("the server returned {status}: {message}")]
     Refused {
         /// The status.
         status: u16,
@@ -23,13 +23,13 @@ pub(crate) enum Failure {
         message: String,
     },
     /// The answer is invalid.
-    #[error("its answer can't be understood: {0}")]
+    #[error("malformed answer: {0}")]
     Malformed(String),
     /// The answer is longer than this number of bytes.
-    #[error("its answer is longer than {} MiB", .0 >> 20)]
+    #[error("the answer is longer than {} MiB", .0 >> 20)]
     TooLong(usize),
     /// The server ended a stream.
-    #[error("it ended the watch")]
+    #[error("the server ended the watch")]
     Ended,
     /// Changes since the last list are missing: the server no longer has them, or did not send
     /// them. A new list is needed.

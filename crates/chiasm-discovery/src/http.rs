@@ -54,7 +54,7 @@ fn config(tls: &Tls) -> Result<ClientConfig, DiscoveryError> {
         Some(path) => {
             let (added, _) = roots.add_parsable_certificates(certificates(path)?);
             if added == 0 {
-                let reason = "it has no certificate of an authority".to_owned();
+                let reason = "the file has no CA certificate".to_owned();
                 return Err(DiscoveryError::Certificates { path: path.clone(), reason });
             }
         }
@@ -169,7 +169,9 @@ impl LineStream {
             match self.response.chunk().await? {
                 Some(piece) => self.lines.push(&piece),
                 None if self.lines.has_rest() => {
-                    return Err(Failure::Unreachable("it was cut within a line".to_owned()));
+                    return Err(Failure::Unreachable(
+                        "the stream was cut within a line".to_owned(),
+                    ));
                 }
                 None => return Ok(None),
             }

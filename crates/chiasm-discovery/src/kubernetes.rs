@@ -44,21 +44,22 @@ impl FromStr for Service {
             problem,
         };
         let path =
-            text.strip_prefix("kubernetes://").ok_or_else(|| invalid("it has another scheme"))?;
-        let (namespace, service) =
-            path.split_once('/').ok_or_else(|| invalid("it needs a namespace and a service"))?;
+            text.strip_prefix("kubernetes://").ok_or_else(|| invalid("the scheme is unknown"))?;
+        let (namespace, service) = path
+            .split_once('/')
+            .ok_or_else(|| invalid("a namespace and a service are required"))?;
         let (name, port) = match service.split_once(':') {
             Some((name, port)) => (name, Some(port)),
             None => (service, None),
         };
         if !is_label(namespace) {
-            return Err(invalid("that is no name of a namespace"));
+            return Err(invalid("the namespace is invalid"));
         }
         if !is_label(name) {
-            return Err(invalid("that is no name of a service"));
+            return Err(invalid("the service name is invalid"));
         }
         let port = match port {
-            Some(port) => Some(Port::parse(port).ok_or_else(|| invalid("that is no port"))?),
+            Some(port) => Some(Port::parse(port).ok_or_else(|| invalid("the port is invalid"))?),
             None => None,
         };
         Ok(Self { namespace: namespace.to_owned(), name: name.to_owned(), port })

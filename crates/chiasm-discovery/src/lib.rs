@@ -17,7 +17,7 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Discovery does not decide whether an agent is alive; the connection to the agent does. While a
+//! Discovery does not detect whether an agent is alive; the connection to the agent does. While a
 //! source is unavailable, its last addresses stay, marked as not current.
 //!
 //! | module | contents |

@@ -13,8 +13,8 @@ pub struct NamedAgents {
     /// `host:port` of each agent, lower-case, IPv6 in brackets; at most
     /// [`MAX_ADDRESSES`](crate::MAX_ADDRESSES).
     pub addresses: BTreeSet<String>,
-    /// The source answers. Otherwise the addresses are those of its last answer, or none if it has
-    /// never answered.
+    /// `true` if the source answers. Otherwise the addresses are those of its last answer, or none
+    /// if it has never answered.
     pub is_current: bool,
 }
 

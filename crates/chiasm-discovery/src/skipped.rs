@@ -26,7 +26,7 @@ impl Skipped {
     pub(crate) fn log(&mut self, source: impl Display) {
         let Self { count, first } = std::mem::take(self);
         if count > 0 {
-            tracing::warn!(%source, count, %first, "entries that can't be used are skipped");
+            tracing::warn!(%source, count, %first, "skipping unusable entries");
         }
     }
 

@@ -4,7 +4,7 @@
 pub(crate) trait Snapshot: Clone + Default + PartialEq + Send + Sync + 'static {
     /// The plural noun for the named things, for log messages.
     const KIND: &'static str;
-    /// Changes of the snapshot are logged.
+    /// `true` if changes of the snapshot are logged.
     const LOGS_CHANGES: bool;
 
     /// Sets whether the source answers, and returns the previous value.

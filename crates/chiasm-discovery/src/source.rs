@@ -114,16 +114,16 @@ mod tests {
     #[test]
     fn invalid_source_is_refused_with_reason() {
         for (text, reason) in [
-            ("", "no agents are named"),
-            (" ", "no agents are named"),
-            ("a:1,,b:2", "'' is no address"),
-            ("a:1,b", "'b' is no address"),
-            ("consul://a:1", "'consul://' is no source"),
-            ("http://a:1", "'http://' is no source"),
+            ("", "list of agents is empty"),
+            (" ", "list of agents is empty"),
+            ("a:1,,b:2", "'' is not an agent's address"),
+            ("a:1,b", "'b' is not an agent's address"),
+            ("consul://a:1", "'consul://' is not a source"),
+            ("http://a:1", "'http://' is not a source"),
             ("etcd", "etcd://HOST:PORT/PREFIX"),
             ("k8s", "kubernetes://NAMESPACE/SERVICE"),
-            ("etcd://", "names no server"),
-            ("kubernetes://", "needs a namespace and a service"),
+            ("etcd://", "server is missing"),
+            ("kubernetes://", "a namespace and a service"),
         ] {
             let error = text.parse::<Source>().unwrap_err().to_string();
             assert!(error.contains(reason), "{text}: {error}");

@@ -24,7 +24,7 @@ const PUBLISH_INTERVAL_PER_CHANGE: Duration = Duration::from_micros(500);
 /// within an interval are published together.
 #[derive(Debug, Default)]
 pub(crate) struct PublishThrottle {
-    /// There is an unpublished change.
+    /// `true` if there is an unpublished change.
     is_pending: bool,
     /// The earliest time for the next snapshot. `None` before the first one.
     next_at: Option<Instant>,
@@ -89,7 +89,7 @@ pub(crate) struct Publisher<S> {
     name: String,
     /// The time of the current session's first snapshot.
     since: Option<Instant>,
-    /// The current outage was logged.
+    /// Set once the current outage was logged.
     outage_is_logged: bool,
 }
 
@@ -110,7 +110,7 @@ impl<S: Snapshot> Publisher<S> {
             let was_current = known.set_current(true);
             let is_changed = *known != snapshot;
             if is_changed && S::LOGS_CHANGES {
-                tracing::info!(%source, count, "other {kind} are named");
+                tracing::info!(%source, count, "the discovered {kind} have changed");
             }
             *known = snapshot;
             is_changed || !was_current
@@ -124,7 +124,7 @@ impl<S: Snapshot> Publisher<S> {
         let kind = S::KIND;
         if matches!(failure, Failure::Outdated(_)) {
             // The server answers, so the last snapshot still counts as current.
-            tracing::debug!(%source, %failure, "{kind} are listed again");
+            tracing::debug!(%source, %failure, "listing {kind} again");
         } else {
             if std::mem::replace(&mut self.outage_is_logged, true) {
                 tracing::debug!(%source, %failure, "{kind} still can't be discovered");
@@ -132,7 +132,7 @@ impl<S: Snapshot> Publisher<S> {
                 tracing::warn!(
                     %source,
                     %failure,
-                    "{kind} can't be discovered; those named last stay"
+                    "{kind} can't be discovered; the last known {kind} stay"
                 );
             }
             self.snapshot.send_if_modified(|snapshot| snapshot.set_current(false));
@@ -141,8 +141,8 @@ impl<S: Snapshot> Publisher<S> {
     }
 }
 
-/// Returns the runtime on which all servers are followed. It has one thread, so that parsing large
-/// messages delays no requests. `None` if it could not be started.
+/// Returns the runtime on which all servers are followed; `None` if it could not be started. It has
+/// one thread, so that parsing large messages delays no requests.
 fn runtime() -> Option<&'static Runtime> {
     static RUNTIME: OnceLock<Option<Runtime>> = OnceLock::new();
     let start = || {
@@ -152,7 +152,7 @@ fn runtime() -> Option<&'static Runtime> {
             .enable_all()
             .build();
         started
-            .inspect_err(|error| tracing::warn!(%error, "discovery has no thread of its own"))
+            .inspect_err(|error| tracing::warn!(%error, "discovery could not start its own thread"))
             .ok()
     };
     RUNTIME.get_or_init(start).as_ref()

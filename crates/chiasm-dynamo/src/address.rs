@@ -22,9 +22,9 @@ const MAX_NAMESPACE_BYTES: usize = 128;
 pub struct DynamoAddress {
     pub(crate) registry: Registry,
     pub(crate) namespace: String,
-    /// The name of the model whose workers are served, regardless of the model's files.
+    /// The name of the model whose workers are used, regardless of the model's files.
     pub(crate) model: Option<String>,
-    /// `true` if the workers take images, which they do not report themselves.
+    /// `true` if the workers accept images, which they do not report themselves.
     images: bool,
     /// The tensors of images for workers on this machine, if they get any.
     tensors: Option<TensorSetting>,
@@ -78,15 +78,15 @@ pub enum AddressError {
     Scheme,
     /// The address has no absolute path of a folder.
     #[error(
-        "expected dynamo+file:///FOLDER/NAMESPACE, with the whole path of the folder that workers \
-         have as DYN_FILE_KV"
+        "expected dynamo+file:///FOLDER/NAMESPACE, where FOLDER is the absolute path of the \
+         workers' DYN_FILE_KV"
     )]
     Folder,
     /// The etcd servers are malformed.
     #[error("{0}")]
     Etcd(String),
     /// The namespace is malformed.
-    #[error("'{0}' is no namespace of Dynamo: letters, digits, '-', '_' and '.'")]
+    #[error("'{0}' is not a Dynamo namespace: use letters, digits, '-', '_' and '.'")]
     Namespace(String),
     /// The address has an unknown option.
     #[error(
@@ -95,12 +95,12 @@ pub enum AddressError {
     )]
     Option(String),
     /// Workers would connect to an address without a listener.
-    #[error("announce= needs listen=, the address of this machine that it leads to")]
+    #[error("announce= requires listen=, the address of this machine behind it")]
     AnnouncesNothing,
 }
 
 impl DynamoAddress {
-    /// Returns `true` if the operator says that the workers take images.
+    /// Returns `true` if the operator states that the workers accept images.
     pub fn takes_images(&self) -> bool {
         self.images
     }
@@ -171,7 +171,7 @@ impl FromStr for DynamoAddress {
             let socket = |value: &str| value.parse::<SocketAddr>().map(Some).map_err(|_| invalid());
             match option.split_once('=') {
                 None if option == "images" => address.images = true,
-                // A worker that takes tensors also takes images.
+                // A worker that accepts tensors also accepts images.
                 None if option == "tensors" => {
                     address.images = true;
                     address.tensors = Some(TensorSetting::VersionDefault);

@@ -27,14 +27,14 @@ const BOUNDS: Bounds = Bounds { header: 128 << 10, body: 64 << 20 };
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AnswerError {
     /// The worker did not open its connection in time.
-    #[error("it acknowledged a request and said no more for {} s", CALL_TIMEOUT.as_secs())]
+    #[error("no answer within {} s after an acknowledged request", CALL_TIMEOUT.as_secs())]
     NotCalled,
     /// The connection was lost.
-    #[error("it ended its answer too early: {0}")]
+    #[error("the answer ended too early: {0}")]
     Lost(#[from] io::Error),
     /// The message violates the protocol.
-    #[error("it tells nonsense: {0}")]
-    Nonsense(String),
+    #[error("the worker violates the protocol: {0}")]
+    Protocol(String),
     /// The worker reports that it could not execute the request.
     #[error("{0}")]
     Failed(String),
@@ -104,7 +104,7 @@ impl<T> Annotated<T> {
             return Ok(data);
         }
         let message = comment.filter(|lines| !lines.is_empty()).map(|lines| lines.join(": "));
-        Err(AnswerError::Failed(message.unwrap_or_else(|| "it does not say why".to_owned())))
+        Err(AnswerError::Failed(message.unwrap_or_else(|| "no reason given".to_owned())))
     }
 }
 
@@ -161,7 +161,10 @@ impl Answer {
             }
             if body.is_empty() {
                 // A complete answer ends with `complete_final`, which comes before the sentinel.
-                return Err(AnswerError::Nonsense(format!("it ends by {}", prefix(&header))));
+                return Err(AnswerError::Protocol(format!(
+                    "an answer that ends with {}",
+                    prefix(&header)
+                )));
             }
             return match read_body::<Item<T>>(&body)? {
                 Item { data: Some(data), .. } => Ok(Some(data)),
@@ -170,7 +173,7 @@ impl Answer {
                     Ok(None)
                 }
                 Item { data: None, complete_final: false } => {
-                    Err(AnswerError::Nonsense("a message without data".to_owned()))
+                    Err(AnswerError::Protocol("a message without data".to_owned()))
                 }
             };
         }
@@ -189,13 +192,11 @@ impl Answer {
                     self.state = State::Open(OpenConnection { stream: Some(stream), buffer });
                 }
                 State::Open(OpenConnection { stream, buffer }) => {
-                    let nonsense =
-                        |error: crate::frame::FrameError| AnswerError::Nonsense(error.to_string());
-                    let message = TwoPart::decode(buffer, BOUNDS).map_err(nonsense)?;
+                    let protocol_error =
+                        |error: crate::frame::FrameError| AnswerError::Protocol(error.to_string());
+                    let message = TwoPart::decode(buffer, BOUNDS).map_err(protocol_error)?;
                     if !self.partial.set_buffered_bytes(buffer.len()) {
-                        return Err(AnswerError::Nonsense(
-                            "too many long messages at once".to_owned(),
-                        ));
+                        return Err(AnswerError::Protocol("too many partial messages".to_owned()));
                     }
                     if message.is_some() {
                         return Ok(message);
@@ -218,11 +219,11 @@ impl Answer {
 }
 
 fn read_json<T: DeserializeOwned>(header: &Bytes) -> Result<T, AnswerError> {
-    serde_json::from_slice(header).map_err(|error| AnswerError::Nonsense(error.to_string()))
+    serde_json::from_slice(header).map_err(|error| AnswerError::Protocol(error.to_string()))
 }
 
 fn read_body<T: DeserializeOwned>(body: &Bytes) -> Result<T, AnswerError> {
-    rmp_serde::from_slice(body).map_err(|error| AnswerError::Nonsense(error.to_string()))
+    rmp_serde::from_slice(body).map_err(|error| AnswerError::Protocol(error.to_string()))
 }
 
 /// Returns the beginning of a header as text.

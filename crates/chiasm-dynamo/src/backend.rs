@@ -38,7 +38,7 @@ pub(crate) struct DynamoBackend {
     _tasks: JoinSet<()>,
 }
 
-/// The form in which a worker gets images, if it takes any.
+/// The form in which a worker gets images, if it accepts any.
 pub(crate) enum Images {
     /// Only files.
     Encoded,
@@ -49,7 +49,7 @@ pub(crate) enum Images {
 }
 
 impl DynamoBackend {
-    /// Creates the backend of a worker with these capabilities and starts to watch it.
+    /// Creates the backend of a worker with these capabilities and starts to watch the worker.
     pub(crate) fn new(
         name: String,
         worker: Arc<Worker>,
@@ -67,8 +67,7 @@ impl DynamoBackend {
             let wire = Wire::new(&source.query.address, listener);
             let blocks =
                 Blocks::new(source.worker_id, source.dp_rank, worker.block_size.get() as u32);
-            // The hashes of images are computed in an unknown way, so blocks with images are
-            // unknown.
+            // The workers' hashes of images are unknown, so blocks with images are unknown.
             let knows_all = capabilities.media == MediaForm::None;
             tasks.spawn(
                 Follower::new(shared.clone(), source.clone(), wire, blocks, knows_all).follow(sink),
@@ -95,7 +94,9 @@ impl DynamoBackend {
             Images::Encoded => None,
             Images::OtherMachine => {
                 job.media.iter().for_each(|_| {
-                    shared.observer.stepped_down("other_machine", &"its worker runs elsewhere")
+                    shared
+                        .observer
+                        .stepped_down("other_machine", &"the worker runs on another machine")
                 });
                 None
             }

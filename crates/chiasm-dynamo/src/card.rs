@@ -160,11 +160,11 @@ impl Card {
         match data_parallel_size {
             _ if !kv_event_publishing_enabled => Some("it publishes no KV events"),
             _ if !enable_local_indexer => {
-                Some("it can't be asked for all that it holds (no local indexer)")
+                Some("it can't report its whole cache (no local indexer)")
             }
-            Some(2..) => Some(
-                "it has several engines (--data-parallel-size) and chooses among them by itself",
-            ),
+            Some(2..) => {
+                Some("it has several engines (--data-parallel-size) and selects one by itself")
+            }
             _ => None,
         }
     }
@@ -228,7 +228,7 @@ impl Card {
     }
 }
 
-/// Returns a worker's text in a form for logs: its beginning, without control characters.
+/// Returns the beginning of a worker's text without control characters, for logs.
 fn shortened(text: &str) -> String {
     text.chars().take(100).filter(|char| !char.is_control()).collect()
 }
@@ -275,21 +275,16 @@ mod tests {
     #[test]
     fn unsupported_card_is_refused_with_the_reason() {
         for (from, to, name, reason) in [
-            (r#""model_input":"Tokens""#, r#""model_input":"Text""#, None, "it takes Text"),
-            (r#""Chat | Completions""#, r#""Embedding""#, None, "it is for Embedding"),
-            ("aggregated", "prefill", None, "one half"),
-            (r#""needs":[]"#, r#""needs":["prefill"]"#, None, "one half"),
-            (r#""kv_cache_block_size":16"#, r#""kv_cache_block_size":0"#, None, "its blocks' size"),
+            (r#""model_input":"Tokens""#, r#""model_input":"Text""#, None, "it accepts Text"),
+            (r#""Chat | Completions""#, r#""Embedding""#, None, "its model is for Embedding"),
+            ("aggregated", "prefill", None, "one stage"),
+            (r#""needs":[]"#, r#""needs":["prefill"]"#, None, "one stage"),
+            (r#""kv_cache_block_size":16"#, r#""kv_cache_block_size":0"#, None, "its block size"),
             (r#""architectural_max_context_length":8192"#, r#""x":0"#, None, "its model's context"),
-            (
-                "blake3:8f",
-                "blake3:9f",
-                None,
-                "the tokenizer.json of its model 'tiny' is another one",
-            ),
-            ("blake3:22", "blake3:23", None, "the config.json of its model 'tiny' is another one"),
-            ("hf_tokenizer_json", "gguf", None, "can't be told"),
-            ("tiny", "tiny", Some("large"), "it serves 'tiny', and not 'large'"),
+            ("blake3:8f", "blake3:9f", None, "the tokenizer.json of its model 'tiny' differs"),
+            ("blake3:22", "blake3:23", None, "the config.json of its model 'tiny' differs"),
+            ("hf_tokenizer_json", "gguf", None, "can't be compared"),
+            ("tiny", "tiny", Some("large"), "it serves 'tiny' instead of 'large'"),
         ] {
             let error = check(from, to, name);
             assert!(error.contains(reason), "{from}: {error}");
@@ -316,9 +311,9 @@ mod tests {
             (r#""tcp":"#, r#""quic":"#, "over 'quic'"),
             (r#""msgpack""#, r#""json""#, "as json"),
             (r#","request_plane_codec":"msgpack""#, "", "another version"),
-            ("127.0.0.1:44323", "127.0.0.1", "no place"),
-            ("127.0.0.1:44323/", "127.0.0.1:44323", "no place"),
-            ("127.0.0.1:44323", ":44323", "no place"),
+            ("127.0.0.1:44323", "127.0.0.1", "address"),
+            ("127.0.0.1:44323/", "127.0.0.1:44323", "address"),
+            ("127.0.0.1:44323", ":44323", "address"),
         ] {
             let error = endpoint(from, to);
             assert!(error.contains(reason), "{to}: {error}");

@@ -28,8 +28,8 @@ use crate::wire::Wire;
 const EVENT_SOURCE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The pause before a registered but unreachable worker is tried again.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
-/// The maximum pause between two connections. A worker that is started again has another name, so
-/// waiting longer brings nothing.
+/// The maximum pause between two connections. A longer pause is of no use, because a restarted
+/// worker has another name.
 const MAX_RETRY_PAUSE: Duration = Duration::from_secs(2);
 
 /// Connects to one worker.
@@ -68,7 +68,7 @@ impl DynamoConnector {
         }
     }
 
-    /// Sets whether the worker takes images.
+    /// Sets whether the worker accepts images.
     #[must_use]
     pub fn with_images(mut self, takes_images: bool) -> Self {
         self.takes_images = takes_images;
@@ -106,7 +106,7 @@ impl DynamoConnector {
                     tracing::warn!(
                         worker = self.name,
                         %error,
-                        "a worker of Dynamo is named, and can't be connected to"
+                        "a registered Dynamo worker can't be connected to"
                     );
                 }
                 Err(_) => {}
@@ -145,7 +145,7 @@ impl Connector for DynamoConnector {
             let (worker, stream) = self
                 .wait_until_reachable()
                 .await
-                .ok_or_else(|| failed("nothing names it any more".to_owned()))?;
+                .ok_or_else(|| failed("it is not registered any more".to_owned()))?;
             let unconnected = |error: std::io::Error| failed(error.to_string());
             let peer = stream.peer_addr().map_err(unconnected)?.ip().to_canonical();
             let is_here =
@@ -154,7 +154,7 @@ impl Connector for DynamoConnector {
             if self.takes_images {
                 capabilities.media = MediaForm::Encoded;
                 capabilities.supports.media = true;
-                // The size that vLLM would have, though the engine may be another one. Too large a
+                // The size that vLLM would use, though the engine may be another one. Too large a
                 // value does less harm than too small a value.
                 let step = worker.max_batched_tokens;
                 let cache = self.largest_item.encoder_cache(step, worker.context);
@@ -167,7 +167,7 @@ impl Connector for DynamoConnector {
                 capabilities.media = MediaForm::Tensors(tensors.format);
                 tracing::info!(
                     worker = self.name,
-                    "images are given to a worker of Dynamo as tensors in shared memory"
+                    "images are sent to a Dynamo worker as tensors in shared memory"
                 );
             }
             let images = tensors.unwrap_or(Images::Encoded);
@@ -240,7 +240,7 @@ fn capabilities(worker: &Worker, processor: Arc<[u8]>, peer: IpAddr) -> Capabili
         private_network: None,
         kv: match worker.events {
             Events::At(_) => KvSource::Backend,
-            Events::Expected => unknown("it has not said where it publishes its KV events"),
+            Events::Expected => unknown("it has not registered the endpoint of its KV events"),
             Events::None(why) => unknown(why),
         },
     }

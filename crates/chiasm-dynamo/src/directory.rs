@@ -29,7 +29,7 @@ pub struct Directory {
 /// The registered workers. They stay as they were while etcd is silent or the folder can't be read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Workers {
-    /// The workers that can be served, by `COMPONENT/ENDPOINT/INSTANCE`.
+    /// The workers that can be used, by `COMPONENT/ENDPOINT/INSTANCE`.
     pub(crate) by_name: BTreeMap<String, Arc<Worker>>,
 }
 
@@ -177,7 +177,7 @@ async fn scan(
                 tracing::warn!(
                     folder = %folder.display(),
                     %error,
-                    "can't read the folder of workers of Dynamo; the known workers stay in use"
+                    "the folder of Dynamo workers can't be read; the known workers stay in use"
                 );
             }
             Err(_) => {}

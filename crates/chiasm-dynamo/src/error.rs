@@ -5,65 +5,65 @@
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum NotServed {
     /// A value in etcd is malformed.
-    #[error("what it says of {what} is not what workers of Dynamo 1.6 say: {source}")]
+    #[error("its entry for {what} differs from those of Dynamo 1.6: {source}")]
     Unreadable { what: &'static str, source: serde_json::Error },
-    /// The endpoint takes requests over NATS.
-    #[error("it takes requests over NATS, and only TCP is known here (--request-plane tcp)")]
+    /// The endpoint accepts requests over NATS.
+    #[error("it accepts requests over NATS; only TCP is supported (--request-plane tcp)")]
     OverNats,
-    /// The endpoint takes requests over an unknown transport.
-    #[error("it takes requests over '{}', and only TCP is known here", .0.join(", "))]
+    /// The endpoint accepts requests over an unknown transport.
+    #[error("it accepts requests over '{}'; only TCP is supported", .0.join(", "))]
     Transport(Vec<String>),
     /// The worker expects another encoding of requests.
-    #[error("it reads requests as {0}, and only msgpack is known here")]
+    #[error("it reads requests as {0}; only msgpack is supported")]
     Codec(String),
     /// The worker does not report the encoding of requests.
     #[error(
-        "it does not say that it reads msgpack, as workers of Dynamo 1.6 do: it is of another \
-         version, which is not tested here"
+        "it does not report msgpack as its codec, unlike workers of Dynamo 1.6: \
+         it has another version, which is not supported"
     )]
     NoCodec,
     /// The endpoint has no path.
-    #[error("it does not say where it takes requests")]
+    #[error("it does not report an address for requests")]
     NoPlace,
     /// The endpoint's address is malformed.
-    #[error("'{0}' is no place where requests are taken")]
+    #[error("'{0}' is not an address for requests")]
     Place(String),
-    /// The worker takes something else than tokens, for example text.
-    #[error("it takes {0}, and is given tokens here")]
+    /// The worker accepts something other than tokens, for example text.
+    #[error("it accepts {0} instead of tokens")]
     Input(String),
-    /// The model is for something else, for example embeddings.
-    #[error("it is for {0}, and not for chat or completions")]
+    /// The model is for something other than generation, for example embeddings.
+    #[error("its model is for {0} instead of chat or completions")]
     Kind(String),
     /// The worker computes one stage of requests.
     #[error(
-        "it is one half of a prompt's way (prefill, decode or encode): only workers that do all \
-         of it are served here"
+        "it computes one stage of requests (prefill, decode or encode); \
+         only workers that compute whole requests are supported"
     )]
     OneStage,
     /// The card has no block size.
-    #[error("it does not tell its blocks' size (kv_cache_block_size)")]
+    #[error("it does not report its block size (kv_cache_block_size)")]
     NoBlockSize,
     /// The card has no context.
-    #[error("it does not tell its model's context (context_length)")]
+    #[error("it does not report its model's context (context_length)")]
     NoContext,
     /// The operator has named another model.
-    #[error("it serves '{found}', and not '{wanted}'")]
+    #[error("it serves '{found}' instead of '{wanted}'")]
     OtherModel { found: String, wanted: String },
     /// A file of the worker's model differs from that of the served model.
     #[error(
-        "the {file} of its model '{model}' is another one than here (model=NAME behind the address \
-         takes workers by the name alone)"
+        "the {file} of its model '{model}' differs from the local one \
+         (with model=NAME after the address only names are compared)"
     )]
     OtherFile { file: &'static str, model: String },
     /// A file that would identify the model is missing on one side.
     #[error(
-        "whether its model '{model}' is the one that is served here can't be told, for want of a \
-         {file} on both sides (model=NAME behind the address takes workers by the name alone)"
+        "its model '{model}' can't be compared with the local one, because a {file} is missing \
+         (with model=NAME after the address only names are compared)"
     )]
     UnknownFile { file: &'static str, model: String },
-    /// The first served worker has another model.
+    /// The first worker in use has another model.
     #[error(
-        "it serves '{found}', and '{served}' is served already: say which one by model=NAME behind \
+        "it serves '{found}', but '{served}' is already in use; choose one with model=NAME after \
          the address"
     )]
     SecondModel { found: String, served: String },

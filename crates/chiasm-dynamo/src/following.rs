@@ -121,7 +121,7 @@ impl Follower {
                 if extended == Err(Gap) {
                     tracing::debug!(
                         worker = self.shared.name,
-                        "events of its KV cache are missing: it is asked for them"
+                        "KV cache events of a worker are missing; querying the worker"
                     );
                     self.set_caught_up(false);
                     self.query().await;
@@ -132,7 +132,7 @@ impl Follower {
                 tracing::warn!(
                     worker = self.shared.name,
                     %error,
-                    "what it holds is asked for instead"
+                    "a published KV cache event can't be read; the worker is queried instead"
                 );
             }
             Err(_) => {}
@@ -148,7 +148,7 @@ impl Follower {
                 if is_consistent && std::mem::take(&mut self.has_warned) {
                     tracing::info!(
                         worker = self.shared.name,
-                        "it tells again what its KV cache holds"
+                        "a worker reports its KV cache again"
                     );
                 }
                 true
@@ -161,7 +161,7 @@ impl Follower {
                     tracing::warn!(
                         worker,
                         why,
-                        "it does not tell what its KV cache holds; it is asked again"
+                        "a worker does not report its KV cache; it is queried again"
                     );
                 }
                 false
@@ -197,11 +197,12 @@ impl Follower {
             }
             QueryAnswer::TooNew { .. } => Ok(()),
             QueryAnswer::TreeDumpFailed(_) => {
-                // Until the worker can report its cache it is assumed to hold what was sent to it.
+                // Until then the worker is assumed to hold the prompts that were sent to it.
                 if std::mem::replace(&mut self.history_known, false) {
                     tracing::warn!(
                         worker = self.shared.name,
-                        "it can't tell all that it holds: approximate until it can"
+                        "a worker can't report its whole KV cache; \
+                         predictions are approximate until it can"
                     );
                     changes.push(KvEvent::AllBlocksCleared);
                 }
@@ -233,7 +234,7 @@ impl Follower {
             let payload = KvEventBatch { timestamp, events, data_parallel_rank: None }.encode();
             if let Err(error) = kv.batch(&payload, history_known) {
                 let why = error.to_string();
-                tracing::error!(why, "events of a worker's KV cache are lost");
+                tracing::error!(why, "KV cache events of a worker are lost");
             }
             kv
         };
@@ -259,13 +260,13 @@ enum QueryError {
     Request(#[from] RequestError),
     #[error(transparent)]
     Answer(#[from] AnswerError),
-    #[error("it says nothing")]
+    #[error("an empty answer")]
     Empty,
-    #[error("it takes more than {} s", QUERY_TIMEOUT.as_secs())]
+    #[error("no answer within {} s", QUERY_TIMEOUT.as_secs())]
     TimedOut,
 }
 
-/// Queries a worker within a deadline. Until it answers its time of silence grows.
+/// Queries a worker within a deadline. Until the worker answers, its time of silence grows.
 async fn query(
     shared: &Shared,
     wire: &Wire,
@@ -319,7 +320,9 @@ async fn connect(endpoint: Option<String>, pause: Duration) -> Connection {
     loop {
         match Connection::subscribe(&endpoint, b"", CONNECT_TIMEOUT).await {
             Ok(connection) => return connection,
-            Err(error) => tracing::debug!(endpoint, %error, "events are not published there yet"),
+            Err(error) => {
+                tracing::debug!(endpoint, %error, "no connection to a KV event publisher");
+            }
         }
         sleep(RECONNECT_PAUSE).await;
     }
@@ -331,7 +334,7 @@ async fn receive(publisher: &mut Option<Connection>) -> Option<Vec<Bytes>> {
     let Some(publisher) = publisher else { return std::future::pending().await };
     let received = publisher.next().await;
     received
-        .inspect_err(|error| tracing::debug!(%error, "a publisher of a KV cache's events is gone"))
+        .inspect_err(|error| tracing::debug!(%error, "a publisher of KV cache events is gone"))
         .ok()
 }
 

@@ -19,10 +19,10 @@ const TWO_PART_PREFIX_BYTES: usize = 24;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum FrameError {
     /// A message is longer than its bounds.
-    #[error("a message has {0} bytes, more than are taken")]
+    #[error("a message of {0} bytes exceeds the limit")]
     TooLong(u64),
     /// A request is longer than the plane's fields can express.
-    #[error("a request has {0} bytes, and may have 4 GiB")]
+    #[error("a request of {0} bytes exceeds 4 GiB")]
     TooMuch(usize),
 }
 

@@ -15,7 +15,7 @@ const ENVELOPE_PREFIX_BYTES: usize = 5;
 
 /// An error of a malformed message, with a message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a message about its KV cache can't be read: {0}")]
+#[error("malformed message: {0}")]
 pub(crate) struct UnreadableMessage(String);
 
 /// Events that were published together.
@@ -97,15 +97,14 @@ impl PublishedEvents {
     pub(crate) fn decode(envelope: &[u8]) -> Result<Self, UnreadableMessage> {
         let invalid = |error: rmp_serde::decode::Error| UnreadableMessage(error.to_string());
         let wrong = |what: &str| UnreadableMessage(what.to_owned());
-        let (prefix, map) = envelope
-            .split_at_checked(ENVELOPE_PREFIX_BYTES)
-            .ok_or_else(|| wrong("it is too short"))?;
-        let [version, length @ ..] = prefix else { return Err(wrong("it is too short")) };
+        let (prefix, map) =
+            envelope.split_at_checked(ENVELOPE_PREFIX_BYTES).ok_or_else(|| wrong("too short"))?;
+        let [version, length @ ..] = prefix else { return Err(wrong("too short")) };
         if *version != ENVELOPE_VERSION {
-            return Err(wrong("it is of another form"));
+            return Err(wrong("unknown version"));
         }
         let length = length.iter().fold(0_usize, |length, byte| length << 8 | usize::from(*byte));
-        let map = map.get(..length).ok_or_else(|| wrong("it breaks off"))?;
+        let map = map.get(..length).ok_or_else(|| wrong("incomplete"))?;
         let Envelope { published_at, payload } = rmp_serde::from_slice(map).map_err(invalid)?;
         let events = rmp_serde::from_slice(&payload).map_err(invalid)?;
         Ok(Self { timestamp: published_at as f64 / 1000.0, events })

@@ -9,8 +9,8 @@
 //!
 //! Registration is only a hint: an unregistered worker stays in use for as long as it is reachable.
 //! This is proven with Dynamo's mocker; `dynamo.vllm`, `dynamo.sglang` and `dynamo.trtllm` are
-//! unverified on hardware. Workers with other planes than TCP, other codecs than msgpack or other
-//! models than the served one are refused with the reason.
+//! unverified on hardware. Workers with another plane than TCP, another codec than msgpack or
+//! another model than the served one are refused with the reason.
 //!
 //! A worker is not trusted to send small, well-formed or timely messages: frames, values and waits
 //! are bounded, and a malformed message ends one request.

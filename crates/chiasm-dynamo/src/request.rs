@@ -84,7 +84,7 @@ struct Routing {
 /// Builds the bodies of one request for each choice of a job, because workers report cached tokens
 /// only for the first of several choices.
 ///
-/// Images are included for a worker that takes images, with their tensors if `packed` is given.
+/// Images are included for a worker that accepts images, with their tensors if `packed` is given.
 ///
 /// # Errors
 /// Returns [`JobError::Refused`] with the field that workers of Dynamo, or some of them, do not
@@ -202,7 +202,7 @@ fn routing(priority: i64) -> Result<Option<Routing>, JobError> {
     }
     let number = priority.checked_neg().and_then(|priority| i32::try_from(priority).ok());
     let priority =
-        number.ok_or_else(|| refused("priority", "is of 32 bits for a worker of Dynamo"))?;
+        number.ok_or_else(|| refused("priority", "must fit in 32 bits for Dynamo workers"))?;
     Ok(Some(Routing { priority }))
 }
 
@@ -212,7 +212,7 @@ fn guided_decoding(structured: &Structured) -> Result<Value, JobError> {
     let json = |text: &str| {
         let value: Result<&RawValue, _> = serde_json::from_str(text);
         let value = value.and_then(|raw| serde_json::from_str::<Value>(raw.get()));
-        value.map_err(|error| refused(field, &format!("is no JSON: {error}")))
+        value.map_err(|error| refused(field, &format!("is not valid JSON: {error}")))
     };
     Ok(match constraint {
         Constraint::JsonSchema(schema) => json!({"json": json(schema)?}),
@@ -233,14 +233,14 @@ fn image(item: &JobItem) -> Result<Medium, JobError> {
     let unusable = |why: &str| refused("messages", why);
     if item.modality != Modality::Image {
         return Err(unusable(
-            "has an item that is no image: workers of Dynamo are given images alone",
+            "has an item that is not an image; Dynamo workers only support images",
         ));
     }
     let encoded = item.source.encoded();
     let encoded =
-        encoded.ok_or_else(|| unusable("has an image that only vLLM's own processor can make"))?;
+        encoded.ok_or_else(|| unusable("has an image that only vLLM's own processor supports"))?;
     if !matches!(encoded.processor_kwargs.trim(), "" | "{}") {
-        return Err(refused("mm_processor_kwargs", "can't be passed on to workers of Dynamo"));
+        return Err(refused("mm_processor_kwargs", "is not supported for Dynamo workers"));
     }
     let mut url = format!("data:{};base64,", encoded.media_type);
     STANDARD.encode_string(&encoded.bytes, &mut url);
@@ -274,24 +274,21 @@ pub(crate) fn supported_tokens(job: &Job, takes_images: bool) -> Result<&[TokenI
         Input::Marked { .. } | Input::Tokens(_) => {
             return Err(refused(
                 "messages",
-                "has media items, and these workers of Dynamo are given text alone",
+                "has media items, but these Dynamo workers only accept text",
             ));
         }
         Input::Messages(_) => {
-            return Err(refused(
-                "input",
-                "must be token ids: a worker of Dynamo takes nothing else",
-            ));
+            return Err(refused("input", "must be token ids for Dynamo workers"));
         }
     };
     if job.adapter.is_some() {
-        return Err(refused("model", "is an adapter, and none are used at workers of Dynamo"));
+        return Err(refused("model", "is a LoRA adapter, which Dynamo workers do not support"));
     }
     if job.cache_salt.is_some() {
-        return Err(refused("cache_salt", "is not known to all workers of Dynamo"));
+        return Err(refused("cache_salt", "is not supported by all Dynamo workers"));
     }
     match SUPPORTS.first_missing(job.sampling.needs()) {
-        Some(field) => Err(refused(field, "can't be passed on to workers of Dynamo")),
+        Some(field) => Err(refused(field, "is not supported for Dynamo workers")),
         None => Ok(tokens),
     }
 }

@@ -107,9 +107,7 @@ impl ResponseListener {
         let bound = match listeners.bound.get(&local) {
             Some(bound) => *bound,
             None if listeners.bound.len() == MAX_LISTEN_ADDRESSES => {
-                return Err(io::Error::other(
-                    "workers are reached from too many addresses of this machine",
-                ));
+                return Err(io::Error::other("too many addresses of this machine reach workers"));
             }
             None => {
                 let listener =
@@ -162,7 +160,7 @@ async fn accept(listener: TcpListener, pending: Arc<PendingResponses>) {
                 });
             }
             Err(error) => {
-                tracing::warn!(%error, "a worker's call can't be taken");
+                tracing::warn!(%error, "accepting a worker's connection failed");
                 sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -216,23 +214,23 @@ mod tests {
     #[tokio::test]
     async fn connection_goes_to_the_receiver_of_its_subject() {
         let listener = ResponseListener::new(None, None);
-        let mut one = listener.expect(HERE).await.unwrap();
-        let other = listener.expect(HERE).await.unwrap();
-        assert_eq!(one.address, other.address);
+        let mut expected = listener.expect(HERE).await.unwrap();
+        let unused = listener.expect(HERE).await.unwrap();
+        assert_eq!(expected.address, unused.address);
         let greeting = |subject: &str| {
             TwoPart::encode(format!(r#"{{"subject":"{subject}"}}"#).as_bytes(), b"")
         };
-        let mut stranger = connect(one.address, &greeting("0123")).await;
+        let mut stranger = connect(expected.address, &greeting("0123")).await;
         let mut killed = vec![0; TwoPart::encode(KILL, b"").len()];
         stranger.read_exact(&mut killed).await.unwrap();
         assert_eq!(killed, TwoPart::encode(KILL, b""));
-        let more = [&greeting(&one.subject)[..], b"more"].concat();
-        let _worker = connect(one.address, &more).await;
-        let connection = one.connection().await.unwrap();
+        let more = [&greeting(&expected.subject)[..], b"more"].concat();
+        let _worker = connect(expected.address, &more).await;
+        let connection = expected.connection().await.unwrap();
         assert!(b"more".starts_with(&connection.buffer));
-        let again = connect(one.address, &greeting(&one.subject)).await;
+        let again = connect(expected.address, &greeting(&expected.subject)).await;
         assert_eq!(rest(again).await, TwoPart::encode(KILL, b""), "a subject is used once");
-        drop(other);
+        drop(unused);
         assert!(lock(&listener.inner.pending).is_empty(), "no connection is expected any more");
     }
 
@@ -242,13 +240,13 @@ mod tests {
         let expected = listener.expect(HERE).await.unwrap();
         let long = TwoPart::encode(&[b' '; 5000], b"");
         let body = TwoPart::encode(br#"{"subject":"x"}"#, b"body");
-        for nonsense in [
+        for greeting in [
             b"GET / HTTP/1.1\r\nhost: x\r\n\r\n",
             &long[..],
             &body[..],
             &TwoPart::encode(b"{}", b""),
         ] {
-            let stream = connect(expected.address, nonsense).await;
+            let stream = connect(expected.address, greeting).await;
             assert!(rest(stream).await.is_empty());
         }
     }

@@ -76,24 +76,29 @@ impl RunningDynamoJob {
 
     /// Processes an output of one choice.
     fn on_output(&mut self, choice: usize, output: EngineOutput) -> Result<(), JobError> {
-        let nonsense =
-            |what: &str| JobError::Dead(DeathReason::new(format!("it tells nonsense: {what}")));
+        let protocol_error = |what: &str| {
+            JobError::Dead(DeathReason::new(format!("the worker violates the protocol: {what}")))
+        };
         let sampling = &self.job.sampling;
         let Some(state) = self.choices.get_mut(choice) else { return Ok(()) };
         if state.has_ended {
-            return Err(nonsense("more of an answer that has ended"));
+            return Err(protocol_error("an output after the answer has ended"));
         }
         state.tokens += output.token_ids.len();
         state.has_begun = true;
         if state.tokens > sampling.max_tokens as usize {
-            return Err(nonsense("more tokens than were asked for"));
+            return Err(protocol_error("more tokens than requested"));
         }
         let mut finish = match output.end(sampling.eos_token) {
             None => None,
             Some(End::Finished(finish)) => Some(finish),
             Some(End::Cancelled) => return Err(JobError::Unfinished),
             Some(End::Failed(why)) => {
-                tracing::warn!(worker = self.shared.name, why, "a worker could not do a request");
+                tracing::warn!(
+                    worker = self.shared.name,
+                    why,
+                    "a worker failed to execute a request"
+                );
                 return Err(JobError::Failed);
             }
         };
@@ -101,7 +106,7 @@ impl RunningDynamoJob {
             None => None,
             Some(top) => Some(output.logprobs(top as usize).ok_or_else(|| JobError::Refused {
                 field: "logprobs".to_owned(),
-                message: format!("are not told by {}", self.shared.name),
+                message: format!("are not reported by {}", self.shared.name),
             })?),
         };
         if let (Input::Marked { expanded, .. }, Some(count)) =
@@ -110,8 +115,8 @@ impl RunningDynamoJob {
         {
             let expected = expanded.len();
             let why = format!(
-                "it makes {count} tokens of a prompt with media items that was expected to have \
-                 {expected}"
+                "the worker expanded a prompt with media items to {count} tokens where \
+                 {expected} were expected"
             );
             self.shared.distrust(why);
         }
@@ -187,7 +192,11 @@ impl RunningDynamoJob {
     fn failed(&self, error: AnswerError) -> JobError {
         match error {
             AnswerError::Failed(why) => {
-                tracing::warn!(worker = self.shared.name, why, "a worker could not do a request");
+                tracing::warn!(
+                    worker = self.shared.name,
+                    why,
+                    "a worker failed to execute a request"
+                );
                 JobError::Failed
             }
             error => JobError::Dead(DeathReason::new(error.to_string())),

@@ -77,7 +77,7 @@ impl Shared {
         let mut ended = self.ended.subscribe();
         async move {
             let death = ended.wait_for(Option::is_some).await.ok().and_then(|death| death.clone());
-            death.unwrap_or_else(|| DeathReason::new("it was let go"))
+            death.unwrap_or_else(|| DeathReason::new("the connection was closed"))
         }
         .boxed()
     }
@@ -88,7 +88,7 @@ impl Shared {
         if let Some(sink) = &*self.load.lock().unwrap_or_else(PoisonError::into_inner) {
             sink(Load {
                 running,
-                // A worker reports none of these.
+                // Workers do not report these.
                 waiting: 0,
                 kv_usage: 0.0,
                 pending_tokens_of_others: 0,
@@ -112,8 +112,7 @@ impl Shared {
                     let is_refused = error.kind() == std::io::ErrorKind::ConnectionRefused;
                     let since = *failing_since.get_or_insert_with(Instant::now);
                     if is_refused || since.elapsed() >= UNREACHABLE_TIMEOUT {
-                        return self
-                            .end(DeathReason::new(format!("it can't be connected to: {error}")));
+                        return self.end(DeathReason::new(format!("connecting failed: {error}")));
                     }
                 }
             }

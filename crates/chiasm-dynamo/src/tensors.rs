@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Numbers are little-endian; the frames are those of vLLM's own encoder for one item. A worker
-//! that can't use them takes the images themselves, which are in the same request.
+//! that can't use them uses the images themselves, which are in the same request.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -117,7 +117,7 @@ impl ReadyTensors {
         let tensors = item.source.tensors(request).await.map_err(JobError::Source)?;
         let missing = || {
             JobError::Source(SourceError::new(std::io::Error::other(
-                "an image that is wanted was not made",
+                "a requested image was not processed",
             )))
         };
         let item = chiasm_engine::to_item(tensors.ok_or_else(missing)?)?;
@@ -179,7 +179,7 @@ fn with_lengths(frames: Vec<Bytes>) -> Vec<Bytes> {
     parts
 }
 
-/// Tensors are made in this process's memory, where later requests also find them.
+/// Creates tensors in this process's memory, where later requests also find them.
 struct ProcessMemory;
 
 impl TensorMemory for ProcessMemory {

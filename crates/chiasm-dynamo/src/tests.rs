@@ -242,7 +242,7 @@ async fn dropped_job_stops_the_worker() {
 async fn malformed_answer_fails_only_its_job() {
     let long = [&(1_u64 << 40).to_be_bytes()[..], &[0; 16]].concat();
     for (what, raw) in [
-        ("more bytes than are taken", long),
+        ("more bytes than the limit", long),
         ("no msgpack", TwoPart::encode(b"", b"\xc1\xc1").to_vec()),
         ("a sentinel before the end", TwoPart::encode(br#""sentinel""#, b"").to_vec()),
         ("nothing", Vec::new()),
@@ -414,7 +414,7 @@ async fn killed_worker_ends_its_jobs() {
     worker.next_request().await;
     worker.kill().await;
     let death = timeout(SOON, backend.ended()).await.unwrap();
-    assert!(death.to_string().contains("can't be connected to"), "{death}");
+    assert!(death.to_string().contains("connecting failed"), "{death}");
     let ended = timeout(SOON, running.next()).await.unwrap().unwrap();
     assert!(matches!(ended, Err(JobError::Dead(_))), "{ended:?}");
     assert!(matches!(backend.start(Arc::new(job(sampling()))).await, Err(JobError::NotTaken(_))));

@@ -18,7 +18,7 @@ use crate::response_listener::{ExpectedResponse, ResponseListener};
 
 /// The deadline for a connection to a worker.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// The deadline for a worker's acknowledgement, which it sends before it looks at the request.
+/// The deadline for a worker's acknowledgement, which it sends before it reads the request.
 const ACK_TIMEOUT: Duration = Duration::from_secs(10);
 /// The maximum number of idle connections.
 const MAX_IDLE_CONNECTIONS: usize = 32;
@@ -29,22 +29,22 @@ const MAX_REFUSAL_BYTES: usize = 4096;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RequestError {
     /// The connection failed, and nothing was sent.
-    #[error("it can't be connected to: {0}")]
+    #[error("connecting failed: {0}")]
     NotConnected(io::Error),
     /// The connection failed before the request was acknowledged.
     #[error("the connection was lost: {0}")]
     Lost(#[from] io::Error),
     /// The worker did not acknowledge the request in time.
-    #[error("it does not acknowledge a request within {} s", ACK_TIMEOUT.as_secs())]
+    #[error("no acknowledgement within {} s", ACK_TIMEOUT.as_secs())]
     Silent,
     /// The worker has no such endpoint, or refuses requests.
-    #[error("it answers: {0}")]
+    #[error("the worker refused the request: {0}")]
     Refused(String),
     /// The request can't be encoded.
     #[error(transparent)]
     Unwritable(#[from] frame::FrameError),
     /// No listener for the answer can be opened.
-    #[error("no calls of workers can be taken here: {0}")]
+    #[error("no listener for the worker's answer: {0}")]
     NoListener(io::Error),
 }
 

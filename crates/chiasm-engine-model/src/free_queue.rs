@@ -3,9 +3,9 @@
 /// The number of a block of the cache, from 1; 0 stands for no block.
 pub type BlockId = u32;
 
-/// A queue like vLLM's `FreeKVCacheBlockQueue`: first the blocks without content, the last freed
-/// before the never used, then the cached ones, least recently used first. Cached blocks can be
-/// removed from any position.
+/// A queue like vLLM's `FreeKVCacheBlockQueue`. Blocks without content come first: those that were
+/// freed, the last one first, then those that were never used. The cached blocks follow, least
+/// recently used first. They can be removed from any position.
 ///
 /// Only blocks that have been used take memory.
 #[derive(Debug)]

@@ -52,12 +52,12 @@ pub enum LoadError {
     NotLoaded(String),
     /// The adapter is preloaded by agents, which alone may load and unload it.
     #[error(
-        "the adapter '{0}' is one of agents, which load what chiasm agent is given (--lora-modules)"
+        "the adapter '{0}' belongs to agents; change the --lora-modules of their 'chiasm agent'"
     )]
     OwnedByAgents(String),
     /// The maximum number of adapters is reached. Unloaded adapters count until their last request
     /// has ended.
-    #[error("there are {0} adapters, as many as allowed (--max-lora-adapters)")]
+    #[error("the maximum of {0} adapters is reached (--max-lora-adapters)")]
     Full(usize),
     /// The adapter's files are invalid.
     #[error("{path}: {problem}")]
@@ -228,7 +228,7 @@ impl Adapters {
             if *name == self.model {
                 tracing::warn!(
                     adapter = name,
-                    "a LoRA adapter of an agent has the model's name, so requests can't name it"
+                    "a LoRA adapter of an agent has the model's name; requests can't select it"
                 );
                 continue;
             }
@@ -244,7 +244,7 @@ impl Adapters {
                 Err(error) => {
                     tracing::warn!(
                         adapter = name, %error,
-                        "a LoRA adapter of an agent is not served"
+                        "can't serve a LoRA adapter of an agent"
                     );
                 }
             }

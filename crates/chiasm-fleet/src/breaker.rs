@@ -217,8 +217,8 @@ impl Breaker {
                 self.fault = None;
                 Change::None
             }
-            // The request began before the breaker opened: the pause stands, above all one that the
-            // server asked for.
+            // The request began before the breaker opened: the pause stands, especially if the
+            // server requested it.
             State::Open { .. } => Change::None,
             State::HalfOpen { .. } => {
                 self.state = State::Closed;

@@ -59,8 +59,8 @@ const MIN_CPU_SHARE: f64 = 0.01;
 pub(crate) struct ConditionTracker {
     patience: Patience,
     condition: Condition,
-    /// The last check, too, found the worker silent for too long. A single check may be late, as
-    /// when this process was stopped, and may precede an answer that has arrived.
+    /// `true` if the previous check found the worker silent for too long. A single check may be
+    /// late, as when this process was stopped, or may come just before an answer.
     was_silent: bool,
     /// The time of the last observed progress of the worker's processes, and their CPU time then.
     progress: Option<(Instant, Duration)>,
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn stopped_or_idle_processes_hang_busy_ones_do_not() {
+    async fn only_stopped_or_idle_processes_hang() {
         let mut tracker = ConditionTracker::new(PATIENCE);
         tracker.update(seconds(10), None);
         for second in 0..100_u64 {

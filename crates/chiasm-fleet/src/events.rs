@@ -83,17 +83,17 @@ impl Following {
             Ok(Ok(Some(Ok(())))) => {
                 tracing::info!(
                     worker = %id, seq = position.seq,
-                    "saved what is known of its KV cache for the next process"
+                    "saved the index of the worker's KV cache for the next process"
                 );
             }
             Ok(Ok(Some(Err(error)))) => {
                 tracing::warn!(
                     worker = %id, %error,
-                    "what is known of its KV cache could not be saved for the next process"
+                    "can't save the index of the worker's KV cache for the next process"
                 );
             }
             Err(_) => {
-                tracing::warn!(worker = %id, "saving what is known of its KV cache took too long");
+                tracing::warn!(worker = %id, "saving the index of the worker's KV cache timed out");
             }
             Ok(Ok(None) | Err(_)) => {}
         }
@@ -167,7 +167,10 @@ async fn resume(
         match router.restore(id, &snapshot) {
             Ok(()) => Some((position, history_known)),
             Err(error) => {
-                tracing::warn!(worker = %id, %error, "what was known of its KV cache is ignored");
+                tracing::warn!(
+                    worker = %id, %error,
+                    "can't restore the index of the worker's KV cache"
+                );
                 None
             }
         }
@@ -176,7 +179,8 @@ async fn resume(
     if !history_known {
         tracing::warn!(
             worker = %id,
-            "first KV events were lost before: knowledge of its KV cache is approximate"
+            "an earlier process missed the first KV events: \
+             knowledge of the KV cache is approximate"
         );
     }
     tap.set_history_known(history_known);
@@ -299,13 +303,14 @@ struct EventFeed {
     router: Arc<Router>,
     id: WorkerId,
     kv_events: WorkerKvEvents,
-    /// No batch was applied since the index was empty.
+    /// `true` until the first batch after the index was emptied.
     is_fresh: bool,
-    /// The index was restored, and the stream has not yet proven to continue from there.
+    /// `true` while the index is restored and the stream has not yet proven to continue from there.
     is_resuming: bool,
-    /// The engine reuses a block only if the tokens after it match too, which the index ignores.
+    /// `true` if the engine reuses a block only if the tokens after it match too, which the index
+    /// ignores.
     has_lookahead: bool,
-    /// The worker makes other prompts of its requests than this process expects.
+    /// `true` if the worker expands prompts differently than this process expects.
     distrusted: Arc<AtomicBool>,
 }
 
@@ -325,7 +330,7 @@ impl KvEventReceiver for EventFeed {
             if *is_fresh && seq > 0 && !cleared {
                 tracing::warn!(
                     worker = %id,
-                    "first KV events are lost: knowledge of its KV cache is approximate"
+                    "missed the first KV events: knowledge of the KV cache is approximate"
                 );
                 set_history_known(false);
             } else if *is_fresh || cleared {
@@ -335,8 +340,8 @@ impl KvEventReceiver for EventFeed {
             if !*has_lookahead && batch.events.iter().any(has_lookahead_tokens) {
                 tracing::warn!(
                     worker = %id,
-                    "its blocks' hashes cover tokens after them: \
-                     knowledge of its KV cache is approximate"
+                    "the worker's block hashes cover tokens after the block: \
+                     knowledge of the KV cache is approximate"
                 );
                 *has_lookahead = true;
             }
@@ -354,7 +359,7 @@ impl KvEventReceiver for EventFeed {
     fn reset(&mut self) {
         tracing::warn!(
             worker = %self.id,
-            "KV events lost for good, or another engine: forgetting its blocks"
+            "KV events were lost or the engine restarted; its blocks are forgotten"
         );
         self.router.reset_worker_blocks(self.id);
         self.is_fresh = true;
@@ -368,7 +373,7 @@ impl KvEventReceiver for EventFeed {
         if caught_up && std::mem::take(&mut self.is_resuming) {
             tracing::info!(
                 worker = %self.id,
-                "its KV events go on from what the process before this one knew"
+                "KV events continue from the index of the previous process"
             );
         }
     }

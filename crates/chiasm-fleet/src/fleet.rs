@@ -20,7 +20,7 @@ use crate::{
     classes, places,
 };
 
-/// An error: a fleet was started without workers.
+/// The error of starting a fleet without workers.
 #[derive(Debug, thiserror::Error)]
 #[error("no engines are configured; use --engines, --sim or --attach")]
 pub struct NoEngines;
@@ -344,12 +344,12 @@ impl Fleet {
             return;
         };
         match condition {
-            Condition::Answers => tracing::info!(worker = %id, "the engine answers again"),
+            Condition::Answers => tracing::info!(worker = %id, "the engine responds again"),
             Condition::Suspect => {
-                tracing::warn!(worker = %id, "the engine does not respond: it gets no new requests")
+                tracing::warn!(worker = %id, "the engine does not respond and gets no new requests")
             }
             Condition::Hung => {
-                tracing::error!(worker = %id, "the engine hangs: requests without a token move")
+                tracing::error!(worker = %id, "the engine hangs; requests without a token move")
             }
         }
         worker.condition.send_replace(condition);

@@ -29,7 +29,7 @@ enum EndReason {
     NotConnected(#[from] ConnectError),
     #[error("{0}")]
     Died(DeathReason),
-    #[error("its keeper panicked; the log says how")]
+    #[error("the worker's keeper panicked; the log has the panic")]
     Panicked,
 }
 
@@ -56,7 +56,7 @@ pub(crate) async fn keep(
         tracing::info!(
             worker = %id,
             seconds = pause.as_secs_f64(),
-            "connecting again after a pause"
+            "reconnecting after a pause"
         );
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
@@ -144,7 +144,7 @@ async fn serve(
     if let KvSource::Unknown { why } = &capabilities.kv {
         tracing::warn!(
             worker = %id, why,
-            "served in approximate mode: the worker is presumed to hold what it was sent"
+            "approximate mode: the worker is presumed to hold the prompts that it was sent"
         );
     }
     fleet.adapters.set_preloaded(id, capabilities.adapters.values().cloned().collect());
@@ -190,7 +190,10 @@ async fn serve(
                 return Err(EndReason::Died(death));
             }
             why = &mut distrusted => {
-                tracing::warn!(worker = %id, why, "knowledge of its KV cache is now approximate");
+                tracing::warn!(
+                    worker = %id, why,
+                    "knowledge of the worker's KV cache is now approximate"
+                );
                 fleet.metrics.distrusted(id);
                 following.distrust(&fleet.router, id);
                 continue;

@@ -63,15 +63,15 @@ pub(crate) struct KeptIndex {
 enum KeptError {
     #[error(transparent)]
     Io(#[from] io::Error),
-    #[error("it has {0} bytes, more than the {MAX_FILE_BYTES} that are read")]
+    #[error("the file has {0} bytes, more than {MAX_FILE_BYTES}")]
     TooLarge(u64),
-    #[error("it is no file of this user's alone")]
+    #[error("other users can access the file")]
     NotPrivate,
-    #[error("it is none of these files, or of another version of Chiasm")]
+    #[error("the file is of another kind, or of another version of Chiasm")]
     OtherFormat,
-    #[error("it is damaged")]
+    #[error("the file is damaged")]
     Damaged,
-    #[error("it is about another engine, model or secret of block keys")]
+    #[error("the file is of another engine, model or secret of block keys")]
     OtherEngine,
 }
 
@@ -87,7 +87,7 @@ impl KeptIndexes {
         if !metadata.is_dir() || !is_private(&metadata) {
             return Err(io::Error::new(
                 io::ErrorKind::PermissionDenied,
-                "it must be a folder of this user's alone",
+                "other users can access the folder",
             ));
         }
         let kept = Self { folder };
@@ -125,7 +125,7 @@ impl KeptIndexes {
             Err(error) => {
                 tracing::warn!(
                     path = %path.display(), %error,
-                    "what was known of an engine's KV cache is ignored: its file can't be removed"
+                    "ignoring the saved index of a KV cache: can't remove the file"
                 );
                 return None;
             }
@@ -135,7 +135,7 @@ impl KeptIndexes {
         let warn = |error: &KeptError| {
             tracing::warn!(
                 path = %path.display(), %error,
-                "what was known of an engine's KV cache is ignored"
+                "ignoring the saved index of a KV cache"
             );
         };
         kept.inspect_err(warn).ok()

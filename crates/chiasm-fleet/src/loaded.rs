@@ -51,7 +51,7 @@ impl LoadedAdapters {
                         worker = %id,
                         adapter = adapter.name,
                         %error,
-                        "the engine does without a LoRA adapter"
+                        "can't load a LoRA adapter; the engine serves without it"
                     );
                 }
             }

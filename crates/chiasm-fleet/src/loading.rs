@@ -36,7 +36,7 @@ impl Worker {
                 Some(Err(AdapterError::Refused(why.clone())))
             }
             None if preloaded.values().any(|other| other.name == adapter.name) => Some(Err(
-                AdapterError::Refused("its agent has another one of this name".to_owned()),
+                AdapterError::Refused("the agent has another adapter of this name".to_owned()),
             )),
             None if adapter.is_preloaded => Some(Err(AdapterError::NotPreloaded)),
             None => self.loaded.result(adapter),

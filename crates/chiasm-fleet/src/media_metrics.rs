@@ -64,40 +64,40 @@ impl MediaMetrics {
     pub(crate) fn register(&self, r: &mut Registry) {
         r.register(
             "mm_transfer",
-            "Media items handed to engines, by how they travelled",
+            "Media items handed to engines, by kind of transfer",
             self.transfers.clone(),
         );
         r.register(
             "mm_transfer_fallback",
-            "Media items that were to travel in shared memory or as tensors and did not, \
-             or that an agent was to fetch or read and was sent, by cause",
+            "Media items that did not use the preferred transfer: shared memory, tensors, or \
+             fetching or reading by the agent; by cause",
             self.step_downs.clone(),
         );
         r.register(
             "media_sent_items",
-            "Media items that agents lacked and were sent: \
+            "Media items sent to agents that lacked them: \
              encoded as the client sent them, or as tensors",
             self.sent.clone(),
         );
         r.register(
             "media_sent_bytes",
-            "Bytes of files and tensors of media items that agents lacked and were sent",
+            "Bytes of files and tensors of media items sent to agents that lacked them",
             self.sent_bytes.clone(),
         );
         r.register(
             "media_lent_bytes",
-            "Bytes of tensors of media items that agents lacked \
-             and read out of this process's memory by NIXL",
+            "Bytes of tensors that agents read from this process's memory by NIXL, \
+             of media items that they lacked",
             self.lent_bytes.clone(),
         );
         r.register(
             "mm_cache_misses",
-            "Media items that engines turned out not to hold",
+            "Media items that engines no longer held when a request referred to them",
             self.misses.clone(),
         );
     }
 
-    /// Returns the number of media items handed to engines so far, by how they travelled.
+    /// Returns the number of media items handed to engines so far, by kind of transfer.
     pub(crate) fn transfers(&self) -> BTreeMap<&'static str, u64> {
         let count =
             |mode| self.transfers.get(&TransferLabel { mode }).map_or(0, |count| count.get());
@@ -137,7 +137,7 @@ impl MediaObserver for MediaMetrics {
         if self.step_downs.get_or_create(&CauseLabel { cause }).inc() == 0 {
             tracing::warn!(
                 cause, %why,
-                "a media item does not travel as it was to; told once for each cause"
+                "a media item does not use the preferred transfer (logged once per cause)"
             );
         }
     }

@@ -36,7 +36,7 @@ impl Fleet {
         lock(&self.unnamed).remove(&id);
     }
 
-    /// Records whether a list or discovery still names the worker's agent. The worker keeps running
+    /// Records if a list or discovery still names the worker's agent. The worker keeps running
     /// either way.
     pub fn set_named(&self, id: WorkerId, named: bool) {
         let mut unnamed = lock(&self.unnamed);

@@ -89,14 +89,14 @@ impl FleetMetrics {
         );
         r.register(
             "distrusted_workers",
-            "Servers found to make other prompts of media items than was expected, by worker: \
-             what they hold is approximate from then on",
+            "Times that a worker expanded media items differently than expected, by worker; \
+             knowledge of its KV cache is approximate from then on",
             self.distrusted.clone(),
         );
         r.register("workers", "Workers that can take requests", self.workers.clone());
         r.register(
             "workers_unnamed",
-            "Workers that go on though no list and no discovery names their agent any more",
+            "Workers that keep running although no list or discovery names their agent any more",
             self.unnamed.clone(),
         );
         r.register(
@@ -116,7 +116,7 @@ impl FleetMetrics {
         );
         r.register_with_unit(
             "index",
-            "Memory for what workers hold",
+            "Memory of the prefix index",
             Unit::Bytes,
             self.index_bytes.clone(),
         );
@@ -128,19 +128,19 @@ impl FleetMetrics {
         self.kv_events.register(r);
         r.register(
             "worker_knowledge",
-            "1 for how far the knowledge of a worker's KV cache can be trusted",
+            "1 for the current knowledge of a worker's KV cache",
             self.worker_knowledge.clone(),
         );
         r.register(
             "worker_condition",
-            "1 for whether a worker answers, is suspect as it says nothing, \
-             or hung as it makes no progress",
+            "1 for the current condition of a worker: answers, suspect (silent), \
+             or hung (makes no progress)",
             self.worker_condition.clone(),
         );
         r.register(
             "worker_breaker",
-            "1 for whether a worker gets requests (closed), none as it fails (open), \
-             or one to try it (half-open)",
+            "1 for the current state of a worker's circuit breaker: closed (gets requests), \
+             open (gets none because it fails), or half-open (gets one probe)",
             self.worker_breaker.clone(),
         );
         r.register(
@@ -156,7 +156,7 @@ impl FleetMetrics {
         );
         r.register(
             "worker_seats",
-            "Requests that a worker's engine runs at once, at most",
+            "Maximum number of requests that a worker's engine runs at once",
             self.worker_max_running.clone(),
         );
         r.register(
@@ -181,7 +181,7 @@ impl FleetMetrics {
         );
         r.register_with_unit(
             "worker_media_pending",
-            "Work on media that waits or is being done at the agent of a worker, \
+            "Queued and running work on media at the agent of a worker, \
              as time of one core by estimate",
             Unit::Seconds,
             self.worker_media_pending.clone(),
@@ -201,7 +201,7 @@ impl FleetMetrics {
         r.register("arena_slots", "Tensors in a worker's arena", self.arena_slots.clone());
         r.register(
             "arena_leases",
-            "Tensors that a worker's engine has not given back",
+            "Tensors that a worker's engine has not released",
             self.arena_leases.clone(),
         );
     }
@@ -211,7 +211,7 @@ impl FleetMetrics {
         self.engine_deaths.get_or_create(&worker.into()).inc();
     }
 
-    /// Counts a worker that made another prompt of a request than this process expected.
+    /// Counts a worker that expanded a prompt differently than this process expected.
     pub(crate) fn distrusted(&self, worker: WorkerId) {
         self.distrusted.get_or_create(&worker.into()).inc();
     }
@@ -224,7 +224,7 @@ impl FleetMetrics {
         self.distrusted.remove(&label);
     }
 
-    /// Returns the number of media items handed to engines so far, by how they travelled.
+    /// Returns the number of media items handed to engines so far, by kind of transfer.
     pub fn transfers(&self) -> BTreeMap<&'static str, u64> {
         self.media.transfers()
     }
@@ -252,17 +252,17 @@ impl KvEvents {
         r.register("kv_events_applied", "KV events applied to the index", self.applied.clone());
         r.register(
             "kv_events_gaps",
-            "Times that numbers of KV event batches were skipped",
+            "Gaps in the sequence numbers of KV event batches",
             self.gaps.clone(),
         );
         r.register(
             "kv_events_replays",
-            "Replays of KV events asked for, audits included",
+            "Replays of KV events requested, audits included",
             self.replays.clone(),
         );
         r.register(
             "kv_events_failed_replays",
-            "Replays that did not come to their end",
+            "Replays that did not complete",
             self.failed_replays.clone(),
         );
         r.register(
@@ -277,7 +277,7 @@ impl KvEvents {
         );
         r.register_with_unit(
             "kv_events_lag",
-            "From the engine's making of its last batch of KV events until it was applied",
+            "Age of the engine's last batch of KV events when it was applied",
             Unit::Seconds,
             self.lag.clone(),
         );

@@ -54,16 +54,19 @@ mod tests {
 
     #[test]
     fn private_network_is_shared_handover_domain() {
-        let one = Some([10, 0, 0, 7]);
-        let other = Some([10, 0, 0, 8]);
+        let first = Some([10, 0, 0, 7]);
+        let second = Some([10, 0, 0, 8]);
         let rack = Some("10.0.0.0/24");
-        assert_eq!(domain(one, None), machine(&Locality::Host([10, 0, 0, 7].into()), WorkerId(0)));
-        assert_eq!((domain(None, None), domain(one, None) == domain(other, None)), (0, false));
-        assert_eq!(domain(one, rack), domain(other, rack));
-        assert_eq!(domain(one, rack), domain(None, rack), "a frontend with engines of its own");
-        assert_ne!(domain(one, rack), domain(other, None));
-        assert_ne!(domain(one, rack), domain(one, None));
-        assert_ne!(domain(one, rack), domain(other, Some("10.0.0.0/16")));
+        assert_eq!(
+            domain(first, None),
+            machine(&Locality::Host([10, 0, 0, 7].into()), WorkerId(0))
+        );
+        assert_eq!((domain(None, None), domain(first, None) == domain(second, None)), (0, false));
+        assert_eq!(domain(first, rack), domain(second, rack));
+        assert_eq!(domain(first, rack), domain(None, rack), "a frontend with engines of its own");
+        assert_ne!(domain(first, rack), domain(second, None));
+        assert_ne!(domain(first, rack), domain(first, None));
+        assert_ne!(domain(first, rack), domain(second, Some("10.0.0.0/16")));
     }
 
     #[test]

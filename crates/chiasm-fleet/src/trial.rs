@@ -90,7 +90,7 @@ impl Fleet {
             tracing::info!(
                 worker = %worker.id,
                 what = worker.description,
-                "the worker gets requests again"
+                "the worker's circuit breaker closed; it gets requests again"
             );
         }
         self.state().notify(&self.ready);
@@ -121,22 +121,25 @@ fn log_opened(worker: &Worker, breaker: &Breaker, is_first: bool) {
     let reason = fault.message();
     match fault {
         _ if !is_first => {
-            tracing::debug!(worker = %id, what, reason, "the worker still fails");
+            tracing::debug!(
+                worker = %id, what, reason,
+                "the probe failed; the worker's circuit breaker stays open"
+            );
         }
         WorkerFault::KeyRefused { .. } => tracing::error!(
             worker = %id, what, reason,
-            "the server refuses its key and gets no requests: put a key that it takes into the \
-             file of api-key-file=FILE behind its address"
+            "the server refuses its API key and gets no requests: put a valid key into the \
+             file of api-key-file=FILE after its address"
         ),
         WorkerFault::Overloaded { .. } => {
             tracing::warn!(
                 worker = %id, what, reason,
-                "the server asks for a pause and gets no requests for as long"
+                "the server is overloaded and gets no requests during the pause that it requested"
             );
         }
         WorkerFault::Failed { .. } | WorkerFault::UnknownModel { .. } => tracing::warn!(
             worker = %id, what, reason, failures = breaker.failures(),
-            "the worker fails and gets no requests until a probe succeeds"
+            "the worker's circuit breaker opened: it gets no requests until a probe succeeds"
         ),
     }
 }
@@ -177,7 +180,7 @@ impl Trial {
     pub fn timed_out(&mut self) {
         self.record(WorkerFault::Failed {
             status: 504,
-            message: "it does not answer in time".to_owned(),
+            message: "the server does not answer in time".to_owned(),
         });
     }
 

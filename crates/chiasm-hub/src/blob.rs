@@ -82,16 +82,13 @@ pub(crate) async fn describe(
         .await?;
     let refused = |problem: String| client.refused(&source, path, problem);
     if let Some(other) = headers.commit.filter(|other| other != commit.as_str()) {
-        return Err(refused(format!("it is of commit {other:.40}, not {}", commit.as_str())));
+        return Err(refused(format!("its commit is {other:.40}, not {}", commit.as_str())));
     }
     let own_size = || content_length(response.headers()).filter(|_| response.status().is_success());
     let header_size = headers.size.or_else(own_size);
-    let size = entry
-        .size
-        .or(header_size)
-        .ok_or_else(|| refused("it does not say how large it is".to_owned()))?;
+    let size = entry.size.or(header_size).ok_or_else(|| refused("it has no size".to_owned()))?;
     if let Some(other) = header_size.filter(|other| *other != size) {
-        return Err(refused(format!("it has {other} bytes, though {size} were announced")));
+        return Err(refused(format!("its size is {other} bytes, but {size} were announced")));
     }
     let linked_etag = headers.etag;
     let is_linked = linked_etag.is_some();
@@ -99,7 +96,7 @@ pub(crate) async fn describe(
         .or_else(|| etag(response.headers()))
         .as_deref()
         .and_then(blob_name)
-        .ok_or_else(|| refused("it has no ETag that can name a file".to_owned()))?;
+        .ok_or_else(|| refused("it has no ETag that is safe as a file name".to_owned()))?;
     let linked_sha256 = is_linked.then(|| etag.clone()).filter(|etag| is_hex(etag, 64));
     let expected = match (&entry.sha256, linked_sha256, &entry.blob_id) {
         (Some(sha256), ..) => ExpectedHash::Sha256(sha256.clone()),
@@ -289,7 +286,7 @@ async fn request_from(
         StatusCode::OK => 0,
         StatusCode::PARTIAL_CONTENT if from > 0 => from,
         status => {
-            let problem = format!("status {} was not asked for", status.as_u16());
+            let problem = format!("unexpected status {}", status.as_u16());
             return Err(client.refused(&url, &missing.path, problem));
         }
     };
@@ -304,15 +301,16 @@ async fn request_from(
         // A server may not know the total size.
         let valid = [format!("bytes {start}-{last}/{size}"), format!("bytes {start}-{last}/*")];
         if !valid.iter().any(|valid| valid == range) {
-            let problem =
-                format!("bytes {start} to {last} of {size} were asked for and {range:.60?} comes");
+            let problem = format!(
+                "bytes {start} to {last} of {size} were requested, but its range is {range:.60?}"
+            );
             return Err(client.refused(&url, &missing.path, problem));
         }
     }
     match content_length(response.headers()) {
         Some(length) if start.checked_add(length) != Some(missing.size) => {
             let problem =
-                format!("{length} bytes come where {} were announced", missing.size - start);
+                format!("its body has {length} bytes, but {} were announced", missing.size - start);
             Err(client.refused(&url, &missing.path, problem))
         }
         _ => Ok(FileBody { response, url, start }),
@@ -340,7 +338,8 @@ async fn receive(
         let Some(chunk) = chunk.map_err(|error| connection_error(&url, &error))? else { break };
         length += chunk.len() as u64;
         if length > missing.size {
-            let problem = format!("more bytes come than the {} that were announced", missing.size);
+            let problem =
+                format!("its body has more bytes than the {} that were announced", missing.size);
             return Err(client.refused(&url, &missing.path, problem));
         }
         progress.add(chunk.len() as u64);
@@ -381,7 +380,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unsafe_etags_are_no_blob_names() {
+    fn unsafe_etags_are_not_blob_names() {
         assert_eq!(blob_name("\"abc-1\"").as_deref(), Some("abc-1"));
         assert_eq!(blob_name("W/\"abc\"").as_deref(), Some("abc"));
         let long = "a".repeat(200);

@@ -113,7 +113,7 @@ impl HubClient {
             .map_err(|error| self.refused(&url, "the files of the model", error.to_string()))?;
         match self.revision.commit() {
             Some(commit) if commit != listing.0 => {
-                let problem = format!("it is of commit {}", listing.0.as_str());
+                let problem = format!("its commit is {}", listing.0.as_str());
                 Err(self.refused(&url, &format!("commit {}", commit.as_str()), problem))
             }
             _ => Ok(listing),
@@ -122,10 +122,11 @@ impl HubClient {
 
     /// Fetches the body of a listing, of at most [`MAX_LISTING_BYTES`].
     async fn small_body(&self, url: Url) -> Result<Vec<u8>, HubError> {
-        let what = "the files of the model";
+        let resource = "the files of the model";
         let deadline = Instant::now() + LISTING_TIMEOUT;
-        let HubResponse { mut response, url, .. } = self.send(Method::GET, url, 0, what).await?;
-        self.check(&response, &url, what)?;
+        let HubResponse { mut response, url, .. } =
+            self.send(Method::GET, url, 0, resource).await?;
+        self.check(&response, &url, resource)?;
         let mut body = Vec::new();
         loop {
             let chunk = timeout_at(deadline, response.chunk()).await;
@@ -136,7 +137,7 @@ impl HubClient {
             if (body.len() + chunk.len()) as u64 > MAX_LISTING_BYTES {
                 return Err(self.refused(
                     &url,
-                    what,
+                    resource,
                     format!("it is longer than {} MiB", MAX_LISTING_BYTES >> 20),
                 ));
             }
@@ -192,7 +193,7 @@ impl HubClient {
         method: Method,
         mut url: Url,
         from: u64,
-        what: &str,
+        resource: &str,
     ) -> Result<HubResponse, HubError> {
         let mut file_headers = FileHeaders::default();
         for _ in 0..=MAX_REDIRECTS {
@@ -211,8 +212,8 @@ impl HubClient {
             if !is_plain(response.headers()) {
                 return Err(self.refused(
                     &url,
-                    what,
-                    "it is compressed, though that was not asked for".to_owned(),
+                    resource,
+                    "its body is compressed, but only identity encoding was requested".to_owned(),
                 ));
             }
             file_headers.add(response.headers());
@@ -220,16 +221,16 @@ impl HubClient {
             if !response.status().is_redirection() || is_described {
                 return Ok(HubResponse { response, url, headers: file_headers });
             }
-            url = self.redirect_target(&url, response.headers(), what)?;
+            url = self.redirect_target(&url, response.headers(), resource)?;
         }
-        Err(self.refused(&url, what, format!("more than {MAX_REDIRECTS} redirects")))
+        Err(self.refused(&url, resource, format!("more than {MAX_REDIRECTS} redirects")))
     }
 
     fn redirect_target(
         &self,
         from: &Url,
         headers: &HeaderMap,
-        what: &str,
+        resource: &str,
     ) -> Result<Url, HubError> {
         let location =
             headers.get(LOCATION).and_then(|location| str::from_utf8(location.as_bytes()).ok());
@@ -237,20 +238,29 @@ impl HubClient {
             .filter(|location| location.len() <= MAX_URL_BYTES)
             .and_then(|location| from.join(location).ok());
         let Some(target) = target.filter(Url::has_host) else {
-            return Err(self.refused(from, what, "a redirect to nowhere".to_owned()));
+            return Err(self.refused(
+                from,
+                resource,
+                "a redirect without a valid target".to_owned(),
+            ));
         };
         match (from.scheme(), target.scheme()) {
             ("https", "https") | ("http", "http" | "https") => Ok(target),
             (_, scheme) => Err(self.refused(
                 from,
-                what,
+                resource,
                 format!("a redirect from {} to {scheme}", from.scheme()),
             )),
         }
     }
 
     /// Returns an error for a response without a success status.
-    pub(crate) fn check(&self, response: &Response, url: &Url, what: &str) -> Result<(), HubError> {
+    pub(crate) fn check(
+        &self,
+        response: &Response,
+        url: &Url,
+        resource: &str,
+    ) -> Result<(), HubError> {
         let status = response.status();
         if status.is_success() {
             return Ok(());
@@ -278,14 +288,14 @@ impl HubClient {
             _ => HubError::Status {
                 host: host_with_port(url),
                 status: status.as_u16(),
-                what: what.to_owned(),
+                resource: resource.to_owned(),
             },
         })
     }
 
     /// Creates the error for a refused response.
-    pub(crate) fn refused(&self, url: &Url, what: &str, problem: String) -> HubError {
-        HubError::Refused { host: host_with_port(url), what: what.to_owned(), problem }
+    pub(crate) fn refused(&self, url: &Url, resource: &str, problem: String) -> HubError {
+        HubError::Refused { host: host_with_port(url), resource: resource.to_owned(), problem }
     }
 }
 
@@ -361,7 +371,7 @@ pub(crate) fn host_with_port(url: &Url) -> String {
 }
 
 pub(crate) fn timeout_error(url: &Url) -> HubError {
-    HubError::Unreachable { host: host_with_port(url), reason: "it takes too long".to_owned() }
+    HubError::Unreachable { host: host_with_port(url), reason: "the request timed out".to_owned() }
 }
 
 pub(crate) fn connection_error(url: &Url, error: &reqwest::Error) -> HubError {

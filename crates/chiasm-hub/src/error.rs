@@ -7,15 +7,13 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
     /// A model id that is not of the form `owner/name`.
-    #[error(
-        "'{id}' is no id of a model on the hub: it has to look like Qwen/Qwen2.5-VL-7B-Instruct"
-    )]
+    #[error("'{id}' is not the id of a model on the hub, such as Qwen/Qwen2.5-VL-7B-Instruct")]
     InvalidId {
         /// The id as given.
         id: String,
     },
     /// A revision that can't be a branch, tag or commit.
-    #[error("'{revision}' can't be a revision: name a branch, a tag or a commit")]
+    #[error("'{revision}' is not a valid revision: give a branch, a tag or a commit")]
     InvalidRevision {
         /// The revision as given.
         revision: String,
@@ -30,7 +28,7 @@ pub enum HubError {
     },
     /// The hub has no such model, or the model is private.
     #[error(
-        "{endpoint} has no model {repo}, or it is private: check the name; {}",
+        "{endpoint} has no model {repo}, or the model is private: check the name; {}",
         token_advice(*with_token)
     )]
     NoSuchModel {
@@ -38,12 +36,13 @@ pub enum HubError {
         endpoint: String,
         /// The model's id.
         repo: String,
-        /// A token was sent.
+        /// `true` if a token was sent.
         with_token: bool,
     },
     /// The model has no such revision.
     #[error(
-        "{repo} has no revision '{revision}' at {endpoint}: name a branch, a tag or a commit of it"
+        "{repo} has no revision '{revision}' at {endpoint}: \
+         give one of its branches, tags or commits"
     )]
     NoSuchRevision {
         /// The hub's host.
@@ -55,8 +54,8 @@ pub enum HubError {
     },
     /// The model exists, but this user has no access.
     #[error(
-        "{endpoint} does not let you have {repo} (status {status}): \
-         accept its terms on its page there, and {}",
+        "{endpoint} denied access to {repo} (status {status}): \
+         accept the model's terms on its page; {}",
         token_advice(*with_token)
     )]
     Denied {
@@ -66,13 +65,13 @@ pub enum HubError {
         repo: String,
         /// The response's status.
         status: u16,
-        /// A token was sent.
+        /// `true` if a token was sent.
         with_token: bool,
     },
     /// Downloads are disabled and the model is not in the cache.
     #[error(
         "{repo} at revision '{revision}' is not in {cache} and HF_HUB_OFFLINE is set: \
-         download it once without, or name a directory"
+         download it once without HF_HUB_OFFLINE, or give a model directory"
     )]
     NotCached {
         /// The model's id.
@@ -84,8 +83,8 @@ pub enum HubError {
     },
     /// Downloads are disabled and a file of the model is not in the cache.
     #[error(
-        "{repo} at revision '{revision}' is not complete in {cache}, {missing} is missing, \
-         and HF_HUB_OFFLINE is set: download it once without"
+        "{repo} at revision '{revision}' is incomplete in {cache}: {missing} is missing \
+         and HF_HUB_OFFLINE is set; download it once without HF_HUB_OFFLINE"
     )]
     Incomplete {
         /// The model's id.
@@ -100,7 +99,7 @@ pub enum HubError {
     /// The connection failed, timed out or ended early.
     #[error(
         "can't reach {host}: {reason}; check the network and HF_ENDPOINT, \
-         or set HF_HUB_OFFLINE=1 to use what is in the cache"
+         or set HF_HUB_OFFLINE=1 to use the cached model"
     )]
     Unreachable {
         /// The server's host and port.
@@ -109,34 +108,35 @@ pub enum HubError {
         reason: String,
     },
     /// An error status without a variant of its own.
-    #[error("{host} answers with status {status} for {what}")]
+    #[error("{host} responded with status {status} for {resource}")]
     Status {
         /// The server's host and port.
         host: String,
         /// The response's status.
         status: u16,
         /// The requested resource.
-        what: String,
+        resource: String,
     },
     /// An invalid or hostile response.
-    #[error("refused what {host} answers for {what}: {problem}")]
+    #[error("invalid response of {host} for {resource}: {problem}")]
     Refused {
         /// The server's host and port.
         host: String,
         /// The requested resource.
-        what: String,
+        resource: String,
         /// The reason for the refusal.
         problem: String,
     },
     /// A downloaded file does not match the hub's description of it.
     #[error(
-        "{file} came with the wrong {what}: {got} instead of {expected}; it was removed, try again"
+        "{file} was downloaded with the wrong {property}: {got} instead of {expected}; \
+         it was removed, try again"
     )]
     Corrupt {
         /// The file's path in the model.
         file: String,
         /// The property that differs: `size` or `hash`.
-        what: &'static str,
+        property: &'static str,
         /// The value that the hub announced.
         expected: String,
         /// The value of the downloaded file.
@@ -144,8 +144,8 @@ pub enum HubError {
     },
     /// The disk has too little space for the download.
     #[error(
-        "{} GB are to be downloaded into {}, where only {} GB are free: \
-         make room or set HF_HUB_CACHE",
+        "the download needs {} GB in {}, but only {} GB are free: \
+         free some space or set HF_HUB_CACHE",
         gigabytes(*needed),
         cache.display(),
         gigabytes(*free)
@@ -160,7 +160,8 @@ pub enum HubError {
     },
     /// Another process holds a file's lock without making progress.
     #[error(
-        "another process has locked {} for {minutes} minutes without downloading anything: end it",
+        "another process has locked {} for {minutes} minutes without downloading anything: \
+         end that process",
         path.display()
     )]
     Locked {
@@ -184,7 +185,7 @@ fn folder_advice(error: &io::Error) -> &'static str {
     use io::ErrorKind::{NotFound, PermissionDenied, ReadOnlyFilesystem};
     match error.kind() {
         NotFound | PermissionDenied | ReadOnlyFilesystem => {
-            "; HF_HOME or HF_HUB_CACHE names another folder for the cache"
+            "; set HF_HOME or HF_HUB_CACHE to another folder for the cache"
         }
         _ => "",
     }
@@ -213,9 +214,9 @@ impl HubError {
 
 fn token_advice(with_token: bool) -> &'static str {
     if with_token {
-        "the token of HF_TOKEN or of the token file was sent and has no access"
+        "the token from HF_TOKEN or the token file has no access"
     } else {
-        "set HF_TOKEN to a token that has access, none was found"
+        "no token was found: set HF_TOKEN to a token with access"
     }
 }
 

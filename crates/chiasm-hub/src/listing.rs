@@ -19,7 +19,7 @@ const TREE_FORMAT_VERSION: u32 = 1;
 pub struct WantedFiles {
     /// The weights to include, for engines.
     pub weights: Option<Weights>,
-    /// Include Python code, for `--trust-remote-code`.
+    /// `true` to include Python code, for `--trust-remote-code`.
     pub code: bool,
 }
 
@@ -29,7 +29,7 @@ pub enum Weights {
     /// The weights that vLLM loads with `--load-format auto`: those in Mistral's format, else those
     /// of `transformers`.
     AsVllmChooses,
-    /// All safetensors.
+    /// Every safetensors file.
     All,
 }
 
@@ -48,19 +48,19 @@ pub(crate) struct Entry {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ListingError {
     /// The response is not the JSON of a description.
-    #[error("it is no model's description: {0}")]
+    #[error("it does not describe a model: {0}")]
     Json(#[from] serde_json::Error),
     /// The commit is not a hash.
-    #[error("{0:?} is no commit")]
+    #[error("{0:?} is not a commit")]
     Commit(String),
     /// A file's path is not safe.
-    #[error("a file is called {:?}, which may lead out of the cache", shortened(.0))]
+    #[error("the path {:?} may lead out of the cache", shortened(.0))]
     Path(String),
     /// The hash of the file with this path is malformed.
-    #[error("{0} has a hash that is none")]
+    #[error("the hash of {0} is malformed")]
     Hash(String),
     /// The model has more than [`MAX_FILES`] files.
-    #[error("it has more than {MAX_FILES} files")]
+    #[error("the model has more than {MAX_FILES} files")]
     TooManyFiles,
 }
 

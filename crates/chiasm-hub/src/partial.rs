@@ -137,9 +137,9 @@ impl Partial {
     /// # Errors
     /// [`HubError::Corrupt`] if either differs.
     pub(crate) fn verify(&self, file: &str) -> Result<(), HubError> {
-        let corrupt = |what, expected: &str, got| HubError::Corrupt {
+        let corrupt = |property, expected: &str, got| HubError::Corrupt {
             file: file.to_owned(),
-            what,
+            property,
             expected: expected.to_owned(),
             got,
         };
@@ -205,11 +205,11 @@ mod tests {
         for expected in HASHES {
             let folder = tempfile::tempdir().unwrap();
             let blob = folder.path().join("e");
-            for (bytes, what) in [(&b"hullo\n"[..], "hash"), (&b"hello"[..], "size")] {
+            for (bytes, property) in [(&b"hullo\n"[..], "hash"), (&b"hello"[..], "size")] {
                 let partial = append(Partial::open(&blob, 6, expected(), lock()).unwrap(), bytes);
                 let error = partial.verify("f").unwrap_err();
                 assert!(
-                    matches!(error, HubError::Corrupt { what: wrong, .. } if wrong == what),
+                    matches!(error, HubError::Corrupt { property: wrong, .. } if wrong == property),
                     "{error}"
                 );
                 partial.remove().unwrap();

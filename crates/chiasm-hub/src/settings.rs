@@ -22,7 +22,7 @@ pub struct HubSettings {
     pub endpoint: Url,
     /// The user's token. It is only sent to `endpoint`.
     pub token: Option<Token>,
-    /// No requests are sent.
+    /// `true` if no requests are sent.
     pub offline: bool,
     /// A file of PEM certificates that are trusted in addition to those that Mozilla trusts.
     pub certificates: Option<PathBuf>,
@@ -61,7 +61,7 @@ impl HubSettings {
     /// `HF_TOKEN_PATH`, `HF_HUB_OFFLINE`, their older names and `SSL_CERT_FILE`.
     ///
     /// # Errors
-    /// As [`Self::from_env`].
+    /// The errors of [`Self::from_env`].
     pub fn from_variables(variable: &dyn Fn(&str) -> Option<OsString>) -> Result<Self, HubError> {
         let variables = Variables(variable);
         let home = variables.hub_home()?;
@@ -88,7 +88,7 @@ impl Variables<'_> {
     fn text(&self, name: &'static str) -> Result<Option<String>, HubError> {
         let text = (self.0)(name).map(|value| value.into_string()).transpose();
         let text =
-            text.map_err(|_| HubError::Setting { name, problem: "is no valid text".to_owned() })?;
+            text.map_err(|_| HubError::Setting { name, problem: "is not valid UTF-8".to_owned() })?;
         Ok(text.filter(|text| !text.is_empty()))
     }
 
@@ -109,7 +109,7 @@ impl Variables<'_> {
     /// Returns the user's home folder. `needed_by` is the variable that the error names.
     fn home(&self, needed_by: &'static str) -> Result<PathBuf, HubError> {
         let home = (self.0)("HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
-        let problem = || "has no place to be: set it or HOME".to_owned();
+        let problem = || "has no default because HOME is not set: set one of them".to_owned();
         home.ok_or_else(|| HubError::Setting { name: needed_by, problem: problem() })
     }
 
@@ -146,7 +146,7 @@ impl Variables<'_> {
 
 /// Parses the token from the variable `name`.
 fn token(name: &'static str, text: &str) -> Result<Token, HubError> {
-    let problem = || "has a token with other than printable ASCII characters".to_owned();
+    let problem = || "contains a token with characters other than printable ASCII".to_owned();
     let text = Some(text.trim()).filter(|text| text.bytes().all(|byte| byte.is_ascii_graphic()));
     let header = text.and_then(|text| HeaderValue::from_str(&format!("Bearer {text}")).ok());
     let mut header = header.ok_or_else(|| HubError::Setting { name, problem: problem() })?;

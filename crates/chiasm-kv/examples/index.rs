@@ -2,7 +2,7 @@
 //! blocks.
 //!
 //! Run `cargo run --release -p chiasm-kv --example index [million entries]`; 0 measures block keys
-//! alone. docs/index.md has the numbers of one run.
+//! alone. docs/prefix-index.md has the numbers of one run.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
 
 use std::collections::HashSet;
@@ -238,7 +238,7 @@ fn measure_fleet(conversations: usize) {
         println!("{name:30} | {alone:>17} | {beside:>17}");
     }
     let rate = applied.load(Ordering::Relaxed) as f64 / took.as_secs_f64() / 1e6;
-    println!("(beside {rate:.2} M blocks/s stored and removed, making the events included)");
+    println!("(events: {rate:.2} M blocks/s stored and removed, including making the events)");
 
     // The keys lie above the index's memory and would keep the allocator from freeing it.
     drop(cases);
@@ -336,7 +336,7 @@ fn measure_snapshots(conversations: usize) {
     println!("the longest of {lookups} lookups meanwhile: {:.2} ms", longest.as_secs_f64() * 1e3);
     let (_, (longest, lookups)) = with_lookups(&mut || std::thread::sleep(took));
     println!(
-        "the longest of {lookups} lookups beside nothing: {:.2} ms",
+        "the longest of {lookups} lookups without snapshots: {:.2} ms",
         longest.as_secs_f64() * 1e3
     );
     let next = PrefixIndex::new();

@@ -69,7 +69,7 @@ pub struct BlockStored {
     pub medium: Option<String>,
     /// The LoRA adapter that the tokens were computed with.
     pub lora_name: Option<String>,
-    /// For each block, its distinguishing marks beyond tokens and parent; see [`ExtraKey`].
+    /// The distinguishing marks of each block beyond tokens and parent; see [`ExtraKey`].
     pub extra_keys: Option<Vec<Option<Vec<ExtraKey>>>>,
     /// The KV-cache group. Models with several kinds of attention have several groups.
     pub group_idx: Option<u32>,
@@ -83,8 +83,8 @@ pub struct BlockStored {
     pub ownership: Option<String>,
     /// The session whose request caused the event.
     pub session_id: Option<String>,
-    /// For each block, the tokens after it that its hash also covers; `None` if hashes cover only
-    /// their blocks. Since vLLM 0.33, with drafters that read ahead.
+    /// The tokens after each block that its hash also covers; `None` if hashes cover only their
+    /// blocks. Since vLLM 0.33, with drafters that read ahead.
     pub lookahead_token_ids: Option<Vec<Vec<TokenId>>>,
 }
 

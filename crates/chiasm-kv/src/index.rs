@@ -42,10 +42,10 @@ use workers::Workers;
 
 /// An index of the blocks that every worker holds, kept up to date by KV events.
 ///
-/// All methods take `&self` and may be called from any thread. Batches of one worker are applied
+/// Every method takes `&self` and may be called from any thread. Batches of one worker are applied
 /// one at a time; batches of different workers and lookups run in parallel. A lookup returns a
 /// state of all workers that was true at one moment during the call. It sees each event of a batch
-/// completely or not at all. `docs/index.md` describes the structure.
+/// completely or not at all. `docs/prefix-index.md` describes the structure.
 ///
 /// Events identify blocks by the engine's own hashes and contain tokens only once. So each worker
 /// has a map from these hashes to our [`BlockKey`]s. The key of a stored block follows from its
@@ -62,7 +62,8 @@ use workers::Workers;
 /// - The overlap covers the device: medium `GPU`, or no medium. `CPU` and `STORAGE` count in
 ///   [`Overlaps::with_lower_tiers`] only. Other media and blocks with `REMOTE` locality are
 ///   ignored.
-/// - The overlap must satisfy every KV-cache group that events have named; see `docs/index.md`.
+/// - The overlap must satisfy every KV-cache group that events have named; see
+///   `docs/prefix-index.md`.
 /// - Only blocks of the worker's own block size count, because vLLM also reports fragments of
 ///   blocks.
 /// - A hash with two keys is a collision of the engine's 64-bit hashes. It matches nothing.

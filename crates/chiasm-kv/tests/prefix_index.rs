@@ -15,7 +15,7 @@ const BLOCK: BlockSize = BlockSize::new(2).unwrap();
 const WORKERS: u32 = 2;
 
 /// The contents of a block and of all blocks before it, which are the block's true identity.
-type Past = Vec<Content>;
+type Prefix = Vec<Content>;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Content {
@@ -37,7 +37,7 @@ struct Prompt {
 
 impl Prompt {
     /// Returns the contents of all blocks. Works token by token, unlike the code under test.
-    fn past(&self) -> Past {
+    fn prefix(&self) -> Prefix {
         let size = BLOCK.get();
         (0..self.tokens.len() / size)
             .map(|block| {
@@ -165,12 +165,12 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// The engine's hashes: consecutive numbers, some of them as bytes.
 #[derive(Default)]
-struct Names(HashMap<Past, u64>);
+struct Names(HashMap<Prefix, u64>);
 
 impl Names {
-    fn get(&mut self, past: &[Content]) -> u64 {
+    fn get(&mut self, prefix: &[Content]) -> u64 {
         let next = self.0.len() as u64;
-        *self.0.entry(past.to_vec()).or_insert(next)
+        *self.0.entry(prefix.to_vec()).or_insert(next)
     }
 }
 
@@ -185,29 +185,29 @@ fn external(name: u64) -> ExternalHash {
 #[derive(Clone, Default)]
 struct Model {
     /// Every copy, with its content if the events so far have revealed it.
-    copies: Vec<(u64, Option<Past>)>,
+    copies: Vec<(u64, Option<Prefix>)>,
 }
 
 impl Model {
-    fn past_of(&self, name: u64) -> Option<&Past> {
-        self.copies.iter().filter(|(copy, _)| *copy == name).find_map(|(_, past)| past.as_ref())
+    fn prefix_of(&self, name: u64) -> Option<&Prefix> {
+        self.copies.iter().filter(|(copy, _)| *copy == name).find_map(|(_, prefix)| prefix.as_ref())
     }
 
     fn store(&mut self, parent: Option<u64>, blocks: &[(u64, Content)]) {
-        let mut past = match parent {
-            None => Some(Past::new()),
-            Some(parent) => self.past_of(parent).cloned(),
+        let mut prefix = match parent {
+            None => Some(Prefix::new()),
+            Some(parent) => self.prefix_of(parent).cloned(),
         };
         for (name, content) in blocks {
-            if let Some(past) = &mut past {
-                past.push(content.clone());
+            if let Some(prefix) = &mut prefix {
+                prefix.push(content.clone());
                 // All copies of a hash have the same content.
                 self.copies
                     .iter_mut()
                     .filter(|(copy, _)| copy == name)
-                    .for_each(|(_, known)| *known = Some(past.clone()));
+                    .for_each(|(_, known)| *known = Some(prefix.clone()));
             }
-            let known = past.clone().or_else(|| self.past_of(*name).cloned());
+            let known = prefix.clone().or_else(|| self.prefix_of(*name).cloned());
             self.copies.push((*name, known));
         }
     }
@@ -218,19 +218,19 @@ impl Model {
         }
     }
 
-    fn overlap(&self, past: &[Content]) -> usize {
-        (1..=past.len())
+    fn overlap(&self, prefix: &[Content]) -> usize {
+        (1..=prefix.len())
             .take_while(|length| {
-                self.copies.iter().any(|(_, known)| known.as_deref() == Some(&past[..*length]))
+                self.copies.iter().any(|(_, known)| known.as_deref() == Some(&prefix[..*length]))
             })
             .count()
     }
 
     /// Returns the overlap of the blocks that the engine holds, keyed or not.
-    fn held(&self, names: &mut Names, past: &[Content]) -> usize {
-        (1..=past.len())
+    fn held(&self, names: &mut Names, prefix: &[Content]) -> usize {
+        (1..=prefix.len())
             .take_while(|length| {
-                let name = names.get(&past[..*length]);
+                let name = names.get(&prefix[..*length]);
                 self.copies.iter().any(|(copy, _)| *copy == name)
             })
             .count()
@@ -269,7 +269,7 @@ fn batch(event: KvEvent) -> KvEventBatch {
 
 /// Runs the steps on the index and on the model, and compares both after each step.
 fn check(prompts: &[Prompt], steps: Vec<Step>) -> Result<(), TestCaseError> {
-    let pasts: Vec<Past> = prompts.iter().map(Prompt::past).collect();
+    let prefixes: Vec<Prefix> = prompts.iter().map(Prompt::prefix).collect();
     let mut names = Names::default();
     let mut models = vec![Model::default(); WORKERS as usize];
     let mut index = PrefixIndex::new();
@@ -278,12 +278,12 @@ fn check(prompts: &[Prompt], steps: Vec<Step>) -> Result<(), TestCaseError> {
     for step in steps {
         match step {
             Step::Store { worker, prompt, from, to, place } => {
-                let past = &pasts[prompt % pasts.len()];
-                let to = to.min(past.len());
+                let prefix = &prefixes[prompt % prefixes.len()];
+                let to = to.min(prefix.len());
                 let from = from.min(to);
-                let parent = (from > 0).then(|| names.get(&past[..from]));
+                let parent = (from > 0).then(|| names.get(&prefix[..from]));
                 let blocks: Vec<_> = (from..to)
-                    .map(|block| (names.get(&past[..=block]), past[block].clone()))
+                    .map(|block| (names.get(&prefix[..=block]), prefix[block].clone()))
                     .collect();
                 index.apply(WorkerId(worker), &batch(stored_event(parent, &blocks, place)));
                 if place == Place::Here {
@@ -323,16 +323,16 @@ fn check(prompts: &[Prompt], steps: Vec<Step>) -> Result<(), TestCaseError> {
                 index = next;
             }
         }
-        for (prompt, past) in prompts.iter().zip(&pasts) {
+        for (prompt, prefix) in prompts.iter().zip(&prefixes) {
             let expected: Vec<_> = models
                 .iter()
                 .zip(0..)
-                .map(|(model, id)| (WorkerId(id), model.overlap(past)))
+                .map(|(model, id)| (WorkerId(id), model.overlap(prefix)))
                 .collect();
             prop_assert_eq!(index.overlaps(&prompt.keys()), expected, "{:?}", prompt);
             for model in &models {
                 prop_assert!(
-                    model.overlap(past) <= model.held(&mut names, past),
+                    model.overlap(prefix) <= model.held(&mut names, prefix),
                     "more than the engine holds"
                 );
             }
@@ -340,7 +340,7 @@ fn check(prompts: &[Prompt], steps: Vec<Step>) -> Result<(), TestCaseError> {
         for (model, id) in models.iter().zip(0..) {
             let stats = index.stats(WorkerId(id)).unwrap();
             let distinct = |keyed: bool| {
-                let copies = model.copies.iter().filter(|(_, past)| past.is_some() == keyed);
+                let copies = model.copies.iter().filter(|(_, prefix)| prefix.is_some() == keyed);
                 copies.map(|(name, _)| name).collect::<HashSet<_>>().len()
             };
             prop_assert_eq!(

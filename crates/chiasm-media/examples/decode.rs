@@ -1,8 +1,8 @@
 //! Times this crate's decoders against others, in alternation, and checks that their pixels agree:
 //! `cargo run --release -p chiasm-media --example decode [-- file …]`.
 //!
-//! Prints a Markdown table of medians over all rounds in one thread, and of ratios. On a shared
-//! machine only the ratios are meaningful.
+//! Prints a Markdown table of medians over all rounds in one thread, and of their ratios. On a
+//! shared machine only the ratios are meaningful.
 //!
 //! `fresh` is [`decode`] and `reused` is [`with_pixels`]. `inflate` is the share of `reused` that
 //! inflating a PNG takes alone. `peer` is another crate that yields the same pixels, `copy` one
@@ -56,7 +56,7 @@ fn measure(name: &str, bytes: Vec<u8>) -> Result<(), Failure> {
         &MediaLimits { image: limits, ..MediaLimits::default() },
     )?;
     let MediaHeader::Image(header) = image.header else {
-        return Err(format!("{name} is no image").into());
+        return Err(format!("{name} is not an image").into());
     };
     let expected = decode(&image)?.pixels;
     let mut target = expected.clone();

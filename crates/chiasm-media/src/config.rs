@@ -39,13 +39,14 @@ pub struct MediaConfig {
     pub max_known_names: usize,
     /// The time for which a failed URL is not fetched again. Default 1 s.
     pub failure_ttl: Duration,
-    /// The directory below which `file:` URLs may read; `None` (the default) refuses all of them.
+    /// The directory below which `file:` URLs may read; `None` (the default) refuses every `file:`
+    /// URL.
     pub allowed_local_media_path: Option<PathBuf>,
     /// Allows fetches from loopback, private, link-local and other addresses outside the public
     /// internet. Default `false`.
     pub allow_private_addresses: bool,
-    /// The allowed ports. `None` (the default) allows 80 and 443, or all ports if private addresses
-    /// are allowed.
+    /// The allowed ports. `None` (the default) allows 80 and 443, or every port if private
+    /// addresses are allowed.
     pub allowed_ports: Option<Vec<u16>>,
     /// The allowed hosts, also of redirects; empty (the default) allows all hosts.
     pub allowed_domains: Vec<DomainRule>,

@@ -67,8 +67,7 @@ pub(crate) fn decode(
     budget: &ByteBudget,
 ) -> Result<Bytes, MediaError> {
     let invalid = |reason| MediaError::InvalidDataUri { reason };
-    let comma =
-        content.iter().position(|&byte| byte == b',').ok_or(invalid("there is no comma"))?;
+    let comma = content.iter().position(|&byte| byte == b',').ok_or(invalid("it has no comma"))?;
     let description = &content[..comma];
     let data = &content[comma + 1..];
     if !description.ends_with(b";base64") {

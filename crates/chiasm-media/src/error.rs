@@ -21,11 +21,8 @@ pub enum MediaError {
         /// The maximum length in bytes.
         limit: usize,
     },
-    /// The client's uuid came without a URL, and its content is not cached, or no longer.
-    #[error(
-        "nothing is known under this uuid (any more); \
-         send the item itself, with or without the uuid"
-    )]
+    /// The client's uuid came without a URL, and its content is not cached or no longer cached.
+    #[error("no cached media item has this uuid; send the item itself, with or without the uuid")]
     UnknownUuid,
     /// The URL has a scheme other than `data`, `http`, `https` and `file`.
     #[error("the media URL must be a data:, http:, https: or file: URL")]
@@ -60,7 +57,7 @@ pub enum MediaError {
     #[error("the media port is not allowed")]
     PortForbidden,
     /// The host is not allowed.
-    #[error("the media host is not among those that the server may fetch from")]
+    #[error("the media host is not in the server's list of allowed domains")]
     HostForbidden,
     /// The rule for allowed hosts is neither a host nor `*.` and a domain.
     #[error(
@@ -92,7 +89,7 @@ pub enum MediaError {
     OriginEncoding,
     /// The fetch failed: name look-up, connection, TLS, a broken connection, or an answer that
     /// violates HTTP.
-    #[error("the media origin cannot be reached, or broke off the connection")]
+    #[error("the media origin cannot be reached, or closed the connection early")]
     OriginFailed,
     /// The origin exceeded a timeout.
     #[error("the media origin took too long")]
@@ -114,7 +111,7 @@ pub enum MediaError {
         limit: u64,
     },
     /// The header announces a side longer than the limit.
-    #[error("the image of {width}x{height} pixels has a side of more than {limit}")]
+    #[error("the image of {width}x{height} pixels has a side of more than {limit} pixels")]
     TooLongSide {
         /// Pixels per row.
         width: u32,
@@ -125,10 +122,10 @@ pub enum MediaError {
     },
     /// The header announces a more extreme aspect ratio than the limit.
     #[error(
-        "the image of {width}x{height} pixels is too stretched: \
-         its sides may differ by a factor of {limit} at most"
+        "the aspect ratio of the image of {width}x{height} pixels is too large: \
+            at most {limit}:1 is supported"
     )]
-    TooStretched {
+    AspectRatioTooLarge {
         /// Pixels per row.
         width: u32,
         /// Rows.
@@ -170,7 +167,7 @@ pub enum MediaError {
         reason: &'static str,
     },
     /// The process's budget for media and request bodies is exhausted.
-    #[error("the server holds as many bytes of media and requests as it may; try again")]
+    #[error("the server's memory for media and request bodies is exhausted; try again later")]
     Busy,
     /// A thread of this process panicked, or TLS could not be set up. Not the client's fault.
     #[error("the media could not be processed; try again")]
@@ -224,7 +221,7 @@ impl MediaError {
             | Self::TooManyPixels { .. }
             | Self::TooLongSide { .. }
             | Self::TooManyScans { .. }
-            | Self::TooStretched { .. } => Fault::TooLarge,
+            | Self::AspectRatioTooLarge { .. } => Fault::TooLarge,
             Self::UnsupportedFormat { .. } | Self::UnsupportedVariant { .. } => Fault::Unsupported,
             Self::Corrupt { .. } => Fault::Corrupt,
             Self::OriginStatus { status: 408 | 504 } | Self::OriginTimeout => Fault::OriginTimeout,

@@ -37,7 +37,7 @@
 //! | `flight` | single flight: concurrent callers share one fetch |
 //! | `contents`, `names` | caches: files by content; URLs and clients' names |
 //! | `counts` | counters |
-//! | `policy/*` | which URLs and network addresses may be fetched |
+//! | `policy/*` | rules for URLs and network addresses that may be fetched |
 //! | `freshness/*` | the time for which an answer may be reused |
 //! | `media`, `identity` | encoded items and their identity |
 //! | `image/limits` | size limits of an image, checked against its header |

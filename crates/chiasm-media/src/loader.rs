@@ -129,7 +129,7 @@ struct Inner {
 impl MediaLoader {
     /// Creates a loader.
     ///
-    /// All encoded media in memory is charged to `budget`, also when cached. Its limit should
+    /// The encoded media in memory is charged to `budget`, also when cached. Its limit should
     /// therefore exceed [`MediaConfig::cache_bytes`].
     ///
     /// # Errors
@@ -141,7 +141,7 @@ impl MediaLoader {
     /// Creates a loader whose caches age by `clock`, so that tests need not wait.
     ///
     /// # Errors
-    /// Those of [`Self::new`].
+    /// The errors of [`Self::new`].
     pub fn with_clock(
         config: MediaConfig,
         budget: ByteBudget,
@@ -184,12 +184,13 @@ impl MediaLoader {
         self.inner.contents.get(content)
     }
 
-    /// Parses a file that came by another way, within the limits of its modality, and caches it.
+    /// Parses a file that was not loaded from a URL, within the limits of its modality, and caches
+    /// it.
     ///
     /// Hashes the whole file: must not run on async threads if the file is large.
     ///
     /// # Errors
-    /// Those of [`EncodedMedia::new`].
+    /// The errors of [`EncodedMedia::new`].
     pub fn insert(&self, bytes: Bytes, modality: &Modality) -> Result<EncodedMedia, MediaError> {
         self.inner.parse(bytes, modality)
     }
@@ -400,7 +401,7 @@ impl Inner {
 
     /// Returns the item that a client's name refers to.
     fn resolve_name(&self, name: Option<MediaName>) -> Result<EncodedMedia, MediaError> {
-        let name = name.ok_or(MediaError::InvalidUrl { reason: "there is none" })?;
+        let name = name.ok_or(MediaError::InvalidUrl { reason: "it is missing" })?;
         let item = self.names.get(&name).and_then(|content| self.contents.get(&content));
         match &item {
             Some(_) => self.counters.named.inc(),

@@ -30,7 +30,7 @@ pub struct EncodedMedia {
     pub url: Option<Arc<str>>,
 }
 
-/// The header of a media file, by modality: what is known without decoding.
+/// The header of a media file, by modality: the facts that are known without decoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MediaHeader {
@@ -60,7 +60,7 @@ impl EncodedMedia {
     /// Parses a still image.
     ///
     /// # Errors
-    /// Those of [`Self::new`].
+    /// The errors of [`Self::new`].
     pub fn from_bytes(bytes: Bytes, limits: &MediaLimits) -> Result<Self, MediaError> {
         Self::new(bytes, &Modality::Image, limits)
     }
@@ -113,7 +113,7 @@ impl EncodedMedia {
     /// Interprets the file as `modality`. Reads the header anew if the modality changes.
     ///
     /// # Errors
-    /// Those of [`Self::new`].
+    /// The errors of [`Self::new`].
     pub(crate) fn into_modality(
         self,
         modality: &Modality,

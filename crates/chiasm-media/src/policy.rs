@@ -1,8 +1,8 @@
 //! The fetch policy: allowed schemes, ports, hosts and network addresses.
 //!
-//! Every URL, also of a redirect, is checked before a request is sent. The addresses that a name
-//! resolves to are checked when a connection is made: [`GuardedResolver`] returns only allowed
-//! addresses, and the client connects to those.
+//! Every URL, including that of a redirect, is checked before a request is sent. The addresses that
+//! a name resolves to are checked when a connection is made: [`GuardedResolver`] returns only
+//! allowed addresses, and the client connects to those.
 
 mod address;
 mod domain;

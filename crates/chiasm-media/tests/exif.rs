@@ -210,7 +210,7 @@ fn webp(exif: &[u8]) -> Vec<u8> {
 /// Returns the orientation and the upright pixels of a file.
 fn open(file: Vec<u8>) -> (u8, RgbImage) {
     let image = EncodedMedia::from_bytes(file.into(), &MediaLimits::default()).unwrap();
-    let MediaHeader::Image(header) = image.header else { panic!("{image:?} is no image") };
+    let MediaHeader::Image(header) = image.header else { panic!("{image:?} is not an image") };
     (header.orientation, decode(&image).unwrap())
 }
 

@@ -51,7 +51,7 @@ fn check(bytes: Vec<u8>) {
         bytes.into(),
         &MediaLimits { image: LIMITS, ..MediaLimits::default() },
     ) {
-        let MediaHeader::Image(header) = image.header else { panic!("{image:?} is no image") };
+        let MediaHeader::Image(header) = image.header else { panic!("{image:?} is not an image") };
         assert!(header.width >= 1 && header.height >= 1 && (1..=8).contains(&header.orientation));
         assert_eq!(LIMITS.check(header.width, header.height), Ok(()));
         let fresh = decode(&image);

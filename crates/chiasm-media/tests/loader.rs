@@ -25,7 +25,7 @@ fn data_uri(bytes: &[u8]) -> String {
 }
 
 fn header(item: &EncodedMedia) -> ImageHeader {
-    let MediaHeader::Image(header) = item.header else { panic!("{item:?} is no image") };
+    let MediaHeader::Image(header) = item.header else { panic!("{item:?} is not an image") };
     header
 }
 

@@ -24,7 +24,7 @@ fn pixel_limit(max_pixels: u64) -> ImageLimits {
 }
 
 fn header(item: &EncodedMedia) -> ImageHeader {
-    let MediaHeader::Image(header) = item.header else { panic!("{item:?} is no image") };
+    let MediaHeader::Image(header) = item.header else { panic!("{item:?} is not an image") };
     header
 }
 

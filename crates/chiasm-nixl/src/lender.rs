@@ -51,7 +51,7 @@ impl Lender {
     pub fn lend(&self, parts: &[Bytes]) -> Option<Loan> {
         let bytes = parts.iter().try_fold(0_usize, |sum, part| sum.checked_add(part.len()))?;
         let mut piece = self.pool.allocate(bytes.checked_add(HEADER_BYTES + TRAILER_BYTES)?)?;
-        // 0 is the number of no loan.
+        // No loan has the number 0.
         let number = rand::random_range(1..=u64::MAX);
         let memory = piece.as_mut();
         let mut at = HEADER_BYTES;
@@ -60,7 +60,7 @@ impl Lender {
             at += part.len();
         }
         write_number(memory, number);
-        Some(Loan { piece: Some(piece), number, rest: self.read_timeout + SLACK })
+        Some(Loan { piece: Some(piece), number, reuse_delay: self.read_timeout + SLACK })
     }
 }
 
@@ -79,7 +79,7 @@ pub struct Loan {
     piece: Option<Piece>,
     number: u64,
     /// The time for which the memory is not reused after the loan.
-    rest: Duration,
+    reuse_delay: Duration,
 }
 
 impl Loan {
@@ -106,7 +106,7 @@ impl Drop for Loan {
     fn drop(&mut self) {
         if let Some(mut piece) = self.piece.take() {
             write_number(piece.as_mut(), 0);
-            piece.release_at(Instant::now() + self.rest);
+            piece.release_at(Instant::now() + self.reuse_delay);
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Reads of another machine's memory by NIXL.
 //!
 //! A [`Lender`] copies tensors into memory that is registered with NIXL, and lends them. A
-//! [`Reader`] on another machine reads them over whatever NIXL finds between the two: RDMA, TCP, or
-//! on one machine the memory itself. NIXL's library is opened at run time and is not needed to
-//! build this crate.
+//! [`Reader`] on another machine reads them over the transport that NIXL finds between the two:
+//! RDMA, TCP or, on one machine, the memory itself. NIXL's library is opened at run time and is not
+//! needed to build this crate.
 //!
 //! NIXL has no deadlines and does not always report the end of a read. If the owner of the memory
 //! is stopped, a read over TCP neither ends nor fails. A read can't be cancelled. A read of memory
@@ -67,15 +67,21 @@ pub struct Settings {
 #[derive(Debug, thiserror::Error)]
 pub enum NixlError {
     /// The library is missing, or lacks a function.
-    #[error("{path} is not NIXL's C library of a version near 1.5: {why}", path = path.display())]
+    #[error(
+        "{path} is not NIXL's C library, or not of a version near 1.5: {reason}",
+        path = path.display()
+    )]
     Library {
         /// The path of the library.
         path: PathBuf,
         /// The loader's error.
-        why: String,
+        reason: String,
     },
     /// The library is a stub for linking, which does nothing.
-    #[error("{path} is a stub of NIXL's library: name the one of its wheel", path = path.display())]
+    #[error(
+        "{path} is a stub of NIXL's library; give the library of NIXL's wheel",
+        path = path.display()
+    )]
     Stub {
         /// The path of the library.
         path: PathBuf,
@@ -84,7 +90,7 @@ pub enum NixlError {
     #[error("'{0}' must not contain a zero byte")]
     ZeroByte(String),
     /// A function of the library failed. The library prints its own message on standard error.
-    #[error("nixl_capi_{call} fails with {code}")]
+    #[error("nixl_capi_{call} failed with status {code}")]
     Failed {
         /// The name of the function.
         call: &'static str,
@@ -92,16 +98,16 @@ pub enum NixlError {
         code: c_int,
     },
     /// A lender sent an address that does not fit into a pointer.
-    #[error("there is no address {0:#x}")]
+    #[error("the address {0:#x} does not fit into a pointer")]
     InvalidAddress(u64),
     /// A read failed, and the library does not release its memory.
     #[error("a read failed, and NIXL does not release its memory")]
     MemoryNotReleased,
     /// There is not enough memory for the pool.
-    #[error("there is no memory for a pool of that size: {0}")]
+    #[error("there is not enough memory for the pool: {0}")]
     Pool(std::io::Error),
     /// The read thread can't be started.
-    #[error("the thread that reads can't be started: {0}")]
+    #[error("the read thread can't be started: {0}")]
     Thread(std::io::Error),
 }
 

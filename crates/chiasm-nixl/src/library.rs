@@ -152,8 +152,8 @@ impl Session {
         pool: &Pool,
     ) -> Result<Self, NixlError> {
         let unusable = |error: libloading::Error| {
-            let why = error.source().map_or_else(|| error.to_string(), ToString::to_string);
-            NixlError::Library { path: library.to_owned(), why }
+            let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+            NixlError::Library { path: library.to_owned(), reason }
         };
         // SAFETY: loading runs code of a library that the operator names and trusts like this
         // program.

@@ -23,8 +23,8 @@ pub(crate) struct Pool {
 struct FreeList {
     /// The free pieces by address; no two are adjacent.
     pieces: BTreeMap<usize, BytesMut>,
-    /// Pieces that may still be read until their times, in the order of the times.
-    resting: VecDeque<(Instant, BytesMut)>,
+    /// Pieces that may still be read. Each one is free from its time on; the times are in order.
+    delayed: VecDeque<(Instant, BytesMut)>,
 }
 
 impl Pool {
@@ -55,7 +55,7 @@ impl Pool {
     /// Allocates a piece of `length` bytes from the smallest free piece that fits.
     pub(crate) fn allocate(&self, length: usize) -> Option<Piece> {
         let mut free = self.free();
-        free.end_rests(Instant::now());
+        free.add_delayed(Instant::now());
         let needed = length.max(1).checked_next_multiple_of(CACHE_LINE_BYTES)?;
         let fits = free.pieces.iter().filter(|(_, piece)| piece.len() >= needed);
         let (&address, _) = fits.min_by_key(|(_, piece)| piece.len())?;
@@ -96,10 +96,10 @@ impl FreeList {
         }
     }
 
-    /// Adds the resting pieces whose time has come.
-    fn end_rests(&mut self, now: Instant) {
-        while self.resting.front().is_some_and(|(until, _)| *until <= now) {
-            if let Some((_, piece)) = self.resting.pop_front() {
+    /// Adds the delayed pieces whose times have passed.
+    fn add_delayed(&mut self, now: Instant) {
+        while self.delayed.front().is_some_and(|(until, _)| *until <= now) {
+            if let Some((_, piece)) = self.delayed.pop_front() {
                 self.add(piece);
             }
         }
@@ -118,7 +118,7 @@ impl Piece {
     /// calls for one pool must not have decreasing times.
     pub(crate) fn release_at(mut self, until: Instant) {
         let memory = std::mem::take(&mut self.memory);
-        self.pool.free().resting.push_back((until, memory));
+        self.pool.free().delayed.push_back((until, memory));
     }
 }
 
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn resting_piece_is_not_allocated_before_its_time() {
+    fn delayed_piece_is_not_allocated_before_its_time() {
         let pool = Pool::new(128).unwrap();
         let piece = pool.allocate(128).unwrap();
         piece.release_at(Instant::now() + Duration::from_secs(3600));

@@ -6,7 +6,7 @@ use crate::{MAX_ABANDONED_READS, NixlError};
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// The pool has no room for the bytes now.
-    #[error("there is no room for {0} bytes among what NIXL may read into")]
+    #[error("the memory pool for reads by NIXL has no room for {0} bytes")]
     NoRoom(u64),
     /// The read timed out, or was not started because a read of the same memory timed out recently.
     #[error("{0}")]
@@ -18,11 +18,11 @@ pub enum ReadError {
     #[error("the lender's metadata is too long to be valid")]
     InvalidMetadata,
     /// The bytes that were read do not belong to a loan with that number.
-    #[error("the loan was over")]
+    #[error("the loan had ended")]
     LoanEnded,
     /// No more reads are started, because too many have timed out.
     #[error(
-        "{MAX_ABANDONED_READS} reads have timed out: nothing is read until this process restarts"
+        "{MAX_ABANDONED_READS} reads have timed out: no read is started until this process restarts"
     )]
     Disabled,
 }

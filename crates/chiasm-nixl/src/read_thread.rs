@@ -46,7 +46,7 @@ struct RemoteLender {
     last_used: Instant,
     active_reads: usize,
     paused_until: Option<Instant>,
-    /// A read has failed: the lender is forgotten once it has no active read.
+    /// `true` after a failed read: the lender is forgotten once it has no active read.
     has_failed: bool,
 }
 
@@ -106,7 +106,7 @@ impl ReadThread<'_> {
     ) -> Result<ReadRequest, ReadError> {
         let now = Instant::now();
         if now >= deadline {
-            return Err(ReadError::TimedOut("others took too long"));
+            return Err(ReadError::TimedOut("the deadline passed before the read was started"));
         }
         if !self.lenders.contains_key(metadata) {
             self.make_room()?;
@@ -121,7 +121,9 @@ impl ReadThread<'_> {
         }
         let Some(lender) = self.lenders.get_mut(metadata) else { return Err(ReadError::Disabled) };
         if lender.paused_until.is_some_and(|until| now < until) {
-            return Err(ReadError::TimedOut("a read of that memory took too long a moment ago"));
+            return Err(ReadError::TimedOut(
+                "another read of the lender's memory timed out recently",
+            ));
         }
         lender.last_used = now;
         match self.session.read(into, &lender.name, address) {
@@ -176,7 +178,7 @@ impl ReadThread<'_> {
                 }
                 request.abandon();
                 self.count_abandoned();
-                Err(ReadError::TimedOut("it took too long"))
+                Err(ReadError::TimedOut("the read took too long"))
             }
             Some(outcome) => {
                 let piece = self.session.end(request);

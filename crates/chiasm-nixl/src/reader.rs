@@ -110,7 +110,7 @@ impl Reader {
         let deadline = Instant::now() + read_timeout;
         let job = ReadJob { metadata, address, into, deadline, reply };
         // A second deadline, because the thread may be blocked in the library.
-        let timed_out = || ReadError::TimedOut("it took too long");
+        let timed_out = || ReadError::TimedOut("the read took too long");
         jobs.send(job).map_err(|_| timed_out())?;
         let replied = timeout(read_timeout + GRACE, replied).await;
         let piece = replied.map_err(|_| timed_out())?.map_err(|_| timed_out())??;

@@ -157,7 +157,7 @@ async fn read(reader: &Reader, loan: &RemoteLoan) -> (Result<Bytes, ReadError>, 
 }
 
 fn assert_pattern(read: &[u8]) {
-    assert!(read == pattern(read.len()), "other bytes were read");
+    assert!(read == pattern(read.len()), "the read returned wrong bytes");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -18,8 +18,8 @@ pub struct Endpoint(pub(crate) Url);
 pub enum EndpointError {
     /// The address is for gRPC, which is not supported.
     #[error(
-        "traces are sent as HTTP with protobuf bodies, for which collectors listen at \
-         http://HOST:4318/v1/traces; gRPC is not spoken"
+        "gRPC is not supported: traces are sent over HTTP with protobuf bodies, \
+         to an address such as http://HOST:4318/v1/traces"
     )]
     Grpc,
     /// The text is not an address.
@@ -64,7 +64,7 @@ pub struct Headers(pub(crate) HeaderMap);
 
 /// The error for a text that is not a list of headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("expected NAME=VALUE, several with commas between, special characters as %XX")]
+#[error("expected NAME=VALUE pairs, separated by commas, with special characters as %XX")]
 pub struct HeadersError;
 
 impl FromStr for Headers {

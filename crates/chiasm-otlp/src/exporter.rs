@@ -38,17 +38,17 @@ const MAX_RESPONSE_BYTES: usize = 64 << 10;
 enum PostError {
     #[error("{0}")]
     Http(#[source] reqwest::Error),
-    #[error("it answered {0}")]
+    #[error("the collector responded with {0}")]
     Status(StatusCode),
-    #[error("its answer has more than {MAX_RESPONSE_BYTES} bytes")]
+    #[error("the response has more than {MAX_RESPONSE_BYTES} bytes")]
     TooLargeResponse,
-    #[error("it rejected {0} spans of a message")]
+    #[error("the collector rejected {0} spans of a message")]
     Rejected(u64),
 }
 
 /// The reason why no exporter can be created.
 #[derive(Debug, thiserror::Error)]
-#[error("no connection to a collector can be made: {0}")]
+#[error("the HTTP client for the collector can't be created: {0}")]
 pub struct ExportError(#[from] reqwest::Error);
 
 /// The number of spans so far, by outcome.
@@ -157,7 +157,10 @@ impl Exporter {
             let ExportCounts { sent, refused, .. } = self.counts();
             let spans = self.counts.queued.load(Ordering::Relaxed) - sent - refused;
             self.counts.refused.fetch_add(spans, Ordering::Relaxed);
-            tracing::warn!(spans, "the last traces were not sent: the collector does not answer");
+            tracing::warn!(
+                spans,
+                "the last traces were not sent: the collector did not respond in time"
+            );
         }
     }
 }
@@ -183,7 +186,7 @@ impl SendTask {
                         }
                     }
                 };
-                // The timeout is the usual end, and no error.
+                // The timeout is the usual end, not an error.
                 let _ = timeout(BATCH_DELAY, gather).await;
             }
             self.send(traces.drain(..).flatten().collect()).await;
@@ -219,7 +222,7 @@ impl SendTask {
                 endpoint = %self.endpoint,
                 %error,
                 cause,
-                "traces are lost; logged once until one is sent again"
+                "cannot send traces; further failures are not logged until the next success"
             );
         }
     }

@@ -23,7 +23,7 @@ impl fmt::Display for UnknownParser {
         let reasoning: Vec<_> = reasoning_parsers().collect();
         write!(
             f,
-            "'{}' is none of the known parsers: {} for calls, {} for reasoning",
+            "unknown parser '{}'; known tool parsers: {}; known reasoning parsers: {}",
             self.0,
             tools.join(", "),
             reasoning.join(", ")
@@ -41,7 +41,8 @@ pub struct Format {
     /// Reasoning that stays in the text.
     pub(crate) text_reasoning: Option<&'static Reasoning>,
     pub(crate) calls: Option<&'static Calls>,
-    /// Only text after the reasoning marker, in the prompt or in the answer, is reasoning.
+    /// `true` if only text after the reasoning marker, in the prompt or in the answer, is
+    /// reasoning.
     requires_open_marker: bool,
     /// The markers to look for in text: those that begin calls and, depending on the format, the
     /// beginning of reasoning and a stray end of it.

@@ -20,15 +20,16 @@ pub struct Parser {
     held_spaces: String,
     /// The text so far that may still become the label of reasoning.
     label: String,
-    /// Text other than white space was emitted.
+    /// `true` if text other than white space was emitted.
     has_text: bool,
-    /// A call was emitted.
+    /// `true` if a call was emitted.
     has_called: bool,
-    /// The current call is dropped: it has no name, or is a second call where one is allowed.
+    /// `true` if the current call is dropped: it has no name, or is a second call where one is
+    /// allowed.
     drops_call: bool,
-    /// All calls after the first are dropped.
+    /// `true` if every call after the first is dropped.
     allows_single_call: bool,
-    /// Markers of reasoning that occur within text are plain text.
+    /// `true` if markers of reasoning that occur within text are plain text.
     ignores_reasoning: bool,
 }
 
@@ -60,7 +61,7 @@ impl Parser {
         }
     }
 
-    /// Drops all calls after the first. Some formats have no grammar that allows only one call.
+    /// Drops every call after the first. Some formats have no grammar that allows only one call.
     #[must_use]
     pub fn with_single_call(self) -> Self {
         Self { allows_single_call: true, ..self }
@@ -114,7 +115,7 @@ impl Parser {
     /// Parses the pending text as far as possible.
     fn read(&mut self, is_last: bool, sink: &mut dyn Sink) {
         loop {
-            let goes_on = match &mut self.state {
+            let continues = match &mut self.state {
                 State::Calls(reader) => {
                     let mut calls = CallSink {
                         sink: &mut *sink,
@@ -127,7 +128,7 @@ impl Parser {
                 }
                 State::Reasoning | State::Text => self.read_plain(is_last, sink),
             };
-            if !goes_on {
+            if !continues {
                 return;
             }
         }

@@ -75,8 +75,8 @@ impl Markers {
 
     /// Finds the first marker in `text`, and the longest one if several begin at the same place.
     ///
-    /// A marker that more text may turn into a longer one is only found if `is_last` says that no
-    /// more text comes.
+    /// A marker that more text may turn into a longer one is only found if `is_last` is `true`,
+    /// which means that no more text follows.
     pub(crate) fn find(&self, text: &str, is_last: bool) -> NextMarker {
         let bytes = text.as_bytes();
         let may_begin = |at: usize| self.first_bytes.contains(&bytes[at]);

@@ -10,22 +10,22 @@ pub(crate) struct Reasoning {
     pub(crate) open: &'static str,
     /// The marker that ends reasoning.
     pub(crate) close: &'static str,
-    /// An answer begins within reasoning, without `open`.
+    /// `true` if an answer begins within reasoning, without `open`.
     pub(crate) begins_inside: bool,
-    /// Reasoning may begin again in the text after it.
+    /// `true` if reasoning may begin again in the text after it.
     pub(crate) may_follow_text: bool,
-    /// A call ends reasoning.
+    /// `true` if a call ends reasoning.
     pub(crate) ends_at_calls: bool,
-    /// A `close` without `open` is dropped from the text.
+    /// `true` if a `close` without `open` is dropped from the text.
     pub(crate) drops_stray_ends: bool,
-    /// White space at the end of reasoning is dropped.
+    /// `true` if white space at the end of reasoning is dropped.
     pub(crate) trims_end: bool,
     /// The text at the beginning of reasoning that is dropped; may be empty.
     pub(crate) label: &'static str,
-    /// The model reasons by default if the request sets neither of the template's variables for it.
-    /// `None` if no variable controls reasoning.
+    /// `true` if the model reasons when the request sets neither of the template's variables for
+    /// it. `None` if no variable controls reasoning.
     pub(crate) thinks_by_default: Option<bool>,
-    /// Reasoning stays in the text, which begins with `open`.
+    /// `true` if reasoning stays in the text, which begins with `open`.
     pub(crate) stays_in_text: bool,
 }
 
@@ -34,9 +34,9 @@ pub(crate) struct Reasoning {
 pub(crate) struct Calls {
     /// The markers that begin calls, and the syntax after each of them.
     pub(crate) openings: &'static [(&'static str, Kind)],
-    /// Text after the calls is dropped.
+    /// `true` if text after the calls is dropped.
     pub(crate) drops_later_text: bool,
-    /// Calls are only recognized if no text comes before them.
+    /// `true` if calls are only recognized when no text comes before them.
     pub(crate) must_come_first: bool,
     /// The structural tag that constrains an engine to these calls. `None` if xgrammar has none.
     pub(crate) tag: Option<&'static TagForm>,

@@ -79,7 +79,7 @@ impl TagForm {
         json!({"type": "structural_tag", "format": format})
     }
 
-    /// Returns the tags of the alternative ways to write a call.
+    /// Returns the tags of the alternative variants to write a call.
     fn calls(&self, Function { name, arguments }: Function<'_>) -> Vec<Value> {
         let mut content =
             json!({"type": "json_schema", "json_schema": arguments, "style": self.style});
@@ -89,11 +89,12 @@ impl TagForm {
                 json!({"type": "sequence", "elements": [number, constant(self.number), content]});
         }
         let (before_name, after_name) = self.begin;
-        let ways = [Some((before_name, self.end)), self.alternative].into_iter().flatten();
-        ways.map(|(before_name, end)| {
-            tag(&format!("{before_name}{name}{after_name}"), content.clone(), end)
-        })
-        .collect()
+        let variants = [Some((before_name, self.end)), self.alternative].into_iter().flatten();
+        variants
+            .map(|(before_name, end)| {
+                tag(&format!("{before_name}{name}{after_name}"), content.clone(), end)
+            })
+            .collect()
     }
 }
 

@@ -95,19 +95,21 @@ impl Golden {
     fn matches(&self, answer: &Collected) -> bool {
         let json =
             |text: &str| serde_json::from_str(text).unwrap_or_else(|_| Value::from(text.trim()));
-        let theirs = self.tool_calls.as_deref().unwrap_or_default();
-        let calls = theirs.iter().zip(&answer.calls).all(|(theirs, ours)| {
-            let same_id = theirs.id.is_none() || theirs.id == ours.id;
-            theirs.name == ours.name && json(&theirs.arguments) == json(&ours.arguments) && same_id
+        let expected_calls = self.tool_calls.as_deref().unwrap_or_default();
+        let calls = expected_calls.iter().zip(&answer.calls).all(|(expected, call)| {
+            let same_id = expected.id.is_none() || expected.id == call.id;
+            expected.name == call.name
+                && json(&expected.arguments) == json(&call.arguments)
+                && same_id
         });
         let content = self.content.as_deref().unwrap_or_default();
-        let text = if theirs.is_empty() {
+        let text = if expected_calls.is_empty() {
             content == answer.text
         } else {
             content.trim() == answer.text.trim()
         };
         calls
-            && theirs.len() == answer.calls.len()
+            && expected_calls.len() == answer.calls.len()
             && text
             && self.reasoning.as_deref().unwrap_or_default() == answer.reasoning
     }

@@ -51,11 +51,11 @@ fn structural_tags_have_texts_of_vllm() {
                 arguments: &any,
             })
             .collect();
-        let mut ours = BTreeSet::new();
-        collect_texts(&format.structural_tag(&functions, true, false).unwrap(), &mut ours);
-        let mut theirs = BTreeSet::new();
-        collect_texts(&row["structural_tag"], &mut theirs);
-        assert_eq!(ours, theirs, "{parser}");
+        let mut texts = BTreeSet::new();
+        collect_texts(&format.structural_tag(&functions, true, false).unwrap(), &mut texts);
+        let mut expected = BTreeSet::new();
+        collect_texts(&row["structural_tag"], &mut expected);
+        assert_eq!(texts, expected, "{parser}");
         compared.insert(parser.to_owned());
     }
     assert_eq!(compared.len(), 12, "{compared:?}");
@@ -70,8 +70,12 @@ fn write_answer(tag: &Value) -> String {
         "tags_with_separator" => {
             let tags = tag["tags"].as_array().unwrap();
             // The alternatives of one function are next to each other. There are two functions.
-            let ways = tags.len() / 2;
-            tags.iter().step_by(ways).map(write_answer).collect::<Vec<_>>().join(text("separator"))
+            let alternatives = tags.len() / 2;
+            tags.iter()
+                .step_by(alternatives)
+                .map(write_answer)
+                .collect::<Vec<_>>()
+                .join(text("separator"))
         }
         "tag" => format!("{}{}{}", text("begin"), write_answer(&tag["content"]), text("end")),
         "const_string" => text("value").to_owned(),

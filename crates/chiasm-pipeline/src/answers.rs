@@ -114,8 +114,8 @@ impl AnswerFormat {
         self.marker_tokens.contains(&token)
     }
 
-    /// Returns whether a prompt ends within reasoning. Returns `None` if the prompt's last special
-    /// token neither begins nor ends reasoning.
+    /// Returns `Some(true)` if a prompt ends within reasoning, and `None` if the prompt's last
+    /// special token neither begins nor ends reasoning.
     pub fn is_reasoning_open(&self, tokenizer: &Tokenizer, prompt: &[TokenId]) -> Option<bool> {
         let is_relevant = |&&token: &&TokenId| {
             [self.reasoning_open, self.reasoning_close].contains(&Some(token))

@@ -33,7 +33,7 @@ pub(super) struct Choice {
     text_tokens: Option<TextTokens>,
     needs_prompt_logprobs: bool,
     seen_tokens: usize,
-    /// A call has not ended yet, from a backend that parses calls itself.
+    /// `true` while a call has not ended, if the backend parses calls itself.
     has_open_call: bool,
     has_ended: bool,
     /// The time of the last tokens.
@@ -235,7 +235,7 @@ impl Choice {
             self.emit_text(text, delta);
             return false;
         }
-        // vLLM too looks for stop strings only in what comes after the first `min_tokens` tokens.
+        // As in vLLM, stop strings are only searched after the first `min_tokens` tokens.
         if self.seen_tokens <= self.min_tokens {
             let text = self.stops.push_unwatched(&text);
             self.emit_text(text, delta);

@@ -107,9 +107,9 @@ impl CpuPool {
                 .thread_name(name)
                 .start_handler(lower_priority)
                 .build();
-            pool.inspect_err(
-                |error| tracing::warn!(%error, "images are processed by one thread each"),
-            )
+            pool.inspect_err(|error| {
+                tracing::warn!(%error, "no shared threads; one thread processes each image");
+            })
             .ok()
         };
         shared.get_or_init(start).as_ref()

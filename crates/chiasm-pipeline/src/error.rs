@@ -65,7 +65,7 @@ pub enum Cause {
     #[error("{0}")]
     NoWorker(String),
     /// All workers that could accept the request are suspect.
-    #[error("no worker answers; wait for an engine to go on")]
+    #[error("all workers are unresponsive; try again later")]
     Silent,
     /// No worker has the LoRA adapter, for this reason.
     #[error("{0}")]
@@ -77,7 +77,7 @@ pub enum Cause {
     #[error("the engine is gone: {0}")]
     EngineGone(DeathReason),
     /// A server failed, with this HTTP status, and no other worker could be tried.
-    #[error("the server behind this one failed: {message}")]
+    #[error("an upstream server failed: {message}")]
     ServerFailed {
         /// The HTTP status of the answer; 504 if none came in time, 502 if the connection broke.
         status: u16,
@@ -86,15 +86,15 @@ pub enum Cause {
     },
     /// The servers refuse the operator's key.
     #[error(
-        "the server behind this one refuses the key that it is sent, \
-         which its operator has set: {message}"
+        "an upstream server refused the API key, which the operator of this server configured: \
+         {message}"
     )]
     KeyRefused {
         /// The server's error message, without its address.
         message: String,
     },
     /// The servers are overloaded.
-    #[error("the servers behind this one take no requests now: {message}")]
+    #[error("the upstream servers are overloaded: {message}")]
     Overloaded {
         /// The HTTP status of the answer, 429 or 503.
         status: u16,
@@ -104,7 +104,7 @@ pub enum Cause {
         message: String,
     },
     /// The servers do not have the model.
-    #[error("the server behind this one does not have the model: {message}")]
+    #[error("the upstream servers do not have the model: {message}")]
     UnknownModel {
         /// The server's error message, without its address.
         message: String,
@@ -118,7 +118,7 @@ pub enum Cause {
         message: String,
     },
     /// An engine died or hangs, and no other can accept the request.
-    #[error("the engine failed and no other can take the request")]
+    #[error("the engine failed and no other engine can accept the request")]
     NoOtherWorker,
     /// No engine accepts the request, but a server that accepts messages may.
     #[error("{cause}")]
@@ -130,14 +130,18 @@ pub enum Cause {
     },
     /// The prompt was in several engines when they died.
     #[error(
-        "this prompt was in several engines when they died; \
-         it is not given to another one for now (--quarantine)"
+        "several engines died while they processed this prompt; \
+         it is quarantined for now (--quarantine)"
     )]
     Quarantined,
     /// The request took too long.
     #[error(
         "{} within {} s ({flag})",
-        if *.flag == "--first-token-timeout" { "no token came" } else { "the answer did not end" },
+        if *.flag == "--first-token-timeout" {
+            "the first token did not arrive"
+        } else {
+            "the answer did not end"
+        },
         after.as_secs_f64()
     )]
     TimedOut {

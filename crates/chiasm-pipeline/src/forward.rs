@@ -218,7 +218,7 @@ impl Forwarding<'_> {
                     let entry = self.record_route(explanation);
                     self.send(server, trial, reservation, started, entry).await?
                 }
-                None => Err(JobError::NotTaken(DeathReason::new("it left in this moment"))),
+                None => Err(JobError::NotTaken(DeathReason::new("the worker has just left"))),
             };
             match answer {
                 Ok(answer) => return Ok(ForwardOutcome::Server(Box::new(answer))),
@@ -360,7 +360,7 @@ impl Forwarding<'_> {
     fn record_failure(&mut self, worker: WorkerId, error: JobError) -> Result<(), RequestError> {
         match error {
             JobError::NotTaken(death) => {
-                tracing::debug!(%worker, %death, "a request was not taken");
+                tracing::debug!(%worker, %death, "a worker did not accept a request");
                 self.attempts.record_not_taken(self.pipeline, worker);
                 Ok(())
             }

@@ -342,7 +342,7 @@ impl Generation {
         if let Some(hung) = &mut self.hung
             && hung.as_mut().poll(context).is_ready()
         {
-            return Poll::Ready(Err(Failure::Lost(worker, DeathReason::new("it hangs"))));
+            return Poll::Ready(Err(Failure::Lost(worker, DeathReason::new("the worker hangs"))));
         }
         let Some(timer) = &mut self.timer else { return Poll::Pending };
         // Polling the timer after each output would cost more than everything else here. A timer
@@ -408,8 +408,8 @@ impl Generation {
             let tokens = self.route.prompt_tokens - prefill.cached_tokens;
             tracing::warn!(
                 %worker, %from, tokens,
-                "a prompt was computed again: \
-                 it could not be fetched from the worker that computed it"
+                "the prompt was computed again: \
+                 the transfer from the prefill worker failed"
             );
             self.pipeline.metrics.recomputed();
         }

@@ -85,7 +85,7 @@ impl Images {
         self.model
             .vision
             .as_ref()
-            .ok_or_else(|| RequestError::internal("the model takes no images"))
+            .ok_or_else(|| RequestError::internal("the model does not support images"))
     }
 
     /// Parses `mm_processor_kwargs` for workers of a class.
@@ -138,7 +138,7 @@ impl Images {
         let MediaHeader::Image(header) = image.header else {
             return Err(RequestError::invalid(
                 field,
-                format!("the model takes no {}", image.modality),
+                format!("the model does not support {}", image.modality),
             ));
         };
         let size = ImageSize { width: header.width, height: header.height };
@@ -333,7 +333,7 @@ impl PixelJob {
             .model
             .vision
             .as_ref()
-            .ok_or_else(|| RequestError::internal("the model takes no images"))?;
+            .ok_or_else(|| RequestError::internal("the model does not support images"))?;
         chiasm_media::with_pixels(image, |decoded| {
             let original = self.plan.original;
             let parallelism =

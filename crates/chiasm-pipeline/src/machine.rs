@@ -407,7 +407,7 @@ impl FileSource {
                 }
                 (ReceivedItem::File(file), _) => {
                     self.plan_file(&file)?;
-                    known().ok_or_else(|| RequestError::internal("a plan was lost at once"))?
+                    known().ok_or_else(|| RequestError::internal("a cached plan is missing"))?
                 }
                 (ReceivedItem::Pixels(_), None) => {
                     return Err(RequestError::internal("unexpected tensors were received"));

@@ -152,12 +152,12 @@ impl PipelineMetrics {
         );
         r.register(
             "retries",
-            "Requests that lost their workers before a token was sent: \
-             tried again as the worker never had them (not_taken) or \
+            "Requests that lost their workers before the first token: \
+             tried again because the worker never had them (not_taken) or \
              died or hung with them (lost), \
-             begun on another one too as theirs says nothing (suspect), \
-             or given up as the prompt did so too often (quarantined) \
-             or too many move (over_budget)",
+             also begun on another worker because theirs is silent (suspect), \
+             or failed because too many workers died with the prompt (quarantined) \
+             or too many requests move (over_budget)",
             self.retries.clone(),
         );
         r.register_with_unit(
@@ -168,7 +168,7 @@ impl PipelineMetrics {
         );
         r.register_with_unit(
             "inter_token_latency",
-            "Between two tokens of an answer after the first",
+            "Time between two tokens of an answer",
             Unit::Seconds,
             self.inter_token_latency.clone(),
         );

@@ -19,7 +19,7 @@ pub(super) async fn open_all(
     for item in &*media {
         if !pipeline.accepts(&item.modality) {
             let message =
-                format!("the model '{}' takes no {} here", pipeline.model.name, item.modality);
+                format!("the model '{}' does not support {}", pipeline.model.name, item.modality);
             return Err(RequestError::invalid(&item.field, message));
         }
     }

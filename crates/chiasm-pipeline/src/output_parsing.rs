@@ -47,15 +47,15 @@ impl OutputParsing {
         let (format, constraint) = match tools.map(|tools| (tools, &tools.choice)) {
             None | Some((_, ToolChoice::None)) => (&answers.without_calls, None),
             Some((_, ToolChoice::Auto)) if !answers.whole.has_calls() => {
-                let message = "it is not known how this model writes calls (--tool-call-parser); \
-                               'tool_choice' may be 'required' or a function";
+                let message = "'tool_choice': 'auto' needs a tool call parser, and this model has \
+                               none (--tool-call-parser); use 'required' or name a function";
                 return Err(RequestError::invalid("tools", message));
             }
             Some((tools, _)) => match tool_constraint::structural_tag(model, tools) {
                 Some(tag) => (&answers.whole, Some(tag)),
                 None if tools.choice == ToolChoice::Auto && tools.allowed.is_some() => {
-                    let message = "this model's calls can't be held to some of its tools, unless \
-                                   it has to call ('mode': 'required'); send those tools alone";
+                    let message = "'allowed_tools' with 'mode': 'auto' is not supported for this \
+                                   model; use 'mode': 'required', or send only the allowed tools";
                     return Err(RequestError::invalid("tool_choice", message));
                 }
                 None if tools.choice == ToolChoice::Auto => {
@@ -219,7 +219,7 @@ fn warn_about_strict(parser: Option<&str>) {
         let parser = parser.unwrap_or("none");
         tracing::warn!(
             parser,
-            "calls are not held to the schemas of strict functions: no grammar has this format"
+            "the schemas of strict functions are not enforced: no grammar for this call format"
         );
     });
 }

@@ -54,7 +54,7 @@ pub(super) fn pick(
     Ok((route, None))
 }
 
-/// Returns whether two workers may share a request.
+/// Returns the rule for splitting a request between two workers.
 ///
 /// A prompt that one worker computes for another serves a single continuation. It is useless to a
 /// request whose prompt must be computed by the answering worker, as for log probabilities.

@@ -437,10 +437,9 @@ fn plan_chat(
         .iter()
         .find(|(_, kwargs)| kwargs.as_object().is_none_or(|kwargs| !kwargs.is_empty()))
     {
-        return Err(RequestError::invalid(
-            format!("media_io_kwargs.{name}"),
-            "no settings are taken for these items",
-        ));
+        let field = format!("media_io_kwargs.{name}");
+        let message = format!("'{field}' is not supported for this model");
+        return Err(RequestError::invalid(field, message));
     }
     let image_prompt = model.vision.as_ref().map(|vision| vision.prompt());
     let image_texts = image_prompt.as_ref().map(|prompt| [prompt.text]);

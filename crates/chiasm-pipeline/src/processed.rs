@@ -47,8 +47,7 @@ impl Weighter<TensorKey, Bytes> for Weight {
 }
 
 impl ProcessedMedia {
-    /// Creates a cache that keeps at most `max_bytes` of tensors in this process, or none if that
-    /// is
+    /// Creates a cache that keeps at most `max_bytes` of tensors in this process; zero keeps none.
     /// 0. Tensors in arenas do not count.
     pub(super) fn new(max_bytes: u64) -> Self {
         // A single shard, so that one item may use the whole capacity.

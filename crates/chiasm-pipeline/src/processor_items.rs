@@ -196,21 +196,20 @@ impl ReleaseProcessor {
         {
             if !kwargs.is_empty() && !self.options.trust_request_kwargs {
                 let message =
-                    format!("'{name}' is not taken for these items (--trust-request-mm-kwargs)");
+                    format!("'{name}' is not allowed for these items (--trust-request-mm-kwargs)");
                 return Err(RequestError::invalid(name, message));
             }
         }
         if processor_kwargs.get("use_audio_in_video").is_some_and(|value| !value.is_boolean()) {
             return Err(RequestError::invalid(
                 "mm_processor_kwargs.use_audio_in_video",
-                "it must be true or false",
+                "'use_audio_in_video' must be true or false",
             ));
         }
         if let Some((modality, _)) = io_kwargs.iter().find(|(_, kwargs)| !kwargs.is_object()) {
-            return Err(RequestError::invalid(
-                format!("media_io_kwargs.{modality}"),
-                "it must be an object",
-            ));
+            let field = format!("media_io_kwargs.{modality}");
+            let message = format!("'{field}' must be an object");
+            return Err(RequestError::invalid(field, message));
         }
         let processor = self.start.processor().await.map_err(RequestError::from)?;
         Ok(Arc::new(ProcessorSettings {
@@ -233,7 +232,10 @@ impl ReleaseProcessor {
     ) -> Result<ProcessorItem, RequestError> {
         let modality = &encoded.modality;
         if !settings.greeting().limits.contains_key(modality.name()) {
-            return Err(RequestError::invalid(field, format!("the model takes no {modality}")));
+            return Err(RequestError::invalid(
+                field,
+                format!("the model does not support {modality}"),
+            ));
         }
         let fingerprint = self.fingerprint(settings, modality);
         let key = chiasm_media::mm_hash(&encoded.content, modality, &fingerprint);

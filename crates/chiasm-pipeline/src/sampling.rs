@@ -259,12 +259,12 @@ fn thinking_budget(
 ) -> Result<Option<u32>, RequestError> {
     match sampling.thinking_budget {
         Some(ThinkingBudget { field, .. }) if model.answers.engine_parser().is_none() => {
-            let lacks = if model.answers.may_think() {
-                "a token that ends reasoning, and this model's tokenizer has none"
+            let missing = if model.answers.may_think() {
+                "a token that ends reasoning, which this model's tokenizer lacks"
             } else {
-                "a reasoning parser, and this model has none (--reasoning-parser)"
+                "a reasoning parser, which this model lacks (--reasoning-parser)"
             };
-            let message = format!("'{field}' needs {lacks}");
+            let message = format!("'{field}' requires {missing}");
             Err(RequestError::invalid(field, message))
         }
         budget => Ok(budget.map(|budget| budget.tokens)),
@@ -297,7 +297,7 @@ fn check_prompt_logprobs(
     }
     let message = format!(
         "{prompt_tokens} prompt tokens with {top} alternatives in {} choices have {candidates} \
-         log probabilities, at most {limit} are told",
+         log probabilities, at most {limit} are allowed",
         sampling.n
     );
     Err(RequestError::invalid("prompt_logprobs", message))
@@ -319,7 +319,7 @@ fn bad_words(model: &ServedModel, words: &[String]) -> Result<Vec<Vec<TokenId>>,
         let at_start = encode(word)?;
         let after_space = encode(&format!(" {word}"))?;
         if at_start.is_empty() {
-            return Err(RequestError::invalid(field(), "it has no tokens"));
+            return Err(RequestError::invalid(field(), "the word has no tokens"));
         }
         let differs =
             after_space.len() == at_start.len() && after_space.first() != at_start.first();

@@ -1,5 +1,6 @@
-//! Measures the time of an item of vLLM's processor as seen by the frontend: a side of `cargo xtask
-//! bench-peers processor`. It is controlled over pipes, with one JSON object per line in and out.
+//! Measures the time that vLLM's processor takes for an item, as seen by the frontend. `cargo xtask
+//! bench-peers processor` runs it as one of its sides. It is controlled over pipes, with one JSON
+//! object per line in and out.
 //!
 //! ```text
 //! item --python PROGRAM --model DIR --media DIR
@@ -30,9 +31,9 @@ use serde_json::{Map, json};
 
 type Failure = Box<dyn Error>;
 
-/// A line of the input.
+/// A line of the input: the items to process.
 #[derive(Deserialize)]
-struct Order {
+struct Batch {
     kind: String,
     items: Vec<u64>,
 }
@@ -51,13 +52,13 @@ async fn run() -> Result<(), Failure> {
     println!("{}", json!({"ready": true}));
     let mut out = Vec::new();
     for line in stdin().lines() {
-        let order: Order = serde_json::from_str(&line?)?;
-        let file = Bytes::from(std::fs::read(media.join(&order.kind))?);
+        let batch: Batch = serde_json::from_str(&line?)?;
+        let file = Bytes::from(std::fs::read(media.join(&batch.kind))?);
         let mut ms = Vec::new();
         let mut checksums = Vec::new();
-        for _ in &order.items {
+        for _ in &batch.items {
             let start = Instant::now();
-            item(&processor, &order.kind, file.clone(), &mut out).await?;
+            item(&processor, &batch.kind, file.clone(), &mut out).await?;
             ms.push(start.elapsed().as_secs_f64() * 1e3);
             checksums.push(out.iter().map(|&byte| u64::from(byte)).sum::<u64>());
         }

@@ -38,7 +38,7 @@ impl Child {
         let unavailable = |what: String| ProcessorError::Unavailable(format!("a child {what}"));
         let ready = connection.receive::<Ready>().await;
         let Ready { ready } =
-            ready.map_err(|error| unavailable(format!("ended at once: {error}")))?;
+            ready.map_err(|error| unavailable(format!("ended immediately: {error}")))?;
         let pid = Pid::from_raw(ready);
         let pid = pid.ok_or_else(|| unavailable("sent an invalid process id".to_owned()))?;
         // The id was not reused: the child has just sent its message and waits for a call.

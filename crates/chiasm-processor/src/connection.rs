@@ -27,9 +27,9 @@ pub(crate) struct Connection {
 impl Connection {
     /// Creates a connection. Returns this process's end, and the end for another process.
     pub(crate) fn pair() -> io::Result<(Self, StdUnixStream)> {
-        let (ours, theirs) = StdUnixStream::pair()?;
-        ours.set_nonblocking(true)?;
-        Ok((Self { stream: UnixStream::from_std(ours)? }, theirs))
+        let (local, remote) = StdUnixStream::pair()?;
+        local.set_nonblocking(true)?;
+        Ok((Self { stream: UnixStream::from_std(local)? }, remote))
     }
 
     /// Sends a message, and a file descriptor with it if there is one.
@@ -83,13 +83,13 @@ impl Connection {
     }
 
     /// Waits until the other end closes the connection or sends an unexpected message.
-    pub(crate) async fn wait_over(&self) {
+    pub(crate) async fn wait_finished(&self) {
         while self.stream.readable().await.is_ok() && self.is_quiet() {}
     }
 
     /// Returns `true` if the other end has closed the connection or sent an unexpected message.
     /// Polls the system, as the runtime may notice later.
-    pub(crate) fn is_over(&self) -> bool {
+    pub(crate) fn is_finished(&self) -> bool {
         let mut polled = [PollFd::new(&self.stream, PollFlags::IN)];
         matches!(poll(&mut polled, Some(&Timespec::default())), Ok(1..))
     }
@@ -111,24 +111,24 @@ mod tests {
 
     #[tokio::test]
     async fn connection_carries_long_messages_until_closed() {
-        let (mut ours, mut theirs) = Connection::pair().unwrap();
+        let (mut local, mut remote) = Connection::pair().unwrap();
         let long = json!({"text": "x".repeat(3 << 20)});
         let echo = std::thread::spawn(move || {
             let mut length = [0; 4];
-            theirs.read_exact(&mut length).unwrap();
+            remote.read_exact(&mut length).unwrap();
             let mut message = vec![0; u32::from_le_bytes(length) as usize];
-            theirs.read_exact(&mut message).unwrap();
-            theirs.write_all(&length).unwrap();
-            theirs.write_all(&message).unwrap();
-            theirs
+            remote.read_exact(&mut message).unwrap();
+            remote.write_all(&length).unwrap();
+            remote.write_all(&message).unwrap();
+            remote
         });
-        assert!(ours.is_quiet());
-        ours.send(&long, None).await.unwrap();
-        assert_eq!(ours.receive::<Value>().await.unwrap(), long);
-        let mut theirs = echo.join().unwrap();
-        theirs.write_all(&[9, 9, 9, 99]).unwrap();
-        assert!(ours.receive::<Value>().await.is_err());
-        drop(theirs);
-        assert!(ours.receive::<Value>().await.is_err() && !ours.is_quiet());
+        assert!(local.is_quiet());
+        local.send(&long, None).await.unwrap();
+        assert_eq!(local.receive::<Value>().await.unwrap(), long);
+        let mut remote = echo.join().unwrap();
+        remote.write_all(&[9, 9, 9, 99]).unwrap();
+        assert!(local.receive::<Value>().await.is_err());
+        drop(remote);
+        assert!(local.receive::<Value>().await.is_err() && !local.is_quiet());
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 #[non_exhaustive]
 pub enum ProcessorError {
     /// The `vllm` command does not exist, or has no Python beside it.
-    #[error("no Python with vLLM: {}: {reason}", command.display())]
+    #[error("no Python with vLLM found for {}: {reason}", command.display())]
     NoPython {
         /// The `vllm` command.
         command: PathBuf,

@@ -95,7 +95,7 @@ impl ItemDescription {
         let is_bad =
             |update: &PromptUpdate| update.token_counts().is_none_or(|(tokens, _)| tokens == 0);
         if updates.iter().any(is_bad) {
-            return Err(invalid("an item that is written with no tokens, or too many".to_owned()));
+            return Err(invalid("an item with no tokens, or with too many".to_owned()));
         }
         let mut used_bytes = 0;
         let mut names = HashSet::new();
@@ -159,11 +159,11 @@ impl ItemOutput {
 /// The defect of a field's value. The texts complete "the field 'x' …".
 #[derive(Debug, thiserror::Error)]
 enum InvalidValue {
-    #[error("is of a kind that engines do not take")]
+    #[error("has a type that engines do not accept")]
     Kind,
     #[error("has elements of type '{0}'")]
     ElementType(String),
-    #[error("does not fit its shape, or the memory")]
+    #[error("does not match its shape, or lies outside the item's memory")]
     Extent,
 }
 

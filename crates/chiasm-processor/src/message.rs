@@ -219,7 +219,7 @@ struct WirePlaceholder {
 /// A prompt with its items expanded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpandedPrompt {
-    /// All token ids.
+    /// The token ids of the expanded prompt.
     pub tokens: Vec<TokenId>,
     /// The placeholder of each item, in the order of the items. Two items may share a range if no
     /// token of the range belongs to both.
@@ -233,7 +233,7 @@ impl WirePrompt {
         let length = token_ids.len();
         let invalid = |reason: &str| ProcessorError::InvalidReply(reason.to_owned());
         if length > MAX_PROMPT_TOKENS || placeholders.len() != items {
-            return Err(invalid("a prompt of wrong length or number of items"));
+            return Err(invalid("a prompt that is too long or has another number of items"));
         }
         let validate = |wire: WirePlaceholder| {
             let end = wire.offset.checked_add(wire.length).filter(|&end| end <= length);
@@ -247,7 +247,9 @@ impl WirePrompt {
                 })
             });
             match (end, mask) {
-                (None, _) | (_, Some(None)) => Err(invalid("an item outside its prompt")),
+                (None, _) | (_, Some(None)) => {
+                    Err(invalid("an item outside of its prompt, or with a mask of another length"))
+                }
                 (Some(_), mask) => Ok(Placeholder {
                     offset: wire.offset,
                     length: wire.length,

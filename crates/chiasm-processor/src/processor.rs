@@ -83,7 +83,7 @@ impl Processor {
     /// call and kills the child.
     ///
     /// # Errors
-    /// All of [`ProcessorError`].
+    /// Any [`ProcessorError`].
     pub async fn item(&self, call: ItemCall<'_>) -> Result<ItemOutput, ProcessorError> {
         let inner = &self.inner;
         let _admission = inner.admission.try_acquire().map_err(|_| ProcessorError::QueueFull)?;
@@ -114,7 +114,7 @@ impl Processor {
     /// Expands the items of a prompt, as vLLM does for items in its cache.
     ///
     /// # Errors
-    /// All of [`ProcessorError`].
+    /// Any [`ProcessorError`].
     pub async fn prompt(
         &self,
         tokens: &[u32],
@@ -128,7 +128,7 @@ impl Processor {
     /// Writes a conversation with vLLM's code. Requires [`Greeting::writes_conversations`].
     ///
     /// # Errors
-    /// All of [`ProcessorError`].
+    /// Any [`ProcessorError`].
     pub async fn chat(&self, call: ChatCall<'_>) -> Result<ExpandedPrompt, ProcessorError> {
         self.expand(&Call::Chat(call), call.items.len()).await
     }

@@ -89,7 +89,7 @@ pub fn find_python(vllm: &Path) -> Result<PathBuf, ProcessorError> {
 /// Returns the Python interpreter in the `#!` line of a script.
 fn shebang_python(script: &Path) -> Option<PathBuf> {
     let mut line = String::new();
-    // A longer line is no path.
+    // A longer line does not name an interpreter.
     BufReader::new(fs::File::open(script).ok()?.take(4096)).read_line(&mut line).ok()?;
     let python = PathBuf::from(line.strip_prefix("#!")?.split_whitespace().next()?);
     let name = python.file_name()?.to_str()?;

@@ -55,7 +55,7 @@ impl Server {
         let unavailable = |error: io::Error| ProcessorError::Unavailable(error.to_string());
         // Needed only during the start: children inherit the server's loaded modules.
         let sources = python::unpack_sources().map_err(unavailable)?;
-        let (mut connection, theirs) = Connection::pair().map_err(unavailable)?;
+        let (mut connection, remote) = Connection::pair().map_err(unavailable)?;
         let ItemLimits { video_duration, video_pixels, audio_duration } = &options.limits;
         let mut command = Command::new(&options.python);
         command
@@ -69,7 +69,7 @@ impl Server {
             .args(&options.vllm_flags)
             .env_clear()
             .envs(python::environment(sources.path()))
-            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdin(Stdio::from(OwnedFd::from(remote)))
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             // Ctrl-C at a terminal must reach the frontend only: its requests in flight may still
@@ -141,39 +141,40 @@ impl Server {
                 if unanswered >= MAX_UNANSWERED_FORKS {
                     self.hung.notify_one();
                 }
-                Err(ProcessorError::Unavailable("a child does not begin".to_owned()))
+                Err(ProcessorError::Unavailable("a forked child did not start in time".to_owned()))
             }
         }
     }
 
     async fn request_fork(self: &Arc<Self>) -> Result<Child, ProcessorError> {
         let unavailable = |error: io::Error| ProcessorError::Unavailable(error.to_string());
-        let (ours, theirs) = Connection::pair().map_err(unavailable)?;
+        let (local, remote) = Connection::pair().map_err(unavailable)?;
         let mut connection = self.connection.lock().await;
-        let sent = connection.send(&json!({"fork": true}), Some(theirs.as_fd())).await;
+        let sent = connection.send(&json!({"fork": true}), Some(remote.as_fd())).await;
         sent.map_err(unavailable)?;
         drop(connection);
         // An open copy of the child's end would hide the exit of the child.
-        drop(theirs);
-        Child::after_fork(self.clone(), ours).await
+        drop(remote);
+        Child::after_fork(self.clone(), local).await
     }
 
-    /// Returns `true` if the process has ended or does not answer forks any more.
+    /// Returns `true` if the process has ended or no longer answers fork requests.
     pub(crate) fn is_lost(&self) -> bool {
-        self.unanswered_forks.load(Ordering::Relaxed) >= MAX_UNANSWERED_FORKS || self.exit.is_over()
+        self.unanswered_forks.load(Ordering::Relaxed) >= MAX_UNANSWERED_FORKS
+            || self.exit.is_finished()
     }
 
-    /// Waits up to [`EXIT_DETECTION_TIME`] and returns `true` if the process has ended by then.
-    /// When a server ends, the deaths of its children are noticed a moment earlier.
+    /// Waits up to [`EXIT_DETECTION_TIME`] and returns `true` if the process has ended by then. The
+    /// deaths of a server's children are noticed a moment before its own exit.
     pub(crate) async fn has_ended(&self) -> bool {
-        timeout(EXIT_DETECTION_TIME, self.exit.wait_over()).await.is_ok()
+        timeout(EXIT_DETECTION_TIME, self.exit.wait_finished()).await.is_ok()
     }
 
     /// Waits until the server is lost, and returns the reason. Its children finish their items.
     pub(crate) async fn wait_lost(&self) -> &'static str {
         tokio::select! {
-            () = self.exit.wait_over() => "it has ended",
-            () = self.hung.notified() => "it does not answer forks any more",
+            () = self.exit.wait_finished() => "the process has ended",
+            () = self.hung.notified() => "the process no longer answers fork requests",
         }
     }
 }

@@ -105,7 +105,9 @@ impl RestartTask {
                     self.state.send_replace(State::Running(server.clone()));
                     return server;
                 }
-                Ok(_) => unavailable("it differs from the first one; restart chiasm serve"),
+                Ok(_) => unavailable(
+                    "the restarted process differs from the first one; restart chiasm serve",
+                ),
                 // The first start succeeded, so the cause may be temporary. Clients may retry.
                 Err(ProcessorError::Unsupported(reason)) => ProcessorError::Unavailable(reason),
                 Err(error @ ProcessorError::NoPython { .. }) => {

@@ -1,9 +1,12 @@
 #!/usr/bin/env python3
-"""A scripted fork server without vLLM. The item's file selects the behaviour of the child: `make`, `wait PATH` (creates PATH.begun,
+"""A scripted fork server without vLLM.
+
+The item's file selects the behaviour of the child: `make`, `wait PATH` (creates PATH.begun and
 waits for PATH), `hang`, `die`, `lie`, `babble` or `refuse`.
 
-The flag after the model selects the behaviour of the server: `serve`, `fail`, `vanish`, `second-fork-fails`, or `log=FOLDER`.
-The last one records each start in FOLDER, holds every start but the first until FOLDER/go exists, and fails once FOLDER/fail exists.
+The flag after the model selects the behaviour of the server: `serve`, `fail`, `vanish`,
+`second-fork-fails`, or `log=FOLDER`. The last one records each start in FOLDER, blocks every start
+but the first until FOLDER/go exists, and fails once FOLDER/fail exists.
 """
 
 import itertools
@@ -28,7 +31,7 @@ def receive(connection):
         sys.exit(0)
     content = b""
     (length,) = struct.unpack("<I", header)
-    # Reads no byte of the next message: its file would be lost.
+    # Reads no byte of the next message, because its file would be lost.
     while len(content) < length:
         content += connection.recv(length - len(content))
     return json.loads(content), files
@@ -43,7 +46,7 @@ def wait_for(path):
         time.sleep(0.005)
 
 
-def note_start(folder):
+def record_start(folder):
     starts = os.path.join(folder, "starts")
     with open(starts, "a") as file:
         file.write(f"{os.getpid()}\n")
@@ -56,27 +59,31 @@ def note_start(folder):
 
 def answer(connection, call, files):
     if call["call"] == "prompt":
-        items = [{"offset": place, "length": 1} for place, _ in enumerate(call["items"])]
-        return send(connection, {"reply": "expanded", "token_ids": call["token_ids"], "placeholders": items})
+        items = [{"offset": offset, "length": 1} for offset, _ in enumerate(call["items"])]
+        return send(
+            connection, {"reply": "expanded", "token_ids": call["token_ids"], "placeholders": items}
+        )
     with mmap.mmap(files[0], 0) as memory:
         length = call["length"]
-        order, *words = memory[:length].decode().split()
+        behaviour, *arguments = memory[:length].decode().split()
         memory[length : length + 4] = b"\1\2\3\4"
     os.close(files[0])
-    shape = [5] if order == "lie" else [4]
-    if order == "wait":
-        open(f"{words[0]}.begun", "w").close()
-        wait_for(words[0])
-    if order == "hang":
+    shape = [5] if behaviour == "lie" else [4]
+    if behaviour == "wait":
+        open(f"{arguments[0]}.begun", "w").close()
+        wait_for(arguments[0])
+    if behaviour == "hang":
         time.sleep(3600)
-    elif order == "die":
+    elif behaviour == "die":
         os._exit(1)
-    elif order == "babble":
+    elif behaviour == "babble":
         send(connection, b"not JSON")
-    elif order == "refuse":
+    elif behaviour == "refuse":
         send(connection, {"reply": "refused", "reason": "ValueError: no such thing"})
     else:
-        fields = [{"name": "x", "kind": "batched", "keep_on_cpu": False, "data": tensor(length, shape)}]
+        fields = [
+            {"name": "x", "kind": "batched", "keep_on_cpu": False, "data": tensor(length, shape)}
+        ]
         update = {"mode": "replace", "target": [5], "full": [[7, os.getpid()]]}
         send(connection, {"reply": "made", "fields": fields, "updates": [update]})
 
@@ -93,13 +100,24 @@ def main():
     if behaviour == "vanish":
         sys.exit("the last words")
     if behaviour.startswith("log="):
-        note_start(behaviour.removeprefix("log="))
+        record_start(behaviour.removeprefix("log="))
     if behaviour == "fail" or os.path.exists(os.path.join(behaviour.removeprefix("log="), "fail")):
         send(connection, {"failed": "NotSupported: takes no media"})
         sys.exit(1)
     unexpected = [name for name in os.environ if name.startswith("CARGO")]
-    greeting = {"vllm": f"0 {unexpected}", "limits": {"image": None, "video": 2}, "max_tokens": {"image": 9}}
-    greeting |= {"placeholders": {}, "video_processor": None, "own_prompts": [], "renderer": "hf", "writes_conversations": False, "missing": []}
+    greeting = {
+        "vllm": f"0 {unexpected}",
+        "limits": {"image": None, "video": 2},
+        "max_tokens": {"image": 9},
+    }
+    greeting |= {
+        "placeholders": {},
+        "video_processor": None,
+        "own_prompts": [],
+        "renderer": "hf",
+        "writes_conversations": False,
+        "missing": [],
+    }
     send(connection, greeting | {"sandbox": False})
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for fork in itertools.count(1):

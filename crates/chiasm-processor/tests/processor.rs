@@ -94,7 +94,7 @@ async fn child_is_replaced_after_a_failure_not_a_refusal() {
     for (order, expected, survives) in [
         ("refuse", "ValueError: no such thing", true),
         ("die", "vLLM's processor crashed during the call", false),
-        ("lie", "the field 'x' does not fit its shape", false),
+        ("lie", "the field 'x' does not match its shape", false),
         ("babble", "sent an invalid reply", false),
         ("hang", "within 0.5 s", false),
     ] {
@@ -187,7 +187,7 @@ async fn failed_fork_costs_its_own_item_only() {
     let (first, server) = begin(&processor, &go).await;
     let error = item(&processor, "make").await.unwrap_err();
     assert!(
-        matches!(&error, ProcessorError::Unavailable(why) if why.contains("at once")),
+        matches!(&error, ProcessorError::Unavailable(why) if why.contains("immediately")),
         "{error}"
     );
     let third = item(&processor, "make").await.unwrap();
@@ -266,7 +266,7 @@ async fn server_that_stops_forking_is_replaced() {
     for _ in 0..2 {
         let error = item(&processor, "make").await.unwrap_err();
         assert!(
-            matches!(&error, ProcessorError::Unavailable(why) if why.contains("begin")),
+            matches!(&error, ProcessorError::Unavailable(why) if why.contains("did not start")),
             "{error}"
         );
     }

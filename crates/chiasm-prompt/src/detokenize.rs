@@ -62,7 +62,7 @@ impl Detokenizer {
             // The decoder changed text that it had returned before. Restart with this token, as
             // vLLM does (its issue 17448).
             Err(error) => {
-                tracing::warn!(%error, %token, "cannot go on decoding; starting anew");
+                tracing::warn!(%error, %token, "decoding failed; restarting with this token");
                 self.ids.clear();
                 self.prefix.clear();
                 self.prefix_index = 0;

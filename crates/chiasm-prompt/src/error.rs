@@ -21,7 +21,7 @@ pub enum PromptError {
     /// The configured chat template is neither a readable file nor template text.
     #[error(
         "cannot open the chat template {given}: {source}; \
-         give a file, or a template, which has a brace or a line break"
+         give the path of a file, or template text with a brace or a line break"
     )]
     NoTemplate {
         /// The configured value.
@@ -39,8 +39,8 @@ pub enum PromptError {
     },
     /// A model has several chat templates, and none of them is named `default`.
     #[error(
-        "the chat templates of {path} ({names}) have no default; \
-         choose one by a template file of its own"
+        "none of the chat templates of {path} ({names}) is named default; \
+         give one of them as a template file"
     )]
     NoDefaultTemplate {
         /// The path of the file with the templates.
@@ -85,8 +85,8 @@ pub enum PromptError {
     NoMessages,
     /// A message's `tool_calls` do not match the API's definition.
     #[error(
-        "tool_calls of message {index} must be a list of objects with id, type function \
-         and a function with name and arguments as text"
+        "tool_calls of message {index} must be a list of objects with an id, type \"function\", \
+         and a function whose name and arguments are strings"
     )]
     BadToolCalls {
         /// The index of the message, from 0.
@@ -100,7 +100,7 @@ pub enum PromptError {
     },
     /// Both `add_generation_prompt` and `continue_final_message` are set.
     #[error(
-        "add_generation_prompt and continue_final_message exclude each other; \
+        "add_generation_prompt and continue_final_message cannot both be true; \
          set one of them to false"
     )]
     ContinueAndGenerate,
@@ -112,8 +112,8 @@ pub enum PromptError {
     },
     /// A message's text holds more image placeholders than the message has images.
     #[error(
-        "the text of message {index} holds more image placeholders ({placeholder}) \
-         than it has images; remove them from the text"
+        "the text of message {index} has more image placeholders ({placeholder}) \
+         than the message has images; remove them from the text"
     )]
     PlaceholderInText {
         /// The index of the message, from 0.
@@ -123,8 +123,8 @@ pub enum PromptError {
     },
     /// The numbers of markers and items of a modality differ.
     #[error(
-        "the prompt holds {markers} {modality} markers for {items} {modality} items; \
-         {modality} tokens written into the text are not allowed, \
+        "the prompt has {markers} {modality} markers for {items} {modality} items; \
+         special {modality} tokens in the text are not allowed, \
          and the chat template must place each item once"
     )]
     MarkerCount {

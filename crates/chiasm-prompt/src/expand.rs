@@ -8,7 +8,7 @@ use crate::PromptError;
 /// An expanded prompt, in the form that engines take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expanded {
-    /// All token ids.
+    /// The token ids of the expanded prompt.
     pub tokens: Vec<TokenId>,
     /// The offset and length of each item, in the order of the items. [`Placeholder::is_embed`] is
     /// set only if some tokens of the item are not replaced by embeddings.

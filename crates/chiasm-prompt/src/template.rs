@@ -91,7 +91,7 @@ const IGNORED_KWARGS: [&str; 10] = [
 /// Known differences from Jinja in Python:
 /// - `'%s' % x`, a leading `+` and rare filters, functions and methods (`urlencode`, `cycler`,
 ///   `ljust`) are errors.
-/// - Looping over `none` and comparing values of different types are no errors.
+/// - Looping over `none` and comparing values of different types are not errors.
 /// - `loop.last` is never true in a loop over a string's characters.
 /// - `~` and `join` print containers and very large or small floats in minijinja's format.
 /// - Integers beyond 64 bits in a request are floats.

@@ -18,7 +18,7 @@ use token_bytes::ByteForm;
 
 /// A model's tokenizer. Cheap to clone.
 ///
-/// Encoding is CPU work: some microseconds per kilobyte for the kinds of tokenizer that `encoder`
+/// Encoding is CPU work: a few microseconds per kilobyte for the kinds of tokenizer that `encoder`
 /// supports, ten times that for others. Keep it off async threads.
 ///
 /// `tokenizer.json` is used unchanged, as by the generic class of `transformers`. Like that class,
@@ -135,7 +135,7 @@ impl Tokenizer {
     /// therefore reveals nothing about other clients' texts.
     ///
     /// # Errors
-    /// Those of [`Tokenizer::encode`].
+    /// The errors of [`Tokenizer::encode`].
     pub fn encode_uncached(
         &self,
         text: &str,

@@ -128,7 +128,7 @@ fn chats_render_to_the_same_text_and_tokens() {
             };
             if !matches {
                 failures.push(format!(
-                    "{dir:?} {}\n ours   {rendered:?}\n theirs {}{}",
+                    "{dir:?} {}\n chiasm {rendered:?}\n vllm   {}{}",
                     case["name"], case["prompt"], case["error"]
                 ));
             }
@@ -168,15 +168,14 @@ fn image_placeholders_are_the_same() {
             }
             let expanded = expand(&prompt, markers, &items).unwrap();
             let runs = list(case, "expanded").iter().map(tokens);
-            let theirs: Vec<_> =
+            let expected_tokens: Vec<_> =
                 runs.flat_map(|run| std::iter::repeat_n(run[0], run[1].0 as usize)).collect();
-            assert_eq!(expanded.tokens, theirs, "{dir:?} {case}");
-            let theirs = places.iter().map(|&(offset, length)| Placeholder {
-                offset,
-                length,
-                is_embed: None,
-            });
-            assert_eq!(expanded.placeholders, theirs.collect::<Vec<_>>(), "{dir:?} {case}");
+            assert_eq!(expanded.tokens, expected_tokens, "{dir:?} {case}");
+            let expected_placeholders: Vec<_> = places
+                .iter()
+                .map(|&(offset, length)| Placeholder { offset, length, is_embed: None })
+                .collect();
+            assert_eq!(expanded.placeholders, expected_placeholders, "{dir:?} {case}");
         }
     }
     assert!(count > 30, "only {count} chats with images");
@@ -188,8 +187,8 @@ fn completions_have_the_same_tokens() {
         let tokenizer = Tokenizer::from_model_dir(&dir).unwrap();
         assert!(!list(&json, "completions").is_empty(), "{dir:?}");
         for case in list(&json, "completions") {
-            let ours = tokenizer.encode(case["text"].as_str().unwrap(), true).unwrap();
-            assert_eq!(ours, tokens(&case["tokens"]), "{dir:?} {}", case["text"]);
+            let ids = tokenizer.encode(case["text"].as_str().unwrap(), true).unwrap();
+            assert_eq!(ids, tokens(&case["tokens"]), "{dir:?} {}", case["text"]);
         }
     }
 }

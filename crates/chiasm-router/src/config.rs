@@ -69,8 +69,8 @@ impl FromStr for Policy {
     }
 }
 
-/// The weights of the terms of a worker's cost. Only their ratios matter. See `docs/routing.md` for
-/// the formula and for the measurements behind the defaults.
+/// The weights of the terms of a worker's cost. Only their ratios matter. `docs/routing.md` has
+/// the formula, `docs/decisions/0015-default-routing-weights.md` the numbers behind the defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Weights {
     /// The cost of one prompt block that the worker has to compute.
@@ -123,7 +123,8 @@ pub struct BusyThresholds {
 /// The work of answering, which the `balance` term of the cost takes into account.
 ///
 /// It depends on the model and its device. The default is for a 7-billion-parameter vision model on
-/// a GPU of the H100's class; `docs/routing.md` says how to find the values for others.
+/// a GPU of the H100's class; `docs/routing-options.md` says how to find the values for
+/// others.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decoding {
     /// Steps per second of an engine that decodes, at least 0: the reciprocal of the usual time
@@ -169,7 +170,8 @@ pub struct RouterConfig {
     pub index_max_bytes: Option<usize>,
 }
 
-/// Found by the simulation in `docs/routing.md`, for a 7-billion-parameter vision model.
+/// Found by simulation (`docs/decisions/0015-default-routing-weights.md`), for a
+/// 7-billion-parameter vision model.
 ///
 /// `prefill`, `encode` and `process` have the ratio of the times that a block of each takes. By its
 /// duration, waiting work would have a `queue` weight of 1. But then each question of a burst about
@@ -190,8 +192,8 @@ impl Default for Weights {
     }
 }
 
-/// Found by the simulation in `docs/routing.md`, over six workloads on 2 prefill + 4 decode and
-/// 3 + 3 engines.
+/// Found by simulation (`docs/decisions/0014-splitting-has-a-price.md`), over six workloads on
+/// 2 prefill + 4 decode and 3 + 3 engines.
 ///
 /// `transfer` is arithmetic like `fetch`, for the 25 GB/s of a network card, and matters little.
 /// `hop` would be 500 if all of two steps of a decoding engine were lost; anything from 0 to 500
@@ -204,7 +206,7 @@ impl Default for StageWeights {
     }
 }
 
-/// The engine model in `docs/routing.md`: 8.7 ms per step (overhead, weights, and a few requests'
+/// The engine model in `docs/simulate.md`: 8.7 ms per step (overhead, weights, and a few requests'
 /// tokens); 57 kB of keys and values per token at 2.5 TB/s, against 14 GFLOP at 400 TFLOP/s.
 impl Default for Decoding {
     fn default() -> Self {

@@ -45,8 +45,8 @@ impl ApiKeys {
         }
         let message = match client_key(request.headers()) {
             Some(key) if self.is_key(key) => return None,
-            Some(_) => "the API key is not one of this server's",
-            None => "an API key is needed: 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
+            Some(_) => "the API key is invalid",
+            None => "an API key is required: 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
         };
         let mut refused = HttpError::unauthorized(message).into_response();
         refused.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

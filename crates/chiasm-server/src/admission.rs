@@ -88,13 +88,13 @@ fn slot_error(error: SlotError) -> HttpError {
         SlotError::Full(limit) => HttpError::unavailable(
             "requests_full",
             format!(
-                "{limit} requests are in flight, as many as allowed (--max-requests); \
+                "{limit} requests are in flight, the maximum (--max-requests); \
                  try again later"
             ),
         ),
         SlotError::OverShare(held) => HttpError::over_share(format!(
-            "{held} of your requests are in flight; what is left is for others who ask too \
-             (--max-requests); try again later"
+            "{held} of your requests are in flight; the remaining slots are reserved for other \
+             clients (--max-requests); try again later"
         )),
     }
 }

@@ -60,7 +60,7 @@ fn type_refusal(headers: &HeaderMap) -> Option<HttpError> {
     let is_encoded =
         |coding: &HeaderValue| !coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity");
     if headers.get_all(header::CONTENT_ENCODING).iter().any(is_encoded) {
-        let message = "compressed bodies are not read; send the JSON as it is";
+        let message = "compressed bodies are not supported; send uncompressed JSON";
         return Some(HttpError::unsupported_body("content-encoding", message));
     }
     let is_json = |kind: &HeaderValue| {
@@ -68,8 +68,7 @@ fn type_refusal(headers: &HeaderMap) -> Option<HttpError> {
         essence.trim_ascii().eq_ignore_ascii_case(b"application/json")
     };
     if !headers.get(header::CONTENT_TYPE).is_some_and(is_json) {
-        let message = "the body must be JSON and be sent as such, \
-                       with the header 'content-type: application/json'";
+        let message = "the body must be JSON with the header 'content-type: application/json'";
         return Some(HttpError::unsupported_body("content-type", message));
     }
     None
@@ -184,7 +183,7 @@ impl<'a> Pace<'a> {
             )
         } else {
             format!(
-                "less than {min_body_rate} bytes/s of the body came for {} s (--min-body-rate)",
+                "the body arrived at less than {min_body_rate} bytes/s for {} s (--min-body-rate)",
                 RATE_WINDOW.as_secs()
             )
         })

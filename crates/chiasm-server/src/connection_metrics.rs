@@ -24,9 +24,9 @@ impl ConnectionMetrics {
         r.register("connections", "Open connections of clients", self.open.clone());
         r.register(
             "closed_connections",
-            "Connections closed by the server: their place was needed while their client was \
-             waited for (room), nothing of an answer was read for too long (unread), or the client \
-             did not agree on TLS in time (handshake)",
+            "Connections closed by the server: the slot of an idle connection was needed (room), \
+             the client did not read its answer for too long (unread), or the TLS handshake \
+             failed (handshake)",
             self.closed.clone(),
         );
         // All series exist from the start.

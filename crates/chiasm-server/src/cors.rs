@@ -2,7 +2,7 @@
 //! requests.
 //!
 //! Answers are those of vLLM, which uses Starlette's `CORSMiddleware`; but here error responses
-//! have the headers too, including those about keys.
+//! have the headers too, including those about API keys.
 
 use axum::extract::Request;
 use axum::http::header::{
@@ -50,15 +50,15 @@ impl AllowList {
 pub enum CorsError {
     /// Not an origin as browsers write it.
     #[error(
-        "'{0}' is no origin: a scheme, a host and a port if it is not the scheme's own, \
+        "'{0}' is not an origin; expected scheme, host and any non-default port, \
          such as https://example.com:8443"
     )]
     Origin(String),
     /// A method with invalid characters.
-    #[error("'{0}' is no method")]
+    #[error("'{0}' is not an HTTP method")]
     Method(String),
     /// A header name with invalid characters.
-    #[error("'{0}' is no header")]
+    #[error("'{0}' is not a header name")]
     Header(String),
 }
 
@@ -136,8 +136,8 @@ impl Cors {
         }
         let requested = headers.get(ACCESS_CONTROL_REQUEST_HEADERS);
         let refuse = |header: &HeaderName| {
-            let message = "the server's --allowed-origins, --allowed-methods and \
-                           --allowed-headers don't let pages do that";
+            let message = "not allowed by the server's --allowed-origins, --allowed-methods or \
+                           --allowed-headers";
             Some(HttpError::refused_page(header.as_str(), message).into_response())
         };
         if !self.origins.contains(origin.as_bytes()) {

@@ -44,7 +44,7 @@ impl HttpError {
         ApiError::invalid(param, message).into()
     }
 
-    /// Returns a 413 error: a field asks for more than may be built of it.
+    /// Returns a 413 error: the value or answer that a field asks for would be too large.
     pub(crate) fn too_many(param: &str, message: String) -> Self {
         ApiError::too_many(param, message).into()
     }
@@ -62,7 +62,8 @@ impl HttpError {
 
     /// Returns a 404 error: another model is served here.
     pub(crate) fn no_such_model(requested: &str, served: &str) -> Self {
-        let message = format!("the model '{requested}' is not served here; '{served}' is");
+        let message =
+            format!("the model '{requested}' does not exist; this server serves '{served}'");
         Self::new(StatusCode::NOT_FOUND, "model_not_found", message).at("model")
     }
 
@@ -73,13 +74,13 @@ impl HttpError {
 
     /// Returns a 404 error: there is no such path.
     pub(crate) fn no_such_path() -> Self {
-        let message = "no such path; docs/serving.md lists those that exist";
+        let message = "no such path; docs/api.md lists the paths";
         Self::new(StatusCode::NOT_FOUND, "no_such_path", message)
     }
 
-    /// Returns a 404 error: responses are not kept.
+    /// Returns a 404 error: responses are not stored.
     pub(crate) fn no_such_response(id: &str) -> Self {
-        let message = format!("there is no response '{id}': this server keeps none");
+        let message = format!("response '{id}' not found: this server does not store responses");
         Self::new(StatusCode::NOT_FOUND, "response_not_found", message).at("response_id")
     }
 
@@ -88,7 +89,7 @@ impl HttpError {
         Self::new(
             StatusCode::METHOD_NOT_ALLOWED,
             "method_not_allowed",
-            "this path does not take that method",
+            "this path does not support the request's method",
         )
     }
 
@@ -99,12 +100,12 @@ impl HttpError {
 
     /// Returns a 400 error: the request has no `Host` header, or several.
     pub(crate) fn no_host() -> Self {
-        Self::invalid("host", "a request of HTTP/1.1 must have one 'Host' header")
+        Self::invalid("host", "an HTTP/1.1 request must have exactly one 'Host' header")
     }
 
     /// Returns a 417 error: the request has an expectation other than `100-continue`.
     pub(crate) fn expectation_failed() -> Self {
-        let message = "'100-continue' is the only expectation that is met";
+        let message = "the only supported expectation is '100-continue'";
         Self::new(StatusCode::EXPECTATION_FAILED, "invalid_value", message).at("expect")
     }
 

@@ -140,30 +140,30 @@ impl Metrics {
         r.register("completion_tokens", "New tokens", self.completion_tokens.clone());
         r.register(
             "log_lines_dropped",
-            "Lines of the log that were not written: too many were waiting, standard error did not \
-             take them, or warnings that repeat themselves",
+            "Log lines that were not written: too many were queued (full), the reader of the log \
+             was gone (unwritten), or the warning was a repetition (repeated)",
             self.log_lines_dropped.clone(),
         );
         r.register(
             "panics",
-            "Panics: faults of Chiasm, after which whatever panicked starts over",
+            "Panics, which are bugs of Chiasm; the part that panicked starts over",
             self.panics.clone(),
         );
         r.register(
             "otlp_spans",
-            "Spans of traces: sent, dropped as too many were waiting (full), \
-             or not taken by the collector (refused)",
+            "Spans of traces: sent, dropped because too many were queued (full), \
+             or refused by the collector (refused)",
             self.spans.clone(),
         );
         r.register_with_unit(
             "request_duration",
-            "From a request's arrival to the end of its answer, whatever that is",
+            "From a request's arrival to the end of its answer, successful or not",
             Unit::Seconds,
             self.request_duration.clone(),
         );
         r.register(
             "stream_ends",
-            "Streamed answers, by how they ended: finished, failed, or left by the client",
+            "Streamed answers by outcome: finished, failed, or left by the client",
             self.stream_ends.clone(),
         );
         r.register(

@@ -124,8 +124,8 @@ impl Record {
         }
     }
 
-    /// Records that the answer is a stream. Unless its end is recorded later, the client has left
-    /// it.
+    /// Records that the answer is a stream. If no end is recorded later, the client has
+    /// disconnected.
     pub(crate) fn start_stream(&self) {
         self.facts().stream = Some(StreamEnd::Left);
     }
@@ -200,7 +200,7 @@ impl Drop for RecordState {
         }
         let Facts { status, stream, route, usage, error, .. } = facts;
         let milliseconds = |time: Duration| (time.as_secs_f64() * 1e4).round() / 10.0;
-        // This text is the one that Dynamo's users search for, with the same contents.
+        // Dynamo logs the same text with the same contents, and its users search for it.
         let message = match route {
             Some(RouteOutcome { worker, overlap_blocks, total_blocks, .. }) => {
                 format!(

@@ -42,7 +42,7 @@ pub struct ServerSettings {
     pub page: Option<Arc<Page>>,
     /// The recorder of traces; `None` to record none.
     pub traces: Option<Traces>,
-    /// Returns the counts of the process's log; `None` if the log is not counted.
+    /// A function that returns the counts of the process's log; `None` if the log is not counted.
     pub log_counts: Option<Box<dyn Fn() -> LogCounts + Send + Sync>>,
 }
 
@@ -56,8 +56,8 @@ pub struct HttpLimits {
     /// The minimum rate of a request body in bytes per second, over any ten seconds; 0 for any
     /// rate.
     pub min_body_rate: u64,
-    /// The maximum number of open client connections. One more connection replaces one that waits
-    /// for its client. If there is none, it waits, with at most 1024 others.
+    /// The maximum number of open client connections. A further connection replaces one that waits
+    /// for its client. If there is none, up to 1024 further connections wait for a slot.
     pub connections: usize,
     /// The timeout for the head of a connection's next request, counted from when it could have
     /// been sent.

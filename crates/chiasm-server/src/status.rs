@@ -28,7 +28,7 @@ pub(crate) struct StatusState {
     pub(crate) slots: Arc<Slots>,
     pub(crate) traces: Option<Arc<Traces>>,
     pub(crate) draining: Draining,
-    /// Returns the counts of the process's log.
+    /// A function that returns the counts of the process's log.
     pub(crate) log_counts: Option<Box<dyn Fn() -> LogCounts + Send + Sync>>,
 }
 
@@ -113,13 +113,13 @@ async fn version() -> Json<Value> {
 /// end.
 async fn ready(State(state): State<Arc<StatusState>>) -> Response {
     if state.draining.has_begun() {
-        return HttpError::unavailable("going_down", "the server is going down").into_response();
+        return HttpError::unavailable("going_down", "the server is shutting down").into_response();
     }
     if !state.pipeline.fleet.can_answer() {
         return HttpError::unavailable("no_engine", "no engine is ready").into_response();
     }
     let Some(workers) = state.pipeline.fleet.accepting_workers() else {
-        let why = "no engine takes new requests: their agents are drained";
+        let why = "no engine accepts new requests: all agents are drained";
         return HttpError::unavailable("engines_drained", why).into_response();
     };
     if state.pipeline.vllm_processors.as_ref().is_some_and(|processors| processors.is_missing()) {

@@ -20,7 +20,7 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 /// The only protocol offered in TLS, by its ALPN name.
 const PROTOCOL: &[u8] = b"http/1.1";
 
-/// An error with a certificate that can't be served.
+/// The reason why a certificate can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
     /// A file can't be read.
@@ -32,7 +32,7 @@ pub enum CertificateError {
         source: io::Error,
     },
     /// A path is not a regular file, or its file has more than 1 MiB.
-    #[error("{0} is no file of at most 1 MiB")]
+    #[error("{0} is not a regular file of at most 1 MiB")]
     InvalidFile(PathBuf),
     /// The certificate's file has no valid chain.
     #[error("{path} has no chain of certificates in PEM form: {source}")]
@@ -53,7 +53,7 @@ pub enum CertificateError {
         source: pem::Error,
     },
     /// The certificate and the key do not match, or are of an unsupported kind.
-    #[error("the certificate {certificate} and the key {key} can't be served: {source}")]
+    #[error("the certificate {certificate} and the key {key} can't be used: {source}")]
     Pair {
         /// The certificate's file.
         certificate: PathBuf,
@@ -78,7 +78,8 @@ pub struct Certificate {
 struct LoadedCertificate {
     /// The digest of both files.
     digest: blake3::Hash,
-    /// Also holds the sessions that clients may resume, which so end with the certificate.
+    /// The TLS configuration. It also holds the sessions that clients may resume, so these end with
+    /// the certificate.
     tls: Arc<ServerConfig>,
 }
 
@@ -109,7 +110,7 @@ impl Certificate {
             };
             let error = error.to_string();
             if logged.as_ref() != Some(&error) {
-                tracing::warn!(%error, "the new certificate is not taken, the old one stays");
+                tracing::warn!(%error, "the new certificate can't be used; the old one stays");
                 logged = Some(error);
             }
         }
@@ -118,7 +119,7 @@ impl Certificate {
     /// Reloads the files now. Returns `true` if they have changed.
     ///
     /// # Errors
-    /// [`CertificateError`] if they can't be served. The previous certificate stays.
+    /// [`CertificateError`] if they can't be used. The previous certificate stays.
     pub async fn reload(&self) -> Result<bool, CertificateError> {
         let files = self.files.clone();
         let known = self.current.read().unwrap_or_else(PoisonError::into_inner).digest;
@@ -130,7 +131,7 @@ impl Certificate {
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = new;
         tracing::info!(
             certificate = %self.files.certificate.display(),
-            "the certificate has been read again"
+            "the certificate was reloaded"
         );
         Ok(true)
     }

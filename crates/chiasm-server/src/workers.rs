@@ -9,7 +9,7 @@ use chiasm_fleet::{Fleet, KvEventCounts, Worker};
 use chiasm_router::WorkerSnapshot;
 use serde_json::{Value, json};
 
-/// Returns the workers that can take requests, ordered by id. `docs/serving.md` documents the
+/// Returns the workers that can take requests, ordered by id. `docs/api.md` documents the
 /// fields.
 pub(crate) fn report(fleet: &Fleet) -> Value {
     let counts: BTreeMap<_, _> = fleet.kv_event_counts().into_iter().collect();

@@ -106,7 +106,7 @@ impl BlockChain {
     }
 }
 
-/// An extra key of a block. Events do not say which kind a text key is.
+/// An extra key of a block. Events do not contain the kind of a text key.
 enum Key<'a> {
     Lora(&'a str),
     Media(&'a str, i64),

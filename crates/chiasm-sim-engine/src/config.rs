@@ -70,8 +70,8 @@ pub struct SimConfig {
     /// `kv_lease_duration`.
     pub prompt_lease: Duration,
     /// The limits for LoRA adapters; `None` for an engine without `--enable-lora`. Such an engine
-    /// reports that it takes none, and computes requests with an adapter by the model alone.
-    /// Default `None`.
+    /// reports that it supports no adapters, and computes requests with an adapter as if they had
+    /// none. Default `None`.
     pub lora: Option<LoraLimits>,
     /// `true` for an engine with Chiasm's plugin, which has the method `chiasm_attach` and accepts
     /// handles of slots. Without it, a handle makes the engine stop receiving, as any vLLM. Default
@@ -207,8 +207,8 @@ impl SimConfig {
             (self.num_blocks.saturating_sub(1) as usize).saturating_mul(self.block_size.get());
         let problem = if usable < self.max_model_len {
             format!(
-                "num_blocks: {usable} tokens fit the KV cache, fewer than max_model_len {}; raise \
-                 one or lower the other",
+                "the KV cache holds {usable} tokens, fewer than max_model_len {}; raise num_blocks \
+                or lower max_model_len",
                 self.max_model_len
             )
         } else if self.max_model_len == 0

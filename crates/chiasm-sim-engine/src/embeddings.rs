@@ -21,9 +21,9 @@ pub struct EmbeddingFolder {
     pub encode_only: bool,
 }
 
-/// The file of an item has embeddings of another item.
+/// The error for a file whose embeddings are those of another item.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("embeddings of item {0} are those of another one")]
+#[error("the embeddings stored for item {0} are those of another item")]
 pub(crate) struct WrongItem(String);
 
 /// An engine's access to shared embeddings.

@@ -127,7 +127,7 @@ async fn run(config: Arc<SimConfig>, stop: watch::Receiver<bool>) -> Result<(), 
     outbox.close();
     let flushed = async { while senders.join_next().await.is_some() {} };
     if tokio::time::timeout(LINGER, flushed).await.is_err() {
-        tracing::warn!("the frontend did not take the last messages");
+        tracing::warn!("the frontend did not receive the last messages in time");
     }
     tokio::time::sleep(FLUSH_PAUSE).await;
     tasks.shutdown().await;

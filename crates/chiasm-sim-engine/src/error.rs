@@ -24,7 +24,7 @@ pub enum SimError {
     #[error("could not bind a side channel for prompts: {0}")]
     SideChannel(io::Error),
     /// A file for times could not be created.
-    #[error("could not create {path} for moments, name a file in a folder that is there: {source}")]
+    #[error("could not create the log {path}: {source}; give a file in an existing folder")]
     MomentLog {
         /// The configured file.
         path: PathBuf,
@@ -50,6 +50,6 @@ pub enum SimError {
     #[error("died: {0}")]
     Died(String),
     /// [`Faults`](crate::Faults) ended the engine.
-    #[error("died on purpose")]
+    #[error("a configured fault ended the engine")]
     Fault,
 }

@@ -9,17 +9,17 @@ use chiasm_transfer::{Handle, HandleError};
 /// An error of reading an out-of-band tensor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum HandleProblem {
-    #[error("an out-of-band tensor that is no handle, and this engine takes no others")]
+    #[error("an out-of-band tensor that is not a handle; this engine accepts only handles")]
     NoHandle,
-    #[error("a handle of another version than 1")]
+    #[error("a handle of a version other than 1")]
     Version,
-    #[error("a handle whose {0} is missing or not what it should be")]
+    #[error("a handle whose {0} is missing or invalid")]
     Field(&'static str),
-    #[error("a handle, and no arena is attached")]
+    #[error("a handle, but no arena is attached")]
     NotAttached,
     #[error("a handle that can't be resolved: {0}")]
     Unresolved(#[from] HandleError),
-    #[error("a handle for {dtype} {shape:?}: handles can't have such tensors")]
+    #[error("a handle for {dtype} {shape:?}, which handles do not support")]
     Tensor { dtype: String, shape: Vec<usize> },
     #[error("a slot of {length} bytes for {dtype} {shape:?}")]
     Length { dtype: String, shape: Vec<usize>, length: u64 },

@@ -54,7 +54,7 @@ impl Handshake {
                 Ok(init) => return Ok((handshake, init?)),
                 Err(_) => tracing::debug!(
                     address = handshake.address,
-                    "no answer to HELLO, saying it again"
+                    "no answer to HELLO; sending it again"
                 ),
             }
         }

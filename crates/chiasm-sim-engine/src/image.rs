@@ -1,4 +1,4 @@
-//! The simulated processing of media items: shapes, sizes, and whether they are consistent.
+//! The simulated processing of media items: their shapes and sizes, checked for consistency.
 
 use chiasm_engine::wire::{MmData, MmField, MmItem, WireTensor};
 use chiasm_types::{Dtype, Placeholder};
@@ -61,7 +61,7 @@ pub(crate) fn embedding_tokens(placeholder: &Placeholder) -> usize {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Outline {
     pixels: Option<Pixels>,
-    /// Set if the item is not an image.
+    /// `true` if the item is not an image.
     is_other: bool,
     /// The values of `image_grid_thw`, if they are integers.
     grid: Option<Vec<i64>>,
@@ -246,7 +246,7 @@ pub(crate) mod tests {
 
     #[test]
     fn inconsistent_image_is_refused() {
-        for (item, length, complaint) in [
+        for (item, length, reason) in [
             (item_with(Dtype::U8, 319, 1176, [1, 16, 20]), 80, "319 rows"),
             (item_with(Dtype::U8, 320, 1175, [1, 16, 20]), 80, "1175 values per row"),
             (item_with(Dtype::I64, 320, 1176, [1, 16, 20]), 80, "int64"),
@@ -255,13 +255,13 @@ pub(crate) mod tests {
             (MmItem::default(), 80, "no tensor"),
         ] {
             let error = observe(&item, length).unwrap_err().to_string();
-            assert!(error.contains(complaint), "{error}");
+            assert!(error.contains(reason), "{error}");
         }
     }
 
     #[test]
     fn images_of_other_families_are_planes_or_tiles() {
-        for (name, shape, complaint) in [
+        for (name, shape, reason) in [
             ("pixel_values", &[3, 28, 42][..], None),
             ("pixel_values", &[5, 3, 28, 42], None),
             ("pixel_values_flat", &[5, 3, 28, 42], None),
@@ -272,13 +272,13 @@ pub(crate) mod tests {
             let digest = Digest::compute(&bytes);
             let tensor = WireTensor::new(Dtype::F32, shape.to_vec(), bytes.into()).unwrap();
             let item = MmItem(vec![(name.into(), MmField::batched(tensor, false))]);
-            match (observe(&item, 7), complaint) {
+            match (observe(&item, 7), reason) {
                 (Ok(image), None) => {
                     let size = Size::Image { width: 42, height: 28 };
                     assert_eq!(image, ObservedItem { size, embeddings: 7, digest });
                 }
-                (Err(error), Some(complaint)) => {
-                    assert!(error.to_string().contains(complaint), "{error}")
+                (Err(error), Some(reason)) => {
+                    assert!(error.to_string().contains(reason), "{error}")
                 }
                 (result, _) => panic!("{name} {shape:?}: {result:?}"),
             }

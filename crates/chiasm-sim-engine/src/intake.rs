@@ -42,7 +42,7 @@ pub(crate) struct Intake {
     pub(crate) work: mpsc::UnboundedSender<Work>,
     /// `None` without a KV connector.
     pub(crate) prompt_store: Option<PromptStore>,
-    /// Set if outputs have a field for the reason of an error, as since vLLM 0.33.
+    /// `true` if outputs have a field for the reason of an error, as since vLLM 0.33.
     pub(crate) explains_errors: bool,
     /// The log of the times at which requests arrive, if one is configured.
     pub(crate) request_log: Option<Arc<MomentLog>>,
@@ -170,7 +170,7 @@ impl Intake {
             // vLLM would silently continue with the keys and values of another prompt.
             let _ = work.send(match fetched {
                 Some(fetched) if fetched != expected => {
-                    Work::Die(format!("request {id} got another prompt than its own"))
+                    Work::Die(format!("request {id} fetched the prompt of another request"))
                 }
                 fetched => Work::PromptFetched { id, found: fetched.is_some() },
             });

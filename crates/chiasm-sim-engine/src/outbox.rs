@@ -29,7 +29,7 @@ impl Outbox {
             Some(queue) => drop(queue.send(output::encode(&outputs))),
             None => tracing::warn!(
                 client,
-                "a request names an output socket that the frontend does not have"
+                "dropped a message: the frontend has no output socket with this index"
             ),
         }
     }

@@ -17,7 +17,7 @@ const DTYPES: [&str; 10] = [
 /// An error of attaching an arena.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AttachError {
-    #[error("the arena's name must be a text")]
+    #[error("the arena's name must be a string")]
     Name,
     #[error(transparent)]
     Open(#[from] OpenError),
@@ -166,7 +166,7 @@ mod tests {
         for (name, reason) in [
             (Value::from("../etc/passwd"), "is not the name of an arena"),
             (Value::from(gone.name()), "No such file"),
-            (Value::Nil, "must be a text"),
+            (Value::Nil, "must be a string"),
         ] {
             let error = plugin.attach(&name).unwrap_err().to_string();
             assert!(error.contains(reason), "{error}");

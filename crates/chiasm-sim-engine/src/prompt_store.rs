@@ -1,6 +1,6 @@
-//! Prompts that are kept for other engines, like those of vLLM's NIXL connector. Over a side
-//! channel another engine learns what was computed, and confirms when it has the prompt. Keys and
-//! values are digests here, which is enough to notice another prompt.
+//! Prompts that are kept for other engines, like those of vLLM's NIXL connector. Another engine
+//! fetches a prompt over a side channel and confirms that it has the prompt. Keys and values are
+//! digests here, which is enough to notice another prompt.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -78,7 +78,7 @@ impl KvTransfer {
 pub(crate) enum BadParams {
     #[error("kv_transfer_params have no {0}")]
     Missing(&'static str),
-    #[error("kv_transfer_params name no address")]
+    #[error("kv_transfer_params have no valid address")]
     NoAddress,
 }
 

@@ -36,7 +36,7 @@ pub(crate) struct Scheduler {
     ids: HashSet<String>,
     /// The requests whose prompts are fetched from other engines.
     awaiting: Vec<Sequence>,
-    /// Set if requests ended since the last step. The engine then takes one more step, even with
+    /// `true` if requests ended since the last step. The engine then takes one more step, even with
     /// nothing to compute.
     has_ended: bool,
     /// The items of requests that ended since the last step. The worker also holds them, and learns
@@ -348,7 +348,7 @@ impl Executor {
     fn store_embeddings(&mut self, item: &str, embeds: usize) -> Result<(), Fatal> {
         let stored =
             self.embeddings.as_mut().map_or(Ok(()), |embeddings| embeddings.store(item, embeds));
-        stored.map_err(|error| Fatal(format!("embeddings can't be left: {error}")))
+        stored.map_err(|error| Fatal(format!("the embeddings can't be stored: {error}")))
     }
 
     /// Checks that an item's slots still have their first contents.

@@ -42,12 +42,12 @@ pub(crate) async fn receive(
                 let problem = error.to_string();
                 tracing::warn!(
                     problem,
-                    "a message can't be decoded: like vLLM, the engine stops listening"
+                    "a message can't be decoded: like vLLM, the engine stops receiving"
                 );
                 return;
             }
         }
-        tracing::debug!(address, "the frontend is gone, waiting for it");
+        tracing::debug!(address, "lost the frontend; waiting until it is back");
         losses.send_modify(|count| *count += 1);
         drop(connection);
         tokio::time::sleep(RECONNECT_PAUSE).await;

@@ -1,8 +1,9 @@
 //! Measures how the weights of stages change the times of fleets with roles, over all generated
 //! workloads, compared with a fleet of as many engines without roles that gets the same requests.
 //!
-//! `cargo run --release -p chiasm-simulate --example stages [requests] [load…]`; `docs/routing.md`
-//! has a run. Loads are fractions of the saturation of the fleet without roles under kv+media.
+//! `cargo run --release -p chiasm-simulate --example stages [requests] [load…]`; a run is in
+//! `docs/decisions/0014-splitting-has-a-price.md`. Loads are fractions of the
+//! saturation of the fleet without roles under kv+media.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
 
 use std::sync::Mutex;

@@ -2,7 +2,7 @@
 //! alone, around the defaults.
 //!
 //! `cargo run --release -p chiasm-simulate --example weights [workers] [requests] [load…]`;
-//! `docs/routing.md` has a run.
+//! `docs/decisions/0015-default-routing-weights.md` has a run.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
 
 use std::sync::Mutex;

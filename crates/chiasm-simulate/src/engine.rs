@@ -260,8 +260,9 @@ impl Engine {
         self.activity = if self.load.tokens > 0 {
             Activity::Step { start: now, end: now + nanos(total), work }
         } else if self.load.decoding > 0 {
-            let to_go = |running: &Scheduled<BatchRequest>| running.request.len - running.tokens();
-            let until_first_end = self.batch.running().iter().map(to_go).min().unwrap_or(1);
+            let remaining =
+                |running: &Scheduled<BatchRequest>| running.request.len - running.tokens();
+            let until_first_end = self.batch.running().iter().map(remaining).min().unwrap_or(1);
             let steps = 1 + self.batch.repeatable_steps(until_first_end - 1) as u64;
             let growth = self.model.kv_read * self.load.decoding as f64;
             Activity::Run(DecodeRun { start: now, first: total, growth, steps })

@@ -44,9 +44,9 @@ pub(crate) struct Fleet<'a> {
     store: EmbeddingStore,
     /// The requests that wait for their images to be encoded, by the number of the request.
     awaiting_images: HashMap<u64, encode::AwaitingImages>,
-    /// For each engine, the tensors that it has or is being sent, with their times of arrival.
+    /// The tensors that each engine has or is being sent, with their times of arrival.
     receiver_caches: Vec<WeightedLru<u64, Nanos>>,
-    /// For each engine, the time at which its link for transfers of prompts is free.
+    /// The time at which each engine's link for transfers of prompts is free.
     link_free_at: Vec<Nanos>,
     /// The times at which the frontends' threads are free. All frontends share them.
     threads: BinaryHeap<Reverse<Nanos>>,
@@ -77,13 +77,13 @@ struct PlannedEvent {
 enum Event {
     /// The engine is to be woken, unless its next wake-up has changed.
     Wake,
-    /// All tensors of a job have arrived at an encoding engine.
+    /// The tensors of a job have all arrived at an encoding engine.
     StartEncode(EncodeJob),
     /// An encoding engine ends a step.
     EndEncodeStep,
-    /// All tensors of a request have arrived at the engine.
+    /// The tensors of a request have all arrived at the engine.
     Deliver(Box<LiveRequest>),
-    /// All tensors of a request have arrived at the engine that answers, which can receive the
+    /// The tensors of a request have all arrived at the engine that answers, which can receive the
     /// prompt now from the engine with index `from`.
     StartTransfer { from: usize, live: Box<LiveRequest> },
     /// The engine that answers has received the prompt.

@@ -21,7 +21,7 @@ use crate::virtual_time::{Nanos, nanos};
 
 /// Equal routers in front of the same engines.
 ///
-/// All routers receive the engines' events and statistics at the same time. A request that one of
+/// The routers receive the engines' events and statistics at the same time. A request that one of
 /// them gave to an engine is announced to the others after a delay, if at all, as are its first
 /// token and its end.
 pub(crate) struct Frontends {

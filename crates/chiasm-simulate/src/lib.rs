@@ -25,7 +25,8 @@
 //! ```
 //!
 //! Nothing waits in real time, and all randomness comes from the seed: the same scenario gives the
-//! same report, except for its wall time. `docs/routing.md` lists what the models leave out.
+//! same report, except for its wall time. `docs/simulate.md` lists what the models leave
+//! out.
 //!
 //! | module | contents |
 //! |---|---|

@@ -29,7 +29,7 @@ pub struct EngineModel {
     /// tokens.
     pub num_blocks: u32,
     /// The maximum number of running requests. Default 1024: vLLM's for its API server on a GPU of
-    /// 70 GiB or more that is no A100 (`EngineArgs.get_batch_defaults`).
+    /// 70 GiB or more other than an A100 (`EngineArgs.get_batch_defaults`).
     pub max_running: usize,
     /// The maximum number of tokens that a step computes; longer prompts are computed in chunks.
     /// Default 8192, vLLM's for the same case.
@@ -172,7 +172,7 @@ impl EngineModel {
         }
         if !self.transfer_bandwidth.is_finite() || self.transfer_bandwidth <= 0.0 {
             return Err(SimulateError::Config(
-                "engines must be able to give each other more than 0 bytes a second",
+                "the bandwidth of transfers must be more than 0 bytes per second",
             ));
         }
         if self.num_blocks == 0

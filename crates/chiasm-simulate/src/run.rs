@@ -31,7 +31,7 @@ impl Scenario {
     /// policies.
     ///
     /// # Errors
-    /// Those of [`Scenario::run`].
+    /// The errors of [`Scenario::run`].
     pub fn run_all(
         &self,
         policies: &[Policy],
@@ -66,7 +66,7 @@ impl Scenario {
     /// frontend, so that fleets with several frontends get the same rate.
     ///
     /// # Errors
-    /// Those of [`Scenario::run`].
+    /// The errors of [`Scenario::run`].
     pub fn saturation(&self, policy: Policy) -> Result<f64, SimulateError> {
         let workers = self.workers.len() as u64;
         let min = SATURATION_SAMPLE.start() * workers;

@@ -103,13 +103,15 @@ impl Scenario {
             return Err(SimulateError::Config("a fleet has 1 to 100,000 workers"));
         }
         if !self.workers.iter().any(|role| role.can_answer()) {
-            return Err(SimulateError::Config("engines that encode answer nothing; add others"));
+            return Err(SimulateError::Config(
+                "engines that only encode cannot answer; add others",
+            ));
         }
         if self.has_roles() && self.frontend.frontends > 1 && self.frontend.announce_delay.is_some()
         {
             return Err(SimulateError::Config(
-                "frontends before a fleet with roles can't be told of each other's requests; leave \
-                 announcements out",
+                "announcements between frontends are not supported for a fleet with roles; turn \
+                 them off",
             ));
         }
         if !(1..=MAX_WORKERS).contains(&self.sized_for) {
@@ -131,9 +133,9 @@ impl Scenario {
             Arrivals::Closed(0) => {
                 Err(SimulateError::Config("at least one request per worker must be in flight"))
             }
-            Arrivals::Traced(_) if matches!(self.source, Source::Generated(..)) => Err(
-                SimulateError::Config("generated requests have no times of their own; give a rate"),
-            ),
+            Arrivals::Traced(_) if matches!(self.source, Source::Generated(..)) => {
+                Err(SimulateError::Config("generated requests have no arrival times; give a rate"))
+            }
             _ => Ok(()),
         }
     }

@@ -26,7 +26,7 @@ pub(crate) struct Tally {
     pub(crate) items: u64,
     /// Items whose tensors the chosen engine had.
     pub(crate) reused_items: u64,
-    /// All ended requests, including those of the warm-up.
+    /// The ended requests, including those of the warm-up.
     pub(crate) completed: u64,
     /// Ended requests that went to two engines.
     pub(crate) split: u64,

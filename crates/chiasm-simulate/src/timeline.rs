@@ -6,7 +6,8 @@ use crate::histogram::Histogram;
 use crate::latency::Latency;
 use crate::virtual_time::{Nanos, seconds};
 
-/// The maximum number of intervals. When it is exceeded, each two are merged into one.
+/// The maximum number of intervals. When it is exceeded, neighbouring intervals are merged in
+/// pairs.
 const MAX_INTERVALS: usize = 96;
 /// The initial length of an interval: about a millisecond.
 const INITIAL_LENGTH: Nanos = 1 << 20;
@@ -37,7 +38,7 @@ pub struct Interval {
 pub(crate) struct Timeline {
     length: Nanos,
     counts: Vec<IntervalCounts>,
-    /// For each interval that has ended, the total work of each engine up to its end.
+    /// The total work of each engine up to the end of each interval that has ended.
     work: Vec<Vec<f64>>,
 }
 
@@ -95,7 +96,7 @@ impl Timeline {
         &mut self.counts[at]
     }
 
-    /// Merges each two intervals into one.
+    /// Merges neighbouring intervals in pairs.
     fn merge(&mut self) {
         self.length *= 2;
         let mut merged: Vec<IntervalCounts> = Vec::with_capacity(MAX_INTERVALS);

@@ -22,7 +22,7 @@ use zipf::Zipf;
 chiasm_types::every_variant! {
     /// A kind of requests.
     ///
-    /// All prompts begin with the 24 tokens of a chat template. The lengths of answers are
+    /// Each prompt begins with the 24 tokens of a chat template. The lengths of answers are
     /// distributed exponentially, with a mean of 150 tokens, between 1 and 1,200. Images have 20 to
     /// 48 patches of 28 pixels along each side, so 400 to 2,304 embeddings, 1,156 on average.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -18,7 +18,7 @@ const TRACE_BLOCK_TOKENS: u64 = 512;
 struct Burst {
     prompt_tokens: u64,
     answer_tokens: u64,
-    /// The first half of each prompt is the same.
+    /// `true` if the first half of each prompt is the same.
     is_shared: bool,
     gap_ms: u64,
 }

@@ -58,9 +58,9 @@ impl Arena {
         slot.is_in(&self.shared)
     }
 
-    /// Notes that the engine returns these leases soon, for instance because of the message that it
-    /// was just sent. They are checked first when room is needed. A slot is not free before the
-    /// engine has returned its lease.
+    /// Notes that the engine will soon return these leases, for instance because of the message
+    /// that it was just sent. They are checked first when room is needed. A slot is not free before
+    /// the engine has returned its lease.
     pub fn expect_return(&self, leases: impl IntoIterator<Item = LeaseId>) {
         self.shared.expect_return(leases);
     }

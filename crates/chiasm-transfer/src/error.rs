@@ -2,7 +2,7 @@
 
 use std::io;
 
-/// The reason why a slot can't be allocated or lent. The tensor is sent in another way then.
+/// The reason why a slot can't be allocated or lent. The tensor then has to be sent in another way.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SlotError {
@@ -10,14 +10,14 @@ pub enum SlotError {
     #[error("the arena is full")]
     Full,
     /// The tensor is larger than the arena.
-    #[error("{bytes} bytes do not fit the arena of {capacity}")]
+    #[error("{bytes} bytes do not fit into the arena of {capacity} bytes")]
     TooLarge {
         /// The requested bytes.
         bytes: usize,
         /// The total bytes of all slots.
         capacity: u64,
     },
-    /// All entries of the table of leases are in use.
+    /// Every entry in the table of leases is in use.
     #[error("all leases of the arena are in use")]
     NoLease,
     /// `/dev/shm`, or the memory behind it, is exhausted.
@@ -69,22 +69,22 @@ pub enum OpenError {
 #[non_exhaustive]
 pub enum ArenaProblem {
     /// The file is a directory, a device or similar.
-    #[error("it is not a regular file")]
+    #[error("not a regular file")]
     NotAFile,
     /// Another user owns or may access the file.
-    #[error("it is not this user's alone")]
+    #[error("not private to this user")]
     NotPrivate,
     /// The file does not begin with an arena's magic bytes.
-    #[error("it is not an arena")]
+    #[error("not an arena")]
     NotAnArena,
     /// The layout has a version that this crate does not support.
-    #[error("its layout has another version")]
+    #[error("unsupported layout version")]
     Version,
     /// The header does not fit the size of the file.
-    #[error("its header does not fit its size")]
+    #[error("the header does not match the file's size")]
     Size,
-    /// The header has another number than the name.
-    #[error("its number is not that of its name")]
+    /// The header's number differs from the number in the name.
+    #[error("the number in the header differs from that in the name")]
     Number,
 }
 
@@ -93,19 +93,19 @@ pub enum ArenaProblem {
 #[non_exhaustive]
 pub enum HandleError {
     /// The handle belongs to another arena.
-    #[error("it belongs to another arena")]
+    #[error("the handle belongs to another arena")]
     Arena,
     /// The lease is not in the table.
-    #[error("its lease is not in the table")]
+    #[error("the handle's lease is not in the table")]
     Lease,
     /// The lease has ended; its entry is free or has a newer generation.
-    #[error("its lease has ended")]
+    #[error("the handle's lease has ended")]
     Ended,
     /// The handle was already resolved. When the first of two views is dropped, the frontend may
     /// overwrite the bytes of the second one.
-    #[error("it was used before: lend the slot again for each sending")]
+    #[error("the handle was already resolved: lend the slot again for each message")]
     Used,
     /// The byte range is not that of the lease, or not within the arena.
-    #[error("its bytes are not those of its lease")]
+    #[error("the handle's byte range is not that of its lease")]
     Range,
 }

@@ -12,7 +12,7 @@ pub struct LeaseId {
     generation: u32,
 }
 
-/// All leases of an arena.
+/// The leases of an arena.
 #[derive(Debug)]
 pub(crate) struct Leases {
     header: Header,

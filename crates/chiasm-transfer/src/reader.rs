@@ -1,9 +1,9 @@
 //! The engine's side: resolves handles to views.
 //!
 //! A lease must never have two views: dropping the first one would return the lease, and the
-//! frontend would overwrite the bytes of the second. So a handle can only be resolved once. The
-//! last resolved generation of each lease is stored once per arena and process, even if the arena
-//! is opened several times.
+//! frontend would overwrite the bytes of the second. A handle can therefore only be resolved once.
+//! The last resolved generation of each lease is stored once per arena and process, even if the
+//! arena is opened several times.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::{Deref, Range};

@@ -20,8 +20,8 @@ use crate::segment;
 
 /// The size of the steps in which memory is reserved, about the size of one large image.
 pub(crate) const GROWTH_BYTES: u64 = 32 << 20;
-/// The maximum size of an arena. Far beyond any machine, and well within the range of addresses and
-/// file lengths.
+/// The maximum size of an arena: far beyond the memory of any machine, and well within the range of
+/// addresses and file lengths.
 const MAX_BYTES: u64 = (1 << 46) - PAGE_BYTES;
 
 /// The shared state of [`Arena`](crate::Arena)s and slots.
@@ -96,7 +96,7 @@ impl Shared {
     /// Creates an arena in `dir` with `bytes` bytes of slots and `leases` leases.
     pub(crate) fn create(dir: &Path, bytes: u64, leases: u32) -> io::Result<Self> {
         let too_large = || {
-            let reason = format!("{bytes} bytes are more than an arena can have, {MAX_BYTES}");
+            let reason = format!("{bytes} bytes exceed the maximum size of an arena, {MAX_BYTES}");
             io::Error::new(io::ErrorKind::InvalidInput, reason)
         };
         let whole_pages = bytes.max(PAGE_BYTES).checked_next_multiple_of(PAGE_BYTES);
@@ -185,7 +185,7 @@ impl Shared {
                 }
                 None => return Err(SlotError::Full),
             }
-            // Fails if another slot has taken the free memory next to the growth in the meantime.
+            // Fails if another slot has taken the adjacent free memory in the meantime.
             if let Some(range) = state.take(length, alignment) {
                 return Ok(range);
             }

@@ -22,8 +22,8 @@ pub struct Slot {
     hold: Arc<Hold>,
 }
 
-/// A weak reference to a [`Slot`]. It can be upgraded while something else, usually a lease of the
-/// engine, keeps the slot. It keeps no memory itself.
+/// A weak reference to a [`Slot`], which does not keep its memory. It can be upgraded while
+/// something else, usually a lease of the engine, keeps the slot.
 #[derive(Clone, Debug)]
 pub struct WeakSlot {
     arena: Weak<Shared>,

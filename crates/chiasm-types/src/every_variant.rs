@@ -29,7 +29,7 @@ macro_rules! every_variant {
         }
 
         impl $name {
-            /// All variants, in the order of declaration.
+            /// The variants in the order of declaration.
             $vis const ALL: [Self; [$(stringify!($variant)),+].len()] = [$(Self::$variant),+];
         }
     };

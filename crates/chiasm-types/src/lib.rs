@@ -3,7 +3,7 @@
 //! | type | meaning |
 //! |---|---|
 //! | [`TokenId`] | an entry of the model's vocabulary |
-//! | [`TokenRun`] | a repeated token: describes a placeholder whose offset is not known yet |
+//! | [`TokenRun`] | a repeated token; it describes a placeholder whose offset is not known yet |
 //! | [`MmHash`] | the identity of a media item |
 //! | [`Placeholder`] | the run of prompt tokens that stands for a media item |
 //! | [`BlockSize`] | the number of tokens per KV-cache block |

@@ -8,17 +8,17 @@ pub enum TensorField {
         rows: usize,
         /// The dimension; -1 is the last.
         dim: i64,
-        /// The engine leaves the tensor in host memory.
+        /// `true` if the engine leaves the tensor in host memory.
         keep_on_cpu: bool,
     },
     /// Stacked along a new first dimension.
     Batched {
-        /// The engine leaves the tensor in host memory.
+        /// `true` if the engine leaves the tensor in host memory.
         keep_on_cpu: bool,
     },
     /// The same for all items: the engine keeps one.
     Shared {
-        /// The engine leaves the tensor in host memory.
+        /// `true` if the engine leaves the tensor in host memory.
         keep_on_cpu: bool,
     },
 }

@@ -62,7 +62,7 @@ impl Drop for ForwardedRequest {
 }
 
 impl UpstreamBackend {
-    /// Creates the backend of a server with these capabilities and starts to watch it.
+    /// Creates the backend of a server with these capabilities and starts to watch the server.
     pub(crate) fn new(
         name: String,
         server: Server,

@@ -240,9 +240,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for YieldingStream<S> {
         self.read = if polled.is_pending() { 0 } else { self.read + count };
         let unproductive = &self.progress.unproductive_bytes;
         if unproductive.fetch_add(count, Relaxed) + count > MAX_UNPRODUCTIVE_BYTES {
-            return Poll::Ready(Err(io::Error::other(
-                "the server sends bytes that never become an answer",
-            )));
+            return Poll::Ready(Err(io::Error::other("the server sends bytes without an answer")));
         }
         polled
     }

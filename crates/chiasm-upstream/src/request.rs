@@ -127,17 +127,11 @@ pub(crate) fn build(job: &Job) -> Result<(Vec<u8>, HeaderMap), JobError> {
         // Without items both forms are equal.
         Input::Tokens(tokens) if media.is_empty() => tokens,
         Input::Tokens(_) | Input::Messages(_) => {
-            return Err(refused(
-                "input",
-                "must be token ids with a marker for each item: the server takes nothing else",
-            ));
+            return Err(refused("input", "must be token ids with a marker for each item"));
         }
     };
     if adapter.is_some() {
-        return Err(refused(
-            "model",
-            "is an adapter, and none are used at servers that somebody else has started",
-        ));
+        return Err(refused("model", "is a LoRA adapter, which upstream servers do not support"));
     }
     let has_variables = !variables.is_empty();
     let variables = || variables.iter().map(|&(name, value)| (name.to_owned(), Value::Bool(value)));
@@ -221,19 +215,15 @@ fn encoded(item: &JobItem) -> Result<EncodedItem, JobError> {
     let unusable = |why: &str| refused("messages", why);
     if item.modality != Modality::Image {
         return Err(unusable(
-            "has an item that is no image: servers that somebody else has started are given \
-             images alone",
+            "has an item that is not an image; upstream servers only support images",
         ));
     }
     let encoded = item.source.encoded();
     let encoded =
-        encoded.ok_or_else(|| unusable("has an image that only vLLM's own processor can make"))?;
+        encoded.ok_or_else(|| unusable("has an image that only vLLM's own processor supports"))?;
     // A request has no field for these settings.
     if !is_empty_object(&encoded.processor_kwargs) {
-        return Err(refused(
-            "mm_processor_kwargs",
-            "can't be passed on to servers that somebody else has started",
-        ));
+        return Err(refused("mm_processor_kwargs", "is not supported for upstream servers"));
     }
     Ok(encoded)
 }
@@ -287,10 +277,13 @@ fn sampling_params(sampling: &Sampling) -> Result<SamplingParams<'_>, JobError> 
         repetition,
     } = *sampling;
     if !bad_words.is_empty() {
-        return Err(refused("bad_words", "are words to such a server, and tokens here"));
+        return Err(refused("bad_words", "is not supported for upstream servers"));
     }
     if prompt_logprobs.is_some() {
-        return Err(refused("prompt_logprobs", "are not told by such a server while it streams"));
+        return Err(refused(
+            "prompt_logprobs",
+            "is not available from upstream servers, which stream their answers",
+        ));
     }
     Ok(SamplingParams {
         n,

@@ -71,21 +71,21 @@ impl RunningUpstreamJob {
     }
 
     /// Builds the error for an answer that violates the protocol.
-    fn nonsense(&self, what: &str) -> JobError {
-        JobError::Dead(DeathReason::new(format!("the server tells nonsense: {what}")))
+    fn protocol_error(&self, what: &str) -> JobError {
+        JobError::Dead(DeathReason::new(format!("the server violates the protocol: {what}")))
     }
 
     /// Parses received bytes.
     fn take(&mut self, bytes: &[u8]) -> Result<(), JobError> {
-        self.events.push(bytes).map_err(|TooLong| self.nonsense("an event is too long"))?;
+        self.events.push(bytes).map_err(|TooLong| self.protocol_error("an event is too long"))?;
         while let Some(data) = self.events.next() {
             if data[..] == *DONE {
                 self.release(None);
                 self.body = None;
                 return if self.is_over() { Ok(()) } else { Err(JobError::Unfinished) };
             }
-            let chunk =
-                serde_json::from_slice(&data).map_err(|error| self.nonsense(&error.to_string()))?;
+            let chunk = serde_json::from_slice(&data)
+                .map_err(|error| self.protocol_error(&error.to_string()))?;
             self.take_chunk(chunk)?;
         }
         Ok(())
@@ -96,8 +96,8 @@ impl RunningUpstreamJob {
         if let Some(error) = error {
             tracing::warn!(
                 server = self.shared.name,
-                words = error.message,
-                "a server could not do a request"
+                server_message = error.message,
+                "a server failed to answer a request"
             );
             return Err(match error.code {
                 Some(status @ 400..=599) => self.shared.refusal(status, &error.message, &self.job),
@@ -120,13 +120,13 @@ impl RunningUpstreamJob {
         let index = choice.index;
         let max_tokens = self.job.sampling.max_tokens as usize;
         let Some(state) = self.choices.get_mut(index).filter(|state| !state.has_ended) else {
-            return Err(self.nonsense("a continuation that was not asked for, or has ended"));
+            return Err(self.protocol_error("an unknown or ended continuation"));
         };
         let tokens: Vec<TokenId> =
             choice.token_ids.iter().flatten().copied().map(TokenId).collect();
         state.tokens += tokens.len();
         if state.tokens > max_tokens {
-            return Err(self.nonsense("more tokens than were asked for"));
+            return Err(self.protocol_error("more tokens than requested"));
         }
         let finish = match choice.end() {
             Some(End::Finished(finish)) => Some(finish),
@@ -139,7 +139,10 @@ impl RunningUpstreamJob {
             Some(top) => {
                 let logprobs = choice.logprobs(top as usize);
                 let logprobs = logprobs.filter(|logprobs| logprobs.len() == tokens.len());
-                Some(logprobs.ok_or_else(|| self.nonsense("no log probabilities, or too few"))?)
+                Some(
+                    logprobs
+                        .ok_or_else(|| self.protocol_error("no log probabilities or too few"))?,
+                )
             }
             None => None,
         };
@@ -173,8 +176,8 @@ impl RunningUpstreamJob {
         let difference = expanded.iter().zip(prompt).position(|(ours, theirs)| ours.0 != *theirs);
         let difference = difference.unwrap_or(expanded.len().min(prompt.len()));
         self.shared.distrust(format!(
-            "it makes {} tokens of a prompt with media items that was expected to have {}, \
-             others from token {difference} on",
+            "the server expanded a prompt with media items to {} tokens where {} were expected; \
+             they differ from token {difference} on",
             prompt.len(),
             expanded.len()
         ));

@@ -35,19 +35,19 @@ const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RequestError {
     /// There is no connection, and nothing was sent.
-    #[error("it can't be connected to: {0}")]
+    #[error("connecting failed: {0}")]
     NotConnected(String),
     /// The connection ended before the answer was complete.
-    #[error("its connection was lost: {0}")]
+    #[error("the connection was lost: {0}")]
     Lost(String),
     /// The server did not answer in time.
-    #[error("it says nothing for {} s", QUERY_TIMEOUT.as_secs())]
+    #[error("no answer within {} s", QUERY_TIMEOUT.as_secs())]
     Late,
     /// The server refused the request.
-    #[error("it answers {status} to {path}: {message}")]
+    #[error("/{path} returned {status}: {message}")]
     Refused { status: StatusCode, path: &'static str, message: String },
     /// The answer is too long, or does not have the expected form.
-    #[error("its answer to {path} can't be read: {reason}")]
+    #[error("the answer of /{path} can't be read: {reason}")]
     Unreadable { path: &'static str, reason: String },
 }
 
@@ -302,7 +302,7 @@ async fn read_body(mut response: Response, path: &'static str) -> Result<Bytes, 
         if body.len() + chunk.len() > MAX_BODY_BYTES {
             return Err(RequestError::Unreadable {
                 path,
-                reason: format!("it has more than {MAX_BODY_BYTES} bytes"),
+                reason: format!("more than {MAX_BODY_BYTES} bytes"),
             });
         }
         body.extend_from_slice(&chunk);

@@ -19,7 +19,7 @@ pub enum KeyFileError {
         source: io::Error,
     },
     /// The file is empty, or has more than a key.
-    #[error("{0}: a key is a line of printable characters")]
+    #[error("{0}: expected one line of printable characters")]
     NoKey(PathBuf),
 }
 

@@ -46,6 +46,6 @@ pub enum AuthoritiesError {
     #[error(transparent)]
     Certificate(#[from] rustls::Error),
     /// The file has no certificate.
-    #[error("it has no certificate")]
+    #[error("the file has no certificate")]
     Empty,
 }

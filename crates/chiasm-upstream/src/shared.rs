@@ -134,7 +134,7 @@ impl Shared {
         Err(error.unwrap_or_else(|| rejected(refusal.status.as_u16(), &refusal.message, job)))
     }
 
-    /// Returns the error for a server that reports an HTTP status in the middle of its answer.
+    /// Returns the error for an HTTP status that a server reports in the middle of its answer.
     pub(crate) fn refusal(&self, status: u16, message: &str, job: &Job) -> JobError {
         let message = self.server.redact(message);
         fault(status, None, &message, true).unwrap_or_else(|| rejected(status, &message, job))
@@ -154,7 +154,7 @@ impl Shared {
         let mut ended = self.ended.subscribe();
         async move {
             let death = ended.wait_for(Option::is_some).await.ok().and_then(|death| death.clone());
-            death.unwrap_or_else(|| DeathReason::new("it was let go"))
+            death.unwrap_or_else(|| DeathReason::new("the connection was closed"))
         }
         .boxed()
     }
@@ -208,7 +208,7 @@ fn rejected(status: u16, message: &str, job: &Job) -> JobError {
     JobError::Rejected {
         status,
         field: field.to_owned(),
-        message: format!("the server answers: {message}"),
+        message: format!("the server refused the request: {message}"),
     }
 }
 

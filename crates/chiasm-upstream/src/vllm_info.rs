@@ -25,7 +25,7 @@ const VERSION: &str = "version";
 pub(crate) const MODELS: &str = "v1/models";
 const EVENT_SOURCES: &str = "kv_event_sources";
 
-/// The facts about a `vllm serve` that are needed before it can be used.
+/// The description of a `vllm serve`, fetched before it is used.
 #[derive(Debug)]
 pub(crate) struct VllmInfo {
     pub(crate) version: String,
@@ -75,7 +75,7 @@ impl VllmInfo {
             Ok(body) => kv_source(&parse_json(&body, EVENT_SOURCES)?, locality),
             // vLLM has this path since 0.31.
             Err(RequestError::Refused { .. }) => {
-                unknown_kv("it does not tell where its KV events are (/kv_event_sources)")
+                unknown_kv("it does not report the endpoint of its KV events (/kv_event_sources)")
             }
             Err(error) => return Err(error.into()),
         };
@@ -203,14 +203,14 @@ pub(crate) fn unknown_kv(why: &str) -> KvSource {
 }
 
 /// Returns the source of a server's KV events. A server with several engines picks one per request,
-/// so the blocks of one engine say little about the next request.
+/// so the blocks of one engine are a poor prediction for the next request.
 fn kv_source(sources: &BTreeMap<String, EventSource>, locality: &Locality) -> KvSource {
     let source = match sources.values().collect::<Vec<_>>()[..] {
         [] => return unknown_kv("it publishes no KV events (--kv-events-config)"),
         [source] => source,
         _ => {
             return unknown_kv(
-                "it has several engines (--data-parallel-size) and chooses among them by itself",
+                "it has several engines (--data-parallel-size) and selects one by itself",
             );
         }
     };
@@ -224,7 +224,7 @@ fn kv_source(sources: &BTreeMap<String, EventSource>, locality: &Locality) -> Kv
         locality,
     );
     stream.map_or_else(
-        || unknown_kv("where its KV events are published can't be reached from here"),
+        || unknown_kv("the endpoint of its KV events can't be reached from here"),
         KvSource::Events,
     )
 }

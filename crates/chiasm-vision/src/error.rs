@@ -37,7 +37,10 @@ pub enum VisionError {
         dir: PathBuf,
     },
     /// The `model_type` of config.json has no entry in the table of families.
-    #[error("images of model_type {model_type:?} are not supported, only of {}", known.join(", "))]
+    #[error(
+        "images of model_type {model_type:?} are not supported; supported: {}",
+        known.join(", ")
+    )]
     UnknownFamily {
         /// The `model_type`; empty if missing.
         model_type: String,
@@ -46,7 +49,8 @@ pub enum VisionError {
     },
     /// The family is known, but this image processor is not supported for it.
     #[error(
-        "image_processor_type {found:?} is not supported for model_type {model_type:?}, only {}",
+        "image_processor_type {found:?} is not supported for model_type {model_type:?}; \
+         supported: {}",
         known.join(", ")
     )]
     UnknownImageProcessor {
@@ -82,8 +86,8 @@ pub enum VisionError {
     },
     /// A key of `mm_processor_kwargs` that is not implemented.
     #[error(
-        "mm_processor_kwargs.{key} is not supported, {}{}",
-        if known.is_empty() { "this model takes none" } else { "only " },
+        "mm_processor_kwargs.{key} is not supported; {}{}",
+        if known.is_empty() { "this model supports none" } else { "supported: " },
         known.join(", ")
     )]
     UnknownKwarg {
@@ -108,8 +112,7 @@ pub enum VisionError {
     },
     /// The ratio of the image's sides is larger than the model's processor accepts.
     #[error(
-        "an image of {size} pixels is too stretched: its sides may differ by a factor of {limit} \
-         at most"
+        "the aspect ratio of an image of {size} pixels is too large: at most {limit}:1 is supported"
     )]
     AspectRatio {
         /// The size of the image.
@@ -130,7 +133,7 @@ pub enum VisionError {
         /// The height after resizing; may be infinite.
         height: f64,
     },
-    /// The processed image would not have the only size that the model's vision tower takes.
+    /// The processed image would not have the size that the model's vision tower takes.
     #[error(
         "an image of {size} pixels would become {found}, but the model takes {expected}: change \
          size or crop_size"
@@ -171,8 +174,8 @@ pub enum VisionError {
     },
     /// Resizing is off in the model directory, and the image does not consist of whole patches.
     #[error(
-        "an image of {size} pixels is not a multiple of {factor} in both sides, and do_resize is \
-         off"
+        "an image of {size} pixels is not resized because do_resize is off, but both sides must be \
+        multiples of {factor}"
     )]
     Indivisible {
         /// The size of the image.

@@ -18,13 +18,14 @@ pub(crate) trait Family: Send + Sync + std::fmt::Debug {
 
     /// Adds each setting of a request's kwargs under its other names too, if it has any.
     ///
-    /// Otherwise an engine kwarg under another name would override the request's setting.
+    /// Without the aliases, an engine kwarg under another name would override the request's
+    /// setting.
     fn add_aliases(&self, _request: &mut Map<String, Value>) {}
 
     /// Returns the layout of a non-empty image of this size.
     ///
     /// # Errors
-    /// All of [`Fault::Request`](crate::Fault::Request).
+    /// The errors of [`Fault::Request`](crate::Fault::Request).
     fn plan(&self, size: ImageSize) -> Result<ImagePlan, VisionError>;
 
     /// Returns the image size for which vLLM assumes the most embeddings

@@ -13,7 +13,7 @@ pub struct ImagePrompt {
     pub marker: Vec<TokenId>,
     /// A text and its replacement, applied to the rendered prompt before it is tokenized.
     ///
-    /// For families whose `text` is not a single token: the tokenizer would merge it with the
+    /// Needed by families whose `text` is not a single token: the tokenizer would merge it with the
     /// surrounding text.
     pub rewrite: Option<(&'static str, &'static str)>,
     /// Pairs of adjacent tokens and the token that replaces each of them.

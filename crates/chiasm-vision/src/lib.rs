@@ -31,7 +31,7 @@
 //! | `fingerprint` | the part of an item's identity that encodes the settings |
 //! | `engine_kwargs` | merging of settings for all requests with those of one request |
 //! | `settings` | settings that the image processors of all families share |
-//! | `vocabulary` | the tokenizer as families see it |
+//! | `vocabulary` | the interface of the tokenizer that families use |
 //! | `size`, `image` | the input |
 //! | `image_prompt` | the representation of an image in a prompt |
 //! | `image_plan` | the plan of an image |
@@ -39,7 +39,7 @@
 //! | `kernels/` | the pixel loops: resize, normalise, patchify; a scalar reference and faster implementations with the same bits |
 //!
 //! The fastest [`Implementation`] of the pixel loops that the CPU supports is selected at run time.
-//! For debugging, the environment variable `CHIASM_KERNELS` forces another one: `scalar`, `avx2`,
+//! The environment variable `CHIASM_KERNELS` forces another one, for debugging: `scalar`, `avx2`,
 //! `avx512` or `neon`.
 #![deny(unsafe_code)]
 

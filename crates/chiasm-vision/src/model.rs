@@ -18,13 +18,13 @@ use crate::{
     ImageKwargs, ImagePlan, ImagePrompt, ImageSize, PixelFormat, RgbView, VisionError, Vocabulary,
 };
 
-/// The kinds of media that an engine accepts, of those that its model supports:
+/// The kinds of media that an engine accepts, among those that its model supports:
 /// `--limit-mm-per-prompt` of vLLM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AcceptedMedia {
-    /// The engine accepts images.
+    /// `true` if the engine accepts images.
     pub images: bool,
-    /// The engine accepts videos.
+    /// `true` if the engine accepts videos.
     pub videos: bool,
 }
 
@@ -55,9 +55,9 @@ impl VisionModel {
     /// model's tokenizer, for families whose placeholders have tokens that config.json lacks.
     ///
     /// # Errors
-    /// All of [`crate::Fault::Model`]: an unreadable file, an unsupported family or processor, a
-    /// setting that cannot be applied exactly, or a `CHIASM_KERNELS` that names no available
-    /// [`Implementation`].
+    /// The errors of [`crate::Fault::Model`]: an unreadable file, an unsupported family or
+    /// processor, a setting that cannot be applied exactly, or a `CHIASM_KERNELS` that names no
+    /// available [`Implementation`].
     pub fn from_model_dir(
         dir: &Path,
         vocabulary: &dyn Vocabulary,
@@ -90,7 +90,7 @@ impl VisionModel {
     /// these settings key by key, recursively within objects.
     ///
     /// # Errors
-    /// The same as those of [`VisionModel::parse_kwargs`].
+    /// The errors of [`VisionModel::parse_kwargs`].
     pub fn with_engine_kwargs(self, kwargs: Map<String, Value>) -> Result<Self, VisionError> {
         let family = self.base.with_kwargs(&kwargs)?;
         Ok(Self {
@@ -165,7 +165,8 @@ impl VisionModel {
     /// context; check [`ImagePlan::tokens`] before expanding the prompt or allocating the tensor.
     ///
     /// # Errors
-    /// All of [`crate::Fault::Request`]: the image is empty, too stretched or too large.
+    /// The errors of [`crate::Fault::Request`]: the image is empty or too large, or its aspect
+    /// ratio is.
     pub fn plan(&self, size: ImageSize, kwargs: &ImageKwargs) -> Result<ImagePlan, VisionError> {
         if size.area() == 0 {
             return Err(VisionError::EmptyImage { size });
@@ -223,7 +224,7 @@ impl VisionModel {
     /// `plan.pixel_bytes(format)` bytes and is overwritten completely.
     ///
     /// # Errors
-    /// All of [`crate::Fault::Program`]: image, plan, format and buffer do not match.
+    /// The errors of [`crate::Fault::Program`]: image, plan, format and buffer do not match.
     pub fn process(
         &self,
         image: RgbView<'_>,
@@ -237,7 +238,7 @@ impl VisionModel {
     /// Does the same as [`VisionModel::process`] on the given threads.
     ///
     /// # Errors
-    /// The same as those of [`VisionModel::process`].
+    /// The errors of [`VisionModel::process`].
     pub fn process_with(
         &self,
         image: RgbView<'_>,

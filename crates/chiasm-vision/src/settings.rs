@@ -71,7 +71,7 @@ pub(crate) enum ResizeTarget {
     Exact(ImageSize),
 }
 
-/// The largest side accepted from settings, in pixels. Far above any vision tower's.
+/// The largest side accepted from settings, in pixels. Far above that of any vision tower.
 const MAX_SIDE_PIXELS: u64 = 1 << 13;
 
 impl ResizeTarget {

@@ -1,4 +1,4 @@
-//! The model's tokenizer as image families see it.
+//! The interface of the model's tokenizer that image families use.
 
 use chiasm_types::TokenId;
 
@@ -21,10 +21,10 @@ pub trait Vocabulary {
 #[derive(Debug, thiserror::Error)]
 pub enum VocabularyError {
     /// The model has no tokenizer.
-    #[error("there is no tokenizer")]
+    #[error("the model has no tokenizer")]
     NoTokenizer,
     /// The tokenizer has no tokens for this text.
-    #[error("no token stands for {0:?}")]
+    #[error("the tokenizer has no token for {0:?}")]
     NoToken(String),
     /// The tokenizer failed.
     #[error(transparent)]

@@ -71,7 +71,7 @@ impl<'a> Endpoint<'a> {
         }
         let path = address.strip_prefix("ipc://").ok_or_else(|| {
             let expected =
-                format!("{address} is no address of a socket, use tcp://host:port or ipc://path");
+                format!("{address} is not a socket address; use tcp://host:port or ipc://path");
             io::Error::new(io::ErrorKind::InvalidInput, expected)
         })?;
         Ok(Self::Unix(Path::new(path)))

@@ -101,19 +101,19 @@ impl Decoder for FrameDecoder {
             let is_command = flags & COMMAND != 0;
             let max_bytes = match flags & !(MORE | LONG | COMMAND) {
                 0 if is_command && flags & MORE != 0 => {
-                    return Err(invalid("a command of several frames"));
+                    return Err(invalid("a command with several frames"));
                 }
                 0 if is_command => MAX_COMMAND_BYTES,
                 0 => self
                     .remaining_bytes
                     .checked_sub(FRAME_OVERHEAD_BYTES)
-                    .ok_or_else(|| invalid("a message of too many frames"))?,
-                _ => return Err(invalid("flags that no frame has")),
+                    .ok_or_else(|| invalid("a message with too many frames"))?,
+                _ => return Err(invalid("invalid frame flags")),
             };
             let length = usize::try_from(body_bytes)
                 .ok()
                 .filter(|&length| length <= max_bytes)
-                .ok_or_else(|| invalid("a message or command of too many bytes"))?;
+                .ok_or_else(|| invalid("a message or command that is too large"))?;
             if from.len() < header_bytes + length {
                 // The buffer grows with the bytes that have arrived: announced bytes cost nothing.
                 let missing = header_bytes + length - from.len();

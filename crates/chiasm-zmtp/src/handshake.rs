@@ -67,25 +67,25 @@ pub(crate) async fn handshake(
     writer: &mut Writer,
 ) -> io::Result<(FramedRead<Reader, FrameDecoder>, Bytes)> {
     writer.write_all(&greeting()).await?;
-    let mut theirs = [0; GREETING_BYTES];
-    reader.read_exact(&mut theirs).await?;
-    if theirs[0] != 0xff || theirs[9] != 0x7f {
-        return Err(invalid("it does not speak ZMTP"));
+    let mut peer_greeting = [0; GREETING_BYTES];
+    reader.read_exact(&mut peer_greeting).await?;
+    if peer_greeting[0] != 0xff || peer_greeting[9] != 0x7f {
+        return Err(invalid("the peer does not speak ZMTP"));
     }
-    if theirs[10] < 3 || theirs[MECHANISM] != *NULL {
-        return Err(invalid("it speaks ZMTP before version 3, or requires authentication"));
+    if peer_greeting[10] < 3 || peer_greeting[MECHANISM] != *NULL {
+        return Err(invalid("the peer speaks ZMTP before version 3, or requires authentication"));
     }
     writer.write_all(&ready(kind)).await?;
     let mut incoming = FramedRead::new(reader, FrameDecoder::new(kind.max_message_bytes()));
     let Some(Incoming::Command(command)) = incoming.next().await.transpose()? else {
-        return Err(invalid("it sends no READY command"));
+        return Err(invalid("the peer sent no READY command"));
     };
     let peer = command
         .strip_prefix(READY)
         .and_then(PeerProperties::parse)
-        .ok_or_else(|| invalid("its READY command is malformed"))?;
+        .ok_or_else(|| invalid("the peer's READY command is malformed"))?;
     if !kind.accepts(peer.kind) {
-        return Err(invalid("it is no peer for this kind of socket"));
+        return Err(invalid("the peer's socket type can't connect to this socket type"));
     }
     let identity = Bytes::copy_from_slice(peer.identity);
     Ok((incoming, identity))

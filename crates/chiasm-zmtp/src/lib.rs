@@ -2,9 +2,9 @@
 //! SUB or DEALER to the publishers of engines.
 //!
 //! They speak [ZMTP 3.0](https://rfc.zeromq.org/spec/23/) without authentication (the mechanism
-//! NULL), over TCP and Unix sockets. The `zeromq` crate does so, too, but allocates as many bytes
-//! as a peer announces: a single header of a frame of 2^60 bytes, from any client that reaches the
-//! port, kills the process. Here, outgoing messages are only queued in the system's buffers, and
+//! NULL), over TCP and Unix sockets. The `zeromq` crate does the same, but allocates as many bytes
+//! as a peer announces: a single frame header of 2^60 bytes, from any client that reaches the port,
+//! kills the process. Here, outgoing messages are only queued in the system's buffers, and
 //! everything that a peer can make a socket hold is limited:
 //!
 //! | resource | limit |

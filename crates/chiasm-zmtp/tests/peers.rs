@@ -29,7 +29,7 @@ const READY: &[u8] = b"\x04\x1c\x05READY\x0bSocket-Type\0\0\0\x06DEALER";
 
 /// Waits for a future with a timeout.
 async fn soon<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(TIMEOUT, future).await.expect("it takes too long")
+    tokio::time::timeout(TIMEOUT, future).await.expect("timed out")
 }
 
 async fn router() -> Router {
@@ -148,7 +148,7 @@ async fn newer_connection_takes_an_identity_over() {
     soon(second.send("still".into())).await.unwrap();
     assert!(
         matches!(soon(router.next()).await, Event::Message { .. }),
-        "the end of the first connection is no event"
+        "the end of the first connection emits no event"
     );
 }
 
@@ -163,7 +163,8 @@ async fn second_peer_with_known_identity_is_logged() {
     let _others = [dealer(router.address()).await, dealer(router.address()).await];
     connected(&mut router).await;
     connected(&mut router).await;
-    let [second, third] = <[String; 2]>::try_from(log.warnings()).expect("one for each");
+    let [second, third] =
+        <[String; 2]>::try_from(log.warnings()).expect("one warning per takeover");
     assert!(second.contains("a second peer has a known identity"), "{second}");
     assert!(second.contains(router.address()) && second.contains("127.0.0.1"), "{second}");
     assert!(third.contains("count=2"), "{third}");
@@ -242,8 +243,7 @@ async fn invalid_input_does_not_affect_other_peers() {
     let greeting = greeting(b"NULL");
     let huge = b"\x02\x20\0\0\0\0\0\0\0and so on";
     let strangers = [
-        b"GET / HTTP/1.1\r\nhost: a\r\nuser-agent: somebody who is no engine at all\r\n\r\n"
-            .to_vec(),
+        b"GET / HTTP/1.1\r\nhost: a\r\nuser-agent: a client that speaks HTTP only\r\n\r\n".to_vec(),
         self::greeting(b"PLAIN").to_vec(),
         [&greeting[..], huge].concat(),
         [&greeting[..], b"\0\x03abc"].concat(),
@@ -357,7 +357,9 @@ async fn connect_fails_within_the_timeout() {
 
 #[tokio::test]
 async fn too_large_publication_is_refused() {
-    for (length, is_fine) in [(MAX_PUBLISHED_BYTES - 64, true), (MAX_PUBLISHED_BYTES - 63, false)] {
+    for (length, is_accepted) in
+        [(MAX_PUBLISHED_BYTES - 64, true), (MAX_PUBLISHED_BYTES - 63, false)]
+    {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("tcp://{}", listener.local_addr().unwrap());
         let publishing = tokio::spawn(async move {
@@ -373,7 +375,7 @@ async fn too_large_publication_is_refused() {
         let received = soon(connection.next()).await;
         assert_eq!(
             received.map_err(|error| error.kind()).map(|frames| frames[0].len()).ok(),
-            is_fine.then_some(length)
+            is_accepted.then_some(length)
         );
         drop(connection);
         drop(publishing.await);

@@ -1,5 +1,5 @@
 //! The engines of agents as workers of a frontend. Agents come from a list or from discovery, and
-//! are removed once nothing names them and they don't answer.
+//! are removed once no source names them and they don't answer.
 
 mod greeting_limiter;
 
@@ -153,7 +153,7 @@ pub(crate) async fn probe(args: ProbeArgs) -> Result<(), CliError> {
         args.agent
     );
     if args.admitted && draining {
-        let message = format!("the agent at {} takes no new requests", args.agent);
+        let message = format!("the agent at {} accepts no new requests", args.agent);
         return Err(CliError::Usage(message));
     }
     if args.admitted && admitted < engines {
@@ -181,8 +181,8 @@ impl Reconciler {
         Self { address, link: None, shared, is_named, workers: Vec::new(), was_silent: false }
     }
 
-    /// Greets the agent at intervals and follows the number of its engines. Ends when nothing names
-    /// the agent and it does not answer, or when the fleet is shut down.
+    /// Greets the agent at intervals and follows the number of its engines. Ends when no source
+    /// names the agent and it does not answer, or when the fleet is shut down.
     ///
     /// An agent that is no longer named stays while it answers.
     async fn run(mut self) {
@@ -211,7 +211,7 @@ impl Reconciler {
                         tracing::info!(
                             agent = self.address,
                             %error,
-                            "an agent is gone: it is neither named nor answering"
+                            "an agent is gone: no source names it, and it does not answer"
                         );
                     }
                     self.set_worker_count(0);
@@ -242,7 +242,7 @@ impl Reconciler {
                     if !*self.is_named.borrow() && !self.workers.is_empty() {
                         tracing::info!(
                             agent = self.address,
-                            "an agent is no longer named; it stays while it answers"
+                            "no source names an agent any more; it is used while it answers"
                         );
                     }
                 }
@@ -281,7 +281,7 @@ impl Reconciler {
             None => match link(&self.shared.args, &self.shared.tls, &self.address) {
                 Ok(link) => link.with_lending(&self.shared.lending),
                 Err(error) => {
-                    tracing::warn!(agent = self.address, %error, "can't use a named agent");
+                    tracing::warn!(agent = self.address, %error, "an agent can't be used");
                     return None;
                 }
             },
@@ -311,7 +311,9 @@ impl Reconciler {
         self.release_incarnation(incarnation.take());
         let mut serving = self.shared.serving.lock().unwrap_or_else(PoisonError::into_inner);
         match serving.get(&greeting.incarnation) {
-            Some(other) => tracing::debug!(agent = self.address, other, "an agent is named twice"),
+            Some(other_address) => {
+                tracing::debug!(agent = self.address, other_address, "an agent has two addresses");
+            }
             None => {
                 serving.insert(greeting.incarnation, self.address.clone());
                 *incarnation = Some(greeting.incarnation);

@@ -1,5 +1,5 @@
 //! Dynamo's workers as workers of a frontend. They are discovered in etcd or a folder, and removed
-//! once nothing names them and they can't be connected to.
+//! once they are not registered and can't be connected to.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub(crate) struct Dynamo {
     _directories: Vec<Directory>,
 }
 
-/// Returns `true` if the command line names workers of Dynamo.
+/// Returns `true` if the command line gives Dynamo workers.
 pub(crate) fn is_enabled(args: &ServeArgs) -> bool {
     args.engines.upstream.iter().any(|upstream| matches!(upstream, UpstreamArg::Dynamo(_)))
 }
@@ -78,7 +78,7 @@ fn ready_tensors(
     let Some(requested) = address.tensors() else { return Ok(None) };
     let unsupported = |why: &str| CliError::Usage(format!("--upstream {address}: {why}"));
     let Some(vision) = &model.vision else {
-        return Err(unsupported("tensors are of models whose images Chiasm makes itself"));
+        return Err(unsupported("tensors require a model whose images Chiasm processes itself"));
     };
     let format = match requested {
         TensorSetting::Format(format) => format,
@@ -90,9 +90,9 @@ fn ready_tensors(
         // Workers don't report the element type of their model, and may crash on another type.
         TensorSetting::VersionDefault => {
             return Err(unsupported(
-                "vLLM 0.31, which Dynamo 1.6.1 has, takes images of this model as floats of the \
-                 type that the worker runs it in: say tensors=bfloat16, tensors=float16 or \
-                 tensors=float32; or tensors=raw for a newer vLLM that normalises them itself",
+                "vLLM 0.31, the version of Dynamo 1.6.1, expects images of this model as floats \
+                 of the worker's element type: give tensors=bfloat16, tensors=float16 or \
+                 tensors=float32, or tensors=raw for a newer vLLM that normalises images itself",
             ));
         }
     };
@@ -154,7 +154,7 @@ impl Reconciler {
                 if !is_named {
                     tracing::info!(
                         worker = name,
-                        "a worker of Dynamo is no longer named; it stays while it is connected"
+                        "a Dynamo worker is no longer registered; it is used while it is connected"
                     );
                 }
             }
@@ -162,7 +162,7 @@ impl Reconciler {
             if !stays {
                 tracing::info!(
                     worker = name,
-                    "a worker of Dynamo is gone: it is neither named nor connected"
+                    "a Dynamo worker is gone: it is neither registered nor connected"
                 );
                 fleet.remove(worker.id);
             }

@@ -33,8 +33,8 @@ pub(crate) async fn run(args: EnginesArgs) -> Result<(), CliError> {
     }
     if engines.is_empty() && !args.json {
         line!(
-            "no engines: none was launched with --keep-engines or waits on --attach, \
-             by what the state folder has"
+            "no engines: the state folder has none that was launched with --keep-engines \
+             or is attached with --attach"
         );
     }
     for (name, record) in &engines {
@@ -48,7 +48,7 @@ pub(crate) async fn run(args: EnginesArgs) -> Result<(), CliError> {
 async fn stop(state: &StateDir, name: &str, record: &Record) -> Result<(), CliError> {
     let Some(launched) = record.launched else {
         return Err(CliError::Usage(format!(
-            "{name} was started by somebody else, who has to end it"
+            "{name} was not launched by chiasm: stop it where it was started"
         )));
     };
     let file = state.file(name);
@@ -56,7 +56,7 @@ async fn stop(state: &StateDir, name: &str, record: &Record) -> Result<(), CliEr
     if !file.try_lock().map_err(|error| CliError::Usage(error.to_string()))? {
         let pid = record.frontend.pid;
         return Err(CliError::Usage(format!(
-            "{name} has a frontend, process {pid}; end that first"
+            "the frontend with process id {pid} uses {name}: stop it first"
         )));
     }
     launch::terminate(launched).await;

@@ -24,7 +24,7 @@ pub(crate) enum CliError {
     #[error(transparent)]
     Hub(#[from] HubError),
     #[error(
-        "{source}; {model} is no directory here, so it is taken for the id of a model on the hub"
+        "{source}; {model} is not a local directory, so it is read as the id of a model on the hub"
     )]
     HubModel { model: PathBuf, source: HubError },
     #[error(transparent)]
@@ -41,7 +41,7 @@ pub(crate) enum CliError {
     Sim(Arc<SimError>),
     #[error("the server failed: {0}")]
     Server(#[source] io::Error),
-    #[error("{problems} of the checks have found a problem, see above")]
+    #[error("{problems} checks found a problem, see above")]
     Unhealthy { problems: usize },
     #[error("a demo request failed: {0}")]
     Demo(String),
@@ -57,9 +57,9 @@ impl CliError {
 /// Returns the advice for a failed bind, or an empty string.
 fn listen_advice(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::AddrInUse => "; is another server there? --port 0 picks a free one",
+        io::ErrorKind::AddrInUse => "; another server may use the port: --port 0 picks a free one",
         io::ErrorKind::PermissionDenied => {
-            "; ports below 1024 are for root and CAP_NET_BIND_SERVICE: give another --port"
+            "; ports below 1024 require root or CAP_NET_BIND_SERVICE: give another --port"
         }
         io::ErrorKind::AddrNotAvailable => {
             "; give an address of this machine as --host, or 0.0.0.0 for all of them"

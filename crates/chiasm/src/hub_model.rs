@@ -80,7 +80,8 @@ fn hub_request(args: &ServeArgs, flags: &VllmFlags) -> Result<Option<HubRequest>
         check_folder(&args.model)?;
         return match &args.revision {
             Some(_) => Err(CliError::Usage(format!(
-                "--revision is for models of the hub, and {model} is on this machine: leave it out"
+                "--revision is for models on the hub, but {model} is a local directory: \
+                 leave it out"
             ))),
             None => Ok(None),
         };
@@ -88,7 +89,8 @@ fn hub_request(args: &ServeArgs, flags: &VllmFlags) -> Result<Option<HubRequest>
     let Some(repo) = args.model.to_str().and_then(|id| id.parse().ok()) else {
         let example = "Qwen/Qwen2.5-VL-7B-Instruct";
         return Err(CliError::Usage(format!(
-            "MODEL {model} is no directory, and no id of a model on the hub such as {example}"
+            "MODEL {model} is neither a directory nor the id of a model on the hub, \
+             such as {example}"
         )));
     };
     if flags.has_revision {
@@ -123,9 +125,9 @@ fn check_folder(folder: &Path) -> Result<(), CliError> {
     let has_gguf =
         folder.read_dir().is_ok_and(|files| files.flatten().any(|file| is_gguf(file.path())));
     let problem = if has_gguf {
-        "has GGUF files alone: Chiasm reads config.json, tokenizer.json and the processor's \
-         configuration, which GGUF lacks; give the folder or the hub's id of the model that the \
-         GGUF files were made from"
+        "has only GGUF files: Chiasm reads config.json, tokenizer.json and the processor's \
+         configuration, which GGUF lacks; give the folder or hub id of the model that the GGUF \
+         files were made from"
     } else {
         "has no config.json: give the folder that has the model's config.json, tokenizer.json and \
          weights"
@@ -163,7 +165,7 @@ mod tests {
         let path = dir.path().to_str().unwrap();
         assert!(parse(&[path]).unwrap_err().contains("has no config.json"));
         std::fs::write(dir.path().join("model-q4_k_m.GGUF"), "GGUF").unwrap();
-        assert!(parse(&[path]).unwrap_err().contains("has GGUF files alone"));
+        assert!(parse(&[path]).unwrap_err().contains("has only GGUF files"));
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub(crate) async fn run(args: InspectArgs) -> Result<(), CliError> {
         PixelFormat::RawU8
     };
     let block_size = BlockSize::new(args.block_size)
-        .ok_or_else(|| CliError::Usage("--block-size is 0".to_owned()))?;
+        .ok_or_else(|| CliError::Usage("--block-size must be at least 1".to_owned()))?;
     // The user of the command line may read any file and reach any address.
     let media = MediaConfig {
         allow_private_addresses: true,
@@ -50,7 +50,10 @@ pub(crate) async fn run(args: InspectArgs) -> Result<(), CliError> {
     for (index, source) in args.images.iter().enumerate() {
         let image = open(&loader, source).await?;
         let MediaHeader::Image(header) = image.header else {
-            return Err(CliError::Usage(format!("{source} is no image but {}", image.modality)));
+            return Err(CliError::Usage(format!(
+                "expected an image, but {source} is {}",
+                image.modality
+            )));
         };
         let size = ImageSize { width: header.width, height: header.height };
         let plan = model.plan(size, &kwargs)?;

@@ -271,7 +271,7 @@ impl Write for LineWriter<'_> {
             let mut output = one_line(line);
             if dropped > 0 {
                 output.extend_from_slice(
-                    format!("    {dropped} more like this were left out\n").as_bytes(),
+                    format!("    {dropped} similar lines were dropped\n").as_bytes(),
                 );
             }
             self.queue.push(&output);

@@ -90,7 +90,7 @@ pub(crate) async fn prepare(
         match files.rank {
             Some(found) if found > largest => {
                 return Err(fault(format!(
-                    "its rank is {found}, and engines take {largest} at most (--max-lora-rank)"
+                    "its rank {found} exceeds the engines' limit of {largest} (--max-lora-rank)"
                 )));
             }
             found => rank = rank.max(found.unwrap_or(1)),
@@ -99,8 +99,7 @@ pub(crate) async fn prepare(
     }
     if args.lora.needs_adapters() && args.agents.has_agents() && !args.engines.has_any() {
         let message = "--lora-modules and --allow-runtime-lora-updating are for engines of this \
-                       frontend, and it has none: agents serve the adapters that chiasm agent is \
-                       given";
+                       frontend, which has none: give the adapters to chiasm agent";
         return Err(CliError::Usage(message.to_owned()));
     }
     if !args.lora.needs_adapters() {
@@ -112,7 +111,8 @@ pub(crate) async fn prepare(
     }
     if user_flags.is_disabled {
         return Err(CliError::Usage(
-            "--no-enable-lora after -- leaves no engine for LoRA adapters".to_owned(),
+            "--no-enable-lora after -- disables the LoRA adapters that other flags require"
+                .to_owned(),
         ));
     }
     let settings = user_flags.complete(limit as u64, modules, rank);
@@ -153,9 +153,10 @@ async fn find_files(
         hub_model::fetch_adapter(&source.path).await?
     };
     let path = match downloaded {
-        Some(folder) => {
-            folder.into_os_string().into_string().map_err(|_| fault(&"its folder is not UTF-8"))?
-        }
+        Some(folder) => folder
+            .into_os_string()
+            .into_string()
+            .map_err(|_| fault(&"the path of its folder is not UTF-8"))?,
         None => source.path.clone(),
     };
     let source = AdapterSource { path, ..source.clone() };
@@ -197,13 +198,14 @@ impl UserFlags {
                 let number = value.and_then(|value| value.parse().ok());
                 number
                     .map(Some)
-                    .ok_or_else(|| CliError::Usage(format!("{arg} after -- needs a number")))
+                    .ok_or_else(|| CliError::Usage(format!("{arg} after -- requires a number")))
             };
             if let Some(refused) = [TOWER, DEFAULT_MM].iter().find(|refused| refused.matches(&flag))
             {
                 let name = refused.name;
                 let message = format!(
-                    "{name} after -- is not supported: adapters are of the language model, by name"
+                    "{name} after -- is not supported: adapters are for the language model, and \
+                     requests name them"
                 );
                 return Err(CliError::Usage(message));
             }

@@ -45,7 +45,7 @@ pub(crate) async fn start_lending(args: &ServeArgs) -> Result<Option<Lending>, C
 pub(crate) async fn start_reader(args: &ServeArgs) -> Result<Option<Reader>, CliError> {
     if args.agents.nixl.nixl_library.is_some() && !args.agents.take_tensors {
         return Err(CliError::Usage(
-            "--nixl-library: an agent reads tensors where it takes any (--take-tensors)".to_owned(),
+            "--nixl-library requires --take-tensors at an agent".to_owned(),
         ));
     }
     Ok(start_nixl(args, |settings| Reader::start(&settings)).await?.and_then(Result::ok))
@@ -60,9 +60,9 @@ async fn start_nixl<T: Send + 'static>(
         &args.agents.nixl;
     let Some(library) = nixl_library else {
         return match nixl_private_network {
-            Some(_) => Err(CliError::Usage(
-                "--nixl-private-network is given without --nixl-library".to_owned(),
-            )),
+            Some(_) => {
+                Err(CliError::Usage("--nixl-private-network requires --nixl-library".to_owned()))
+            }
             None => Ok(None),
         };
     };
@@ -87,7 +87,7 @@ async fn start_nixl<T: Send + 'static>(
             let devices = logged_devices.as_deref().unwrap_or("those of UCX_NET_DEVICES");
             tracing::info!(%library, devices, pool_bytes, "agents read tensors by NIXL");
         }
-        Err(error) => tracing::warn!(%error, "NIXL can't be used: tensors are sent in messages"),
+        Err(error) => tracing::warn!(%error, "NIXL can't be used; tensors are sent in messages"),
     }
     Ok(Some(started.map(|(started, _)| started)))
 }
@@ -99,7 +99,7 @@ fn devices(network: Option<PrivateNetwork>) -> Result<Option<String>, CliError> 
     if let Some(PrivateNetwork { address, .. }) = network
         && !is_local_address(address)
     {
-        return invalid(format!("{address} is no address of this machine"));
+        return invalid(format!("{address} is not an address of this machine"));
     }
     if env::var_os(NET_DEVICES).is_some() {
         return Ok(None);
@@ -108,7 +108,7 @@ fn devices(network: Option<PrivateNetwork>) -> Result<Option<String>, CliError> 
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     match interface(address, &read("/proc/net/route"), &read("/proc/net/if_inet6")) {
         Some(interface) => Ok(Some(interface)),
-        None => invalid(format!("the interface of {address} is unknown: name it in {NET_DEVICES}")),
+        None => invalid(format!("the interface of {address} is unknown: set {NET_DEVICES} to it")),
     }
 }
 
@@ -161,7 +161,7 @@ fn library_beside_vllm(vllm: &Path) -> Result<PathBuf, NixlUnavailable> {
         };
         let mut entries: Vec<PathBuf> = paths.filter(has_prefix).collect();
         // The newest comes first, by its name.
-        entries.sort_by(|one, other| other.cmp(one));
+        entries.sort_by(|left, right| right.cmp(left));
         entries
     };
     let pythons = entries(&root.join("lib"), "python3");
@@ -227,7 +227,7 @@ fd000000000000000000000000000002 04 40 00 82     eth0
         let devices_of = |text: &str| devices(Some(text.parse().unwrap()));
         let error = devices_of("192.0.2.77/24").unwrap_err();
         assert!(matches!(&error, CliError::Usage(_)), "{error}");
-        assert!(error.to_string().contains("no address of this machine"), "{error}");
+        assert!(error.to_string().contains("not an address of this machine"), "{error}");
         if env::var_os(NET_DEVICES).is_none() {
             assert_eq!(devices(None).unwrap().as_deref(), Some("lo"));
             assert_eq!(devices_of("127.0.0.2/8").unwrap().as_deref(), Some("lo"));

@@ -34,7 +34,8 @@ pub(crate) fn raise_limit_for(wanted: usize) -> usize {
         tracing::warn!(
             limit,
             connections,
-            "fewer connections are accepted than --max-connections ({wanted}): \
+            max_connections = wanted,
+            "fewer connections are accepted than --max-connections: \
              raise the hard limit of open files (ulimit -Hn)"
         );
     }

@@ -235,7 +235,7 @@ pub enum Unexpected {
     #[error("nothing was observed")]
     Nothing,
     /// The request went to a worker that lacks its blocks.
-    #[error("it went to {worker}, the blocks are on {holder}")]
+    #[error("the request went to {worker}, but {holder} has its blocks")]
     OtherWorker {
         /// The request's worker.
         worker: String,
@@ -243,24 +243,24 @@ pub enum Unexpected {
         holder: String,
     },
     /// The worker held too few of the request's blocks.
-    #[error("overlap {overlap}/{total}, at least {least} expected")]
+    #[error("overlap {overlap}/{total}, at least {min} expected")]
     TooLittle {
         /// The number of blocks that the worker held.
         overlap: usize,
         /// The number of prompt blocks.
         total: usize,
         /// The minimum overlap.
-        least: usize,
+        min: usize,
     },
     /// The worker held too many of the request's blocks.
-    #[error("overlap {overlap}/{total}, at most {most} expected")]
+    #[error("overlap {overlap}/{total}, at most {max} expected")]
     TooMuch {
         /// The number of blocks that the worker held.
         overlap: usize,
         /// The number of prompt blocks.
         total: usize,
         /// The maximum overlap.
-        most: usize,
+        max: usize,
     },
 }
 
@@ -281,15 +281,11 @@ impl Expect {
             let holder = other.worker.clone();
             Err(Unexpected::OtherWorker { worker: last.worker.clone(), holder })
         };
-        let at_least = |least: usize| {
-            if overlap >= least {
-                Ok(())
-            } else {
-                Err(Unexpected::TooLittle { overlap, total, least })
-            }
+        let at_least = |min: usize| {
+            if overlap >= min { Ok(()) } else { Err(Unexpected::TooLittle { overlap, total, min }) }
         };
-        let at_most = |most: usize| {
-            if overlap <= most { Ok(()) } else { Err(Unexpected::TooMuch { overlap, total, most }) }
+        let at_most = |max: usize| {
+            if overlap <= max { Ok(()) } else { Err(Unexpected::TooMuch { overlap, total, max }) }
         };
         match self {
             Self::New => Ok(()),
@@ -297,8 +293,8 @@ impl Expect {
                 same_worker(&earlier[index]).and(at_least(total.saturating_sub(1)))
             }
             Self::Extends(index) => {
-                let least = earlier[index].total.saturating_sub(2);
-                same_worker(&earlier[index]).and(at_least(least))
+                let min = earlier[index].total.saturating_sub(2);
+                same_worker(&earlier[index]).and(at_least(min))
             }
             Self::LessThan(index) => at_most(earlier[index].overlap.saturating_sub(1)),
             Self::OtherOrder => at_most(1),

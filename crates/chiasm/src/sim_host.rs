@@ -111,7 +111,7 @@ impl RunningEngine for RunningSim {
         async {
             match self.0.done().await {
                 Exit::Failed(error) => format!("the simulated engine failed: {error}"),
-                Exit::Killed | Exit::Stopped => "the simulated engine was ended".to_owned(),
+                Exit::Killed | Exit::Stopped => "the simulated engine was stopped".to_owned(),
             }
         }
         .boxed()

@@ -1,6 +1,6 @@
 //! `chiasm simulate`: compares routing policies on a modelled fleet in virtual time.
 //!
-//! | module | is about |
+//! | module | contents |
 //! |---|---|
 //! | `page` | an HTML page of the runs |
 //! | `chart` | one chart of that page |
@@ -73,7 +73,7 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<(), CliError> {
         file.write_all(page::render(&command.join(" "), &runs).as_bytes())
             .map_err(unwritable(path))?;
         if !args.json {
-            line!("The same to look at: {}", path.display());
+            line!("wrote the page {}", path.display());
         }
     }
     Ok(())
@@ -148,10 +148,12 @@ fn frontends(args: &SimulateArgs) -> String {
     match (args.frontends, announce_ms(args)) {
         (0 | 1, _) => String::new(),
         (frontends, None) => {
-            format!(" and {frontends} frontends, which are told nothing of each other's requests")
+            format!(" and {frontends} frontends, which do not learn of each other's requests")
         }
         (frontends, Some(ms)) => {
-            format!(" and {frontends} frontends, which know of each other's requests after {ms} ms")
+            format!(
+                " and {frontends} frontends, which learn of each other's requests after {ms} ms"
+            )
         }
     }
 }

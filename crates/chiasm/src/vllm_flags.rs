@@ -229,7 +229,7 @@ impl JsonFlag {
                 // Spellings of an absent value in Python and JSON.
                 "" | "None" | "null" => Map::new(),
                 _ => serde_json::from_str(text).map_err(|error| {
-                    CliError::Usage(format!("{name} after -- is no JSON object: {error}"))
+                    CliError::Usage(format!("{name} after -- is not a JSON object: {error}"))
                 })?,
             };
             self.is_whole = true;
@@ -268,8 +268,8 @@ fn check_media_io(kwargs: &Map<String, Value>) -> Result<(), CliError> {
                 };
                 if let Some((key, value)) = settings.iter().find(|setting| !is_default(setting)) {
                     return refused(&format!(
-                        "image.{key} as {value} is not supported: images are read as RGB, \
-                         what is transparent on white"
+                        "image.{key} as {value} is not supported: images are converted to RGB \
+                         on a white background"
                     ));
                 }
             }

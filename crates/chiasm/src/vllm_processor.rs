@@ -35,7 +35,7 @@ pub(crate) fn native_images(args: &ServeArgs, flags: &VllmFlags) -> Result<Nativ
     };
     match (args.processor.processor, advice) {
         (ProcessorChoice::Native, Some(advice)) => Err(CliError::Usage(format!(
-            "--processor native makes tensors for vLLM's own model classes of the formats of \
+            "--processor native only supports vLLM's own model classes in the format of \
              transformers: {advice}"
         ))),
         (ProcessorChoice::Native, None) => Ok(NativeImages::Required),
@@ -83,9 +83,9 @@ fn has_file(args: &ServeArgs, matches: impl Fn(&str) -> bool) -> bool {
 
 /// The need of a model for vLLM's processor, judged by its configuration.
 struct ProcessorNeed {
-    /// The model has media inputs that Chiasm does not process itself.
+    /// `true` if the model has media inputs that Chiasm does not process itself.
     is_certain: bool,
-    /// The model seems to have such inputs. Also set if it certainly has.
+    /// `true` if the model seems to have such inputs, or certainly has them.
     is_likely: bool,
 }
 
@@ -104,7 +104,7 @@ impl ProcessorNeed {
     }
 }
 
-/// Returns `true` if requests may have media. `has_processor` tells whether some process makes the
+/// Returns `true` if requests may have media. `has_processor` is `true` if some process makes the
 /// tensors that Chiasm does not.
 pub(crate) fn accepts_media(args: &ServeArgs, model: &ServedModel, has_processor: bool) -> bool {
     let is_likely = || {
@@ -130,8 +130,9 @@ pub(crate) fn options(
     let with_code = renders_with_code(flags, args);
     if choice == ProcessorChoice::Native {
         if with_code {
-            let message = "--processor native has the chat template write conversations, but \
-                           vLLM's code writes this model's: give --tokenizer-mode hf after --";
+            let message = "--processor native renders conversations with the chat template, but \
+                           vLLM's code renders those of this model: \
+                           give --tokenizer-mode hf after --";
             return Err(CliError::Usage(message.to_owned()));
         }
         return Ok(None);
@@ -142,8 +143,7 @@ pub(crate) fn options(
     let python = match find_python(&args.engines.vllm) {
         Ok(python) => python,
         Err(error) if required => {
-            let message = "Chiasm has no code of its own for this model's media or conversations, \
-                           and needs vLLM's processor";
+            let message = "this model's media or conversations require vLLM's processor";
             return Err(CliError::Usage(format!("{message}: {error} (--vllm)")));
         }
         Err(error) => {

@@ -1,7 +1,8 @@
-"""Tests a Chiasm frontend with the `anthropic` package: plain, streamed, with an image, with tools, token counts and refusals.
-Run by real_vllm.
+"""Tests a Chiasm frontend with the `anthropic` package. Run by real_vllm.
 
 usage: anthropic_client.py BASE_URL MODEL PICTURE, with the URL without /v1
+
+Covers plain and streamed messages, images, tools, token counts and refusals.
 """
 
 import base64
@@ -14,7 +15,9 @@ client = anthropic.Anthropic(base_url=base_url, api_key="unused", max_retries=0)
 
 data = base64.b64encode(open(picture, "rb").read()).decode()
 image = {"type": "image", "source": {"type": "base64", "media_type": "image/jpeg", "data": data}}
-messages = [{"role": "user", "content": [image, {"type": "text", "text": "describe this image briefly."}]}]
+messages = [
+    {"role": "user", "content": [image, {"type": "text", "text": "describe this image briefly."}]}
+]
 
 whole = client.messages.create(
     model=model, messages=messages, system="be brief", max_tokens=12, extra_body={"temperature": 0}
@@ -23,14 +26,14 @@ assert whole.role == "assistant" and whole.type == "message", whole
 assert whole.usage.output_tokens == 12 or whole.stop_reason == "end_turn", whole
 text = "".join(block.text for block in whole.content)
 
-counted = client.messages.count_tokens(model=model, messages=messages, system="be brief")
+count = client.messages.count_tokens(model=model, messages=messages, system="be brief")
 
 
-def prompt(usage):
+def prompt_tokens(usage):
     return usage.input_tokens + usage.cache_read_input_tokens + usage.cache_creation_input_tokens
 
 
-assert counted.input_tokens == prompt(whole.usage), (counted, whole)
+assert count.input_tokens == prompt_tokens(whole.usage), (count, whole)
 
 with client.messages.stream(
     model=model, messages=messages, system="be brief", max_tokens=12, extra_body={"temperature": 0}
@@ -42,24 +45,37 @@ assert final.stop_reason == whole.stop_reason, (final, whole)
 assert final.usage.cache_read_input_tokens > 0, final
 assert streamed == text, (streamed, text)
 
-tools = [{"name": "look", "description": "Looks.", "input_schema": {"type": "object", "properties": {}}}]
+tools = [
+    {"name": "look", "description": "Looks.", "input_schema": {"type": "object", "properties": {}}}
+]
 history = [
     *messages,
-    {"role": "assistant", "content": [{"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}]},
-    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": [image]}]},
+    {
+        "role": "assistant",
+        "content": [{"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}],
+    },
+    {
+        "role": "user",
+        "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": [image]}],
+    },
 ]
-seen = client.messages.create(
+answer = client.messages.create(
     model=model, messages=history, max_tokens=8, tools=tools, tool_choice={"type": "none"}
 )
-assert prompt(seen.usage) > counted.input_tokens, seen
+assert prompt_tokens(answer.usage) > count.input_tokens, answer
 
-stopped = client.messages.create(model=model, messages=[{"role": "user", "content": "x"}], max_tokens=1)
+stopped = client.messages.create(
+    model=model, messages=[{"role": "user", "content": "x"}], max_tokens=1
+)
 assert stopped.stop_reason == "max_tokens", stopped
 
 try:
     client.messages.create(model=model, messages=messages, max_tokens=5, extra_body={"n": 2})
 except anthropic.BadRequestError as error:
-    assert error.body["error"]["type"] == "invalid_request_error" and "'n'" in error.body["error"]["message"], error
+    assert (
+        error.body["error"]["type"] == "invalid_request_error"
+        and "'n'" in error.body["error"]["message"]
+    ), error
 else:
     raise AssertionError("an unknown field must be refused")
 

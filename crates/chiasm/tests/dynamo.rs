@@ -134,7 +134,7 @@ async fn unsupported_parameters_are_refused_by_name() {
     let with_images = Server::start(&[&model, "--served-model-name", "m", "--upstream", &url]);
     with_images.wait_ready(1, TIMEOUT).await;
     with_images.chat(&body).await.ok();
-    with_images.wait_for_log("that was expected to have");
+    with_images.wait_for_log("were expected");
     // Each choice is a request of its own to the worker.
     let mut body = chat_body("hello", 4);
     body["n"] = json!(3);
@@ -155,7 +155,7 @@ async fn workers_of_another_model_are_not_served() {
     std::fs::write(&config, format!("{text}\n")).expect("a changed configuration");
     let _mocker = Mocker::start_with_model(&etcd, NAMESPACE, folder.path());
     let server = frontend(&etcd, &[]);
-    server.wait_for_log("the config.json of its model 'mocked' is another one than here");
+    server.wait_for_log("the config.json of its model 'mocked' differs from the local one");
     assert_eq!(server.ready_workers().await, 0);
     let url = format!("dynamo+etcd://{}/{NAMESPACE},model=mocked", etcd.server());
     let with_model_name = frontend(&etcd, &["--upstream", &url]);

@@ -174,7 +174,7 @@ async fn unavailable_models_are_refused_with_the_reason() {
         (&[ID, "--revision", "v2"], &[], "no revision 'v2'"),
         (&[ID], &[("HF_HUB_OFFLINE", "1")], "HF_HUB_OFFLINE is set"),
         (&[ID], &[("HF_ENDPOINT", "ftp://hub")], "HF_ENDPOINT has to be"),
-        (&["./typo"], &[], "no directory"),
+        (&["./typo"], &[], "neither a directory"),
     ] {
         let stderr = hub.run_failing(args, variables);
         assert!(

@@ -77,7 +77,7 @@ impl Drop for StateFolder {
     }
 }
 
-/// Returns `true` if the process exists and is no zombie.
+/// Returns `true` if the process exists and is not a zombie.
 fn is_running(pid: u64) -> bool {
     let stat = std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat"))
         .unwrap_or_default();

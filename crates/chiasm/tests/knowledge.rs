@@ -343,10 +343,10 @@ async fn exact_knowledge_survives_an_orderly_restart() {
 
     let server = attached.frontend().await;
     wait_for_knowledge(&server, "exact").await;
-    server.wait_for_log("its KV events go on from what the process before this one knew");
+    server.wait_for_log("KV events continue from the index of the previous process");
     assert_eq!(attached.kept_files(), 0, "the file is used once");
     assert_eq!(send_all_topics(&server).await, (cached, cached));
-    assert_eq!(server.count_logged("first KV events are lost"), 0);
+    assert_eq!(server.count_logged("missed the first KV events: knowledge"), 0);
 }
 
 #[tokio::test]
@@ -359,14 +359,14 @@ async fn crash_leaves_approximate_knowledge() {
     assert_eq!(attached.kept_files(), 0);
     let server = attached.frontend().await;
     wait_for_knowledge(&server, "approximate").await;
-    server.wait_for_log("first KV events are lost");
+    server.wait_for_log("missed the first KV events: knowledge");
 
     // Approximate knowledge stays approximate over the next restart.
     send_all_topics(&server).await;
     assert!(server.terminate(TIMEOUT).await);
     let server = attached.frontend().await;
     wait_for_knowledge(&server, "approximate").await;
-    server.wait_for_log("first KV events were lost before");
+    server.wait_for_log("an earlier process missed the first KV events");
     let (predicted, cached) = send_all_topics(&server).await;
     assert!(0 < predicted && predicted <= cached, "{predicted} of {cached}");
 }
@@ -400,6 +400,6 @@ async fn damaged_file_of_kept_knowledge_is_ignored() {
     }
     let server = attached.frontend().await;
     wait_for_knowledge(&server, "approximate").await;
-    server.wait_for_log("what was known of an engine's KV cache is ignored");
+    server.wait_for_log("ignoring the saved index of a KV cache");
     assert_eq!(attached.kept_files(), 0);
 }

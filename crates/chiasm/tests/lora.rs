@@ -188,10 +188,10 @@ async fn invalid_adapters_are_refused_at_start() {
     };
     let nowhere = dir.path().join("none").display().to_string();
     for (flags, expected) in [
-        (vec!["--lora-modules".to_owned(), format!("a={nowhere}")], "no adapter is found at"),
+        (vec!["--lora-modules".to_owned(), format!("a={nowhere}")], "no adapter found at"),
         (
             vec!["--lora-modules".to_owned(), format!("a={path}")],
-            "its rank is 1024, and engines take 512",
+            "its rank 1024 exceeds the engines' limit of 512",
         ),
         (vec!["--lora-modules".to_owned(), format!("m={path}")], "the model has this name"),
         (

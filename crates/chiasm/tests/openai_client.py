@@ -1,6 +1,8 @@
-"""Tests a Chiasm frontend with the `openai` package: plain, streamed, with an image, refused. Run by real_vllm.
+"""Tests a Chiasm frontend with the `openai` package. Run by real_vllm.
 
 usage: openai_client.py BASE_URL PICTURE
+
+Covers plain and streamed answers, images and refusals.
 """
 
 import base64
@@ -49,7 +51,9 @@ with_logprobs = client.chat.completions.create(
 content = with_logprobs.choices[0].logprobs.content
 assert len(content) == 3 and all(len(token.top_logprobs) == 2 for token in content), content
 
-completion = client.completions.create(model=model, prompt="the quick brown fox", max_tokens=5, temperature=0)
+completion = client.completions.create(
+    model=model, prompt="the quick brown fox", max_tokens=5, temperature=0
+)
 assert completion.usage.completion_tokens >= 1, completion
 
 several = client.chat.completions.create(model=model, messages=messages, max_tokens=3, n=2, seed=7)

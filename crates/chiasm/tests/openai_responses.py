@@ -1,6 +1,8 @@
-"""Tests the Responses API of a Chiasm frontend with the `openai` package: whole, streamed, parsed, refused. Run by real_vllm.
+"""Tests the Responses API of a Chiasm frontend with the `openai` package. Run by real_vllm.
 
 usage: openai_responses.py BASE_URL PICTURE
+
+Covers whole, streamed and parsed answers, and refusals.
 """
 
 import base64
@@ -20,28 +22,39 @@ question = {
         {"type": "input_text", "text": "describe this image briefly."},
     ],
 }
-asked = {"model": model, "input": [question], "instructions": "be kind", "max_output_tokens": 12, "temperature": 0}
+request = {
+    "model": model,
+    "input": [question],
+    "instructions": "be kind",
+    "max_output_tokens": 12,
+    "temperature": 0,
+}
 
-whole = client.responses.create(**asked, metadata={"a": "b"})
+whole = client.responses.create(**request, metadata={"a": "b"})
 assert whole.status in ("completed", "incomplete") and whole.object == "response", whole
 assert whole.output_text and whole.metadata == {"a": "b"} and whole.instructions == "be kind", whole
 assert whole.usage.total_tokens == whole.usage.input_tokens + whole.usage.output_tokens, whole.usage
 if whole.status == "incomplete":
     assert whole.incomplete_details.reason == "max_output_tokens", whole
 
-# The parsing stream needs a complete answer.
+# The parser of a stream needs a complete answer.
 stop = whole.output_text[1:4]
-short = {**asked, "max_output_tokens": 4096, "extra_body": {"stop": stop}}
+short = {**request, "max_output_tokens": 4096, "extra_body": {"stop": stop}}
 with client.responses.stream(**short) as stream:
     events = list(stream)
     final = stream.get_final_response()
-assert final.status == "completed" and final.output_text == whole.output_text.split(stop)[0], (final, whole)
+assert final.status == "completed" and final.output_text == whole.output_text.split(stop)[0], (
+    final,
+    whole,
+)
 kinds = [event.type for event in events]
-assert kinds[:2] == ["response.created", "response.in_progress"] and kinds[-1] == "response.completed", kinds
+assert (
+    kinds[:2] == ["response.created", "response.in_progress"] and kinds[-1] == "response.completed"
+), kinds
 assert [event.sequence_number for event in events] == list(range(len(events))), events
 
 text = ""
-for event in client.responses.create(**asked, stream=True):
+for event in client.responses.create(**request, stream=True):
     if event.type == "response.output_text.delta":
         text += event.delta
     last = event
@@ -51,7 +64,15 @@ details = last.response.usage.input_tokens_details
 assert details.cached_tokens > 0 and details.cache_write_tokens >= 0, last.response.usage
 
 # Earlier output items are sent back unchanged, with calls and their results.
-tools = [{"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}, "strict": True}]
+tools = [
+    {
+        "type": "function",
+        "name": "look",
+        "description": "Looks.",
+        "parameters": {"type": "object"},
+        "strict": True,
+    }
+]
 history = [
     question,
     *[item.model_dump() for item in whole.output],
@@ -59,14 +80,21 @@ history = [
     {"type": "function_call_output", "call_id": "call_1", "output": "a sunrise"},
     {"role": "user", "content": "and now?"},
 ]
-again = client.responses.create(**{**asked, "input": history}, tools=tools, tool_choice="none")
+again = client.responses.create(**{**request, "input": history}, tools=tools, tool_choice="none")
 assert again.usage.input_tokens > whole.usage.input_tokens, again.usage
 assert again.tools[0].name == "look" and again.tool_choice == "none", again
 
-schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
+schema = {
+    "type": "object",
+    "properties": {"a": {"type": "boolean"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
 text_format = {"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}}
-held = client.responses.create(model=model, input="answer", text=text_format, max_output_tokens=64, temperature=0)
-assert held.text.format.type == "json_schema" and held.output_text, held
+structured = client.responses.create(
+    model=model, input="answer", text=text_format, max_output_tokens=64, temperature=0
+)
+assert structured.text.format.type == "json_schema" and structured.output_text, structured
 
 for refused, field in [
     ({"previous_response_id": whole.id}, "previous_response_id"),
@@ -74,7 +102,7 @@ for refused, field in [
     ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
 ]:
     try:
-        client.responses.create(**{**asked, **refused})
+        client.responses.create(**{**request, **refused})
     except openai.BadRequestError as error:
         assert error.param == field, error
     else:

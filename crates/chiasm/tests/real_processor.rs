@@ -196,11 +196,11 @@ async fn engines_get_items_of_their_releases_processor() {
         assert_eq!(used_workers(&[text.clone(), text]).await, both);
         assert_eq!(used_workers(&audio_requests).await, if has_other { both } else { first });
         assert_eq!(
-            server.count_logged("engines of this vLLM get nothing"),
+            server.count_logged("engines of this vLLM release get no items"),
             usize::from(!has_other)
         );
 
-        assert_eq!(server.count_logged("without a lock around it"), usize::from(has_other));
+        assert_eq!(server.count_logged("outside of a sandbox"), usize::from(has_other));
 
         // The other release alone.
         engines.remove(0).end();

@@ -253,7 +253,7 @@ async fn stored_responses_are_not_found() {
         let answer = Answer::read(request.send().await.expect("an answer")).await;
         assert_eq!(answer.refused(404), "response_id");
         assert!(
-            answer.text.contains("resp_1") && answer.text.contains("keeps none"),
+            answer.text.contains("resp_1") && answer.text.contains("does not store"),
             "{}",
             answer.text
         );

@@ -150,8 +150,8 @@ async fn items_without_a_slot_keep_their_order() {
         small.metric("chiasm_mm_transfer_fallback_total{cause=\"larger_than_arena\"}").await,
         4.0
     );
-    small.wait_for_log("told once for each cause");
-    assert_eq!(small.count_logged("told once for each cause"), 1);
+    small.wait_for_log("logged once per cause");
+    assert_eq!(small.count_logged("logged once per cause"), 1);
 }
 
 /// Uses a receiver cache of two pictures in an arena of eight, so that evicted slots are reused.

@@ -1,11 +1,12 @@
-"""Runs many `vllm serve` processes after importing vLLM once, as the import is most of a start.
+"""Runs many `vllm serve` processes after importing vLLM once, because the import is slow.
 
-Reads one JSON object per line: `arguments` after `vllm serve`, `python_path`, a folder with more modules or null, and `quiet`,
-which discards the output. Starts the server in its own process group and prints the group's id. Ends with its stdin, and kills all
-servers then.
+Reads one JSON object per line: `arguments` after `vllm serve`, `python_path`, a folder with more
+modules or null, and `quiet`, which discards the output. Starts the server in its own process group
+and prints the group's id. At the end of stdin it kills all servers and exits.
 
-Differences to `vllm serve`: the server and its engine are forks of this process, where vLLM on CPU would start new processes, and
-model classes are inspected in the process itself instead of in a short-lived one.
+Differences from `vllm serve`: the server and its engine are forks of this process, where vLLM on
+CPU would start new processes. Model classes are inspected in the process itself instead of in a
+short-lived one.
 """
 
 import json
@@ -13,7 +14,8 @@ import os
 import signal
 import sys
 
-# Threads do not survive a fork: OpenMP must not have started any when the engine forks from its server.
+# Threads do not survive a fork, so OpenMP must not start any before the engine forks from its
+# server.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 # Imported for the forked processes.
@@ -29,6 +31,7 @@ from vllm.platforms.cpu import CpuPlatform  # noqa: E402
 
 
 def fork_engines():
+    """Makes vLLM fork engines, and inspect model classes in the same process."""
     check = CpuPlatform.check_and_update_config.__func__
 
     def check_and_fork(cls, config):
@@ -36,7 +39,7 @@ def fork_engines():
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
 
     CpuPlatform.check_and_update_config = classmethod(check_and_fork)
-    registry._run_in_subprocess = lambda look: look()
+    registry._run_in_subprocess = lambda inspect: inspect()
 
 
 def serve(arguments, python_path, quiet):

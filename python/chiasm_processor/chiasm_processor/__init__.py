@@ -1,3 +1,3 @@
-"""vLLM's own processors for media, in processes of their own beside Chiasm's frontend."""
+"""vLLM's own media processors, in processes beside Chiasm's frontend."""
 
 __version__ = "0.1.0"

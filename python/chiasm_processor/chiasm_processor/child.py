@@ -1,4 +1,4 @@
-"""A process that makes items: forked off a warm server, it locks itself before the first foreign byte and then answers calls."""
+"""A child of the fork server: locks itself before it reads any foreign byte, then answers calls."""
 
 import ctypes
 import os
@@ -9,95 +9,113 @@ from pathlib import Path
 from typing import NamedTuple
 
 from . import fields, messages, sandbox
-from .messages import Call, Chat, Item, Made, Prompt, Refused, Reply
+from .messages import Call, ChatCall, ItemCall, MadeItem, PromptCall, Refusal, Reply
 from .processor import Processor
 from .updates import to_plain
 
-# A refusal is for people.
-MOST_CHARACTERS = 1000
-LENGTH = struct.Struct("<I")
-# Beyond any prompt that a model takes.
-MOST_BYTES = 64 << 20
-# Bytes that glibc keeps of what an item took: to have pages given and cleared again for each image takes milliseconds.
-KEPT_BYTES, LARGEST_KEPT = 128 << 20, 32 << 20
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+# Reasons are read by people.
+MAX_REASON_CHARS = 1000
+# The prefix of a message: the length of its content.
+LENGTH_PREFIX = struct.Struct("<I")
+# Larger than the message of any prompt that a model accepts.
+MAX_MESSAGE_BYTES = 64 << 20
+# The freed memory of items that glibc keeps for the next items. Otherwise the kernel would map and
+# clear the pages again for each image, which takes milliseconds.
+RETAINED_BYTES = 128 << 20
+# The size from which glibc maps an allocation separately and unmaps it when freed.
+MMAP_THRESHOLD_BYTES = 32 << 20
+# Parameters of mallopt (malloc.h).
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
 
 
 class Message(NamedTuple):
-    """What was said, and the open file that came with it, which is the receiver's to close."""
+    """A message, and the open file sent with it, which the receiver must close."""
 
     content: bytes
     file: int | None
 
 
 def run(processor: Processor, connection: socket.socket, address_space: int, locked: bool) -> None:
-    """Answers until the frontend hangs up."""
-    keep_memory()
+    """Answers calls until the frontend disconnects.
+
+    ``address_space`` is the number of bytes that this process may map beyond the current ones; 0
+    for no limit.
+    """
+    retain_freed_memory()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if address_space:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + address_space,) * 2)
     if locked:
-        # Settings of a request make some processors read their files again.
-        sandbox.lock(sandbox.libraries() + processor.folders())
+        # With some settings of a request, processors read the model's files again.
+        sandbox.lock(sandbox.library_paths() + processor.model_folders())
     send(connection, b'{"ready":%d}' % os.getpid())
     while (message := receive(connection)) is not None:
-        send(connection, messages.encode(answer(processor, messages.decode(message.content), message.file)))
+        reply = answer(processor, messages.decode(message.content), message.file)
+        send(connection, messages.encode(reply))
 
 
-def keep_memory() -> None:
-    """Has the allocator use an item's memory again for the next one. Other C libraries than glibc have no such settings."""
+def retain_freed_memory() -> None:
+    """Configures the allocator to reuse an item's memory for the next item.
+
+    Only glibc has these settings.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
-        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+        mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
+        mallopt(M_TRIM_THRESHOLD, RETAINED_BYTES)
 
 
 def answer(processor: Processor, call: Call, file: int | None) -> Reply:
-    """What becomes of a call. An item that vLLM does not take is refused in its words, whatever it fails of."""
+    """Returns the reply to a call. Any error becomes a refusal with vLLM's message."""
     try:
         match call:
-            case Item():
-                return _item(processor, call, file)
-            case Prompt():
-                return processor.prompt(call.token_ids, call.items, call.processor_kwargs)
-            case Chat():
-                return processor.chat(call.messages, call.items, call.settings, call.processor_kwargs)
+            case ItemCall():
+                return _make_item(processor, call, file)
+            case PromptCall():
+                return processor.expand_prompt(call.token_ids, call.items, call.processor_kwargs)
+            case ChatCall():
+                return processor.expand_chat(
+                    call.messages, call.items, call.settings, call.processor_kwargs
+                )
     except Exception as error:
-        return Refused(f"{type(error).__name__}: {error}"[:MOST_CHARACTERS])
+        return Refusal(f"{type(error).__name__}: {error}"[:MAX_REASON_CHARS])
     finally:
         if file is not None:
             os.close(file)
 
 
-def _item(processor: Processor, call: Item, file: int | None) -> Made:
+def _make_item(processor: Processor, call: ItemCall, file: int | None) -> MadeItem:
     if file is None:
         raise ValueError("there is no memory with the item")
     data = os.pread(file, call.length, 0)
     if len(data) != call.length:
         raise ValueError(f"there are no {call.length} bytes in the memory with the item")
-    item, updates = processor.item(call.modality, data, call.processor_kwargs, call.io_kwargs)
-    return Made(list(fields.write(item, file, call.length)), [to_plain(update) for update in updates])
+    item, updates = processor.make_item(call.modality, data, call.processor_kwargs, call.io_kwargs)
+    return MadeItem(
+        list(fields.write(item, file, call.length)), [to_plain(update) for update in updates]
+    )
 
 
 def send(connection: socket.socket, message: bytes) -> None:
-    connection.sendall(LENGTH.pack(len(message)) + message)
+    connection.sendall(LENGTH_PREFIX.pack(len(message)) + message)
 
 
 def receive(connection: socket.socket) -> Message | None:
-    """The next message; None if there is none any more."""
-    header, files, _, _ = socket.recv_fds(connection, LENGTH.size, 1)
-    rest = _exactly(connection, LENGTH.size - len(header)) if header else None
+    """Returns the next message; None if the peer has disconnected."""
+    header, files, _, _ = socket.recv_fds(connection, LENGTH_PREFIX.size, 1)
+    rest = _receive_exactly(connection, LENGTH_PREFIX.size - len(header)) if header else None
     if rest is None:
         return None
-    (length,) = LENGTH.unpack(header + rest)
-    if length > MOST_BYTES:
+    (length,) = LENGTH_PREFIX.unpack(header + rest)
+    if length > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message of {length} bytes")
-    content = _exactly(connection, length)
+    content = _receive_exactly(connection, length)
     return None if content is None else Message(content, next(iter(files), None))
 
 
-def _exactly(connection: socket.socket, length: int) -> bytes | None:
+def _receive_exactly(connection: socket.socket, length: int) -> bytes | None:
     buffer = bytearray(length)
     view = memoryview(buffer)
     while view:

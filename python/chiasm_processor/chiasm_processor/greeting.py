@@ -1,4 +1,4 @@
-"""What a frontend has to know of a model's processor before its first item."""
+"""The greeting: a processor's properties that a frontend needs before the first item."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -10,15 +10,17 @@ from vllm.transformers_utils.processor import get_video_processor_cls_name
 
 from .processor import UNTIMED, Processor
 
-# Tokens of the prompt that a warm-up item is made for: long videos would take long.
-OF_WARM_UP = 2048
-# Items of a modality for which a model that numbers them is asked.
-MOST_NUMBERED = 64
-# What reads recordings: the usual formats, and those in containers of videos. vLLM does not bring them by itself.
-FOR_AUDIO = ("soundfile", "av")
+# The prompt length for which warm-up items are made. Longer videos would take too long.
+WARM_UP_TOKENS = 2048
+# The number of items per modality whose placeholder texts are compared. Some models number them.
+MAX_NUMBERED_PLACEHOLDERS = 64
+# The packages that read audio files: the usual formats, and audio in video containers. They are
+# not dependencies of vLLM.
+AUDIO_PACKAGES = ("soundfile", "av")
 
-# Overriding one of these, a processor writes items in prompts in a way of its own, so that only its own code knows how.
-OF_PROMPTS = (
+# The methods that write items in prompts. A processor that overrides one of them writes items in
+# its own way, so only its own code can expand a prompt.
+PROMPT_METHODS = (
     "apply",
     "_maybe_apply_prompt_updates",
     "_apply_prompt_updates",
@@ -30,34 +32,55 @@ OF_PROMPTS = (
 )
 
 
-def greeting(processor: Processor) -> dict[str, Any]:
-    """Runs each modality once, so that what is loaded late is there before children are forked and locked."""
-    own = processor.vllm
-    limits = {modality: limit for modality, limit in own.info.allowed_mm_limits.items() if limit != 0} if own else {}
+def build_greeting(processor: Processor) -> dict[str, Any]:
+    """Returns the greeting.
+
+    Processes one item of each modality, so that everything that is loaded lazily is loaded before
+    children are forked and locked.
+    """
+    own = processor.vllm_processor
+    supported = own.info.allowed_mm_limits.items() if own else ()
+    limits = {modality: limit for modality, limit in supported if limit != 0}
     for modality in limits:
-        own.apply(own.get_dummy_inputs(OF_WARM_UP, {modality: 1}, {}), UNTIMED)
+        own.apply(own.get_dummy_inputs(WARM_UP_TOKENS, {modality: 1}, {}), UNTIMED)
+    # Engines reserve space for one item of each modality together.
+    one_of_each = dict.fromkeys(limits, 1)
     return {
         "vllm": vllm.__version__,
         "limits": limits,
-        # What engines make room for: one item of each modality together.
-        "max_tokens": dict(get_mm_max_toks_per_item(own, dict.fromkeys(limits, 1), None)) if own else {},
-        "placeholders": {modality: placeholders(processor.model_class(), modality) for modality in limits},
-        "video_processor": get_video_processor_cls_name(processor.config) if "video" in limits else None,
-        "own_prompts": own_methods(own) if own else [],
+        "max_tokens": dict(get_mm_max_toks_per_item(own, one_of_each, None)) if own else {},
+        "placeholders": {
+            modality: placeholder_texts(processor.model_class(), modality) for modality in limits
+        },
+        "video_processor": (
+            get_video_processor_cls_name(processor.config) if "video" in limits else None
+        ),
+        "own_prompts": overridden_prompt_methods(own) if own else [],
         "renderer": processor.conversations.renderer_mode,
-        "writes_conversations": processor.conversations.are_written_here,
-        "missing": [name for name in FOR_AUDIO if "audio" in limits and find_spec(name) is None],
+        "writes_conversations": processor.conversations.renders_by_code,
+        "missing": [
+            name for name in AUDIO_PACKAGES if "audio" in limits and find_spec(name) is None
+        ],
     }
 
 
-def placeholders(model: Any, modality: str) -> list[str]:
-    """How the first items of a modality are written in a conversation; one text if that goes for all, none if nothing is written."""
-    texts = [model.get_placeholder_str(modality, number + 1) for number in range(MOST_NUMBERED)]
+def placeholder_texts(model: Any, modality: str) -> list[str]:
+    """Returns the texts that stand for the first items of a modality in a conversation.
+
+    Returns a single text if it is the same for all items, and none if no text is written.
+    """
+    texts = [
+        model.get_placeholder_str(modality, number + 1)
+        for number in range(MAX_NUMBERED_PLACEHOLDERS)
+    ]
     written = [text for text in texts if text]
     return written if len(set(written)) > 1 else written[:1]
 
 
-def own_methods(processor: BaseMultiModalProcessor) -> list[str]:
-    """Those of ``OF_PROMPTS`` that the processor has of its own."""
+def overridden_prompt_methods(processor: BaseMultiModalProcessor) -> list[str]:
+    """Returns the names in ``PROMPT_METHODS`` that the processor's class overrides."""
     own = type(processor)
-    return [name for name in OF_PROMPTS if getattr(own, name, None) is not getattr(BaseMultiModalProcessor, name, None)]
+    base = BaseMultiModalProcessor
+    return [
+        name for name in PROMPT_METHODS if getattr(own, name, None) is not getattr(base, name, None)
+    ]

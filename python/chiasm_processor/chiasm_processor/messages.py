@@ -1,7 +1,8 @@
-"""What frontend and helper tell each other: a length of four bytes, little-endian, then that many bytes of JSON.
+"""The messages between frontend, fork server and children.
 
-Large things lie in the memory that both map, not in messages. Lists in which values repeat, as placeholders do, travel as runs:
-``[[value, count], …]``.
+A message is a length of four bytes, little-endian, followed by that many bytes of JSON. Large data
+lies in memory shared by both sides, not in messages. Lists with repeated values, as in
+placeholders, are encoded as runs: ``[[value, count], …]``.
 """
 
 from itertools import groupby
@@ -14,83 +15,90 @@ _T = TypeVar("_T", int, bool)
 Runs = list[tuple[_T, int]]
 
 
-class Update(msgspec.Struct, omit_defaults=True):
-    """One way to write an item in a prompt: what stands at the target, or is put there, and which of it gets embeddings."""
+class PromptUpdate(msgspec.Struct, omit_defaults=True):
+    """One way to write an item in a prompt: the tokens that replace or follow a target."""
 
     mode: Literal["insert", "replace"]
-    # Token ids, a place, or {"prefix": token ids} for the place after these.
+    # Token ids, a position, or {"prefix": token ids} for the position after these tokens.
     target: list[int] | Literal["start", "end"] | dict[str, list[int]]
+    # The item's tokens.
     full: list[tuple[int, int]]
-    # For all of it if there is none.
+    # The tokens that become embeddings; None for all.
     is_embed: list[tuple[bool, int]] | None = None
 
 
-class Item(msgspec.Struct, tag="item", tag_field="call"):
-    """Make one item's tensors of its file, which lies at the beginning of the memory; they are written behind it."""
+class ItemCall(msgspec.Struct, tag="item", tag_field="call"):
+    """Makes the tensors of an item.
+
+    The item's file is at the beginning of the memory. The tensors are written after it.
+    """
 
     modality: str
     length: int
     processor_kwargs: dict[str, Any] = {}
-    # Of each modality.
+    # By modality.
     io_kwargs: dict[str, dict[str, Any]] = {}
 
 
 class KnownItem(msgspec.Struct):
-    """An item of a prompt, by what was answered when it was made."""
+    """An item of a prompt, as described by the reply when it was made."""
 
     modality: str
-    updates: list[Update]
+    updates: list[PromptUpdate]
 
 
-class Prompt(msgspec.Struct, tag="prompt", tag_field="call"):
-    """Expand a prompt that has these items, those of each modality in their order."""
+class PromptCall(msgspec.Struct, tag="prompt", tag_field="call"):
+    """Expands a prompt with these items, those of each modality in their order."""
 
     token_ids: list[int]
     items: list[KnownItem]
     processor_kwargs: dict[str, Any] = {}
 
 
-class Chat(msgspec.Struct, tag="chat", tag_field="call"):
-    """Write a conversation that has these items, and expand it. Where an item goes stands a part of its modality without a URL, whose
-    ``uuid`` is the item's number among ``items``."""
+class ChatCall(msgspec.Struct, tag="chat", tag_field="call"):
+    """Renders a conversation with these items, and expands it.
+
+    A part of the item's modality marks its position. The part has no URL, and its ``uuid`` is the
+    item's number among ``items``.
+    """
 
     messages: list[dict[str, Any]]
     items: list[KnownItem]
-    # Fields of a request beside its messages that change what is written.
+    # Further fields of the request that change the prompt.
     settings: dict[str, Any] = {}
     processor_kwargs: dict[str, Any] = {}
 
 
-class Made(msgspec.Struct, tag="made", tag_field="reply", omit_defaults=True):
-    """An item's fields (``fields.py``), and the ways to write it."""
+class MadeItem(msgspec.Struct, tag="made", tag_field="reply", omit_defaults=True):
+    """The fields of an item (``fields.py``), and the ways to write it."""
 
     fields: list[dict[str, Any]]
-    updates: list[Update]
+    updates: list[PromptUpdate]
 
 
 class Placeholder(msgspec.Struct, omit_defaults=True):
-    """Where an item stands in an expanded prompt."""
+    """The position of an item in an expanded prompt."""
 
     offset: int
     length: int
     is_embed: list[tuple[bool, int]] | None = None
 
 
-class Expanded(msgspec.Struct, tag="expanded", tag_field="reply"):
+class ExpandedPrompt(msgspec.Struct, tag="expanded", tag_field="reply"):
     """An expanded prompt, and its placeholders in the order of the items."""
 
     token_ids: list[int]
     placeholders: list[Placeholder]
 
 
-class Refused(msgspec.Struct, tag="refused", tag_field="reply"):
-    """The item or the prompt is no valid one, in vLLM's words."""
+class Refusal(msgspec.Struct, tag="refused", tag_field="reply"):
+    """The item or prompt is invalid, for a reason in vLLM's words."""
 
     reason: str
 
 
-Call = Item | Prompt | Chat
-Reply = Made | Expanded | Refused
+Call = ItemCall | PromptCall | ChatCall
+Reply = MadeItem | ExpandedPrompt | Refusal
 
 _decoder = msgspec.json.Decoder(Call)
 _encoder = msgspec.json.Encoder()
@@ -104,9 +112,9 @@ def encode(reply: Reply) -> bytes:
     return _encoder.encode(reply)
 
 
-def runs(values: list[_T]) -> list[tuple[_T, int]]:
+def to_runs(values: list[_T]) -> list[tuple[_T, int]]:
     return [(value, sum(1 for _ in same)) for value, same in groupby(values)]
 
 
-def unrolled(runs: list[tuple[_T, int]]) -> list[_T]:
+def from_runs(runs: list[tuple[_T, int]]) -> list[_T]:
     return [value for value, count in runs for _ in range(count)]

@@ -1,14 +1,16 @@
-"""The fork server of one model: imports, reads and warms its processor once, and forks children that have all that.
+"""The fork server of a model: imports vLLM, warms up the processor, and forks children with both.
 
-usage: python -m chiasm_processor [--sandbox off|auto|require] [--address-space BYTES] [limits] -- FLAGS OF VLLM SERVE
+usage: python -m chiasm_processor [--sandbox off|auto|require] [--address-space BYTES] [limits]
+       -- FLAGS OF VLLM SERVE
 
-Its standard input is a Unix socket to the frontend. It says there what the processor is, and takes orders: ``{"fork": true}``, each
-of which comes with the child's own socket. It ends when the frontend hangs up, and its children with it.
+Its standard input is a Unix socket to the frontend. It sends a greeting with the processor's
+properties, and receives orders: ``{"fork": true}``, each with the child's own socket. It exits when
+the frontend disconnects, and its children with it.
 """
 
 import os
 
-# Before anything that starts threads: a process with several can't be forked.
+# Set before any import that starts threads: a process with several threads cannot be forked.
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 
@@ -23,7 +25,7 @@ import msgspec  # noqa: E402
 import torch  # noqa: E402
 
 from . import child, sandbox  # noqa: E402
-from .greeting import greeting  # noqa: E402
+from .greeting import build_greeting  # noqa: E402
 from .limits import Limits  # noqa: E402
 from .processor import Processor  # noqa: E402
 
@@ -31,48 +33,63 @@ from .processor import Processor  # noqa: E402
 def main() -> None:
     parser = argparse.ArgumentParser(prog="chiasm_processor")
     parser.add_argument("--sandbox", choices=("off", "auto", "require"), default="auto")
-    # Bytes that a child may take beyond what it has when it is forked; 0 for no limit.
+    # The bytes that a child may map beyond those at the fork; 0 for no limit.
     parser.add_argument("--address-space", type=int, default=0)
     for name, default in Limits()._asdict().items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
     split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
-    arguments, flags = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1 :]
-    locked = arguments.sandbox != "off" and (arguments.sandbox == "require" or sandbox.is_available())
-    connection = frontend()
+    arguments = parser.parse_args(sys.argv[1:split])
+    flags = sys.argv[split + 1 :]
+    locked = arguments.sandbox == "require" or (
+        arguments.sandbox == "auto" and sandbox.is_available()
+    )
+    connection = take_frontend_socket()
     torch.set_num_threads(1)
     try:
         if locked and not sandbox.is_available():
-            raise sandbox.NotAvailable("this kernel has no Landlock or no filter of system calls for it is known")
-        processor = Processor(flags, Limits(*(getattr(arguments, name) for name in Limits._fields)))
-        hello = greeting(processor) | {"sandbox": locked}
+            raise sandbox.NotAvailable(
+                "this kernel has no Landlock or no filter of system calls for it is known"
+            )
+        limits = Limits(*(getattr(arguments, name) for name in Limits._fields))
+        processor = Processor(flags, limits)
+        greeting = build_greeting(processor) | {"sandbox": locked}
     except Exception as error:
-        child.send(connection, msgspec.json.encode({"failed": f"{type(error).__name__}: {error}"}))
+        failure = {"failed": f"{type(error).__name__}: {error}"}
+        child.send(connection, msgspec.json.encode(failure))
         sys.exit(1)
-    # What is there now is never freed, so that children share its pages.
+    # The present objects are never freed, so children share their pages.
     gc.collect()
     gc.freeze()
-    child.send(connection, msgspec.json.encode(hello))
-    take_orders(processor, connection, arguments.address_space, locked)
+    child.send(connection, msgspec.json.encode(greeting))
+    serve_orders(processor, connection, arguments.address_space, locked)
 
 
-def frontend() -> socket.socket:
-    """The socket that came as standard input, under another number: what is started from here shall not have it."""
+def take_frontend_socket() -> socket.socket:
+    """Returns the socket that is the standard input, and replaces the standard input by nothing.
+
+    The socket gets another descriptor, so that processes started from here do not inherit it.
+    """
     connection = socket.socket(fileno=os.dup(0))
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    devnull = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(devnull, 0)
+    os.close(devnull)
     return connection
 
 
-def take_orders(processor: Processor, connection: socket.socket, address_space: int, locked: bool) -> None:
-    # Whose end is noticed by the frontend, which has their connections, and here when the next order comes.
+def serve_orders(
+    processor: Processor, connection: socket.socket, address_space: int, locked: bool
+) -> None:
+    """Forks a child for each order until the frontend disconnects, then kills all children."""
+    # The frontend, which has the children's connections, detects when one ends. Here ended children
+    # are reaped at the next order.
     children: set[int] = set()
     while (message := child.receive(connection)) is not None:
         if msgspec.json.decode(message.content) == {"fork": True} and message.file is not None:
             try:
-                children.add(fork(processor, connection, message.file, address_space, locked))
+                children.add(fork_child(processor, connection, message.file, address_space, locked))
             except OSError as error:
-                # Too many processes, or no memory. The frontend sees this child end before its first word; the others go on.
+                # There are too many processes, or no memory. The child's connection closes before
+                # its first message, so the frontend notices. The other children continue.
                 print(f"no fork: {error}", file=sys.stderr, flush=True)
             finally:
                 os.close(message.file)
@@ -81,18 +98,25 @@ def take_orders(processor: Processor, connection: socket.socket, address_space: 
         os.kill(pid, signal.SIGKILL)
 
 
-def fork(processor: Processor, servers: socket.socket, childs: int, address_space: int, locked: bool) -> int:
+def fork_child(
+    processor: Processor,
+    server_connection: socket.socket,
+    child_descriptor: int,
+    address_space: int,
+    locked: bool,
+) -> int:
+    """Forks a child that answers calls, and returns its process id."""
     parent = os.getpid()
     pid = os.fork()
     if pid:
         return pid
     status = 1
-    # Nothing of the server's may run in its child, whatever happens.
+    # The child must always exit here and never run the server's code.
     try:
         sandbox.die_with_parent(parent)
-        servers.close()
+        server_connection.close()
         with contextlib.suppress(ConnectionError):
-            child.run(processor, socket.socket(fileno=childs), address_space, locked)
+            child.run(processor, socket.socket(fileno=child_descriptor), address_space, locked)
         status = 0
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)

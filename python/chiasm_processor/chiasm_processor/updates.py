@@ -1,4 +1,4 @@
-"""vLLM's resolved prompt updates as plain data, and back."""
+"""Conversion between vLLM's resolved prompt updates and plain data."""
 
 import torch
 from vllm.multimodal.processing.processor import (
@@ -9,36 +9,45 @@ from vllm.multimodal.processing.processor import (
     UpdateMode,
 )
 
-from .messages import Update, runs, unrolled
+from .messages import PromptUpdate, from_runs, to_runs
 
-# Each item is made by itself. Where a model numbers its items, vLLM looks for this number to write that of the prompt.
-MADE_AS = 0
-
-
-def to_plain(update: ResolvedPromptUpdate) -> Update:
-    full, is_embed = update.content.full, update.content.is_embed
-    mask = None if is_embed is None else runs(is_embed(full).tolist())
-    return Update(update.mode.value, _plain_target(update.target), runs(full), mask)
+# The index of every item when it is made, because each is made separately. Where a model numbers
+# its items, vLLM searches for this number and writes that of the prompt.
+ITEM_INDEX = 0
 
 
-def from_plain(update: Update, modality: str) -> ResolvedPromptUpdate:
-    mask = None if update.is_embed is None else torch.tensor(unrolled(update.is_embed), dtype=torch.bool)
-    details = PromptUpdateDetails(unrolled(update.full), None if mask is None else lambda _: mask)
-    return ResolvedPromptUpdate(modality, MADE_AS, UpdateMode(update.mode), _target(update.target), details)
+def to_plain(update: ResolvedPromptUpdate) -> PromptUpdate:
+    full = update.content.full
+    is_embed = update.content.is_embed
+    mask = None if is_embed is None else to_runs(is_embed(full).tolist())
+    return PromptUpdate(update.mode.value, _plain_target(update.target), to_runs(full), mask)
+
+
+def from_plain(update: PromptUpdate, modality: str) -> ResolvedPromptUpdate:
+    mask = None
+    if update.is_embed is not None:
+        mask = torch.tensor(from_runs(update.is_embed), dtype=torch.bool)
+    is_embed = None if mask is None else lambda _: mask
+    details = PromptUpdateDetails(from_runs(update.full), is_embed)
+    target = _resolve_target(update.target)
+    return ResolvedPromptUpdate(modality, ITEM_INDEX, UpdateMode(update.mode), target, details)
 
 
 def _plain_target(target: list[int] | PromptIndex) -> list[int] | str | dict[str, list[int]]:
     if not isinstance(target, PromptIndex):
         return list(target)
-    # They are functions, told apart by what they find: only a prefix looks at the tokens before it.
+    # An index is a function, recognized by its results. Only that of a prefix is a closure over
+    # tokens, those of the prefix.
     find = target.get_match_index
-    sequence = (find.__closure__ or [None])[0]
-    if sequence is not None:
-        return {"prefix": list(sequence.cell_contents)}
+    prefix = (find.__closure__ or [None])[0]
+    if prefix is not None:
+        return {"prefix": list(prefix.cell_contents)}
     return "start" if find([0]) == 0 else "end"
 
 
-def _target(target: list[int] | str | dict[str, list[int]]) -> list[int] | PromptIndex:
+def _resolve_target(
+    target: list[int] | str | dict[str, list[int]],
+) -> list[int] | PromptIndex:
     if isinstance(target, dict):
         return PromptIndexTargets.prefix(target["prefix"])
     if isinstance(target, str):

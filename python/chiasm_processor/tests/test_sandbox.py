@@ -1,4 +1,4 @@
-"""What a locked process can do and what it can't, asked from inside one."""
+"""Tests of allowed and forbidden actions inside a locked process."""
 
 import fcntl
 import io
@@ -22,40 +22,43 @@ from PIL import Image
 from chiasm_processor import sandbox
 
 
-def inside(act: Callable[[], None], *, readable: list[Path] | None = None) -> str:
-    """The name of what ``act`` fails with in a locked child, or nothing."""
+def run_locked(act: Callable[[], None], *, readable: list[Path] | None = None) -> str:
+    """Runs ``act`` in a locked child and returns the name of its error; empty if it succeeds."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            sandbox.lock(sandbox.libraries() if readable is None else readable)
+            sandbox.lock(sandbox.library_paths() if readable is None else readable)
             act()
-            said = ""
+            outcome = ""
         except BaseException as error:
-            said = type(error).__name__
+            outcome = type(error).__name__
             if not isinstance(error, OSError):
                 traceback.print_exc()
-        os.write(write, said.encode())
+        os.write(write, outcome.encode())
         os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
-        said = pipe.read().decode()
+        outcome = pipe.read().decode()
     _, status = os.waitpid(pid, 0)
-    return said if os.waitstatus_to_exitcode(status) == 0 else f"ended by {os.waitstatus_to_exitcode(status)}"
+    exit_code = os.waitstatus_to_exitcode(status)
+    return outcome if exit_code == 0 else f"ended by {exit_code}"
 
 
 @unittest.skipUnless(os.environ.get("CHIASM_NO_LANDLOCK") is None, "CHIASM_NO_LANDLOCK is set")
 class SandboxTest(unittest.TestCase):
-    def test_this_kernel_has_both_locks(self) -> None:
-        self.assertTrue(sandbox.is_available(), "set CHIASM_NO_LANDLOCK where there is none: nothing of the sandbox is tested then")
+    def test_kernel_supports_sandbox(self) -> None:
+        message = "set CHIASM_NO_LANDLOCK if there is no Landlock; no sandbox test runs then"
+        self.assertTrue(sandbox.is_available(), message)
 
-    def test_files_beside_the_libraries_can_t_be_read(self) -> None:
+    def test_files_outside_libraries_are_unreadable(self) -> None:
         for path in ("/etc/passwd", "/etc/hostname", str(Path.home()), "/proc/1/status", "/"):
-            self.assertEqual(inside(lambda path=path: os.close(os.open(path, os.O_RDONLY))), "PermissionError", path)
-        self.assertEqual(inside(lambda: os.listdir("/home")), "PermissionError")
-        self.assertEqual(inside(lambda: Path(unittest.__file__).read_bytes() and None), "")
+            outcome = run_locked(lambda path=path: os.close(os.open(path, os.O_RDONLY)))
+            self.assertEqual(outcome, "PermissionError", path)
+        self.assertEqual(run_locked(lambda: os.listdir("/home")), "PermissionError")
+        self.assertEqual(run_locked(lambda: Path(unittest.__file__).read_bytes() and None), "")
 
-    def test_the_current_folder_is_no_library(self) -> None:
+    def test_current_folder_is_unreadable(self) -> None:
         before = os.getcwd()
         with tempfile.TemporaryDirectory() as folder:
             secret = Path(folder).resolve() / "secret"
@@ -63,12 +66,13 @@ class SandboxTest(unittest.TestCase):
             os.chdir(folder)
             sys.path.insert(0, folder)
             try:
-                self.assertEqual(inside(lambda: secret.read_text() and None), "PermissionError")
+                outcome = run_locked(lambda: secret.read_text() and None)
+                self.assertEqual(outcome, "PermissionError")
             finally:
                 sys.path.remove(folder)
                 os.chdir(before)
 
-    def test_nothing_can_be_written_anywhere(self) -> None:
+    def test_files_cannot_be_changed(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             here = Path(folder)
             (here / "old").write_text("1")
@@ -82,11 +86,12 @@ class SandboxTest(unittest.TestCase):
                 lambda: os.symlink("/etc/passwd", here / "link"),
                 lambda: os.chmod(here / "old", 0o777),
             ):
-                self.assertEqual(inside(act, readable=[*sandbox.libraries(), here]), "PermissionError")
+                outcome = run_locked(act, readable=[*sandbox.library_paths(), here])
+                self.assertEqual(outcome, "PermissionError")
             self.assertEqual([path.name for path in here.iterdir()], ["old"])
             self.assertEqual((here / "old").read_text(), "1")
 
-    def test_there_is_no_network_and_no_other_process(self) -> None:
+    def test_network_or_other_processes_are_unreachable(self) -> None:
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -103,11 +108,11 @@ class SandboxTest(unittest.TestCase):
             lambda: os.memfd_create("code"),
             lambda: os.setuid(0) or os.chroot("/"),
         ):
-            self.assertEqual(inside(act), "PermissionError")
+            self.assertEqual(run_locked(act), "PermissionError")
         listener.close()
         connected.close()
 
-    def test_descriptors_send_nobody_signals(self) -> None:
+    def test_fcntl_cannot_send_signals(self) -> None:
         ours, theirs = socket.socketpair()
         owner_ex = struct.pack("<ii", 1, os.getpid())
         for command, value in (
@@ -120,8 +125,11 @@ class SandboxTest(unittest.TestCase):
             (fcntl.F_SETFL, os.O_ASYNC),
             (fcntl.F_SETLK, b"\0" * 32),
         ):
-            act = lambda command=command, value=value: fcntl.fcntl(ours, command, value) and None  # noqa: E731
-            self.assertEqual(inside(act), "PermissionError", command)
+
+            def act(command: int = command, value: int | bytes = value) -> None:
+                fcntl.fcntl(ours, command, value)
+
+            self.assertEqual(run_locked(act), "PermissionError", command)
 
         def work() -> None:
             again = os.dup(ours.fileno())
@@ -130,17 +138,22 @@ class SandboxTest(unittest.TestCase):
             assert fcntl.fcntl(again, fcntl.F_GETFL) & os.O_RDWR
             os.close(fcntl.fcntl(again, fcntl.F_DUPFD, 3))
 
-        self.assertEqual(inside(work), "")
+        self.assertEqual(run_locked(work), "")
         ours.close()
         theirs.close()
 
-    def test_computing_goes_on(self) -> None:
+    def test_computing_works_in_sandbox(self) -> None:
         buffer = io.BytesIO()
-        Image.fromarray(np.arange(300 * 200 * 3, dtype=np.uint8).reshape(200, 300, 3)).save(buffer, "JPEG")
+        pixels = np.arange(300 * 200 * 3, dtype=np.uint8).reshape(200, 300, 3)
+        Image.fromarray(pixels).save(buffer, "JPEG")
 
         def work() -> None:
             results: list[int] = []
-            threads = [threading.Thread(target=lambda: results.append(int(torch.ones(100, 100).sum()))) for _ in range(4)]
+
+            def compute() -> None:
+                results.append(int(torch.ones(100, 100).sum()))
+
+            threads = [threading.Thread(target=compute) for _ in range(4)]
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -151,9 +164,9 @@ class SandboxTest(unittest.TestCase):
             memory = mmap.mmap(-1, 64 << 20)
             memory[:5] = b"bytes"
 
-        self.assertEqual(inside(work), "")
+        self.assertEqual(run_locked(work), "")
 
-    def test_a_child_ends_with_its_parent(self) -> None:
+    def test_child_ends_with_its_parent(self) -> None:
         read, write = os.pipe()
         middle = os.fork()
         if middle == 0:
@@ -167,7 +180,7 @@ class SandboxTest(unittest.TestCase):
         os.kill(middle, signal.SIGKILL)
         os.waitpid(middle, 0)
         os.close(write)
-        # Its end of the pipe closes with it.
+        # The child's end of the pipe closes when the child ends.
         self.assertEqual(os.read(read, 1), b"", pid)
         os.close(read)
 

@@ -1,7 +1,8 @@
-"""Runs a function on a module as soon as that is imported, without importing it.
+"""Runs a callback when a module is imported, without importing the module.
 
-vLLM loads plugins in every process: engines, workers, the API server, short-lived ones that only look at a model's
-class. Importing the engine core takes seconds, and most of them never do.
+vLLM loads plugins in every process: engines, workers, the API server, and short-lived processes
+that only inspect a model's class. Importing the engine core takes seconds, and most of these
+processes never import it.
 """
 
 import importlib.abc
@@ -11,27 +12,30 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 
-def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
-    """Calls ``then`` with the module ``name``: now if it is imported already, else right after it is.
+def after_import(name: str, callback: Callable[[ModuleType], None]) -> None:
+    """Calls ``callback`` with the module ``name``: now if it is imported, else after its import.
 
-    Without effect if the same is already waited for. ``then`` must not raise: the import would fail.
+    Has no effect if the same callback already waits for the same module. ``callback`` must not
+    raise, because the import would fail.
     """
     module = sys.modules.get(name)
     if module is not None:
-        then(module)
-    elif not any(isinstance(finder, _Finder) and finder.waits_for(name, then) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder(name, then))
+        callback(module)
+        return
+    finders = (finder for finder in sys.meta_path if isinstance(finder, _CallbackFinder))
+    if not any(finder.waits_for(name, callback) for finder in finders):
+        sys.meta_path.insert(0, _CallbackFinder(name, callback))
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds its one module as the other finders do, with a loader that has one thing more to do."""
+class _CallbackFinder(importlib.abc.MetaPathFinder):
+    """A finder for one module: finds it as the other finders do, and extends its loader."""
 
-    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+    def __init__(self, name: str, callback: Callable[[ModuleType], None]) -> None:
         self._name = name
-        self._then = then
+        self._callback = callback
 
-    def waits_for(self, name: str, then: Callable[[ModuleType], None]) -> bool:
-        return self._name == name and self._then == then
+    def waits_for(self, name: str, callback: Callable[[ModuleType], None]) -> bool:
+        return self._name == name and self._callback == callback
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -43,22 +47,22 @@ class _Finder(importlib.abc.MetaPathFinder):
                 continue
             spec = finder.find_spec(fullname, path, target)
             if spec is not None:
-                self._extend(spec)
+                self._wrap_loader(spec)
                 return spec
         return None
 
-    def _extend(self, spec: ModuleSpec) -> None:
+    def _wrap_loader(self, spec: ModuleSpec) -> None:
         loader = spec.loader
         if loader is None:
             return
         exec_module = loader.exec_module
 
-        def exec_module_then(module: ModuleType) -> None:
+        def exec_module_with_callback(module: ModuleType) -> None:
             exec_module(module)
-            # An import that failed before this line can be tried again, so only now there is nothing to wait for.
+            # Only now, because a failed import can be repeated and needs this finder again.
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-            self._then(module)
+            self._callback(module)
 
-        # On this loader alone, not on its class: every module gets a loader of its own.
-        loader.exec_module = exec_module_then
+        # Replaces the method of this loader only: every module has a loader of its own.
+        loader.exec_module = exec_module_with_callback

@@ -1,12 +1,13 @@
-"""A connector of vLLM for embeddings between engines of one machine: who encodes leaves files, others load them.
+"""A vLLM connector for embeddings: encoding engines write files, engines of the machine load them.
 
-vLLM loads it by name (``ec_connector`` and ``ec_connector_module_path`` of ``--ec-transfer-config``), so nothing else
-of this package imports it. An instance lives in the engine's scheduler and one in each of its workers.
+vLLM loads it by name (``ec_connector`` and ``ec_connector_module_path`` of
+``--ec-transfer-config``), so no other module of this package imports it. The engine's scheduler
+and each of its workers have an instance.
 
-What keeps tokens right: a file is complete or not there; the scheduler looks into its header, and an item whose file
-is damaged or of another length counts as not found, so that this engine encodes it. A file that the worker then can't
-load although the scheduler has found it, as it is gone or memory is short, is encoded in the same step: its request
-has the item's data, too.
+Tokens stay correct because a file is either complete or absent. The scheduler checks its header.
+An item whose file is damaged or has another number of rows counts as not found, so this engine
+encodes it. A worker can fail to load a file that the scheduler has found, because the file is gone
+or memory is short. The item is then encoded in the same step: its request still has its data.
 """
 
 from dataclasses import dataclass, field
@@ -16,43 +17,48 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file, save
 from vllm.distributed import get_pcp_group, get_tensor_model_parallel_rank, get_tp_group
-from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorBase, ECConnectorMetadata, ECConnectorRole
+from vllm.distributed.ec_transfer.ec_connector.base import (
+    ECConnectorBase,
+    ECConnectorMetadata,
+    ECConnectorRole,
+)
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.utils.gpu_sync_debug import gpu_sync_allowed
 
-from chiasm_vllm.embedding_folder import TENSOR, EmbeddingFolder, Stored
+from chiasm_vllm.embedding_folder import TENSOR, EmbeddingFolder, StoredFile
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
-# Below "vllm", whose handlers print it like the engine's own lines.
+# A child of the logger "vllm", whose handlers print these lines like the engine's own.
 logger = init_logger("vllm.chiasm_vllm.embedding_store")
 
 
 @dataclass
 class StepItems(ECConnectorMetadata):
-    """What the scheduler tells the workers with a step."""
+    """The scheduler's instructions to the workers for one step."""
 
-    # Identifiers to load.
+    # The items to load, by identifier.
     loads: dict[str, "Load"] = field(default_factory=dict)
-    # Identifiers whose files are gone. A worker that still has their embeddings writes them again.
-    gone: list[str] = field(default_factory=list)
-    # The step's own ``scheduled_encoder_inputs``: indices of items by request. In the workers it is the same object, too,
-    # as both are pickled together. So items that are added here before the encoder runs are encoded.
+    # Identifiers without files. A worker that still has their embeddings writes them again.
+    missing_files: list[str] = field(default_factory=list)
+    # The step's own ``scheduled_encoder_inputs``: item indices by request. It is the same object
+    # in the workers too, because both are pickled together. Items that are added here before the
+    # encoder runs are encoded.
     encoder_inputs: dict[str, list[int]] = field(default_factory=dict)
 
     def encode(self, identifier: str) -> None:
-        """Has an item encoded in this step that could not be loaded."""
+        """Schedules an item that could not be loaded for encoding in this step."""
         load = self.loads[identifier]
         self.encoder_inputs.setdefault(load.request_id, []).append(load.index)
 
 
 @dataclass(frozen=True)
 class Load:
-    """The number of embeddings that an item must have, and its data: the item's index in a request."""
+    """An item to load: its number of embeddings, and its index in a request that has its data."""
 
     rows: int
     request_id: str
@@ -60,65 +66,79 @@ class Load:
 
 
 class EmbeddingStore(ECConnectorBase):
-    """``ec_connector_extra_config`` has ``folder``, and for those that write ``max_bytes``."""
+    """The connector. ``ec_connector_extra_config`` has ``folder``, and ``max_bytes`` to write."""
 
     def __init__(self, vllm_config: "VllmConfig", role: ECConnectorRole) -> None:
         super().__init__(vllm_config=vllm_config, role=role)
         settings = vllm_config.ec_transfer_config.ec_connector_extra_config
-        self._folder = EmbeddingFolder(_folder_of(settings), _max_bytes_of(settings) if self.is_producer else 0)
-        self._logged: set[object] = set()
-        # Of the step that is being scheduled: the request that is asked about, what was found, what is to be loaded.
-        self._asking: Request | None = None
+        folder = _parse_folder(settings)
+        max_bytes = _parse_max_bytes(settings) if self.is_producer else 0
+        self._folder = EmbeddingFolder(folder, max_bytes)
+        self._logged_causes: set[object] = set()
+        # The state of the step that is being scheduled: the request whose items vLLM looks up,
+        # the identifiers found, and the items to load.
+        self._current_request: Request | None = None
         self._found: set[str] = set()
         self._loads: dict[str, Load] = {}
 
     # In the scheduler.
 
     def ensure_cache_available(self, request: "Request", num_computed_tokens: int) -> bool:
-        """Nothing is ever on its way. vLLM calls this before it asks for a request's items, of which
-        ``has_cache_item`` is told no more than their identifiers."""
-        self._asking = request
+        """Notes the request and returns True: no transfer is ever in progress.
+
+        vLLM calls this before it calls ``has_cache_item`` for the request's items, which receives
+        only their identifiers.
+        """
+        self._current_request = request
         return True
 
     def has_cache_item(self, identifier: str) -> bool:
-        """Whether the item need not be encoded. If so, and it gets a place, the worker will load it."""
-        if self._stored(identifier, self._rows_of(identifier)) is None:
+        """Returns True if the item need not be encoded.
+
+        The worker loads it if vLLM then allocates space for it.
+        """
+        if self._find(identifier, self._expected_rows(identifier)) is None:
             self._found.discard(identifier)
             return False
         self._found.add(identifier)
         return True
 
     def update_state_after_alloc(self, request: "Request", index: int) -> None:
-        # What was answered above decides, not another look: vLLM has decided by it that it does not encode.
+        # Uses the result of `has_cache_item` instead of another lookup: vLLM has already decided
+        # by that result not to encode the item.
         identifier = request.mm_features[index].identifier
         if identifier in self._found:
-            self._loads[identifier] = Load(request.get_num_encoder_embeds(index), request.request_id, index)
+            rows = request.get_num_encoder_embeds(index)
+            self._loads[identifier] = Load(rows, request.request_id, index)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> StepItems:
         items = StepItems(self._loads, encoder_inputs=scheduler_output.scheduled_encoder_inputs)
         if self.is_producer:
-            items.gone = self._gone(scheduler_output)
-        self._asking, self._found, self._loads = None, set(), {}
+            items.missing_files = self._missing_files(scheduler_output)
+        self._current_request = None
+        self._found = set()
+        self._loads = {}
         return items
 
     def request_finished(self, request: "Request") -> tuple[bool, dict[str, Any] | None]:
-        """Of a producer: those of the request's items that are in the folder, with the bytes of their files.
+        """Returns a producer's stored items of the request, with the sizes of their files.
 
-        vLLM calls this when the request's last step has come back from the workers, so what they wrote is there.
+        vLLM calls this after the workers have completed the request's last step, so the files they
+        wrote exist.
         """
         if not self.is_producer:
             return False, None
         answer = {}
         for feature in request.mm_features:
-            stored = self._stored(feature.identifier, feature.mm_position.get_num_embeds())
+            stored = self._find(feature.identifier, feature.mm_position.get_num_embeds())
             if stored is not None:
-                # Somebody is about to be sent for it.
+                # Another engine is about to load it.
                 self._folder.touch(feature.identifier)
                 answer[feature.identifier] = {"bytes": stored.bytes}
         return False, answer or None
 
-    def _stored(self, identifier: str, rows: int | None) -> Stored | None:
-        """What is in the folder, unless it has another number of embeddings than the item."""
+    def _find(self, identifier: str, rows: int | None) -> StoredFile | None:
+        """Returns the item's file, unless it has another number of embeddings than the item."""
         stored = self._folder.find(identifier)
         if stored is not None and rows is not None and stored.shape[0] != rows:
             message = "%s has %d embeddings and not %d. It is not used."
@@ -126,39 +146,46 @@ class EmbeddingStore(ECConnectorBase):
             return None
         return stored
 
-    def _rows_of(self, identifier: str) -> int | None:
-        if self._asking is not None:
-            for feature in self._asking.mm_features:
+    def _expected_rows(self, identifier: str) -> int | None:
+        if self._current_request is not None:
+            for feature in self._current_request.mm_features:
                 if feature.identifier == identifier:
                     return feature.mm_position.get_num_embeds()
         return None
 
-    def _gone(self, scheduler_output: "SchedulerOutput") -> list[str]:
-        """Items without files that this step does not encode: the engine has them in its own cache, and the file was
-        retired. What is encoded in a later step is in no cache now, and the workers leave it."""
-        gone = []
+    def _missing_files(self, scheduler_output: "SchedulerOutput") -> list[str]:
+        """Returns the items without files that this step does not encode.
+
+        They are in the engine's own cache, and their files were retired. Items that a later step
+        encodes are included too. No cache has them yet, so the workers ignore them.
+        """
+        missing = []
         for request in scheduler_output.scheduled_new_reqs:
             encoded = scheduler_output.scheduled_encoder_inputs.get(request.req_id, ())
             for index, feature in enumerate(request.mm_features):
                 if index in encoded or feature.identifier in self._loads:
                     continue
-                if self._stored(feature.identifier, feature.mm_position.get_num_embeds()) is None:
-                    gone.append(feature.identifier)
-        return gone
+                if self._find(feature.identifier, feature.mm_position.get_num_embeds()) is None:
+                    missing.append(feature.identifier)
+        return missing
 
     # In the workers.
 
     def start_save_caches(self, **kwargs: Any) -> None:
         encoder_cache: dict[str, torch.Tensor] = kwargs["encoder_cache"]
-        for identifier in self._step_items().gone:
+        for identifier in self._step_items().missing_files:
             if identifier in encoder_cache:
                 self.save_caches(encoder_cache, identifier)
         if not self.is_consumer:
-            self._note_loads(encoder_cache)
+            self._cache_loads(encoder_cache)
 
-    def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **kwargs: Any) -> None:
-        """Writes an item that was encoded. What goes wrong is logged: then the item is not in the folder, that is
-        all."""
+    def save_caches(
+        self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **kwargs: Any
+    ) -> None:
+        """Writes an encoded item.
+
+        An error is logged and has one effect: the item is not in the folder.
+        """
         if self.is_producer and _is_writer():
             embeddings = encoder_cache[mm_hash].detach()
             if self._is_stored(mm_hash, embeddings):
@@ -167,36 +194,50 @@ class EmbeddingStore(ECConnectorBase):
                 self._write(mm_hash, embeddings)
 
     def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **kwargs: Any) -> None:
-        """Loads the step's items. Leaves those that can't be loaded to the encoder, which runs after this."""
+        """Loads the step's items. The encoder, which runs after this, encodes the failed ones."""
         items = self._step_items()
-        failed = [
+        failures = [
             not self._load_into(encoder_cache, identifier, load.rows, _device())
             for identifier, load in items.loads.items()
         ]
-        # An encoder is run by all ranks together.
-        for identifier, has_failed in zip(items.loads, _any_rank(failed), strict=True):
+        # All ranks run an encoder together.
+        for identifier, has_failed in zip(items.loads, _any_rank(failures), strict=True):
             if has_failed:
                 encoder_cache.pop(identifier, None)
                 items.encode(identifier)
 
-    def _note_loads(self, encoder_cache: dict[str, torch.Tensor]) -> None:
-        """In an engine that encodes only, the scheduler now believes that these are cached here, and nothing of the
-        engine will look at them. So a view of the file is enough, from which it can be written again later."""
+    def _cache_loads(self, encoder_cache: dict[str, torch.Tensor]) -> None:
+        """Caches views of the step's items, from which their files can be written again later.
+
+        In an engine that only encodes, the scheduler now counts these items as cached, and nothing
+        reads their embeddings. A view of the file is therefore enough.
+        """
         for identifier, load in self._step_items().loads.items():
             self._load_into(encoder_cache, identifier, load.rows, "cpu")
 
-    def _load_into(self, encoder_cache: dict[str, torch.Tensor], identifier: str, rows: int, device: str) -> bool:
-        """Loads an item unless it is cached. Returns whether it is in the cache now; logs each kind of failure once."""
+    def _load_into(
+        self, encoder_cache: dict[str, torch.Tensor], identifier: str, rows: int, device: str
+    ) -> bool:
+        """Loads an item unless it is cached. Returns True if it is in the cache now.
+
+        Logs each kind of failure once.
+        """
         if identifier in encoder_cache:
             return True
         try:
-            embeddings = _load_first(self._folder.places(identifier), device)
-            if embeddings.ndim != 2 or embeddings.shape[0] != rows or not embeddings.is_floating_point():
-                raise ValueError(f"it has {tuple(embeddings.shape)} of {embeddings.dtype} and not {rows} embeddings")
+            embeddings = _load_first(self._folder.candidate_paths(identifier), device)
+            if (
+                embeddings.ndim != 2
+                or embeddings.shape[0] != rows
+                or not embeddings.is_floating_point()
+            ):
+                shape = tuple(embeddings.shape)
+                raise ValueError(f"it has {shape} of {embeddings.dtype} and not {rows} embeddings")
         # Files raise OSError and SafetensorError, a lack of memory MemoryError and RuntimeError.
         except Exception as error:
             self._folder.remove_damaged(identifier, rows)
-            self._warn_once(type(error), "%s can't be loaded and is encoded where it is needed: %s.", identifier, error)
+            message = "%s can't be loaded and is encoded where it is needed: %s."
+            self._warn_once(type(error), message, identifier, error)
             return False
         encoder_cache[identifier] = embeddings
         self._folder.touch(identifier)
@@ -214,7 +255,7 @@ class EmbeddingStore(ECConnectorBase):
         # Files raise OSError, a lack of memory MemoryError and RuntimeError.
         except (OSError, MemoryError, RuntimeError) as error:
             cause = error.errno if isinstance(error, OSError) else type(error)
-            self._warn_once(("write", cause), "Storing %s met an error: %s.", identifier, error)
+            self._warn_once(("write", cause), "Failed to store %s: %s.", identifier, error)
 
     def _step_items(self) -> StepItems:
         items = self._get_connector_metadata()
@@ -222,50 +263,66 @@ class EmbeddingStore(ECConnectorBase):
         return items
 
     def _warn_once(self, cause: object, message: str, *arguments: object) -> None:
-        if cause not in self._logged:
-            self._logged.add(cause)
-            logger.warning(message + " More of this kind are not logged here.", *arguments)
+        if cause not in self._logged_causes:
+            self._logged_causes.add(cause)
+            logger.warning(
+                message + " Further failures of this kind are not logged here.", *arguments
+            )
 
 
-def _folder_of(settings: dict[str, Any]) -> str:
+def _parse_folder(settings: dict[str, Any]) -> str:
     folder = settings.get("folder")
     if not isinstance(folder, str) or not folder.startswith("/"):
-        raise ValueError('EmbeddingStore needs "folder" in ec_connector_extra_config, an absolute path')
+        raise ValueError(
+            'EmbeddingStore needs "folder" in ec_connector_extra_config, an absolute path'
+        )
     return folder
 
 
-def _max_bytes_of(settings: dict[str, Any]) -> int:
+def _parse_max_bytes(settings: dict[str, Any]) -> int:
     max_bytes = settings.get("max_bytes")
     if not isinstance(max_bytes, int) or max_bytes <= 0:
-        raise ValueError('EmbeddingStore needs "max_bytes" in ec_connector_extra_config, a number above 0')
+        raise ValueError(
+            'EmbeddingStore needs "max_bytes" in ec_connector_extra_config, a number above 0'
+        )
     return max_bytes
 
 
 def _is_writer() -> bool:
-    """All ranks have the same embeddings. Only those of the first pipeline stage encode at all."""
+    """Returns True in the one rank that writes.
+
+    All ranks have the same embeddings, and only those of the first pipeline stage encode at all.
+    """
     return get_tensor_model_parallel_rank() == 0 and get_pcp_group().rank_in_group == 0
 
 
 def _device() -> str:
     device = current_platform.device_type
-    # Without a number it would be the first device for each rank.
-    return f"{device}:{current_platform.current_device()}" if current_platform.is_cuda_alike() else device
+    if not current_platform.is_cuda_alike():
+        return device
+    # Without an index it would be the first device in each rank.
+    return f"{device}:{current_platform.current_device()}"
 
 
 def _any_rank(flags: list[bool]) -> list[bool]:
-    """Returns each flag, or True if it is True in any rank of this engine's first stage. All ranks call it together."""
+    """Returns each flag as True if it is True in any rank of this engine's first stage.
+
+    All ranks must call this together.
+    """
     if not flags:
         return flags
     reduced = torch.tensor(flags, dtype=torch.int32)
     for group in (get_tp_group(), get_pcp_group()):
         if group.world_size > 1:
-            torch.distributed.all_reduce(reduced, torch.distributed.ReduceOp.MAX, group=group.cpu_group)
+            torch.distributed.all_reduce(
+                reduced, torch.distributed.ReduceOp.MAX, group=group.cpu_group
+            )
     return [bool(flag) for flag in reduced.tolist()]
 
 
-def _load_first(places: list[Path], device: str) -> torch.Tensor:
-    """Loads the first of ``places`` that exists. Raises whatever loading raises."""
-    for path in places:
+def _load_first(paths: list[Path], device: str) -> torch.Tensor:
+    """Loads the first of ``paths`` that exists. Raises the errors of loading."""
+    for path in paths:
         try:
             with gpu_sync_allowed():
                 return load_file(path, device=device)[TENSOR]

@@ -1,4 +1,4 @@
-"""The frontend's side of an arena, written from docs/shared-memory.md and nothing else."""
+"""The frontend's side of an arena, implemented only from docs/shared-memory.md."""
 
 import fcntl
 import mmap
@@ -6,51 +6,64 @@ import os
 import secrets
 import struct
 
-FOLDER = "/dev/shm"
-TABLE_AT = 4096
+SHM_FOLDER = "/dev/shm"
+TABLE_OFFSET = 4096
 
 
 def own_start_time() -> int:
-    """Clock ticks since boot, the 22nd field of /proc/self/stat; the second one may contain spaces."""
+    """Returns this process's start time in clock ticks since boot.
+
+    It is the 22nd field of /proc/self/stat, whose second field may contain spaces.
+    """
     with open("/proc/self/stat") as stat:
         return int(stat.read().rpartition(")")[2].split()[19])
 
 
 class FrontendArena:
-    """Makes an arena file, lends its slots, and looks at what was returned."""
+    """An arena file that lends its slots and checks which leases were returned."""
 
     def __init__(self, leases: int = 8, slot_bytes: int = 1 << 20) -> None:
-        self.slots_at = -(-(TABLE_AT + 32 * leases) // 4096) * 4096
-        self.length = self.slots_at + slot_bytes
+        self.slots_offset = -(-(TABLE_OFFSET + 32 * leases) // 4096) * 4096
+        self.length = self.slots_offset + slot_bytes
         self.number = secrets.randbits(64)
         self.name = f"chiasm.{os.getpid()}.{own_start_time()}.{self.number:016x}"
-        self.path = os.path.join(FOLDER, self.name)
-        self.fd = os.open(FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        self.path = os.path.join(SHM_FOLDER, self.name)
+        self.fd = os.open(SHM_FOLDER, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.posix_fallocate(self.fd, 0, self.length)
         self.memory = mmap.mmap(self.fd, self.length)
-        header = (b"CHIASMSM", 1, leases, self.length, self.slots_at, os.getpid(), 0, own_start_time(), self.number)
+        header = (
+            b"CHIASMSM",
+            1,
+            leases,
+            self.length,
+            self.slots_offset,
+            os.getpid(),
+            0,
+            own_start_time(),
+            self.number,
+        )
         struct.pack_into("<8sIIQQIIQQ", self.memory, 0, *header)
-        # With a folder's descriptor, because only then os.link follows the symbolic link to the file without a name.
-        folder = os.open(FOLDER, os.O_RDONLY | os.O_DIRECTORY)
+        # os.link follows the symbolic link to the unnamed file only with a folder's descriptor.
+        folder = os.open(SHM_FOLDER, os.O_RDONLY | os.O_DIRECTORY)
         os.link(f"/proc/self/fd/{self.fd}", self.name, dst_dir_fd=folder, follow_symlinks=True)
         os.close(folder)
-        self._free_at = self.slots_at
+        self._free_offset = self.slots_offset
 
     def place(self, data: bytes) -> int:
-        """Writes ``data`` into a new slot; its offset."""
+        """Writes ``data`` to a new slot and returns the slot's offset."""
         alignment = 4096 if len(data) >= 64 << 10 else 64
-        offset = -(-self._free_at // alignment) * alignment
-        self._free_at = offset + len(data)
-        self.memory[offset : self._free_at] = data
+        offset = -(-self._free_offset // alignment) * alignment
+        self._free_offset = offset + len(data)
+        self.memory[offset : self._free_offset] = data
         return offset
 
     def lend(self, lease: int, offset: int, length: int) -> dict:
-        """Lends a slot for one sending; the handle."""
-        at = TABLE_AT + 32 * lease
-        (generation,) = struct.unpack_from("<I", self.memory, at + 4)
+        """Lends a slot for one message and returns the handle."""
+        entry = TABLE_OFFSET + 32 * lease
+        (generation,) = struct.unpack_from("<I", self.memory, entry + 4)
         generation = generation % (2**32 - 1) + 1
-        struct.pack_into("<IIQQ", self.memory, at, 1, generation, offset, length)
+        struct.pack_into("<IIQQ", self.memory, entry, 1, generation, offset, length)
         return {
             "chiasm": 1,
             "arena": f"{self.number:016x}",
@@ -62,21 +75,22 @@ class FrontendArena:
 
     def take_back(self, lease: int) -> None:
         assert self.is_returned(lease)
-        struct.pack_into("<I", self.memory, TABLE_AT + 32 * lease, 2)
+        struct.pack_into("<I", self.memory, TABLE_OFFSET + 32 * lease, 2)
 
-    def returned(self, lease: int) -> int:
-        return struct.unpack_from("<I", self.memory, TABLE_AT + 32 * lease + 24)[0]
+    def returned_generation(self, lease: int) -> int:
+        return struct.unpack_from("<I", self.memory, TABLE_OFFSET + 32 * lease + 24)[0]
 
     def is_returned(self, lease: int) -> bool:
-        (generation,) = struct.unpack_from("<I", self.memory, TABLE_AT + 32 * lease + 4)
+        (generation,) = struct.unpack_from("<I", self.memory, TABLE_OFFSET + 32 * lease + 4)
         assert generation != 0, f"lease {lease} was never lent"
-        return self.returned(lease) == generation
+        return self.returned_generation(lease) == generation
 
     def mappings(self) -> int:
-        """How often this process maps the file, our own mapping included."""
-        about = os.fstat(self.fd)
-        # An inode number alone may be a library's on another file system.
-        file = [f"{os.major(about.st_dev):02x}:{os.minor(about.st_dev):02x}", str(about.st_ino)]
+        """Returns how often this process maps the file, including this object's mapping."""
+        status = os.fstat(self.fd)
+        # The inode number alone may also be that of a library on another file system.
+        device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+        file = [device, str(status.st_ino)]
         with open("/proc/self/maps") as maps:
             return sum(line.split()[3:5] == file for line in maps)
 

@@ -1,4 +1,4 @@
-"""The input thread of a vLLM engine without a model: the engine's own code and sockets, and nothing behind them."""
+"""The input thread of a vLLM engine without a model: only the engine's own code and sockets."""
 
 import queue
 import tempfile
@@ -16,14 +16,20 @@ from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.v1.serial_utils import MsgpackEncoder
 
 TIMEOUT_S = 30
-ADD, UTILITY = b"\x00", b"\x03"
+ADD = b"\x00"
+UTILITY = b"\x03"
 IDENTITY = b"\x00\x00"
 
 
 class InputThread:
     """Runs ``process_input_sockets`` of a bare ``EngineCoreProc`` against a ROUTER socket."""
 
-    def __init__(self, core: ModuleType, receiver_cache_bytes: int = 1 << 20, tensor_ipc_receiver: Any = None) -> None:
+    def __init__(
+        self,
+        core: ModuleType,
+        receiver_cache_bytes: int = 1 << 20,
+        tensor_ipc_receiver: Any = None,
+    ) -> None:
         self.core = core
         engine = core.EngineCoreProc.__new__(core.EngineCoreProc)
         engine.engine_index = 0
@@ -44,7 +50,9 @@ class InputThread:
         self.router.bind(address)
         self.ready = threading.Event()
         arguments = ([address], None, IDENTITY, self.ready)
-        self.thread = threading.Thread(target=engine.process_input_sockets, args=arguments, daemon=True)
+        self.thread = threading.Thread(
+            target=engine.process_input_sockets, args=arguments, daemon=True
+        )
         self.thread.start()
         assert self.router.recv_multipart()[0] == IDENTITY
         assert self.ready.wait(TIMEOUT_S)
@@ -53,23 +61,33 @@ class InputThread:
         self.router.send_multipart([IDENTITY, kind, *frames])
 
     def add(self, request_id: str, features: list[dict], encoder: Any = None) -> None:
-        fields = [request_id, [1, 2, 3, 4], features, {"max_tokens": 1}, None, 0.0, None, None, None]
+        fields = [
+            request_id,
+            [1, 2, 3, 4],
+            features,
+            {"max_tokens": 1},
+            None,
+            0.0,
+            None,
+            None,
+            None,
+        ]
         self.send(ADD, (encoder or MsgpackEncoder()).encode(fields))
 
     def accepted(self) -> Any:
-        """The next request that got through the input thread."""
+        """Returns the next request that passed the input thread."""
         kind, (request, _) = self.engine.input_queue.get(timeout=TIMEOUT_S)
         assert kind == self.core.EngineCoreRequestType.ADD
         return request
 
     def refused(self) -> tuple[str, int]:
-        """Id and finish reason of the next request that the input thread itself has finished."""
+        """Returns the id and finish reason of the next request that the input thread has ended."""
         _, outputs = self.engine.output_queue.get(timeout=TIMEOUT_S)
         (output,) = outputs.outputs
         return output.request_id, output.finish_reason
 
     def call(self, method: str, *arguments: object) -> Any:
-        """A utility call, handled as in the engine's main loop."""
+        """Makes a utility call, handled as in the engine's main loop."""
         self.send(UTILITY, [msgspec.msgpack.encode([0, 17, method, arguments])])
         self.engine._handle_client_request(*self.engine.input_queue.get(timeout=TIMEOUT_S))
         client, outputs = self.engine.output_queue.get(timeout=TIMEOUT_S)
@@ -78,14 +96,14 @@ class InputThread:
         return output
 
     def close(self) -> None:
-        # The thread never ends by itself. It is a daemon, and waits for a message that never comes.
+        # The thread never ends. It is a daemon that waits for a message that never arrives.
         self.router.close()
         self.sockets.cleanup()
 
 
 @dataclass
 class Ready:
-    """Stands for EngineCoreReadyResponse, which needs a model."""
+    """A replacement for EngineCoreReadyResponse, which needs a model."""
 
     ready: bool = True
 
@@ -97,7 +115,10 @@ def receiver_cache(capacity: int) -> LruKeyReplicatedReceiverCache:
 
 
 def feature(mm_hash: str, pixels: object) -> dict:
-    """One image; ``pixels`` is a tensor in any of its forms on the wire, or None for "you have it"."""
+    """Returns the feature of an image.
+
+    ``pixels`` is a tensor in any of its wire formats, or None if the engine has it cached.
+    """
     data = None
     if pixels is not None:
         data = {"pixel_values": {"data": pixels, "field": ["batched", {"keep_on_cpu": False}]}}
@@ -110,5 +131,5 @@ def feature(mm_hash: str, pixels: object) -> dict:
     }
 
 
-def pixels_of(request: Any, index: int = 0) -> torch.Tensor:
+def request_pixels(request: Any, index: int = 0) -> torch.Tensor:
     return request.mm_features[index].data["pixel_values"].data

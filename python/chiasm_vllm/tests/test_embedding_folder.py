@@ -1,3 +1,5 @@
+"""Tests of the embedding folder, which need neither vLLM nor torch."""
+
 import json
 import os
 import tempfile
@@ -6,18 +8,18 @@ import time
 import unittest
 from pathlib import Path
 
-from chiasm_vllm.embedding_folder import EmbeddingFolder, Stored
+from chiasm_vllm.embedding_folder import EmbeddingFolder, StoredFile
 
 
 def embeddings(rows: int, width: int = 8, byte: int = 0) -> bytes:
-    """A file as safetensors writes it."""
+    """Returns a file as safetensors writes it."""
     length = rows * width * 2
     entry = {"dtype": "BF16", "shape": [rows, width], "data_offsets": [0, length]}
     header = json.dumps({"embeddings": entry}).encode()
     return len(header).to_bytes(8, "little") + header + bytes([byte]) * length
 
 
-FILE = len(embeddings(1, 2000))
+FILE_BYTES = len(embeddings(1, 2000))
 
 
 class FolderTest(unittest.TestCase):
@@ -27,25 +29,30 @@ class FolderTest(unittest.TestCase):
         self.path = Path(parent.name) / "made" / "here"
 
     def folder(self, files: int = 16) -> EmbeddingFolder:
-        """One that is bounded to some files of 4000 bytes, of which it frees an eighth at a time."""
-        return EmbeddingFolder(str(self.path), files * FILE)
+        """Returns a folder with room for ``files`` files of 4000 bytes of data.
 
-    def names(self, where: str = ".") -> set[str]:
-        return {path.name.removesuffix(".safetensors") for path in (self.path / where).iterdir() if path.is_file()}
+        It frees an eighth of this at a time.
+        """
+        return EmbeddingFolder(str(self.path), files * FILE_BYTES)
+
+    def names(self, subfolder: str = ".") -> set[str]:
+        files = (path for path in (self.path / subfolder).iterdir() if path.is_file())
+        return {path.name.removesuffix(".safetensors") for path in files}
 
     def write(self, folder: EmbeddingFolder, identifier: str, age: float = 0.0) -> None:
         folder.write(identifier, embeddings(1, 2000))
         self.age(identifier, age)
 
     def age(self, name: str, seconds: float) -> None:
-        then = time.time() - seconds
-        os.utime(self.path / f"{name}.safetensors", (then, then))
+        mtime = time.time() - seconds
+        os.utime(self.path / f"{name}.safetensors", (mtime, mtime))
 
-    def test_the_folder_is_made_for_its_user_alone(self) -> None:
+    def test_folder_is_created_for_this_user_only(self) -> None:
         self.folder()
-        self.assertEqual([os.stat(self.path / name).st_mode & 0o777 for name in (".", "retired")], [0o700, 0o700])
+        modes = [os.stat(self.path / name).st_mode & 0o777 for name in (".", "retired")]
+        self.assertEqual(modes, [0o700, 0o700])
 
-    def test_a_folder_that_others_may_write_into_is_refused(self) -> None:
+    def test_folder_writable_by_others_is_refused(self) -> None:
         self.path.mkdir(parents=True)
         for mode in (0o770, 0o702):
             self.path.chmod(mode)
@@ -54,38 +61,57 @@ class FolderTest(unittest.TestCase):
         self.path.chmod(0o755)
         self.folder()
 
-    def test_absurd_headers_are_not_found(self) -> None:
+    def test_file_with_absurd_header_is_not_found(self) -> None:
         folder = self.folder()
         good = {"dtype": "BF16", "shape": [1, 4], "data_offsets": [0, 8]}
 
-        def found(header: str | bytes, length: int | None = None, data: bytes = bytes(8)) -> Stored | None:
+        def find(header: str | bytes, length: int | None = None) -> StoredFile | None:
             text = header if isinstance(header, bytes) else header.encode()
             length = len(text) if length is None else length
-            (self.path / "a.safetensors").write_bytes(length.to_bytes(8, "little") + text + data)
+            content = length.to_bytes(8, "little") + text + bytes(8)
+            (self.path / "a.safetensors").write_bytes(content)
             return folder.find("a")
 
-        def tensor(**changes: object) -> Stored | None:
-            return found(json.dumps({"embeddings": good | changes}))
+        def find_changed(**changes: object) -> StoredFile | None:
+            return find(json.dumps({"embeddings": good | changes}))
 
-        self.assertEqual(tensor(), Stored((1, 4), 8 + len(json.dumps({"embeddings": good})) + 8))
-        inf, nan, huge = float("inf"), float("nan"), 10**4000
+        file_length = 8 + len(json.dumps({"embeddings": good})) + 8
+        self.assertEqual(find_changed(), StoredFile((1, 4), file_length))
+        inf = float("inf")
+        nan = float("nan")
+        huge = 10**4000
         for shape in (
-            [inf, 1], [nan, 4], [1.0, 4], [1e308, 1e308], [huge, 1], [huge, 0], [-1, -4], [0, 4], [True, 4], [1],
+            [inf, 1],
+            [nan, 4],
+            [1.0, 4],
+            [1e308, 1e308],
+            [huge, 1],
+            [huge, 0],
+            [-1, -4],
+            [0, 4],
+            [True, 4],
+            [1],
             [1, 2, 2],
-            ["x", 10**15], [[1], 10**15], [10**15, "x"], [None, 4], {}, "14", None,
+            ["x", 10**15],
+            [[1], 10**15],
+            [10**15, "x"],
+            [None, 4],
+            {},
+            "14",
+            None,
         ):
-            self.assertIsNone(tensor(shape=shape), shape)
+            self.assertIsNone(find_changed(shape=shape), shape)
         for offsets in ([0, inf], [0, huge], [-8, 0], [8, 16], [0], "08", None, [0, 9], [0, 7]):
-            self.assertIsNone(tensor(data_offsets=offsets), offsets)
+            self.assertIsNone(find_changed(data_offsets=offsets), offsets)
         others = ('{"embeddings": []}', '{"embeddings": null}')
         for dtype in ("BF17", "", None, [], {}, 2):
-            self.assertIsNone(tensor(dtype=dtype), dtype)
+            self.assertIsNone(find_changed(dtype=dtype), dtype)
         for header in (b"", b"\xff" * 100, "[" * 4000, "9" * 4000, "{}", "[]", "1", *others):
-            self.assertIsNone(found(header), header[:20])
+            self.assertIsNone(find(header), header[:20])
         for length in (0, 1, 2**63, 2**64 - 1):
-            self.assertIsNone(found(json.dumps({"embeddings": good}), length), length)
+            self.assertIsNone(find(json.dumps({"embeddings": good}), length), length)
 
-    def test_only_regular_files_are_found(self) -> None:
+    def test_irregular_files_are_not_found(self) -> None:
         folder = self.folder()
         os.mkfifo(self.path / "pipe.safetensors")
         (self.path / "folder.safetensors").mkdir()
@@ -95,10 +121,10 @@ class FolderTest(unittest.TestCase):
         for name in ("pipe", "folder", "link"):
             self.assertIsNone(folder.find(name), name)
             folder.remove_damaged(name, 1)
-        self.assertEqual(os.listdir("/proc/self/fd"), descriptors, "every file is closed")
+        self.assertEqual(os.listdir("/proc/self/fd"), descriptors, "a file is still open")
         self.assertIsNotNone(folder.find("good"))
 
-    def test_good_files_are_not_removed_as_damaged(self) -> None:
+    def test_good_file_is_not_removed_as_damaged(self) -> None:
         folder = self.folder()
         self.write(folder, "good")
         folder.remove_damaged("good", 1)
@@ -111,24 +137,35 @@ class FolderTest(unittest.TestCase):
         folder.remove_damaged("../good", 1)
         self.assertEqual(self.names(), set())
 
-    def test_what_was_written_is_found_and_nothing_else(self) -> None:
+    def test_written_file_is_found_by_its_identifier_only(self) -> None:
         folder = self.folder()
         folder.write("ab-_09", embeddings(3, 5))
-        self.assertEqual(folder.find("ab-_09"), Stored((3, 5), len(embeddings(3, 5))))
+        self.assertEqual(folder.find("ab-_09"), StoredFile((3, 5), len(embeddings(3, 5))))
         self.assertIsNone(folder.find("ab-_0"))
         self.assertEqual(os.stat(self.path / "ab-_09.safetensors").st_mode & 0o777, 0o600)
 
-    def test_what_is_no_identifier_never_reaches_the_file_system(self) -> None:
+    def test_invalid_identifier_never_reaches_file_system(self) -> None:
         folder = self.folder()
         self.path.with_name("outside.safetensors").write_bytes(embeddings(1))
-        for identifier in ("../outside", "a/b", "", ".", "a.b", "a\n", "ä", "lora:ab", "a" * 129, "a\0"):
+        for identifier in (
+            "../outside",
+            "a/b",
+            "",
+            ".",
+            "a.b",
+            "a\n",
+            "ä",
+            "lora:ab",
+            "a" * 129,
+            "a\0",
+        ):
             folder.write(identifier, embeddings(1))
             folder.touch(identifier)
             self.assertIsNone(folder.find(identifier), identifier)
-            self.assertEqual(folder.places(identifier), [], identifier)
+            self.assertEqual(folder.candidate_paths(identifier), [], identifier)
         self.assertEqual(self.names(), set())
 
-    def test_what_is_no_whole_file_of_embeddings_is_not_found(self) -> None:
+    def test_damaged_file_is_not_found(self) -> None:
         folder = self.folder()
         whole = embeddings(3)
         for damaged in (
@@ -151,14 +188,15 @@ class FolderTest(unittest.TestCase):
             (self.path / "a.safetensors").write_bytes(damaged)
             self.assertIsNone(folder.find("a"), damaged[:100])
 
-    def test_a_reader_sees_all_of_a_file_or_nothing(self) -> None:
+    def test_reader_never_sees_partial_file(self) -> None:
         folder = self.folder()
-        seen: list[object] = []
+        partial_reads: list[object] = []
         written = threading.Event()
 
         def read() -> None:
             while not written.is_set():
-                seen.append((self.path / "a.safetensors").exists() and folder.find("a") is None)
+                exists = (self.path / "a.safetensors").exists()
+                partial_reads.append(exists and folder.find("a") is None)
 
         reader = threading.Thread(target=read)
         reader.start()
@@ -166,9 +204,9 @@ class FolderTest(unittest.TestCase):
             folder.write("a", embeddings(1, 2000, byte))
         written.set()
         reader.join()
-        self.assertNotIn(True, seen)
+        self.assertNotIn(True, partial_reads)
 
-    def test_a_write_that_fails_raises_and_leaves_nothing(self) -> None:
+    def test_failed_write_raises_without_leftovers(self) -> None:
         folder = self.folder()
         (self.path / "a.safetensors").mkdir()
         with self.assertRaises(OSError):
@@ -177,7 +215,7 @@ class FolderTest(unittest.TestCase):
             folder.write("b", embeddings(15, 2000))
         self.assertEqual(self.names(), set())
 
-    def test_the_oldest_are_retired_and_can_still_be_had(self) -> None:
+    def test_oldest_files_are_retired_but_still_available(self) -> None:
         folder = self.folder()
         for number in range(14):
             self.write(folder, f"f{number}", age=1000 - number)
@@ -187,26 +225,26 @@ class FolderTest(unittest.TestCase):
         self.assertEqual(self.names("retired"), {"f1", "f2", "f3"})
         self.assertEqual(self.names(), {"f0", *(f"f{number}" for number in range(4, 17))})
         self.assertIsNone(folder.find("f1"))
-        self.assertEqual([path.exists() for path in folder.places("f1")], [False, True])
+        self.assertEqual([path.exists() for path in folder.candidate_paths("f1")], [False, True])
 
-    def test_the_bound_holds_and_the_folder_is_not_read_with_each_file(self) -> None:
+    def test_limit_holds_without_scan_for_each_file(self) -> None:
         folder = self.folder(files=80)
         scans = 0
-        tidy = folder.tidy
+        clean_up = folder.clean_up
 
         def counted() -> None:
             nonlocal scans
             scans += 1
-            tidy()
+            clean_up()
 
-        folder.tidy = counted
+        folder.clean_up = counted
         for number in range(400):
             self.write(folder, f"f{number}", age=1000 - number)
             self.assertLessEqual(len(self.names()), 80)
-        # With the first, and with each tenth.
+        # One for the first file, and one for every tenth.
         self.assertLessEqual(scans, 41)
 
-    def test_two_writers_of_one_folder_keep_within_the_bound_but_for_a_step_of_one(self) -> None:
+    def test_second_writer_exceeds_limit_by_one_step_at_most(self) -> None:
         writers = [self.folder(files=80), self.folder(files=80)]
         for number in range(400):
             self.write(writers[number % 2], f"f{number}", age=1000 - number)
@@ -217,41 +255,43 @@ class FolderTest(unittest.TestCase):
         self.write(folder, "a")
         self.write(folder, "b")
         for name, age in (("a", 125.0), ("b", 115.0)):
-            os.rename(self.path / f"{name}.safetensors", self.path / f"retired/{name}.safetensors")
+            file = f"{name}.safetensors"
+            os.rename(self.path / file, self.path / "retired" / file)
             self.age(f"retired/{name}", age)
-        folder.tidy()
+        folder.clean_up()
         self.assertEqual(self.names("retired"), {"b"})
 
-    def test_in_a_full_folder_they_are_deleted_sooner_but_not_at_once(self) -> None:
+    def test_full_folder_deletes_retired_files_sooner_not_at_once(self) -> None:
         folder = self.folder()
         for number, age in enumerate((60.0, 50.0, 15.0, 5.0, 1.0)):
             self.write(folder, f"r{number}")
-            os.rename(self.path / f"r{number}.safetensors", self.path / f"retired/r{number}.safetensors")
+            file = f"r{number}.safetensors"
+            os.rename(self.path / file, self.path / "retired" / file)
             self.age(f"retired/r{number}", age)
         for number in range(11):
             self.write(folder, f"f{number}")
-        folder.tidy()
+        folder.clean_up()
         # 14 fit.
         self.assertEqual(self.names("retired"), {"r2", "r3", "r4"})
         for number in range(11, 14):
             self.write(folder, f"f{number}")
-        folder.tidy()
+        folder.clean_up()
         self.assertEqual(self.names("retired"), {"r3", "r4"})
 
-    def test_a_file_is_retired_now_however_old_its_last_use_is(self) -> None:
+    def test_retirement_age_is_independent_of_last_use(self) -> None:
         folder = self.folder()
         for number in range(15):
             self.write(folder, f"f{number}", age=5000 - number)
-        folder.tidy()
+        folder.clean_up()
         self.assertEqual(self.names("retired"), {"f0"})
-        folder.tidy()
+        folder.clean_up()
         self.assertEqual(self.names("retired"), {"f0"})
 
-    def test_what_dead_writers_have_begun_is_removed(self) -> None:
+    def test_temporary_files_of_dead_writers_are_removed(self) -> None:
         folder = self.folder()
         for name, age in ((".tmp-1-a", 400.0), (".tmp-1-b", 200.0)):
             (self.path / name).write_bytes(b"half")
-            then = time.time() - age
-            os.utime(self.path / name, (then, then))
+            mtime = time.time() - age
+            os.utime(self.path / name, (mtime, mtime))
         self.write(folder, "a")
         self.assertEqual(self.names(), {"a", ".tmp-1-b"})

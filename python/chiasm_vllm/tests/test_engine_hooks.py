@@ -1,4 +1,4 @@
-"""Against vLLM's own engine core: its input thread, sockets, decoder, receiver cache. No model."""
+"""Tests with vLLM's own engine core: input thread, sockets, decoder, receiver cache; no model."""
 
 import gc
 import logging
@@ -20,9 +20,9 @@ import chiasm_vllm
 from chiasm_vllm import engine_hooks
 from chiasm_vllm.provider import Provider
 from tests.frontend_arena import FrontendArena
-from tests.input_thread import InputThread, feature, pixels_of
+from tests.input_thread import InputThread, feature, request_pixels
 
-# vLLM prints a stack for each request that it refuses, which is what most tests provoke.
+# vLLM prints a stack trace for each refused request, and most tests provoke refusals.
 logging.getLogger("vllm").setLevel(logging.CRITICAL)
 
 
@@ -31,7 +31,7 @@ def setUpModule() -> None:
 
 
 class HandlesOnEncode(OOBTensorConsumer):
-    """A frontend that lends a slot for each tensor that vLLM's own encoder comes by."""
+    """A frontend that lends a slot for each tensor that vLLM's own encoder encodes."""
 
     def __init__(self, frontend: FrontendArena) -> None:
         self.frontend = frontend
@@ -47,7 +47,7 @@ class HandlesOnEncode(OOBTensorConsumer):
 
 
 class DecoderTest(unittest.TestCase):
-    def test_an_item_with_handles_decodes_like_the_one_with_bytes(self) -> None:
+    def test_item_with_handles_decodes_like_item_with_bytes(self) -> None:
         frontend = FrontendArena()
         self.addCleanup(frontend.close)
         provider = Provider(None)
@@ -55,10 +55,13 @@ class DecoderTest(unittest.TestCase):
         shared = MultiModalSharedField(batch_size=1)
         item = MultiModalKwargsItem(
             pixel_values=MultiModalFieldElem(data=torch.rand(3, 40, 40), field=shared),
-            masks=MultiModalFieldElem(data=[torch.arange(5), torch.rand(2).to(torch.bfloat16)], field=shared),
+            masks=MultiModalFieldElem(
+                data=[torch.arange(5), torch.rand(2).to(torch.bfloat16)], field=shared
+            ),
             scale=MultiModalFieldElem(data=2.5, field=shared),
         )
-        frames = MsgpackEncoder(size_threshold=0, oob_tensor_consumer=HandlesOnEncode(frontend)).encode(item)
+        consumer = HandlesOnEncode(frontend)
+        frames = MsgpackEncoder(size_threshold=0, oob_tensor_consumer=consumer).encode(item)
         self.assertEqual(len(frames), 1)
         decoded = MsgpackDecoder(MultiModalKwargsItem, oob_tensor_provider=provider).decode(frames)
         self.assertIsNone(provider.take_failure())
@@ -83,18 +86,19 @@ class InputThreadTest(unittest.TestCase):
         self.addCleanup(self.frontend.close)
 
     def handle(self, lease: int, byte: int, length: int = 4096) -> list:
-        """A tensor of equal bytes by handle, in its form on the wire."""
+        """Returns the wire format of a tensor of equal bytes in a slot."""
         offset = self.frontend.place(bytes([byte]) * length)
         return ["uint8", [length], self.frontend.lend(lease, offset, length)]
 
-    def test_attach_is_a_utility_method_that_answers_or_fails(self) -> None:
+    def test_attach_succeeds_or_fails_as_utility_method(self) -> None:
         thread = self.start()
         answer = thread.call("chiasm_attach", self.frontend.name)
         self.assertIsNone(answer.failure_message)
         expected = {"plugin": chiasm_vllm.__version__, "layout": 1, "pid": os.getpid()}
         self.assertEqual(answer.result.result, expected)
-        # An engine has a scheduler, which this one lacks.
-        thread.engine.scheduler = types.SimpleNamespace(encoder_cache_manager=EncoderCacheManager(cache_size=1234))
+        # Unlike a real engine, this one has no scheduler yet.
+        manager = EncoderCacheManager(cache_size=1234)
+        thread.engine.scheduler = types.SimpleNamespace(encoder_cache_manager=manager)
         answer = thread.call("chiasm_attach", self.frontend.name)
         self.assertEqual(answer.result.result, expected | {"encoder_cache_tokens": 1234})
         for arguments, reason in (
@@ -108,7 +112,7 @@ class InputThreadTest(unittest.TestCase):
             self.assertIn("Call to chiasm_attach method failed: ", answer.failure_message)
             self.assertIn(reason, answer.failure_message)
 
-    def test_handles_and_bytes_arrive_alike(self) -> None:
+    def test_handle_arrives_like_bytes(self) -> None:
         thread = self.start()
         thread.call("chiasm_attach", self.frontend.name)
         thread.add("by-handle", [feature("a", self.handle(0, 7))])
@@ -116,9 +120,9 @@ class InputThreadTest(unittest.TestCase):
         thread.add("by-frame", [feature("b", torch.full([4096], 7, dtype=torch.uint8))])
         by_frame = thread.accepted()
         self.assertEqual((by_handle.request_id, by_frame.request_id), ("by-handle", "by-frame"))
-        self.assertTrue(torch.equal(pixels_of(by_handle), pixels_of(by_frame)))
+        self.assertTrue(torch.equal(request_pixels(by_handle), request_pixels(by_frame)))
 
-    def test_a_failed_handle_fails_its_request_and_no_other(self) -> None:
+    def test_failed_handle_fails_only_its_request(self) -> None:
         thread = self.start()
         thread.call("chiasm_attach", self.frontend.name)
         bad = self.handle(1, 1)
@@ -136,26 +140,29 @@ class InputThreadTest(unittest.TestCase):
                 self.assertEqual(thread.refused(), (f"bad-{round_}", FinishReason.ERROR))
                 request = thread.accepted()
                 self.assertEqual(request.request_id, f"good-{round_}")
-                self.assertEqual(pixels_of(request)[0], round_)
+                self.assertEqual(request_pixels(request)[0], round_)
         self.assertTrue(thread.engine.input_queue.empty() and thread.engine.output_queue.empty())
         self.assertTrue(thread.thread.is_alive())
 
-    def test_a_failed_request_leaves_the_receiver_cache_alone_and_returns_what_it_had(self) -> None:
+    def test_failed_request_returns_leases_without_cache_change(self) -> None:
         thread = self.start()
         thread.call("chiasm_attach", self.frontend.name)
         thread.add("first", [feature("kept", self.handle(0, 5))])
         thread.accepted()
         bad = self.handle(1, 1)
         bad[0] = "complex64"
-        thread.add("bad", [feature("new", self.handle(2, 2)), feature("kept", self.handle(3, 3)), feature("c", bad)])
+        new = feature("new", self.handle(2, 2))
+        kept = feature("kept", self.handle(3, 3))
+        thread.add("bad", [new, kept, feature("c", bad)])
         self.assertEqual(thread.refused(), ("bad", FinishReason.ERROR))
-        # No further message has come, and all that was lent for the refused one is back.
-        self.assertEqual([self.frontend.is_returned(lease) for lease in range(4)], [False, True, True, True])
+        # All leases of the refused request are returned without a further message.
+        returned = [self.frontend.is_returned(lease) for lease in range(4)]
+        self.assertEqual(returned, [False, True, True, True])
         self.assertNotIn("new", thread.engine.mm_receiver_cache._cache)
         thread.add("from-cache", [feature("kept", None)])
-        self.assertEqual(pixels_of(thread.accepted()).unique().tolist(), [5])
+        self.assertEqual(request_pixels(thread.accepted()).unique().tolist(), [5])
 
-    def test_a_lease_is_returned_when_the_receiver_cache_evicts_its_view(self) -> None:
+    def test_receiver_cache_eviction_returns_lease(self) -> None:
         thread = self.start(receiver_cache_bytes=3 * 4096)
         thread.call("chiasm_attach", self.frontend.name)
         for lease in range(3):
@@ -163,13 +170,13 @@ class InputThreadTest(unittest.TestCase):
             thread.accepted()
         self.assertEqual([self.frontend.is_returned(lease) for lease in range(3)], [False] * 3)
         thread.add("hit", [feature("h0", None)])
-        self.assertEqual(pixels_of(thread.accepted()).unique().tolist(), [0])
+        self.assertEqual(request_pixels(thread.accepted()).unique().tolist(), [0])
         thread.add("evicts-h1", [feature("h3", self.handle(3, 3))])
         thread.accepted()
         returned = [self.frontend.is_returned(lease) for lease in range(4)]
         self.assertEqual(returned, [False, True, False, False])
 
-    def test_a_second_frontend_gets_its_own_arena_and_the_first_is_unmapped(self) -> None:
+    def test_second_frontend_replaces_arena_of_first(self) -> None:
         thread = self.start()
         thread.engine.scheduler = types.SimpleNamespace(has_unfinished_requests=lambda: False)
         thread.engine.model_executor = types.SimpleNamespace(reset_mm_cache=lambda: None)
@@ -178,55 +185,62 @@ class InputThreadTest(unittest.TestCase):
         running = thread.accepted()
         self.frontend.remove_name()
 
-        # What a frontend that takes the engine over does first. A request of the former one still runs.
+        # A frontend resets this cache first when it takes over an engine. A request of the previous
+        # frontend is still running.
         self.assertIsNone(thread.call("reset_mm_cache").failure_message)
         second = FrontendArena()
         self.addCleanup(second.close)
         self.assertIsNone(thread.call("chiasm_attach", second.name).failure_message)
-        thread.add("new", [feature("kept", ["uint8", [4], second.lend(0, second.place(b"new!"), 4)])])
-        self.assertEqual(bytes(pixels_of(thread.accepted())), b"new!")
-        self.assertEqual(pixels_of(running).unique().tolist(), [5])
+        handle = second.lend(0, second.place(b"new!"), 4)
+        thread.add("new", [feature("kept", ["uint8", [4], handle])])
+        self.assertEqual(bytes(request_pixels(thread.accepted())), b"new!")
+        self.assertEqual(request_pixels(running).unique().tolist(), [5])
         self.assertEqual((self.frontend.mappings(), second.mappings()), (2, 2))
         del running
         gc.collect()
         self.assertTrue(self.frontend.is_returned(0))
-        self.assertEqual((self.frontend.mappings(), second.mappings()), (1, 2), "this test's own is left of the first")
+        # Only this test's own mapping of the first arena is left.
+        self.assertEqual((self.frontend.mappings(), second.mappings()), (1, 2))
         thread.add("from-cache", [feature("kept", None)])
-        self.assertEqual(bytes(pixels_of(thread.accepted())), b"new!")
+        self.assertEqual(bytes(request_pixels(thread.accepted())), b"new!")
 
-    def test_handles_before_an_arena_fail_and_bytes_still_work(self) -> None:
+    def test_handle_without_arena_fails_but_bytes_work(self) -> None:
         thread = self.start()
         thread.add("too-early", [feature("a", self.handle(0, 7))])
         self.assertEqual(thread.refused(), ("too-early", FinishReason.ERROR))
         thread.add("bytes", [feature("a", torch.zeros(4, dtype=torch.uint8))])
         self.assertEqual(thread.accepted().request_id, "bytes")
 
-    def test_the_engines_own_provider_still_gets_its_maps(self) -> None:
-        thread = self.start(tensor_ipc_receiver=lambda dtype, shape, fields: torch.full(shape, fields["value"]))
+    def test_foreign_maps_reach_engines_own_provider(self) -> None:
+        thread = self.start(
+            tensor_ipc_receiver=lambda dtype, shape, fields: torch.full(shape, fields["value"])
+        )
         thread.add("own", [feature("a", ["int64", [3], {"value": 4}])])
-        self.assertEqual(pixels_of(thread.accepted()).tolist(), [4, 4, 4])
+        self.assertEqual(request_pixels(thread.accepted()).tolist(), [4, 4, 4])
 
-    def test_what_fails_in_a_message_that_is_never_preprocessed_is_forgotten(self) -> None:
+    def test_failure_of_unpreprocessed_message_is_cleared(self) -> None:
         provider = Provider(None)
         decoder = core.MsgpackDecoder(core.EngineCoreRequest, oob_tensor_provider=provider)
         no_arena = feature("a", self.handle(0, 1))
-        broken = ["id", [1], [no_arena], {"max_tokens": "many"}, None, 0.0, None, None, None]
+        params = {"max_tokens": "many"}
+        broken = ["id", [1], [no_arena], params, None, 0.0, None, None, None]
         with self.assertRaises(Exception):
             decoder.decode(MsgpackEncoder().encode(broken))
-        whole = ["id", [1], [feature("a", torch.zeros(4))], {"max_tokens": 1}, None, 0.0, None, None, None]
+        features = [feature("a", torch.zeros(4))]
+        whole = ["id", [1], features, {"max_tokens": 1}, None, 0.0, None, None, None]
         decoder.decode(MsgpackEncoder().encode(whole))
         self.assertIsNone(provider.take_failure())
 
 
 class PatchTest(unittest.TestCase):
-    def test_registering_again_changes_nothing(self) -> None:
+    def test_second_register_has_no_effect(self) -> None:
         names = ("process_input_sockets", "preprocess_add_request", "chiasm_attach")
         before = [getattr(core.EngineCoreProc, name) for name in names] + [core.MsgpackDecoder]
         chiasm_vllm.register()
         after = [getattr(core.EngineCoreProc, name) for name in names] + [core.MsgpackDecoder]
         self.assertEqual(before, after)
 
-    def test_an_engine_core_that_is_built_otherwise_stays_as_it_is(self) -> None:
+    def test_unknown_engine_core_is_not_patched(self) -> None:
         def without(name: str) -> types.SimpleNamespace:
             other = engine_core_like_vllms()
             if hasattr(other, name):
@@ -245,7 +259,7 @@ class PatchTest(unittest.TestCase):
             other.EngineCoreProc.process_input_sockets = lambda self: None
             return other
 
-        self.assertIsNone(engine_hooks.what_is_missing(engine_core_like_vllms()))
+        self.assertIsNone(engine_hooks.find_missing(engine_core_like_vllms()))
         for other in (
             types.SimpleNamespace(),
             without("EngineCoreProc"),
@@ -264,7 +278,7 @@ class PatchTest(unittest.TestCase):
 
 
 def engine_core_like_vllms() -> types.SimpleNamespace:
-    """What the patches look at in vllm/v1/engine/core.py, free to be taken apart."""
+    """Returns the parts of vllm/v1/engine/core.py that the patches use, free to be modified."""
 
     class MsgpackDecoder:
         def __init__(self, oob_tensor_provider: object = None) -> None:
@@ -296,7 +310,7 @@ def engine_core_like_vllms() -> types.SimpleNamespace:
 
 
 class ProcessTest(unittest.TestCase):
-    """How the patches get into a process, by its start method."""
+    """Patching in processes with different start methods."""
 
     def run_python(self, source: str) -> str:
         script = textwrap.dedent(source)
@@ -310,7 +324,7 @@ class ProcessTest(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout
 
-    def test_registering_imports_no_engine_core_and_patches_it_when_it_comes_also_in_a_fork(self) -> None:
+    def test_engine_core_is_patched_on_import_in_forked_process(self) -> None:
         out = self.run_python(
             """
             import os, sys
@@ -321,7 +335,8 @@ class ProcessTest(unittest.TestCase):
             print(len(sys.meta_path) == finders, "vllm.v1.engine.core" in sys.modules, flush=True)
             if os.fork() == 0:
                 import vllm.v1.engine.core as core
-                waiting = any(type(finder).__module__.startswith("chiasm_vllm") for finder in sys.meta_path)
+                modules = [type(finder).__module__ for finder in sys.meta_path]
+                waiting = any(module.startswith("chiasm_vllm") for module in modules)
                 print(hasattr(core.EngineCoreProc, "chiasm_attach"), not waiting, flush=True)
                 os._exit(0)
             sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
@@ -329,7 +344,7 @@ class ProcessTest(unittest.TestCase):
         )
         self.assertEqual(out.split()[-4:], ["True", "False", "True", "True"])
 
-    def test_a_vllm_without_what_is_imported_from_it_still_starts(self) -> None:
+    def test_vllm_without_required_modules_still_starts(self) -> None:
         out = self.run_python(
             """
             import sys, types

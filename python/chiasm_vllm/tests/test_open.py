@@ -1,13 +1,15 @@
+"""Tests of opening arenas."""
+
 import os
 import struct
 import unittest
 
 from chiasm_vllm.arena import Arena
-from tests.frontend_arena import FOLDER, FrontendArena, own_start_time
+from tests.frontend_arena import SHM_FOLDER, FrontendArena, own_start_time
 
 
 class OpenTest(unittest.TestCase):
-    """What is opened, and what is refused, before anything in it is used."""
+    """Files that are opened or refused before their content is used."""
 
     def setUp(self) -> None:
         self.frontend = FrontendArena()
@@ -18,12 +20,12 @@ class OpenTest(unittest.TestCase):
             Arena(self.frontend.name)
         self.assertEqual(self.frontend.mappings(), 1)
 
-    def test_a_whole_arena_opens(self) -> None:
+    def test_valid_arena_opens(self) -> None:
         arena = Arena(self.frontend.name)
         self.assertEqual((arena.leases, arena.length), (8, self.frontend.length))
         self.assertEqual(arena.number, f"{self.frontend.number:016x}")
 
-    def test_only_names_of_arenas_are_opened(self) -> None:
+    def test_invalid_arena_name_is_refused(self) -> None:
         name = self.frontend.name
         for other in (
             "",
@@ -32,7 +34,7 @@ class OpenTest(unittest.TestCase):
             f"{name}0",
             f"{name}\n",
             f"./{name}",
-            f"{FOLDER}/{name}",
+            f"{SHM_FOLDER}/{name}",
             f"../shm/{name}",
             name.upper(),
             f"chiasm.١.2.{'0' * 16}",
@@ -44,12 +46,12 @@ class OpenTest(unittest.TestCase):
             with self.subTest(other), self.assertRaisesRegex(ValueError, "an arena is named"):
                 Arena(other)
 
-    def test_an_arena_that_is_not_there_is_an_os_error(self) -> None:
+    def test_missing_arena_is_os_error(self) -> None:
         self.frontend.remove_name()
         with self.assertRaises(FileNotFoundError):
             Arena(self.frontend.name)
 
-    def test_a_symbolic_link_is_not_followed(self) -> None:
+    def test_symbolic_link_is_refused(self) -> None:
         target = f"{self.frontend.path}.target"
         os.rename(self.frontend.path, target)
         self.addCleanup(os.unlink, target)
@@ -57,7 +59,7 @@ class OpenTest(unittest.TestCase):
         with self.assertRaisesRegex(OSError, "symbolic links"):
             Arena(self.frontend.name)
 
-    def test_a_folder_is_not_an_arena(self) -> None:
+    def test_folder_is_refused(self) -> None:
         self.frontend.remove_name()
         os.mkdir(self.frontend.path, 0o600)
         self.addCleanup(os.rmdir, self.frontend.path)
@@ -65,33 +67,34 @@ class OpenTest(unittest.TestCase):
             Arena(self.frontend.name)
         self.frontend.path = ""
 
-    def test_a_pipe_is_not_an_arena(self) -> None:
+    def test_pipe_is_refused(self) -> None:
         self.frontend.remove_name()
         os.mkfifo(self.frontend.path, 0o600)
         self.assert_refused("not a regular file")
 
-    def test_a_file_that_others_may_open_is_refused(self) -> None:
+    def test_file_with_other_mode_is_refused(self) -> None:
         for mode in (0o644, 0o660, 0o606, 0o700, 0o4600):
             with self.subTest(oct(mode)):
                 os.fchmod(self.frontend.fd, mode)
                 self.assert_refused(f"mode {mode:04o}")
 
     @unittest.skipUnless(os.geteuid() == 0, "only root can give a file away")
-    def test_a_file_of_another_user_is_refused(self) -> None:
+    def test_file_of_another_user_is_refused(self) -> None:
         os.fchown(self.frontend.fd, 4242, -1)
         self.assert_refused("belongs to user 4242")
 
-    def test_each_word_of_the_header_is_checked(self) -> None:
-        length, slots_at = self.frontend.length, self.frontend.slots_at
-        for at, form, value, reason in (
+    def test_invalid_header_word_is_refused(self) -> None:
+        length = self.frontend.length
+        slots_offset = self.frontend.slots_offset
+        for offset, form, value, reason in (
             (0, "8s", b"CHIASMSN", "is not an arena"),
             (8, "I", 2, "layout 2"),
             (8, "I", 0, "layout 0"),
             (12, "I", 0xFFFF_FFFF, "leases"),
-            (12, "I", (slots_at - 4096) // 32 + 1, "leases"),
+            (12, "I", (slots_offset - 4096) // 32 + 1, "leases"),
             (16, "Q", length - 1, "bytes long"),
             (16, "Q", length + 4096, "bytes long"),
-            (24, "Q", slots_at + 64, "has its slots at"),
+            (24, "Q", slots_offset + 64, "has its slots at"),
             (24, "Q", 0, "has its slots at"),
             (24, "Q", 4096, "has its slots at"),
             (24, "Q", -(-length // 4096) * 4096 + 4096, "has its slots at"),
@@ -100,14 +103,14 @@ class OpenTest(unittest.TestCase):
             (40, "Q", own_start_time() + 1, "another owner"),
             (48, "Q", self.frontend.number ^ 1, "another owner or number"),
         ):
-            with self.subTest(at=at, value=value):
-                (right,) = struct.unpack_from(f"<{form}", self.frontend.memory, at)
-                struct.pack_into(f"<{form}", self.frontend.memory, at, value)
+            with self.subTest(offset=offset, value=value):
+                (correct,) = struct.unpack_from(f"<{form}", self.frontend.memory, offset)
+                struct.pack_into(f"<{form}", self.frontend.memory, offset, value)
                 self.assert_refused(reason)
-                struct.pack_into(f"<{form}", self.frontend.memory, at, right)
+                struct.pack_into(f"<{form}", self.frontend.memory, offset, correct)
         Arena(self.frontend.name)
 
-    def test_a_file_shorter_than_its_header_says_is_refused(self) -> None:
+    def test_file_shorter_than_header_says_is_refused(self) -> None:
         for length in (self.frontend.length - 4096, 4096, 4095, 56, 55, 0):
             with self.subTest(length):
                 os.ftruncate(self.frontend.fd, length)

@@ -1,1 +1,1 @@
-"""One module per image family: its model directories, the sizes tried with each, and the plans of its arithmetic."""
+"""One module per image family: model directories, the trials of each, and plans of sizes alone."""

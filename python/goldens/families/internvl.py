@@ -1,14 +1,23 @@
-"""InternVL in the Hugging Face format: tiles of one size on the grid of the nearest proportions, and a thumbnail."""
+"""InternVL in the Hugging Face format: tiles on the grid of the nearest ratio, and a thumbnail."""
 
 import random
 
 from transformers.models.got_ocr2.image_processing_got_ocr2 import get_optimal_tiled_canvas
 
 from families import llava
-from families.family import FEW, Family, Model, changed, plain, with_random
+from families.family import (
+    FEW_SIZES,
+    Family,
+    Model,
+    with_changes,
+    without_kwargs,
+    with_random_sizes,
+)
 
-PREPROCESSOR, PROCESSOR = llava.PREPROCESSOR, llava.PROCESSOR
-IMAGENET_MEAN, IMAGENET_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+PREPROCESSOR = llava.PREPROCESSOR
+PROCESSOR = llava.PROCESSOR
+IMAGENET_MEAN = [0.485, 0.456, 0.406]
+IMAGENET_STD = [0.229, 0.224, 0.225]
 TILE = 448
 VOCABULARY = {
     "<|endoftext|>": 151643, "<|im_start|>": 151644, "<|im_end|>": 151645,
@@ -25,7 +34,7 @@ TOKENIZER = {
 
 
 def config(**changes) -> dict:
-    """config.json of InternVL3-8B-hf, reduced to what concerns images."""
+    """Returns the image settings in config.json of InternVL3-8B-hf, with changes."""
     vision = {
         "hidden_size": 1024,
         "image_size": [TILE, TILE],
@@ -41,16 +50,20 @@ def config(**changes) -> dict:
         "image_seq_length": 256,
         "image_token_id": 151667,
         "model_type": "internvl",
-        "text_config": {"model_type": "qwen2", "vocab_size": 151680, "max_position_embeddings": 32768},
-        "vision_config": changed(vision, **changes.pop("vision", {})),
+        "text_config": {
+            "model_type": "qwen2",
+            "vocab_size": 151680,
+            "max_position_embeddings": 32768,
+        },
+        "vision_config": with_changes(vision, **changes.pop("vision", {})),
         "vision_feature_layer": -1,
         "vision_feature_select_strategy": "default",
     }
-    return changed(settings, **changes)
+    return with_changes(settings, **changes)
 
 
 def image_processor(**changes) -> dict:
-    """preprocessor_config.json of InternVL3-8B-hf."""
+    """Returns preprocessor_config.json of InternVL3-8B-hf, with changes."""
     settings = {
         "crop_size": None,
         "crop_to_patches": False,
@@ -69,20 +82,23 @@ def image_processor(**changes) -> dict:
         "rescale_factor": llava.RESCALE,
         "size": {"height": TILE, "width": TILE},
     }
-    return changed(settings, **changes)
+    return with_changes(settings, **changes)
 
 
 def processor(**changes) -> dict:
-    return changed({"image_seq_length": 256, "processor_class": "InternVLProcessor"}, **changes)
+    return with_changes(
+        {"image_seq_length": 256, "processor_class": "InternVLProcessor"}, **changes
+    )
 
 
-# Proportions of the grids and ties between them, small and large enough for more tiles.
-MAIN = with_random("internvl", 8) + [
-    (449, 448), (700, 400), (800, 600), (896, 448), (1344, 448), (1000, 400), (150, 100), (1200, 800),
+# The grids' aspect ratios and ties between them, for few and for many tiles.
+MAIN_SIZES = with_random_sizes("internvl", 8) + [
+    (449, 448), (700, 400), (800, 600), (896, 448), (1344, 448), (1000, 400), (150, 100),
+    (1200, 800),
 ]  # fmt: skip
-OFF = {"crop_to_patches": False}
+WITHOUT_TILES = {"crop_to_patches": False}
 KWARGS = [
-    OFF,
+    WITHOUT_TILES,
     {"max_patches": 4},
     {"max_patches": 1},
     {"min_patches": 3},
@@ -95,20 +111,31 @@ KWARGS = [
 
 
 def models() -> dict[str, Model]:
-    def model(preprocessor: dict, trials=plain(FEW), processor_file: dict | None = processor(), full=False, **changes):
+    def model(
+        preprocessor: dict,
+        trials=without_kwargs(FEW_SIZES),
+        processor_file: dict | None = processor(),
+        full=False,
+        **changes,
+    ):
         files = {"config.json": config(**changes), PREPROCESSOR: preprocessor}
         if processor_file is not None:
             files[PROCESSOR] = processor_file
         return Model(files, VOCABULARY, trials, tokenizer_settings=TOKENIZER, full=full)
 
-    nested = {PROCESSOR: processor(image_processor=image_processor(processor_class=...)), "config.json": config()}
-    small = plain([(61, 83), (500, 337), (301, 700)])
+    nested = {
+        PROCESSOR: processor(image_processor=image_processor(processor_class=...)),
+        "config.json": config(),
+    }
+    small = without_kwargs([(61, 83), (500, 337), (301, 700)])
     kwargs = [(size, kwargs) for kwargs in KWARGS for size in [(61, 83), (700, 337)]]
     return {
-        "internvl3_8b": model(image_processor(), plain(MAIN) + kwargs, full=True),
+        "internvl3_8b": model(image_processor(), without_kwargs(MAIN_SIZES) + kwargs, full=True),
         "new_file": Model(nested, VOCABULARY, small, tokenizer_settings=TOKENIZER),
         "not_fast": model(image_processor(image_processor_type="GotOcr2ImageProcessor"), small),
-        "defaults": model({"image_processor_type": "GotOcr2ImageProcessor"}, small, processor_file=None),
+        "defaults": model(
+            {"image_processor_type": "GotOcr2ImageProcessor"}, small, processor_file=None
+        ),
         "defaults_and_tower": model(
             {"image_processor_type": "GotOcr2ImageProcessor"},
             small,
@@ -116,7 +143,7 @@ def models() -> dict[str, Model]:
             vision={"image_size": [384, 384], "patch_size": [14, 14]},
             image_seq_length=169,
         ),
-        # On in the file or not: the processor's own default wins.
+        # The processor's own default takes precedence over the file.
         "crop_to_patches": model(image_processor(crop_to_patches=True), small),
         "max_patches_3": model(image_processor(max_patches=3)),
         "min_patches_4": model(image_processor(min_patches=4)),
@@ -124,12 +151,14 @@ def models() -> dict[str, Model]:
         "lanczos": model(image_processor(resample=1), small),
         "no_normalize": model(image_processor(do_normalize=False), small),
         "no_resize": model(image_processor(do_resize=False), small),
-        "shorter_sequence": model(image_processor(), small, processor_file=processor(image_seq_length=64)),
+        "shorter_sequence": model(
+            image_processor(), small, processor_file=processor(image_seq_length=64)
+        ),
     }
 
 
-def sizes(rng: random.Random, tile: int) -> tuple[int, int]:
-    """Sizes of images; some halfway between the proportions of two grids."""
+def random_size(rng: random.Random, tile: int) -> tuple[int, int]:
+    """Returns a random image size; half of them lie halfway between the ratios of two grids."""
     width, height = (max(1, round(2 ** rng.uniform(0, 12.5))) for _ in range(2))
     if rng.random() < 0.5:
         first, second = (rng.randint(1, 12) / rng.randint(1, 6) for _ in range(2))
@@ -143,21 +172,29 @@ def plans() -> tuple[list[str], list[list]]:
     rows = []
     for _ in range(1000):
         tile = rng.choice([TILE, TILE, 384])
-        least, most = rng.choice([(1, 12), (1, 12), (1, 12), (1, 6), (1, 40), (4, 12), (2, 2), (1, 1), (3, 2)])
-        width, height = sizes(rng, tile)
-        columns, lines = get_optimal_tiled_canvas((height, width), (tile, tile), least, most)
-        rows.append([width, height, tile, least, most, columns, lines])
+        min_tiles, max_tiles = rng.choice(
+            [(1, 12), (1, 12), (1, 12), (1, 6), (1, 40), (4, 12), (2, 2), (1, 1), (3, 2)]
+        )
+        width, height = random_size(rng, tile)
+        columns, lines = get_optimal_tiled_canvas(
+            (height, width), (tile, tile), min_tiles, max_tiles
+        )
+        rows.append([width, height, tile, min_tiles, max_tiles, columns, lines])
     return ["width", "height", "tile", "min_patches", "max_patches", "columns", "rows"], rows
 
 
-def fits(settings: dict, _size, case: dict) -> bool:
-    """InternS1ImagePixelInputs wants the vision tower's own size; a tile becomes a quarter of its patches."""
+def engine_accepts(settings: dict, _size, case: dict) -> bool:
+    """Returns True if the item has the vision tower's size and the right number of embeddings.
+
+    InternS1ImagePixelInputs takes no other size. A tile has one embedding per four patches.
+    """
     height, width = settings["vision_config"]["image_size"]
     shape = case["tensors"]["pixel_values"]["shape"]
-    patch, ratio = settings["vision_config"]["patch_size"][0], settings["downsample_ratio"]
+    patch = settings["vision_config"]["patch_size"][0]
+    ratio = settings["downsample_ratio"]
     embeddings = sum(count for _, count, embeds in case["placeholder"] if embeds)
     per_tile = int(height // patch * ratio) * int(width // patch * ratio)
     return shape[-2:] == [height, width] and embeddings == shape[0] * per_tile
 
 
-FAMILY = Family(prompt="<IMG_CONTEXT>", models=models(), fits=fits, plans=plans)
+FAMILY = Family(prompt="<IMG_CONTEXT>", models=models(), engine_accepts=engine_accepts, plans=plans)

@@ -1,4 +1,4 @@
-"""Llama 4: tiles on the canvas that fits best, normalised in bfloat16, and the whole image as one more tile."""
+"""Llama 4: tiles on the best canvas and the whole image as another tile, normalized in bfloat16."""
 
 import random
 
@@ -11,19 +11,29 @@ from transformers.models.llama4.image_processing_llama4 import (
 )
 
 from families import llava
-from families.family import FEW, Family, Model, changed, plain, with_random
+from families.family import (
+    FEW_SIZES,
+    Family,
+    Model,
+    with_changes,
+    without_kwargs,
+    with_random_sizes,
+)
 
-PREPROCESSOR, PROCESSOR = llava.PREPROCESSOR, llava.PROCESSOR
+PREPROCESSOR = llava.PREPROCESSOR
+PROCESSOR = llava.PROCESSOR
 TILE = 336
 VOCABULARY = {
-    "<|begin_of_text|>": 200000, "<|end_of_text|>": 200001, "<|eot|>": 200008, "<|finetune_right_pad|>": 200018,
-    "<|image_start|>": 200080, "<|image_end|>": 200081, "<|tile_x_separator|>": 200084, "<|tile_y_separator|>": 200085,
+    "<|begin_of_text|>": 200000, "<|end_of_text|>": 200001, "<|eot|>": 200008,
+    "<|finetune_right_pad|>": 200018,
+    "<|image_start|>": 200080, "<|image_end|>": 200081, "<|tile_x_separator|>": 200084,
+    "<|tile_y_separator|>": 200085,
     "<|image|>": 200090, "<|patch|>": 200092,
 }  # fmt: skip
 
 
 def config(**changes) -> dict:
-    """config.json of Llama-4-Scout-17B-16E-Instruct, reduced to what concerns images."""
+    """Returns the image settings in config.json of Llama-4-Scout-17B-16E-Instruct, with changes."""
     vision = {
         "hidden_size": 1408,
         "image_size": TILE,
@@ -42,14 +52,18 @@ def config(**changes) -> dict:
         "eoi_token_index": 200081,
         "image_token_index": 200092,
         "model_type": "llama4",
-        "text_config": {"model_type": "llama4_text", "vocab_size": 202048, "max_position_embeddings": 131072},
-        "vision_config": changed(vision, **changes.pop("vision", {})),
+        "text_config": {
+            "model_type": "llama4_text",
+            "vocab_size": 202048,
+            "max_position_embeddings": 131072,
+        },
+        "vision_config": with_changes(vision, **changes.pop("vision", {})),
     }
-    return changed(settings, **changes)
+    return with_changes(settings, **changes)
 
 
 def image_processor(**changes) -> dict:
-    """preprocessor_config.json of Llama-4-Scout-17B-16E-Instruct."""
+    """Returns preprocessor_config.json of Llama-4-Scout-17B-16E-Instruct, with changes."""
     settings = {
         "do_convert_rgb": True,
         "do_normalize": True,
@@ -66,7 +80,7 @@ def image_processor(**changes) -> dict:
         "resize_to_max_canvas": False,
         "size": {"height": TILE, "width": TILE},
     }
-    return changed(settings, **changes)
+    return with_changes(settings, **changes)
 
 
 def processor(**changes) -> dict:
@@ -76,15 +90,16 @@ def processor(**changes) -> dict:
         "patch_size": 14,
         "processor_class": "Llama4Processor",
     }
-    return changed(settings, **changes)
+    return with_changes(settings, **changes)
 
 
-# Canvases, one pixel off them, and shapes between two canvases.
-MAIN = with_random("llama4", 8) + [
-    (672, 672), (673, 672), (1008, 672), (1344, 1344), (1345, 1344), (336, 5376), (5376, 336), (500, 300), (3000, 2000),
+# The canvases' own sizes, sizes one pixel off, and shapes between two canvases.
+MAIN_SIZES = with_random_sizes("llama4", 8) + [
+    (672, 672), (673, 672), (1008, 672), (1344, 1344), (1345, 1344), (336, 5376), (5376, 336),
+    (500, 300), (3000, 2000),
     (1344, 335), (10, 3000),
 ]  # fmt: skip
-CANVAS = {"resize_to_max_canvas": True}
+MAX_CANVAS = {"resize_to_max_canvas": True}
 KWARGS = [
     {"max_patches": 4},
     {"max_patches": 1},
@@ -98,65 +113,113 @@ KWARGS = [
 
 
 def models() -> dict[str, Model]:
-    def model(preprocessor: dict, trials=plain(FEW), processor_file: dict | None = processor(), full=False, **changes):
+    def model(
+        preprocessor: dict,
+        trials=without_kwargs(FEW_SIZES),
+        processor_file: dict | None = processor(),
+        full=False,
+        **changes,
+    ):
         files = {"config.json": config(**changes), PREPROCESSOR: preprocessor}
         if processor_file is not None:
             files[PROCESSOR] = processor_file
         return Model(files, VOCABULARY, trials, full=full)
 
-    nested = {PROCESSOR: processor(image_processor=image_processor(processor_class=...)), "config.json": config()}
-    small = plain([(61, 83), (500, 337), (301, 700)])
-    canvas = [(size, CANVAS) for size in FEW + [(1920, 1080), (640, 480), (1345, 1344), (37, 1000)]]
-    more = [(size, kwargs) for kwargs in KWARGS for size in [(61, 83), (700, 337)]]
+    nested = {
+        PROCESSOR: processor(image_processor=image_processor(processor_class=...)),
+        "config.json": config(),
+    }
+    small = without_kwargs([(61, 83), (500, 337), (301, 700)])
+    canvas_trials = [
+        (size, MAX_CANVAS)
+        for size in FEW_SIZES + [(1920, 1080), (640, 480), (1345, 1344), (37, 1000)]
+    ]
+    kwargs_trials = [(size, kwargs) for kwargs in KWARGS for size in [(61, 83), (700, 337)]]
     return {
-        "llama_4_scout": model(image_processor(), plain(MAIN) + canvas + more, full=True),
+        "llama_4_scout": model(
+            image_processor(),
+            without_kwargs(MAIN_SIZES) + canvas_trials + kwargs_trials,
+            full=True,
+        ),
         "new_file": Model(nested, VOCABULARY, small),
         "not_fast": model(image_processor(image_processor_type="Llama4ImageProcessor"), small),
         "defaults": model({"image_processor_type": "Llama4ImageProcessor"}, processor_file=None),
         "max_canvas": model(image_processor(resize_to_max_canvas=True)),
-        "max_patches_5": model(image_processor(max_patches=5), plain(FEW + [(1920, 1080), (1080, 1920)])),
+        "max_patches_5": model(
+            image_processor(max_patches=5), without_kwargs(FEW_SIZES + [(1920, 1080), (1080, 1920)])
+        ),
         "bicubic": model(image_processor(resample=3), small),
         "lanczos": model(image_processor(resample=1), small),
         "other_mean": model(
-            image_processor(image_mean=llava.CLIP_MEAN, image_std=llava.CLIP_STD, rescale_factor=1 / 127.5), small
+            image_processor(
+                image_mean=llava.CLIP_MEAN, image_std=llava.CLIP_STD, rescale_factor=1 / 127.5
+            ),
+            small,
         ),
         "no_normalize": model(image_processor(do_normalize=False), small),
         "no_rescale": model(image_processor(do_rescale=False), small),
-        "no_rescale_no_normalize": model(image_processor(do_rescale=False, do_normalize=False), small),
+        "no_rescale_no_normalize": model(
+            image_processor(do_rescale=False, do_normalize=False), small
+        ),
         "no_resize": model(image_processor(do_resize=False), small),
-        "other_tile": model(image_processor(size={"height": 224, "width": 224}), small, vision={"image_size": 224}),
+        "other_tile": model(
+            image_processor(size={"height": 224, "width": 224}), small, vision={"image_size": 224}
+        ),
         "tile_not_square": model(image_processor(size={"height": 224, "width": 336}), small),
         "other_shuffle": model(image_processor(), small, vision={"pixel_shuffle_ratio": 0.25}),
     }
 
 
 def plans() -> tuple[list[str], list[list]]:
-    """The canvas in tiles and the size that the image has on it."""
+    """Returns the canvas in tiles, and the size of the image on the canvas."""
     rng = random.Random("plans of llama4")
     rows = []
     for _ in range(1000):
-        most = rng.choice([16, 16, 16, 16, 1, 2, 4, 5, 12, 25])
-        canvas = rng.random() < 0.3
+        max_patches = rng.choice([16, 16, 16, 16, 1, 2, 4, 5, 12, 25])
+        resize_to_max_canvas = rng.random() < 0.3
         width, height = (max(1, round(2 ** rng.uniform(0, 13))) for _ in range(2))
-        if rng.random() < 0.4:  # on the canvases, and ties between scales of both sides
+        if rng.random() < 0.4:  # sizes of canvases, and ties between the scales of both sides
             scale = rng.uniform(0.05, 6) if rng.random() < 0.5 else 1
             sides = [round(rng.randint(1, 8) * TILE * scale) for _ in range(2)]
             width, height = (max(1, side + rng.choice([-1, 0, 0, 0, 1])) for side in sides)
-        resolutions = torch.tensor(find_supported_resolutions(most, SizeDict(height=TILE, width=TILE)))
-        target = get_best_fit((height, width), resolutions, resize_to_max_canvas=canvas)
+        resolutions = torch.tensor(
+            find_supported_resolutions(max_patches, SizeDict(height=TILE, width=TILE))
+        )
+        target = get_best_fit(
+            (height, width), resolutions, resize_to_max_canvas=resize_to_max_canvas
+        )
         limit = target
-        if not canvas:
-            limit = tuple(min(max(side, TILE), bound) for side, bound in zip((height, width), target, strict=True))
-        new_height, new_width = (max(int(side), 1) for side in get_max_res_without_distortion((height, width), limit))
+        if not resize_to_max_canvas:
+            limit = tuple(
+                min(max(side, TILE), bound)
+                for side, bound in zip((height, width), target, strict=True)
+            )
+        new_height, new_width = (
+            max(int(side), 1) for side in get_max_res_without_distortion((height, width), limit)
+        )
         tiles = [int(side) // TILE for side in target]
-        rows.append([width, height, most, int(canvas), tiles[1], tiles[0], new_width, new_height])
+        rows.append(
+            [
+                width,
+                height,
+                max_patches,
+                int(resize_to_max_canvas),
+                tiles[1],
+                tiles[0],
+                new_width,
+                new_height,
+            ]
+        )
     settings = ["max_patches", "resize_to_max_canvas"]
     results = ["tiles_x", "tiles_y", "resized_width", "resized_height"]
     return ["width", "height", *settings, *results], rows
 
 
-def fits(settings: dict, _size, case: dict) -> bool:
-    """The vision tower cuts tiles of its own size; every tile has a placeholder and every chunk as many embeddings."""
+def engine_accepts(settings: dict, _size, case: dict) -> bool:
+    """Returns True if the tiles have the vision tower's size and the right number of embeddings.
+
+    Every tile has the same number of embeddings.
+    """
     side = settings["vision_config"]["image_size"]
     shape = case["tensors"]["pixel_values"]["shape"]
     (tiles,) = case["tensors"]["patches_per_image"]["values"]
@@ -165,4 +228,4 @@ def fits(settings: dict, _size, case: dict) -> bool:
     return shape == [tiles, 3, side, side] and embeddings == tiles * per_tile
 
 
-FAMILY = Family(prompt="<|image|>", models=models(), fits=fits, plans=plans)
+FAMILY = Family(prompt="<|image|>", models=models(), engine_accepts=engine_accepts, plans=plans)

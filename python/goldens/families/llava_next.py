@@ -1,4 +1,4 @@
-"""LLaVA-NeXT: the whole image and tiles of it, on the grid that wastes least ("anyres")."""
+"""LLaVA-NeXT: the whole image, and its tiles on the grid that wastes the least area ("anyres")."""
 
 import random
 
@@ -9,19 +9,32 @@ from transformers.models.llava_next.modeling_llava_next import get_anyres_image_
 from vllm.model_executor.models.llava_next import LlavaNextProcessingInfo
 
 from families import llava
-from families.family import FEW, Family, Model, changed, plain, with_random
+from families.family import (
+    FEW_SIZES,
+    Family,
+    Model,
+    with_changes,
+    without_kwargs,
+    with_random_sizes,
+)
 
-PREPROCESSOR, PROCESSOR = llava.PREPROCESSOR, llava.PROCESSOR
+PREPROCESSOR = llava.PREPROCESSOR
+PROCESSOR = llava.PROCESSOR
 PINPOINTS = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
-# granite-vision-3.1-2b: up to ten tiles of 384 by 384
-GRANITE = [[384 * rows, 384 * columns] for rows in range(1, 11) for columns in range(1, 11) if 1 < rows * columns <= 10]
+# granite-vision-3.1-2b: up to ten tiles of 384 by 384.
+GRANITE_PINPOINTS = [
+    [384 * rows, 384 * columns]
+    for rows in range(1, 11)
+    for columns in range(1, 11)
+    if 1 < rows * columns <= 10
+]
 GRANITE_VISION = llava.SIGLIP | {"hidden_size": 1152, "intermediate_size": 4304}
-# Grids of one tile and with sides that the tile doesn't divide
+# Grids of one tile, and grids whose sides are no multiples of the tile.
 ODD_PINPOINTS = [[336, 336], [700, 500], [100, 1000]]
 
 
 def config(**changes) -> dict:
-    """config.json of llava-v1.6-mistral-7b-hf, reduced to what concerns images."""
+    """Returns the image settings in config.json of llava-v1.6-mistral-7b-hf, with changes."""
     text = {"model_type": "mistral", "vocab_size": 32064, "max_position_embeddings": 32768}
     settings = {
         "architectures": ["LlavaNextForConditionalGeneration"],
@@ -33,7 +46,7 @@ def config(**changes) -> dict:
 
 
 def image_processor(**changes) -> dict:
-    """preprocessor_config.json of llava-v1.6-mistral-7b-hf."""
+    """Returns preprocessor_config.json of llava-v1.6-mistral-7b-hf, with changes."""
     settings = {
         "aspect_ratio_setting": "anyres",
         "do_pad": True,
@@ -48,9 +61,10 @@ def processor(**changes) -> dict:
     return llava.processor(**({"processor_class": "LlavaNextProcessor"} | changes))
 
 
-# Beside the grid's own proportions: ties between grids, and one pixel off them.
-MAIN = with_random("llava_next") + [
-    (672, 672), (671, 673), (1008, 336), (1009, 336), (1007, 336), (300, 300), (168, 336), (337, 674), (5, 7),
+# The grids' own aspect ratios, ties between grids, and sizes one pixel off.
+MAIN_SIZES = with_random_sizes("llava_next") + [
+    (672, 672), (671, 673), (1008, 336), (1009, 336), (1007, 336), (300, 300), (168, 336),
+    (337, 674), (5, 7),
     (1300, 1299),
 ]  # fmt: skip
 KWARGS = [
@@ -68,7 +82,7 @@ KWARGS = [
 def models() -> dict[str, Model]:
     def model(
         preprocessor: dict,
-        trials=plain(FEW),
+        trials=without_kwargs(FEW_SIZES),
         processor_file: dict | None = processor(),
         ids=llava.VOCABULARY,
         full=False,
@@ -79,13 +93,16 @@ def models() -> dict[str, Model]:
             files[PROCESSOR] = processor_file
         return Model(files, ids, trials, full=full)
 
-    nested = {PROCESSOR: processor(image_processor=image_processor(processor_class=...)), "config.json": config()}
+    nested = {
+        PROCESSOR: processor(image_processor=image_processor(processor_class=...)),
+        "config.json": config(),
+    }
     vicuna = {"model_type": "llama", "vocab_size": 32064, "max_position_embeddings": 4096}
     yi = {"model_type": "llama", "vocab_size": 64064, "max_position_embeddings": 4096}
-    small = plain([(61, 83), (500, 337), (900, 60)])
+    small = without_kwargs([(61, 83), (500, 337), (900, 60)])
     kwargs = [(size, kwargs) for kwargs in KWARGS for size in [(61, 83), (301, 700)]]
     return {
-        "v1_6_mistral": model(image_processor(), plain(MAIN) + kwargs, full=True),
+        "v1_6_mistral": model(image_processor(), without_kwargs(MAIN_SIZES) + kwargs, full=True),
         "v1_6_vicuna": model(image_processor(), small, text_config=vicuna),
         "v1_6_34b": model(
             image_processor(),
@@ -97,13 +114,13 @@ def models() -> dict[str, Model]:
         "granite_vision": model(
             image_processor(
                 crop_size={"height": 384, "width": 384},
-                image_grid_pinpoints=GRANITE,
+                image_grid_pinpoints=GRANITE_PINPOINTS,
                 image_mean=[0.5] * 3,
                 image_std=[0.5] * 3,
                 size={"height": 384, "width": 384},
             ),
-            plain(FEW + [(1920, 1080), (1080, 1920), (2600, 13), (383, 770)]),
-            image_grid_pinpoints=GRANITE,
+            without_kwargs(FEW_SIZES + [(1920, 1080), (1080, 1920), (2600, 13), (383, 770)]),
+            image_grid_pinpoints=GRANITE_PINPOINTS,
             vision=GRANITE_VISION,
             vision_feature_select_strategy="full",
             vision_feature_layer=[-24, -20, -12, -1],
@@ -111,9 +128,13 @@ def models() -> dict[str, Model]:
         "new_file": Model(nested, llava.VOCABULARY, small),
         "fast": model(image_processor(image_processor_type="LlavaNextImageProcessorFast"), small),
         "defaults": model(
-            {"image_processor_type": "LlavaNextImageProcessor"}, vision={"image_size": 224}, processor_file=None
+            {"image_processor_type": "LlavaNextImageProcessor"},
+            vision={"image_size": 224},
+            processor_file=None,
         ),
-        "odd_pinpoints": model(image_processor(image_grid_pinpoints=ODD_PINPOINTS), image_grid_pinpoints=ODD_PINPOINTS),
+        "odd_pinpoints": model(
+            image_processor(image_grid_pinpoints=ODD_PINPOINTS), image_grid_pinpoints=ODD_PINPOINTS
+        ),
         "pinpoints_differ": model(image_processor(image_grid_pinpoints=[[672, 672]]), small),
         "bilinear": model(image_processor(resample=2), small),
         "lanczos": model(image_processor(resample=1), small),
@@ -121,58 +142,82 @@ def models() -> dict[str, Model]:
         "no_resize": model(image_processor(do_resize=False), small),
         "square_size": model(image_processor(size={"height": 336, "width": 336}), small),
         "no_pad": model(image_processor(do_pad=False), small),
-        "crop_smaller_than_size": model(image_processor(crop_size={"height": 224, "width": 224}), small),
-        "no_pinpoints": model(changed(image_processor(), image_grid_pinpoints=...), small, image_grid_pinpoints=...),
+        "crop_smaller_than_size": model(
+            image_processor(crop_size={"height": 224, "width": 224}), small
+        ),
+        "no_pinpoints": model(
+            with_changes(image_processor(), image_grid_pinpoints=...),
+            small,
+            image_grid_pinpoints=...,
+        ),
         "type_clip": model(image_processor(image_processor_type="CLIPImageProcessor"), small),
     }
 
 
-class _Sizes(LlavaNextProcessingInfo):
-    """The count of tokens from a config alone."""
+class _TokenCounter(LlavaNextProcessingInfo):
+    """Computes the number of tokens of an image from a config alone."""
 
     def __init__(self, settings: dict) -> None:
-        self._config = LlavaNextConfig(**{key: value for key, value in settings.items() if key != "architectures"})
+        self._config = LlavaNextConfig(
+            **{key: value for key, value in settings.items() if key != "architectures"}
+        )
 
     def get_hf_config(self):
         return self._config
 
 
 def plans() -> tuple[list[str], list[list]]:
-    """Sizes near the grids' proportions and random ones."""
+    """Returns plans of random sizes, some of them near the grids' aspect ratios."""
     rng = random.Random("plans of llava_next")
     granite = config(
-        image_grid_pinpoints=GRANITE, vision=GRANITE_VISION, vision_feature_select_strategy="full"
+        image_grid_pinpoints=GRANITE_PINPOINTS,
+        vision=GRANITE_VISION,
+        vision_feature_select_strategy="full",
     )
-    sizes = {"v1_6_mistral": _Sizes(config()), "granite_vision": _Sizes(granite)}
+    counters = {"v1_6_mistral": _TokenCounter(config()), "granite_vision": _TokenCounter(granite)}
     rows = []
     for number in range(1000):
         model = "v1_6_mistral" if number % 2 else "granite_vision"
-        pinpoints = PINPOINTS if number % 2 else GRANITE
+        pinpoints = PINPOINTS if number % 2 else GRANITE_PINPOINTS
         width, height = (max(1, round(2 ** rng.uniform(0, 12.5))) for _ in range(2))
         if rng.random() < 0.3:
             height, width = (side // rng.choice([1, 2, 3, 6]) for side in rng.choice(pinpoints))
             width, height = width + rng.choice([-1, 0, 0, 1]), height + rng.choice([-1, 0, 0, 1])
-        # Never None: with nothing left of the image on any grid, it is the first one.
+        # Never None: if no pixel of the image is left on any grid, the first grid is returned.
         best = select_best_resolution((height, width), pinpoints)
-        image = _shape_only(height, width)
+        image = _image_without_memory(height, width)
         new_height, new_width = get_patch_output_size(image, best, "channels_first")
-        tokens = sizes[model].get_num_image_tokens(image_width=width, image_height=height)
+        tokens = counters[model].get_num_image_tokens(image_width=width, image_height=height)
         rows.append([model, width, height, tokens, best[1], best[0], new_width, new_height])
-    columns = ["model", "width", "height", "tokens", "grid_width", "grid_height", "resized_width", "resized_height"]
+    columns = [
+        "model",
+        "width",
+        "height",
+        "tokens",
+        "grid_width",
+        "grid_height",
+        "resized_width",
+        "resized_height",
+    ]
     return columns, rows
 
 
-def _shape_only(height: int, width: int) -> np.ndarray:
-    """An image of no memory: get_patch_output_size reads its shape."""
+def _image_without_memory(height: int, width: int) -> np.ndarray:
+    """Returns an image that takes no memory; get_patch_output_size only reads its shape."""
     return np.broadcast_to(np.uint8(0), (3, height, width))
 
 
-def fits(settings: dict, size, case: dict) -> bool:
-    """LlavaNextImagePixelInputs wants the vision tower's own size, and the model as many tiles as its config says."""
+def engine_accepts(settings: dict, size, case: dict) -> bool:
+    """Returns True if the item has the vision tower's size and the tiles of the config's grid.
+
+    LlavaNextImagePixelInputs requires the size, the model the number of tiles.
+    """
     side = settings["vision_config"]["image_size"]
     config = LlavaNextConfig(image_grid_pinpoints=settings.get("image_grid_pinpoints"))
-    rows, columns = get_anyres_image_grid_shape((size[1], size[0]), config.image_grid_pinpoints, side)
+    rows, columns = get_anyres_image_grid_shape(
+        (size[1], size[0]), config.image_grid_pinpoints, side
+    )
     return case["tensors"]["pixel_values"]["shape"] == [1 + rows * columns, 3, side, side]
 
 
-FAMILY = Family(prompt="<image>", models=models(), fits=fits, plans=plans)
+FAMILY = Family(prompt="<image>", models=models(), engine_accepts=engine_accepts, plans=plans)

@@ -1,4 +1,7 @@
-"""Pixtral in the Hugging Face format (model_type llava, pixtral vision_config): any size, aligned to patches."""
+"""Pixtral in the Hugging Face format: any size, aligned to patches.
+
+The config has model_type llava and a pixtral vision_config.
+"""
 
 import random
 
@@ -8,17 +11,26 @@ from transformers.models.pixtral.image_processing_pixtral import get_resize_outp
 from vllm.model_executor.models.pixtral import PixtralHFEncoderInfo
 
 from families import llava
-from families.family import FEW, Family, Model, changed, plain, with_random
+from families.family import (
+    FEW_SIZES,
+    Family,
+    Model,
+    with_changes,
+    without_kwargs,
+    with_random_sizes,
+)
 
-PREPROCESSOR, PROCESSOR = llava.PREPROCESSOR, llava.PROCESSOR
+PREPROCESSOR = llava.PREPROCESSOR
+PROCESSOR = llava.PROCESSOR
 VOCABULARY = {
-    "<unk>": 0, "<s>": 1, "</s>": 2, "[INST]": 3, "[/INST]": 4, "[IMG]": 10, "<pad>": 11, "[IMG_BREAK]": 12,
+    "<unk>": 0, "<s>": 1, "</s>": 2, "[INST]": 3, "[/INST]": 4, "[IMG]": 10, "<pad>": 11,
+    "[IMG_BREAK]": 12,
     "[IMG_END]": 13,
 }  # fmt: skip
 
 
 def config(**changes) -> dict:
-    """config.json of pixtral-12b (mistral-community), reduced to what concerns images."""
+    """Returns the image settings in config.json of mistral-community/pixtral-12b, with changes."""
     vision = {
         "head_dim": 64,
         "hidden_size": 1024,
@@ -35,16 +47,20 @@ def config(**changes) -> dict:
         "image_seq_length": 1,
         "image_token_index": 10,
         "model_type": "llava",
-        "text_config": {"model_type": "mistral", "vocab_size": 131072, "max_position_embeddings": 32768},
-        "vision_config": changed(vision, **changes.pop("vision", {})),
+        "text_config": {
+            "model_type": "mistral",
+            "vocab_size": 131072,
+            "max_position_embeddings": 32768,
+        },
+        "vision_config": with_changes(vision, **changes.pop("vision", {})),
         "vision_feature_layer": -1,
         "vision_feature_select_strategy": "full",
     }
-    return changed(settings, **changes)
+    return with_changes(settings, **changes)
 
 
 def image_processor(**changes) -> dict:
-    """preprocessor_config.json of pixtral-12b."""
+    """Returns preprocessor_config.json of pixtral-12b, with changes."""
     settings = {
         "do_convert_rgb": True,
         "do_normalize": True,
@@ -59,7 +75,7 @@ def image_processor(**changes) -> dict:
         "rescale_factor": llava.RESCALE,
         "size": {"longest_edge": 1024},
     }
-    return changed(settings, **changes)
+    return with_changes(settings, **changes)
 
 
 def processor(**changes) -> dict:
@@ -70,12 +86,13 @@ def processor(**changes) -> dict:
         "patch_size": 16,
         "processor_class": "PixtralProcessor",
     }
-    return changed(settings, **changes)
+    return with_changes(settings, **changes)
 
 
-# Multiples of the patch and their neighbours, and the longest edge.
-MAIN = with_random("pixtral") + [
-    (16, 16), (15, 17), (32, 31), (1024, 1024), (1025, 1024), (1023, 1025), (1040, 16), (5, 1399), (1, 1024), (1, 1025),
+# Multiples of the patch and their neighbours, and sizes around the longest edge.
+MAIN_SIZES = with_random_sizes("pixtral") + [
+    (16, 16), (15, 17), (32, 31), (1024, 1024), (1025, 1024), (1023, 1025), (1040, 16), (5, 1399),
+    (1, 1024), (1, 1025),
     (3000, 2),
 ]  # fmt: skip
 KWARGS = [
@@ -91,53 +108,77 @@ KWARGS = [
 
 
 def models() -> dict[str, Model]:
-    def model(preprocessor: dict, trials=plain(FEW), processor_file: dict | None = processor(), full=False, **changes):
+    def model(
+        preprocessor: dict,
+        trials=without_kwargs(FEW_SIZES),
+        processor_file: dict | None = processor(),
+        full=False,
+        **changes,
+    ):
         files = {"config.json": config(**changes), PREPROCESSOR: preprocessor}
         if processor_file is not None:
             files[PROCESSOR] = processor_file
         return Model(files, VOCABULARY, trials, full=full)
 
-    nested = {PROCESSOR: processor(image_processor=image_processor(processor_class=...)), "config.json": config()}
-    small = plain([(61, 83), (500, 337), (1301, 700)])
+    nested = {
+        PROCESSOR: processor(image_processor=image_processor(processor_class=...)),
+        "config.json": config(),
+    }
+    small = without_kwargs([(61, 83), (500, 337), (1301, 700)])
     kwargs = [(size, kwargs) for kwargs in KWARGS for size in [(61, 83), (700, 337)]]
     return {
-        "pixtral_12b": model(image_processor(), plain(MAIN) + kwargs, full=True),
+        "pixtral_12b": model(image_processor(), without_kwargs(MAIN_SIZES) + kwargs, full=True),
         "new_file": Model(nested, VOCABULARY, small),
         "fast": model(image_processor(image_processor_type="PixtralImageProcessorFast"), small),
-        "defaults": model({"image_processor_type": "PixtralImageProcessor"}, small, processor_file=None),
-        # The processor's patch_size wins over the image processor's.
+        "defaults": model(
+            {"image_processor_type": "PixtralImageProcessor"}, small, processor_file=None
+        ),
+        # The processor's patch_size takes precedence over the image processor's.
         "patch_size_in_old_file_only": model(
-            image_processor(patch_size=14), small, processor_file=processor(patch_size=...), vision={"patch_size": 14}
+            image_processor(patch_size=14),
+            small,
+            processor_file=processor(patch_size=...),
+            vision={"patch_size": 14},
         ),
         "patch_14": model(
-            image_processor(patch_size=16), small, processor_file=processor(patch_size=14), vision={"patch_size": 14}
+            image_processor(patch_size=16),
+            small,
+            processor_file=processor(patch_size=14),
+            vision={"patch_size": 14},
         ),
         "smaller_edge": model(image_processor(size={"longest_edge": 500}), small),
-        "smaller_edge_and_tower": model(image_processor(size={"longest_edge": 500}), small, vision={"image_size": 500}),
+        "smaller_edge_and_tower": model(
+            image_processor(size={"longest_edge": 500}), small, vision={"image_size": 500}
+        ),
         "height_and_width": model(image_processor(size={"height": 1024, "width": 1024}), small),
         "bilinear": model(image_processor(resample=2), small),
         "lanczos": model(image_processor(resample=1), small),
-        "no_resize": model(image_processor(do_resize=False), plain([(64, 48), (61, 83)])),
+        "no_resize": model(image_processor(do_resize=False), without_kwargs([(64, 48), (61, 83)])),
         "no_pad": model(image_processor(do_pad=False), small),
         "no_normalize": model(image_processor(do_normalize=False), small),
-        "no_processor_class": model(image_processor(processor_class=...), small, processor_file=None),
+        "no_processor_class": model(
+            image_processor(processor_class=...), small, processor_file=None
+        ),
     }
 
 
 def plan_rows(seed: str, edges: list[int], patches: list[int], count_tokens) -> list[list]:
-    """Rows [longest_edge, patch, width, height, resized width, resized height, columns, lines]."""
+    """Returns rows of COLUMNS for random images."""
     rng = random.Random(seed)
     rows = []
     for _ in range(800):
-        edge, patch = rng.choice(edges), rng.choice(patches)
+        edge = rng.choice(edges)
+        patch = rng.choice(patches)
         width, height = (max(1, round(2 ** rng.uniform(0, 13))) for _ in range(2))
-        if rng.random() < 0.4:  # the scaled side falls on a whole number or on a multiple of the patch
+        if rng.random() < 0.4:  # the scaled side is a whole number or a multiple of the patch
             width = edge * rng.randint(1, 6) // rng.choice([1, 2, 3, 5]) + rng.choice([0, 0, 0, 1])
             height = patch * rng.randint(1, 60) * rng.choice([1, 2, 3]) + rng.choice([-1, 0, 0, 1])
             width, height = rng.sample([max(1, width), height], 2)
         image = torch.empty((), dtype=torch.uint8).expand(3, height, width)
         try:
-            new_height, new_width = get_resize_output_image_size(image, (edge, edge), (patch, patch))
+            new_height, new_width = get_resize_output_image_size(
+                image, (edge, edge), (patch, patch)
+            )
         except ZeroDivisionError:
             continue
         columns, lines = count_tokens(edge, patch, width, height)
@@ -145,7 +186,16 @@ def plan_rows(seed: str, edges: list[int], patches: list[int], count_tokens) -> 
     return rows
 
 
-COLUMNS = ["longest_edge", "patch_size", "width", "height", "resized_width", "resized_height", "tokens_x", "tokens_y"]
+COLUMNS = [
+    "longest_edge",
+    "patch_size",
+    "width",
+    "height",
+    "resized_width",
+    "resized_height",
+    "tokens_x",
+    "tokens_y",
+]
 
 
 def plans() -> tuple[list[str], list[list]]:
@@ -157,12 +207,13 @@ def plans() -> tuple[list[str], list[list]]:
     return COLUMNS, plan_rows("plans of pixtral", [1024, 1024, 500], [16, 16, 14], count_tokens)
 
 
-def fits(settings: dict, _size, case: dict) -> bool:
-    """One embedding per patch of the tower, and merged ones with mistral3."""
-    patch, merge = settings["vision_config"]["patch_size"], settings.get("spatial_merge_size", 1)
+def engine_accepts(settings: dict, _size, case: dict) -> bool:
+    """Returns True if there is one embedding per (with mistral3: merged) patch of the tower."""
+    patch = settings["vision_config"]["patch_size"]
+    merge = settings.get("spatial_merge_size", 1)
     _, height, width = case["tensors"]["pixel_values"]["shape"]
     embeddings = sum(count for _, count, embeds in case["placeholder"] if embeds)
     return embeddings == (height // patch // merge) * (width // patch // merge)
 
 
-FAMILY = Family(prompt="[IMG]", models=models(), fits=fits, plans=plans)
+FAMILY = Family(prompt="[IMG]", models=models(), engine_accepts=engine_accepts, plans=plans)

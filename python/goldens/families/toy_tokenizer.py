@@ -1,4 +1,4 @@
-"""A tokenizer with the published ids of a model's special tokens, and single bytes for everything else."""
+"""A tokenizer with the published ids of a model's special tokens, and one token per other byte."""
 
 import json
 from pathlib import Path
@@ -15,15 +15,20 @@ def write(
     settings: dict,
 ) -> None:
     """Saves the tokenizer into a model directory."""
-    # Ids that no special token has, one per byte, from 300 on; so the vocabulary has holes, as some published ones.
+    # Bytes and merges get the free ids from 300 on. The vocabulary then has holes, as some
+    # published ones do.
     taken = set(special.values())
     free = (number for number in range(300, 10**6) if number not in taken)
-    vocabulary = {byte: next(free) for byte in sorted(pre_tokenizers.ByteLevel.alphabet())} | special
+    vocabulary = {
+        byte: next(free) for byte in sorted(pre_tokenizers.ByteLevel.alphabet())
+    } | special
     vocabulary |= {first + second: next(free) for first, second in merges}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=list(merges)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special if token not in plain])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True) for token in special if token not in plain]
+    )
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in plain])
     for token, number in special.items():
         assert tokenizer.token_to_id(token) == number, token

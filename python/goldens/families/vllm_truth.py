@@ -1,4 +1,4 @@
-"""What vLLM's own multimodal processor makes of an image, on a CPU and without an engine."""
+"""The output of vLLM's own multimodal processor for an image, on a CPU and without an engine."""
 
 import os
 
@@ -21,27 +21,33 @@ from vllm.multimodal.processing.context import TimingContext
 RAW = {"do_rescale": False, "do_normalize": False}
 DTYPES = [torch.float32]
 FULL_DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-# Integer tensors up to this many elements are kept as they are.
-SMALL = 16
+# The largest number of elements of an integer tensor whose values are recorded in place of a hash.
+MAX_LISTED_ELEMENTS = 16
 
 
-class Truth:
-    """vLLM's processor of one model directory. The model's type is float32: the other types are casts of it."""
+class VllmProcessor:
+    """vLLM's processor of one model directory.
+
+    The model's type is float32; the other types are casts of its tensors.
+    """
 
     def __init__(self, directory: Path) -> None:
-        # Where vLLM would normalise on the device it asks for bytes; asked for by hand here, so that both are recorded.
-        self.config = ModelConfig(model=str(directory), dtype="float32", mm_device_do_normalize=False)
+        # If vLLM normalizes on the device, its processor yields bytes. Switched off here, because
+        # `raw_digests` records the bytes separately.
+        self.config = ModelConfig(
+            model=str(directory), dtype="float32", mm_device_do_normalize=False
+        )
         self.processor = MULTIMODAL_REGISTRY.create_processor(self.config)
         self.info = self.processor.info
         self.info.get_hf_processor()
-        # Whether vLLM by default takes bytes and normalises them on the device.
+        # True if vLLM by default takes bytes and normalizes them on the device.
         self.device_normalizes = self.config._model_info.supports_mm_device_do_normalize
 
     def encode(self, text: str) -> list[int]:
         return self.info.get_tokenizer().encode(text, add_special_tokens=False)
 
     def apply(self, prompt: list[int], images: list[Image.Image], kwargs: dict) -> dict:
-        """The processed request; an exception is the one that the model's processor raised."""
+        """Returns the processed request; raises the root cause of a failure as `ProcessorError`."""
         try:
             inputs = ProcessorInputs(
                 prompt=prompt,
@@ -52,41 +58,59 @@ class Truth:
         except Exception as error:
             while isinstance(error, ValueError) and error.__cause__ is not None:
                 error = error.__cause__
-            raise Refusal(error) from error
+            raise ProcessorError(error) from error
 
-    def item(self, image: Image.Image, prompt: str, kwargs: dict, full: bool) -> dict:
-        """The placeholder and the tensors of one image, as cases.json has them; `full` adds the other types."""
+    def describe_item(self, image: Image.Image, prompt: str, kwargs: dict, full: bool) -> dict:
+        """Returns the placeholder and the tensors of one image in the form of cases.json.
+
+        `full` adds the hashes of the other types.
+        """
         prompt = self.encode(prompt)
         result = self.apply(prompt, [image], kwargs)
         dtypes = FULL_DTYPES if full else DTYPES
         elements = result["mm_kwargs"]["image"][0]
-        # vLLM collects the names in a set, whose order changes from run to run; here they are as its model lists them.
-        names = [name for name in self.processor._get_mm_fields_config(BatchFeature(), {}) if name in elements]
-        tensors = {name: described(elements[name], dtypes) for name in names}
+        # vLLM collects the names in a set, whose order changes from run to run. The order of the
+        # model's fields does not.
+        names = [
+            name
+            for name in self.processor._get_mm_fields_config(BatchFeature(), {})
+            if name in elements
+        ]
+        tensors = {name: describe_tensor(elements[name], dtypes) for name in names}
         if full:
-            for name, hexdigest in self.raw(prompt, image, kwargs).items():
+            for name, hexdigest in self.raw_digests(prompt, image, kwargs).items():
                 tensors[name]["uint8"] = hexdigest
-        return {"placeholder": runs(result), "tensors": tensors}
+        return {"placeholder": placeholder_runs(result), "tensors": tensors}
 
-    def raw(self, prompt: list[int], image: Image.Image, kwargs: dict) -> dict[str, str]:
-        """The same without rescaling and normalising, where the model's processor can do that."""
+    def raw_digests(self, prompt: list[int], image: Image.Image, kwargs: dict) -> dict[str, str]:
+        """Returns the hashes of the tensors without rescaling and normalization.
+
+        Empty if the model's processor fails with these switched off.
+        """
         try:
             elements = self.apply(prompt, [image], {**kwargs, **RAW})["mm_kwargs"]["image"][0]
-        except Refusal:
+        except ProcessorError:
             return {}
-        return {name: digest(element.data) for name, element in elements.items() if element.data.dtype == torch.uint8}
+        return {
+            name: digest(element.data)
+            for name, element in elements.items()
+            if element.data.dtype == torch.uint8
+        }
 
 
-class Refusal(Exception):
-    """The processor raised something."""
+class ProcessorError(Exception):
+    """An exception from vLLM's processor: its type and the first 80 characters of its text."""
 
     def __init__(self, error: Exception) -> None:
-        super().__init__(f"{type(error).__name__}: {' '.join(str(error).split())[:80]}".rstrip(": "))
+        super().__init__(
+            f"{type(error).__name__}: {' '.join(str(error).split())[:80]}".rstrip(": ")
+        )
 
 
-def described(element, dtypes: list[torch.dtype]) -> dict:
-    """One tensor of an item; hashes of what it becomes in types that a model can have."""
-    data, name = element.data, type(element.field).__name__
+def describe_tensor(element, dtypes: list[torch.dtype]) -> dict:
+    """Describes one tensor of an item, with its hashes after casts to `dtypes`."""
+    data = element.data
+    name = type(element.field).__name__
     field = name.removeprefix("MultiModal").removesuffix("Field").lower()
     entry = {
         "dtype": str(data.dtype).removeprefix("torch."),
@@ -98,7 +122,7 @@ def described(element, dtypes: list[torch.dtype]) -> dict:
         assert data.dtype == torch.float32
         for dtype in dtypes:
             entry[str(dtype).removeprefix("torch.")] = digest(data.to(dtype))
-    elif data.numel() <= SMALL:
+    elif data.numel() <= MAX_LISTED_ELEMENTS:
         entry["values"] = data.flatten().tolist()
     else:
         entry[entry["dtype"]] = digest(data)
@@ -106,26 +130,27 @@ def described(element, dtypes: list[torch.dtype]) -> dict:
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """blake3 of the elements in row-major order."""
+    """Returns the blake3 hash of the elements in row-major order."""
     contents = tensor.contiguous()
     if contents.dtype == torch.bfloat16:
         contents = contents.view(torch.int16)
     return blake3.blake3(contents.numpy().tobytes()).hexdigest()
 
 
-def runs(result: dict) -> list[list]:
-    """The placeholder as [token, count, embeds] in runs of equal tokens."""
+def placeholder_runs(result: dict) -> list[list]:
+    """Returns the placeholder as runs of equal tokens: [token, count, embeds]."""
     (place,) = result["mm_placeholders"]["image"]
     tokens = result["prompt_token_ids"][place.offset : place.offset + place.length]
     return run_lengths(tokens, place.is_embed)
 
 
 def run_lengths(tokens: list[int], is_embed: torch.Tensor | None) -> list[list]:
+    """Returns runs [token, count, embeds]; without a mask every token embeds."""
     embeds = [True] * len(tokens) if is_embed is None else is_embed.tolist()
-    found = []
+    runs = []
     for token, embed in zip(tokens, embeds, strict=True):
-        if found and found[-1][0] == token and found[-1][2] == embed:
-            found[-1][1] += 1
+        if runs and runs[-1][0] == token and runs[-1][2] == embed:
+            runs[-1][1] += 1
         else:
-            found.append([token, 1, embed])
-    return found
+            runs.append([token, 1, embed])
+    return runs

@@ -1,4 +1,7 @@
-"""One file for each group of related families. Each `make_…` gives a `TinyModel` without set weights."""
+"""The families, one module per group of related ones.
+
+Each `make_…` function returns a `TinyModel` whose weights are not set yet.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,9 +12,11 @@ import transformers
 
 @dataclass
 class TinyModel:
+    """A small model with the architecture of a published one."""
+
     model: transformers.PreTrainedModel
     processor: transformers.ProcessorMixin
-    # Turns what transformers saved into what is published, where these differ and vLLM wants the latter.
+    # Converts the files that transformers saved to the published form, where vLLM requires that.
     publish: Callable[[Path], None] | None = None
-    # Of "image", "audio" and "video", what a prompt may hold.
+    # The media that a prompt may contain: "image", "audio" and "video".
     media: tuple[str, ...] = ("image",)

@@ -1,4 +1,4 @@
-"""Gemma 3: SigLIP before a text model with sliding windows."""
+"""Gemma 3: SigLIP in front of a text model with sliding windows."""
 
 import transformers
 from families import TinyModel
@@ -6,10 +6,10 @@ from published import nest_vision_model
 from sizes import TEXT, VISION
 from vocabulary import Vocabulary, byte_fallback
 
-# Published: 896 pixels and 256 tokens. Here 8×8 patches, pooled by 2×2.
+# Published: 896 pixels and 256 tokens. Here: 8×8 patches, pooled by 2×2.
 IMAGE_SIZE = 112
 PATCH_SIZE = 14
-TOKENS = 16
+TOKENS_PER_IMAGE = 16
 
 SPECIAL_TOKENS = [
     "<pad>",
@@ -21,10 +21,12 @@ SPECIAL_TOKENS = [
     "<end_of_image>",
     "<image_soft_token>",
 ]
-# Gemma's tokenizer finds runs of newlines before BPE; the expansion of an image joins them with its own.
+# Gemma's tokenizer matches runs of newlines before BPE. They merge with the newlines of an expanded
+# image.
 NEWLINES = ["\n" * count for count in range(1, 5)]
 
-# Like the published one: the system's text goes in front of the first user turn, the assistant is "model".
+# Like the published template: the system text precedes the first user turn, and the assistant is
+# "model".
 TEMPLATE = """\
 {{ bos_token }}
 {%- set state = namespace(prefix='') -%}
@@ -60,7 +62,9 @@ TEMPLATE = """\
 
 
 def vocabulary():
-    tokenizer = byte_fallback(SPECIAL_TOKENS, bos="<bos>", prefix_space=False, plain=NEWLINES)
+    tokenizer = byte_fallback(
+        SPECIAL_TOKENS, bos="<bos>", prefix_space=False, plain_tokens=NEWLINES
+    )
     return Vocabulary(
         tokenizer,
         SPECIAL_TOKENS,
@@ -77,19 +81,19 @@ def vocabulary():
 
 
 def make_gemma3():
-    words = vocabulary()
+    vocab = vocabulary()
     config = transformers.Gemma3Config(
         text_config={
             **TEXT,
-            "vocab_size": words.size,
+            "vocab_size": vocab.size,
             "head_dim": 64,
             "query_pre_attn_scalar": 64,
-            # Shorter than a prompt with an image, so that the window matters.
+            # Shorter than a prompt with an image, so that the window has an effect.
             "sliding_window": 32,
             "layer_types": ["sliding_attention", "full_attention"],
-            "bos_token_id": words.ids["<bos>"],
-            "eos_token_id": words.ids["<eos>"],
-            "pad_token_id": words.ids["<pad>"],
+            "bos_token_id": vocab.ids["<bos>"],
+            "eos_token_id": vocab.ids["<eos>"],
+            "pad_token_id": vocab.ids["<pad>"],
         },
         vision_config={
             **VISION,
@@ -97,16 +101,20 @@ def make_gemma3():
             "patch_size": PATCH_SIZE,
             "vision_use_head": False,
         },
-        mm_tokens_per_image=TOKENS,
-        boi_token_index=words.ids["<start_of_image>"],
-        eoi_token_index=words.ids["<end_of_image>"],
-        image_token_index=words.ids["<image_soft_token>"],
+        mm_tokens_per_image=TOKENS_PER_IMAGE,
+        boi_token_index=vocab.ids["<start_of_image>"],
+        eoi_token_index=vocab.ids["<end_of_image>"],
+        image_token_index=vocab.ids["<image_soft_token>"],
     )
-    image_processor = transformers.Gemma3ImageProcessor(size={"height": IMAGE_SIZE, "width": IMAGE_SIZE})
+    image_processor = transformers.Gemma3ImageProcessor(
+        size={"height": IMAGE_SIZE, "width": IMAGE_SIZE}
+    )
     processor = transformers.Gemma3Processor(
         image_processor=image_processor,
-        tokenizer=words.tokenizer,
+        tokenizer=vocab.tokenizer,
         chat_template=TEMPLATE,
-        image_seq_length=TOKENS,
+        image_seq_length=TOKENS_PER_IMAGE,
     )
-    return TinyModel(transformers.Gemma3ForConditionalGeneration(config), processor, nest_vision_model)
+    return TinyModel(
+        transformers.Gemma3ForConditionalGeneration(config), processor, nest_vision_model
+    )

@@ -1,6 +1,7 @@
-"""InternVL 3 in the form of transformers, and in the form OpenGVLab publishes it, which vLLM calls `InternVLChatModel`.
+"""InternVL 3 in the form of transformers, and in OpenGVLab's form.
 
-Both have the same parts, so the second is made from the first: other names, other files, weights of its own.
+vLLM calls the latter `InternVLChatModel`. It has the same parts and is made from the former, with
+other names, other files and its own weights.
 """
 
 import re
@@ -14,21 +15,22 @@ from published import rewrite_weights, write_json
 from sizes import TEXT, VISION
 from vocabulary import QWEN_SPLIT, Vocabulary, byte_level
 
-# Published: 448 pixels, that is 256 tokens a tile. Here 8×8 patches, of which four make a token.
+# Published: 448 pixels, which are 256 tokens per tile. Here: 8×8 patches, four per token.
 IMAGE_SIZE = 112
 PATCH_SIZE = 14
 DOWNSAMPLE_RATIO = 0.5
-TOKENS = 16
+TOKENS_PER_TILE = 16
 MAX_TILES = 12
 VISION_LAYERS = VISION["num_hidden_layers"]
 
 QWEN_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|video_pad|>"]
 IMAGE_TOKENS = ["<img>", "</img>", "<IMG_CONTEXT>"]
-# Neither vocabulary has <image>, which a prompt in OpenGVLab's form writes as plain text. With a merge of ">" and a
-# newline, its tokens depend on what follows, as in the published vocabulary.
+# Neither vocabulary has a token for <image>, which prompts in OpenGVLab's form contain as plain
+# text. A merge of ">" and a newline makes its tokens depend on the next character, as in the
+# published vocabulary.
 MORE_TEXT = ["<image>\nwhat is in <image>\n and <image>\n?"]
 
-# Like the published one: content is a string or parts.
+# Like the published template: content is a string or parts.
 TEMPLATE = """\
 {%- for message in messages -%}
 {{ '<|im_start|>' + message['role'] + '\\n' }}
@@ -65,11 +67,13 @@ CHAT_TEMPLATE = """\
 
 def vocabulary(template, special, **names):
     tokenizer = byte_level(special, split=QWEN_SPLIT, more_text=MORE_TEXT)
-    return Vocabulary(tokenizer, special, template, eos_token="<|im_end|>", pad_token="<|endoftext|>", **names)
+    return Vocabulary(
+        tokenizer, special, template, eos_token="<|im_end|>", pad_token="<|endoftext|>", **names
+    )
 
 
 def processor_tokens(video):
-    """Names by which the processor of transformers finds its tokens."""
+    """Returns the names by which the processor of transformers finds its tokens."""
     return {
         "extra_special_tokens": {
             "start_image_token": "<img>",
@@ -80,33 +84,33 @@ def processor_tokens(video):
     }
 
 
-def text_config(words):
+def text_config(vocab):
     return {
         **TEXT,
         "model_type": "qwen2",
-        "vocab_size": words.size,
-        "bos_token_id": words.ids["<|endoftext|>"],
-        "eos_token_id": words.ids["<|im_end|>"],
+        "vocab_size": vocab.size,
+        "bos_token_id": vocab.ids["<|endoftext|>"],
+        "eos_token_id": vocab.ids["<|im_end|>"],
     }
 
 
-def tiny_internvl(words):
+def tiny_internvl(vocab):
     config = transformers.InternVLConfig(
-        text_config=text_config(words),
+        text_config=text_config(vocab),
         vision_config={
             **VISION,
             "attention_bias": True,
             "image_size": [IMAGE_SIZE, IMAGE_SIZE],
             "patch_size": [PATCH_SIZE, PATCH_SIZE],
         },
-        image_token_id=words.ids["<IMG_CONTEXT>"],
-        image_seq_length=TOKENS,
+        image_token_id=vocab.ids["<IMG_CONTEXT>"],
+        image_seq_length=TOKENS_PER_TILE,
         downsample_ratio=DOWNSAMPLE_RATIO,
         tie_word_embeddings=False,
     )
     image_processor = transformers.GotOcr2ImageProcessor(
         size={"height": IMAGE_SIZE, "width": IMAGE_SIZE},
-        # The processor turns it on, as it does for the published models, which also have it off.
+        # The processor turns this on, as for the published models, which also have it off.
         crop_to_patches=False,
         min_patches=1,
         max_patches=MAX_TILES,
@@ -115,10 +119,12 @@ def tiny_internvl(words):
     )
     processor = transformers.InternVLProcessor(
         image_processor=image_processor,
-        tokenizer=words.tokenizer,
-        video_processor=transformers.InternVLVideoProcessor(size={"height": IMAGE_SIZE, "width": IMAGE_SIZE}),
-        image_seq_length=TOKENS,
-        chat_template=words.tokenizer.chat_template,
+        tokenizer=vocab.tokenizer,
+        video_processor=transformers.InternVLVideoProcessor(
+            size={"height": IMAGE_SIZE, "width": IMAGE_SIZE}
+        ),
+        image_seq_length=TOKENS_PER_TILE,
+        chat_template=vocab.tokenizer.chat_template,
     )
     return TinyModel(transformers.InternVLForConditionalGeneration(config), processor)
 
@@ -135,20 +141,21 @@ def make_internvl_chat():
     def publish(directory):
         for file in directory.glob("*.json"):
             file.unlink()
-        words = vocabulary(CHAT_TEMPLATE, special)
-        words.tokenizer.save_pretrained(directory)
+        vocab = vocabulary(CHAT_TEMPLATE, special)
+        vocab.tokenizer.save_pretrained(directory)
         rewrite_weights(directory, chat_weights)
-        write_json(directory / "config.json", chat_config(words))
+        write_json(directory / "config.json", chat_config(vocab))
         write_json(directory / "preprocessor_config.json", chat_preprocessor())
         shutil.copyfile(
-            Path(__file__).with_name("internvl_chat_configuration.py"), directory / "configuration_internvl_chat.py"
+            Path(__file__).with_name("internvl_chat_configuration.py"),
+            directory / "configuration_internvl_chat.py",
         )
 
     tiny.publish = publish
     return tiny
 
 
-def chat_config(words):
+def chat_config(vocab):
     return {
         "architectures": ["InternVLChatModel"],
         "auto_map": {"AutoConfig": "configuration_internvl_chat.InternVLChatConfig"},
@@ -156,7 +163,11 @@ def chat_config(words):
         "downsample_ratio": DOWNSAMPLE_RATIO,
         "dynamic_image_size": True,
         "force_image_size": IMAGE_SIZE,
-        "llm_config": {"architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": False, **text_config(words)},
+        "llm_config": {
+            "architectures": ["Qwen2ForCausalLM"],
+            "tie_word_embeddings": False,
+            **text_config(vocab),
+        },
         "max_dynamic_patch": MAX_TILES,
         "min_dynamic_patch": 1,
         "pad2square": False,
@@ -183,7 +194,10 @@ def chat_config(words):
 
 
 def chat_preprocessor():
-    """As published. Nothing reads the settings of CLIP from it: the tiles come from the model's configuration."""
+    """Returns the settings as published.
+
+    The settings of CLIP are not used: the tiles follow from the model's configuration.
+    """
     return {
         "crop_size": IMAGE_SIZE,
         "do_center_crop": True,
@@ -197,11 +211,17 @@ def chat_preprocessor():
     }
 
 
-# From the name that transformers saves to the published one, in this order.
+# Replacements from the names in transformers to the published ones, applied in this order.
 CHAT_NAMES = [
     (r"^vision_tower\.embeddings\.cls_token$", "vision_model.embeddings.class_embedding"),
-    (r"^vision_tower\.embeddings\.patch_embeddings\.projection\.", "vision_model.embeddings.patch_embedding."),
-    (r"^vision_tower\.embeddings\.position_embeddings$", "vision_model.embeddings.position_embedding"),
+    (
+        r"^vision_tower\.embeddings\.patch_embeddings\.projection\.",
+        "vision_model.embeddings.patch_embedding.",
+    ),
+    (
+        r"^vision_tower\.embeddings\.position_embeddings$",
+        "vision_model.embeddings.position_embedding",
+    ),
     (r"^vision_tower\.encoder\.layer\.", "vision_model.encoder.layers."),
     (r"\.attention\.projection_layer\.", ".attn.proj."),
     (r"\.lambda_([12])$", r".ls\1"),
@@ -214,11 +234,13 @@ CHAT_NAMES = [
 
 
 def chat_weights(saved):
-    """Published names; query, key and value of the vision layers are one matrix."""
+    """Returns the weights under published names; each vision layer joins query, key and value."""
     tensors = dict(saved)
     for layer in range(VISION_LAYERS):
         for kind in ("weight", "bias"):
-            parts = [f"vision_tower.encoder.layer.{layer}.attention.{part}_proj.{kind}" for part in "qkv"]
+            parts = [
+                f"vision_tower.encoder.layer.{layer}.attention.{part}_proj.{kind}" for part in "qkv"
+            ]
             joined = torch.cat([tensors.pop(part) for part in parts])
             tensors[f"vision_model.encoder.layers.{layer}.attn.qkv.{kind}"] = joined
     return {chat_name(name): tensor for name, tensor in tensors.items()}

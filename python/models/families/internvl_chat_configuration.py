@@ -1,4 +1,7 @@
-"""The configuration of a model in OpenGVLab's form, for `--trust-remote-code`. It travels in the model directory."""
+"""The configuration of a model in OpenGVLab's form, for `--trust-remote-code`.
+
+A copy of this file is part of the model directory.
+"""
 
 from transformers import AutoConfig, PreTrainedConfig
 
@@ -10,7 +13,7 @@ class InternVisionConfig(PreTrainedConfig):
 class InternVLChatConfig(PreTrainedConfig):
     model_type = "internvl_chat"
     is_composition = True
-    # transformers asks for a configuration without settings, to see what differs in one that it prints.
+    # To print a configuration, transformers compares it with one that it creates without arguments.
     has_no_defaults_at_init = True
 
     def __init__(self, vision_config, llm_config, **more):

@@ -1,14 +1,14 @@
-"""Llama 4: tiles and a global tile before a mixture of experts."""
+"""Llama 4: tiles and a global tile in front of a mixture of experts."""
 
 import transformers
 from families import TinyModel
 from sizes import TEXT, VISION
 from vocabulary import Vocabulary, byte_level
 
-# Published: tiles of 336 pixels. Here 8×8 patches, 16 tokens a tile.
+# Published: tiles of 336 pixels. Here: 8×8 patches, 16 tokens per tile.
 TILE_SIZE = 112
 PATCH_SIZE = 14
-# Of a picture without its global tile; as published.
+# The maximum number of tiles besides the global tile, as published.
 MAX_TILES = 16
 
 SPECIAL_TOKENS = [
@@ -27,7 +27,7 @@ SPECIAL_TOKENS = [
     "<|patch|>",
 ]
 
-# Like the published one, without its tools.
+# Like the published template, without tools.
 TEMPLATE = """\
 {{- bos_token -}}
 {%- for message in messages -%}
@@ -64,7 +64,7 @@ def vocabulary():
 
 
 def make_llama4():
-    words = vocabulary()
+    vocab = vocabulary()
     config = transformers.Llama4Config(
         text_config={
             **TEXT,
@@ -78,18 +78,19 @@ def make_llama4():
             "intermediate_size_mlp": TEXT["intermediate_size"],
             "head_dim": 64,
             "attention_chunk_size": 2048,
-            # As in Maverick. Scout's norm has no scale to make attention of random weights less flat.
+            # As in Maverick. Scout's norm has no scale that would make the attention of random
+            # weights less flat.
             "use_qk_norm": False,
             "attn_temperature_tuning": False,
             "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
-            "vocab_size": words.size,
-            "bos_token_id": words.ids["<|begin_of_text|>"],
-            "eos_token_id": words.ids["<|eot|>"],
-            "pad_token_id": words.ids["<|finetune_right_pad|>"],
+            "vocab_size": vocab.size,
+            "bos_token_id": vocab.ids["<|begin_of_text|>"],
+            "eos_token_id": vocab.ids["<|eot|>"],
+            "pad_token_id": vocab.ids["<|finetune_right_pad|>"],
         },
         vision_config={
             **VISION,
-            # Four patches side by side, which is what the pixel shuffle makes of them.
+            # Four patches side by side, as the pixel shuffle arranges them.
             "intermediate_size": 4 * VISION["hidden_size"],
             "vision_output_dim": TEXT["hidden_size"],
             "projector_input_dim": TEXT["hidden_size"],
@@ -99,16 +100,18 @@ def make_llama4():
             "pixel_shuffle_ratio": 0.5,
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         },
-        boi_token_index=words.ids["<|image_start|>"],
-        eoi_token_index=words.ids["<|image_end|>"],
-        image_token_index=words.ids["<|patch|>"],
+        boi_token_index=vocab.ids["<|image_start|>"],
+        eoi_token_index=vocab.ids["<|image_end|>"],
+        image_token_index=vocab.ids["<|patch|>"],
     )
     image_processor = transformers.Llama4ImageProcessor(
-        size={"height": TILE_SIZE, "width": TILE_SIZE}, max_patches=MAX_TILES, resize_to_max_canvas=False
+        size={"height": TILE_SIZE, "width": TILE_SIZE},
+        max_patches=MAX_TILES,
+        resize_to_max_canvas=False,
     )
     processor = transformers.Llama4Processor(
         image_processor=image_processor,
-        tokenizer=words.tokenizer,
+        tokenizer=vocab.tokenizer,
         patch_size=PATCH_SIZE,
         pixel_shuffle_ratio=0.5,
         chat_template=TEMPLATE,

@@ -1,4 +1,4 @@
-"""LLaVA-1.5 and LLaVA-NeXT: CLIP before a Llama or Mistral text model."""
+"""LLaVA-1.5 and LLaVA-NeXT: CLIP in front of a Llama or Mistral text model."""
 
 import transformers
 from families import TinyModel
@@ -6,14 +6,15 @@ from published import nest_vision_model
 from sizes import TEXT, VISION
 from vocabulary import Vocabulary, byte_fallback
 
-# Published: 336 pixels, that is 576 tokens. Here 4×4 patches.
+# Published: 336 pixels, which are 576 tokens. Here: 4×4 patches.
 IMAGE_SIZE = 56
 PATCH_SIZE = 14
-TOKENS = (IMAGE_SIZE // PATCH_SIZE) ** 2
+TOKENS_PER_IMAGE = (IMAGE_SIZE // PATCH_SIZE) ** 2
 
 SPECIAL_TOKENS = ["<s>", "</s>", "<pad>", "<image>"]
 
-# Like the published one: no system turn, all images of a turn before its text, content as parts only.
+# Like the published template: no system turn, the images of a turn before its text, and content as
+# parts only.
 LLAVA_TEMPLATE = """\
 {%- for message in messages if message['role'] != 'system' -%}
 {{ message['role'] | upper + ': ' }}
@@ -29,7 +30,7 @@ LLAVA_TEMPLATE = """\
 {%- endif -%}
 """
 
-# Like that of LLaVA-NeXT on Mistral.
+# Like the template of LLaVA-NeXT on Mistral.
 LLAVA_NEXT_TEMPLATE = """\
 {%- for message in messages -%}
 {%- if message['role'] == 'system' -%}
@@ -52,21 +53,23 @@ LLAVA_NEXT_TEMPLATE = """\
 
 def vocabulary(template):
     tokenizer = byte_fallback(SPECIAL_TOKENS, bos="<s>", prefix_space=True)
-    return Vocabulary(tokenizer, SPECIAL_TOKENS, template, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+    return Vocabulary(
+        tokenizer, SPECIAL_TOKENS, template, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
 
 
-def configs(words, text_type):
-    """What both families set."""
+def shared_settings(vocab, text_type):
+    """Returns the settings that both families have in common."""
     return {
         "text_config": {
             **TEXT,
             "model_type": text_type,
-            "vocab_size": words.size,
-            "bos_token_id": words.ids["<s>"],
-            "eos_token_id": words.ids["</s>"],
-            "pad_token_id": words.ids["<pad>"],
+            "vocab_size": vocab.size,
+            "bos_token_id": vocab.ids["<s>"],
+            "eos_token_id": vocab.ids["</s>"],
+            "pad_token_id": vocab.ids["<pad>"],
         },
-        # The layer before the last is what the projector sees, as published.
+        # The projector reads the second to last layer, as published.
         "vision_config": {
             **VISION,
             "model_type": "clip_vision_model",
@@ -77,46 +80,56 @@ def configs(words, text_type):
         },
         "vision_feature_layer": -2,
         "vision_feature_select_strategy": "default",
-        "image_token_index": words.ids["<image>"],
-        "image_seq_length": TOKENS,
+        "image_token_index": vocab.ids["<image>"],
+        "image_seq_length": TOKENS_PER_IMAGE,
         "projector_hidden_act": "gelu",
     }
 
 
-def processor_settings(words):
+def processor_settings(vocab):
     return {
-        "tokenizer": words.tokenizer,
+        "tokenizer": vocab.tokenizer,
         "patch_size": PATCH_SIZE,
         "vision_feature_select_strategy": "default",
-        # CLIP's class token, which the strategy leaves out again.
+        # CLIP's class token, which the strategy drops again.
         "num_additional_image_tokens": 1,
         "image_token": "<image>",
-        "chat_template": words.tokenizer.chat_template,
+        "chat_template": vocab.tokenizer.chat_template,
     }
 
 
 def make_llava():
-    words = vocabulary(LLAVA_TEMPLATE)
-    config = transformers.LlavaConfig(**configs(words, "llama"))
+    vocab = vocabulary(LLAVA_TEMPLATE)
+    config = transformers.LlavaConfig(**shared_settings(vocab, "llama"))
     image_processor = transformers.CLIPImageProcessor(
         size={"shortest_edge": IMAGE_SIZE}, crop_size={"height": IMAGE_SIZE, "width": IMAGE_SIZE}
     )
-    processor = transformers.LlavaProcessor(image_processor=image_processor, **processor_settings(words))
-    return TinyModel(transformers.LlavaForConditionalGeneration(config), processor, nest_vision_model)
+    processor = transformers.LlavaProcessor(
+        image_processor=image_processor, **processor_settings(vocab)
+    )
+    return TinyModel(
+        transformers.LlavaForConditionalGeneration(config), processor, nest_vision_model
+    )
 
 
 def make_llava_next():
-    words = vocabulary(LLAVA_NEXT_TEMPLATE)
+    vocab = vocabulary(LLAVA_NEXT_TEMPLATE)
     # The published grids, in units of the image size.
     grids = [[1, 2], [2, 1], [2, 2], [3, 1], [1, 3]]
     pinpoints = [[rows * IMAGE_SIZE, columns * IMAGE_SIZE] for rows, columns in grids]
     config = transformers.LlavaNextConfig(
-        **configs(words, "mistral"), image_grid_pinpoints=pinpoints, use_image_newline_parameter=True
+        **shared_settings(vocab, "mistral"),
+        image_grid_pinpoints=pinpoints,
+        use_image_newline_parameter=True,
     )
     image_processor = transformers.LlavaNextImageProcessor(
         size={"shortest_edge": IMAGE_SIZE},
         crop_size={"height": IMAGE_SIZE, "width": IMAGE_SIZE},
         image_grid_pinpoints=pinpoints,
     )
-    processor = transformers.LlavaNextProcessor(image_processor=image_processor, **processor_settings(words))
-    return TinyModel(transformers.LlavaNextForConditionalGeneration(config), processor, nest_vision_model)
+    processor = transformers.LlavaNextProcessor(
+        image_processor=image_processor, **processor_settings(vocab)
+    )
+    return TinyModel(
+        transformers.LlavaNextForConditionalGeneration(config), processor, nest_vision_model
+    )

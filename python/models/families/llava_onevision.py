@@ -1,4 +1,4 @@
-"""LLaVA-OneVision: SigLIP before a Qwen2 text model, for images in tiles and for videos."""
+"""LLaVA-OneVision: SigLIP in front of a Qwen2 text model, for images in tiles and for videos."""
 
 import transformers
 from families import TinyModel
@@ -6,16 +6,19 @@ from published import nest_vision_model
 from sizes import TEXT, VISION
 from vocabulary import Vocabulary, byte_level
 
-# Published: 384 pixels, that is 27×27 patches. Here 5×5, an odd number too: each frame of a video is pooled by two.
+# Published: 384 pixels, which are 27×27 patches. Here: 5×5, also an odd number, because each frame
+# of a video is pooled by two.
 IMAGE_SIZE = 70
 PATCH_SIZE = 14
-TOKENS = (IMAGE_SIZE // PATCH_SIZE) ** 2
+TOKENS_PER_IMAGE = (IMAGE_SIZE // PATCH_SIZE) ** 2
 # As published, in units of the image size.
-PINPOINTS = [[rows * IMAGE_SIZE, columns * IMAGE_SIZE] for rows in range(1, 7) for columns in range(1, 7)]
+PINPOINTS = [
+    [rows * IMAGE_SIZE, columns * IMAGE_SIZE] for rows in range(1, 7) for columns in range(1, 7)
+]
 
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>"]
 
-# Like the published one: what is seen comes before the text of its turn.
+# Like the published template: images and videos precede the text of their turn.
 TEMPLATE = """\
 {%- for message in messages -%}
 {{ '<|im_start|>' + message['role'] + ' ' }}
@@ -42,18 +45,20 @@ TEMPLATE = """\
 
 def vocabulary():
     tokenizer = byte_level(SPECIAL_TOKENS)
-    return Vocabulary(tokenizer, SPECIAL_TOKENS, TEMPLATE, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    return Vocabulary(
+        tokenizer, SPECIAL_TOKENS, TEMPLATE, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
 
 
 def make_llavaov():
-    words = vocabulary()
+    vocab = vocabulary()
     config = transformers.LlavaOnevisionConfig(
         text_config={
             **TEXT,
             "model_type": "qwen2",
-            "vocab_size": words.size,
-            "bos_token_id": words.ids["<|endoftext|>"],
-            "eos_token_id": words.ids["<|im_end|>"],
+            "vocab_size": vocab.size,
+            "bos_token_id": vocab.ids["<|endoftext|>"],
+            "eos_token_id": vocab.ids["<|im_end|>"],
         },
         vision_config={
             **VISION,
@@ -62,16 +67,18 @@ def make_llavaov():
             "patch_size": PATCH_SIZE,
             "vision_use_head": False,
         },
-        image_token_index=words.ids["<image>"],
-        video_token_index=words.ids["<video>"],
+        image_token_index=vocab.ids["<image>"],
+        video_token_index=vocab.ids["<video>"],
         image_grid_pinpoints=PINPOINTS,
     )
     size = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
     processor = transformers.LlavaOnevisionProcessor(
-        image_processor=transformers.LlavaOnevisionImageProcessor(size=size, image_grid_pinpoints=PINPOINTS),
-        tokenizer=words.tokenizer,
+        image_processor=transformers.LlavaOnevisionImageProcessor(
+            size=size, image_grid_pinpoints=PINPOINTS
+        ),
+        tokenizer=vocab.tokenizer,
         video_processor=transformers.LlavaOnevisionVideoProcessor(size=size),
-        num_image_tokens=TOKENS,
+        num_image_tokens=TOKENS_PER_IMAGE,
         vision_feature_select_strategy="full",
         chat_template=TEMPLATE,
     )

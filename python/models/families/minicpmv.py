@@ -1,4 +1,7 @@
-"""MiniCPM-V 4.6: SigLIP in slices before a Qwen3.5 text model. How an item is written in a prompt depends on its number."""
+"""MiniCPM-V 4.6: SigLIP on slices in front of a Qwen3.5 text model.
+
+The expansion of an item in a prompt depends on its number.
+"""
 
 import transformers
 from families import TinyModel
@@ -6,11 +9,12 @@ from families.qwen import qwen35_text_config
 from sizes import VISION
 from vocabulary import QWEN35_SPLIT, Vocabulary, byte_level
 
-# Published: 448 pixels, which is 64 tokens of each slice. Here 8×8 patches, which are merged by two twice: 4 tokens.
+# Published: 448 pixels, which are 64 tokens per slice. Here: 8×8 patches, merged two by two twice
+# into 4 tokens.
 SLICE_SIZE = 112
 PATCH_SIZE = 14
 
-# By the names that the processor has for them.
+# By the processor's names for the tokens.
 NAMED_TOKENS = {
     "image_token": "<|image_pad|>",
     "video_token": "<|video_pad|>",
@@ -60,22 +64,22 @@ def vocabulary():
 
 
 def make_minicpmv46():
-    words = vocabulary()
+    vocab = vocabulary()
     config = transformers.MiniCPMV4_6Config(
-        text_config={**qwen35_text_config(words), "model_type": "qwen3_5_text"},
+        text_config={**qwen35_text_config(vocab), "model_type": "qwen3_5_text"},
         vision_config={**VISION, "image_size": SLICE_SIZE, "patch_size": PATCH_SIZE},
-        # Between the two layers: the first merge.
+        # The first merge is between the two layers.
         insert_layer_id=0,
         image_size=SLICE_SIZE,
-        image_token_id=words.ids["<|image_pad|>"],
-        video_token_id=words.ids["<|video_pad|>"],
+        image_token_id=vocab.ids["<|image_pad|>"],
+        video_token_id=vocab.ids["<|video_pad|>"],
     )
     slices = {"scale_resolution": SLICE_SIZE, "patch_size": PATCH_SIZE}
     processor = transformers.MiniCPMV4_6Processor(
         image_processor=transformers.MiniCPMV4_6ImageProcessor(**slices),
-        # vLLM has taken the frames that it wants before.
+        # vLLM samples the frames before it calls the processor.
         video_processor=transformers.MiniCPMV4_6VideoProcessor(**slices, do_sample_frames=False),
-        tokenizer=words.tokenizer,
+        tokenizer=vocab.tokenizer,
         chat_template=TEMPLATE,
     )
     model = transformers.MiniCPMV4_6ForConditionalGeneration(config)

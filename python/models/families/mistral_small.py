@@ -1,6 +1,7 @@
-"""A Mistral Small in both of the forms that its makers publish side by side: that of transformers, and their own, which vLLM prefers.
+"""Mistral Small in both published forms: that of transformers, and Mistral's own.
 
-Both have the same weights and vocabulary; the makers' tokenizer writes conversations by code.
+vLLM prefers Mistral's own form. Both have the same weights and vocabulary. Mistral's tokenizer
+renders conversations by code, not with a template.
 """
 
 import base64
@@ -8,13 +9,20 @@ import re
 
 import transformers
 from families import TinyModel
-from families.pixtral import MERGE, MISTRAL_EDGE, MISTRAL_PATCH, MISTRAL_TEMPLATE, configs, make_processor
+from families.pixtral import (
+    MERGE_SIZE,
+    MISTRAL_EDGE,
+    MISTRAL_PATCH,
+    MISTRAL_TEMPLATE,
+    shared_settings,
+    make_processor,
+)
 from published import WEIGHTS, write_json
 from safetensors.torch import load_file, save_file
 from sizes import TEXT, VISION
-from vocabulary import TEKKEN_SPLIT, Vocabulary, bytes_of, tekken
+from vocabulary import TEKKEN_SPLIT, Vocabulary, token_bytes, tekken
 
-# The order is fixed up to the tokenizer's version 7.
+# The order is fixed up to version 7 of the tokenizer.
 SPECIAL_TOKENS = [
     "<unk>",
     "<s>",
@@ -39,8 +47,8 @@ SPECIAL_TOKENS = [
 ]
 VISION_HEAD = VISION["hidden_size"] // VISION["num_attention_heads"]
 
-# From the names of transformers to Mistral's own.
-NAMES = [
+# Replacements from the names in transformers to Mistral's own.
+MISTRAL_NAMES = [
     (r"^language_model\.model\.embed_tokens\.", "tok_embeddings."),
     (r"^language_model\.(model\.)?", ""),
     (r"^lm_head\.", "output."),
@@ -60,28 +68,39 @@ NAMES = [
 
 def make_mistral_small():
     tokenizer = tekken(SPECIAL_TOKENS, bos="<s>")
-    words = Vocabulary(tokenizer, SPECIAL_TOKENS, MISTRAL_TEMPLATE, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
-    settings = configs(words, MISTRAL_EDGE, MISTRAL_PATCH)
-    config = transformers.Mistral3Config(**settings, spatial_merge_size=MERGE, multimodal_projector_bias=False)
-    processor = make_processor(words, MISTRAL_EDGE, MISTRAL_PATCH, spatial_merge_size=MERGE)
+    vocab = Vocabulary(
+        tokenizer,
+        SPECIAL_TOKENS,
+        MISTRAL_TEMPLATE,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+    )
+    settings = shared_settings(vocab, MISTRAL_EDGE, MISTRAL_PATCH)
+    config = transformers.Mistral3Config(
+        **settings, spatial_merge_size=MERGE_SIZE, multimodal_projector_bias=False
+    )
+    processor = make_processor(vocab, MISTRAL_EDGE, MISTRAL_PATCH, spatial_merge_size=MERGE_SIZE)
 
     def publish(directory):
-        write_json(directory / "params.json", params(words, config))
+        write_json(directory / "params.json", params_file(vocab, config))
         write_json(directory / "tekken.json", tekken_file(tokenizer))
-        tensors = {own_name(name): tensor for name, tensor in load_file(directory / WEIGHTS).items()}
+        tensors = {
+            mistral_name(name): tensor for name, tensor in load_file(directory / WEIGHTS).items()
+        }
         save_file(tensors, directory / "consolidated.safetensors", metadata={"format": "pt"})
         (directory / "consolidated.safetensors").chmod(0o644)
 
     return TinyModel(transformers.Mistral3ForConditionalGeneration(config), processor, publish)
 
 
-def own_name(name):
-    for pattern, own in NAMES:
+def mistral_name(name):
+    for pattern, own in MISTRAL_NAMES:
         name = re.sub(pattern, own, name)
     return name
 
 
-def params(words, config):
+def params_file(vocab, config):
     text = config.text_config
     return {
         "dim": TEXT["hidden_size"],
@@ -92,7 +111,7 @@ def params(words, config):
         "n_kv_heads": TEXT["num_key_value_heads"],
         "rope_theta": text.rope_parameters["rope_theta"],
         "norm_eps": text.rms_norm_eps,
-        "vocab_size": words.size,
+        "vocab_size": vocab.size,
         "max_position_embeddings": TEXT["max_position_embeddings"],
         "vision_encoder": {
             "hidden_size": VISION["hidden_size"],
@@ -107,30 +126,45 @@ def params(words, config):
             "head_dim": VISION_HEAD,
             "adapter_bias": False,
             "mm_projector_id": "patch_merge",
-            "spatial_merge_size": MERGE,
+            "spatial_merge_size": MERGE_SIZE,
             "add_pre_mm_projector_layer_norm": True,
-            "image_token_id": words.ids["[IMG]"],
-            "image_break_token_id": words.ids["[IMG_BREAK]"],
-            "image_end_token_id": words.ids["[IMG_END]"],
+            "image_token_id": vocab.ids["[IMG]"],
+            "image_break_token_id": vocab.ids["[IMG_BREAK]"],
+            "image_end_token_id": vocab.ids["[IMG_END]"],
         },
     }
 
 
 def tekken_file(tokenizer):
-    """Mistral's own file of the same vocabulary: special tokens first, then all others by the order of their merges."""
-    words = sorted(tokenizer.get_vocab().items(), key=lambda word: word[1])[len(SPECIAL_TOKENS) :]
+    """Returns Mistral's own file of the same vocabulary.
+
+    The special tokens come first, then all others in the order of their merges.
+    """
+    tokens = sorted(tokenizer.get_vocab().items(), key=lambda token: token[1])
+    tokens = tokens[len(SPECIAL_TOKENS) :]
     return {
         "config": {
             "pattern": TEKKEN_SPLIT,
-            "num_vocab_tokens": len(words),
-            "default_vocab_size": len(words) + len(SPECIAL_TOKENS),
+            "num_vocab_tokens": len(tokens),
+            "default_vocab_size": len(tokens) + len(SPECIAL_TOKENS),
             "default_num_special_tokens": len(SPECIAL_TOKENS),
             "version": "v7",
         },
         "vocab": [
-            {"rank": rank, "token_bytes": base64.b64encode(bytes_of(word)).decode(), "token_str": None}
-            for rank, (word, _) in enumerate(words)
+            {
+                "rank": rank,
+                "token_bytes": base64.b64encode(token_bytes(token)).decode(),
+                "token_str": None,
+            }
+            for rank, (token, _) in enumerate(tokens)
         ],
-        "special_tokens": [{"rank": rank, "token_str": token, "is_control": True} for rank, token in enumerate(SPECIAL_TOKENS)],
-        "multimodal": {"image_patch_size": MISTRAL_PATCH, "max_image_size": MISTRAL_EDGE, "spatial_merge_size": MERGE},
+        "special_tokens": [
+            {"rank": rank, "token_str": token, "is_control": True}
+            for rank, token in enumerate(SPECIAL_TOKENS)
+        ],
+        "multimodal": {
+            "image_patch_size": MISTRAL_PATCH,
+            "max_image_size": MISTRAL_EDGE,
+            "spatial_merge_size": MERGE_SIZE,
+        },
     }

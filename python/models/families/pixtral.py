@@ -1,4 +1,7 @@
-"""Pixtral in the form of transformers (`llava` around a Pixtral tower) and Mistral 3, which merges its patches."""
+"""Pixtral in the form of transformers (`llava` with a Pixtral tower), and Mistral 3.
+
+Mistral 3 also merges the patches.
+"""
 
 import transformers
 from families import TinyModel
@@ -10,7 +13,7 @@ PIXTRAL_EDGE = 256
 PIXTRAL_PATCH = 16
 MISTRAL_EDGE = 224
 MISTRAL_PATCH = 14
-MERGE = 2
+MERGE_SIZE = 2
 
 SPECIAL_TOKENS = [
     "<unk>",
@@ -26,7 +29,7 @@ SPECIAL_TOKENS = [
     "[IMG_END]",
 ]
 
-# Like Pixtral's: the system's text goes in front of the last user turn.
+# Like Pixtral's template: the system text precedes the last user turn.
 PIXTRAL_TEMPLATE = """\
 {{- bos_token -}}
 {%- set turns = messages -%}
@@ -54,16 +57,18 @@ PIXTRAL_TEMPLATE = """\
 {%- endif -%}
 {{- '[/INST]' -}}
 {%- else -%}
-{{- (message['content'] if message['content'] is string else message['content'][0]['text']) + eos_token -}}
+{{- (message['content'] if message['content'] is string \
+else message['content'][0]['text']) + eos_token -}}
 {%- endif -%}
 {%- endfor -%}
 """
 
-# Like Mistral Small 3.1's: the system's turn has its own markers.
+# Like Mistral Small 3.1's template: the system turn has its own markers.
 MISTRAL_TEMPLATE = """\
 {{- bos_token -}}
 {%- for message in messages -%}
-{%- set text = message['content'] if message['content'] is string else message['content'][0]['text'] -%}
+{%- set text = message['content'] if message['content'] is string \
+else message['content'][0]['text'] -%}
 {%- if message['role'] == 'system' -%}
 {{- '[SYSTEM_PROMPT]' + text + '[/SYSTEM_PROMPT]' -}}
 {%- elif message['role'] == 'assistant' -%}
@@ -87,54 +92,65 @@ MISTRAL_TEMPLATE = """\
 
 def vocabulary(template):
     tokenizer = byte_level(SPECIAL_TOKENS, bos="<s>")
-    return Vocabulary(tokenizer, SPECIAL_TOKENS, template, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+    return Vocabulary(
+        tokenizer, SPECIAL_TOKENS, template, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
 
 
-def configs(words, edge, patch):
+def shared_settings(vocab, edge, patch):
     return {
         "text_config": {
             **TEXT,
             "model_type": "mistral",
             "head_dim": 64,
             "sliding_window": None,
-            "vocab_size": words.size,
-            "bos_token_id": words.ids["<s>"],
-            "eos_token_id": words.ids["</s>"],
-            "pad_token_id": words.ids["<pad>"],
+            "vocab_size": vocab.size,
+            "bos_token_id": vocab.ids["<s>"],
+            "eos_token_id": vocab.ids["</s>"],
+            "pad_token_id": vocab.ids["<pad>"],
         },
-        "vision_config": {**VISION, "model_type": "pixtral", "image_size": edge, "patch_size": patch},
+        "vision_config": {
+            **VISION,
+            "model_type": "pixtral",
+            "image_size": edge,
+            "patch_size": patch,
+        },
         "vision_feature_layer": -1,
-        "image_token_index": words.ids["[IMG]"],
+        "image_token_index": vocab.ids["[IMG]"],
         "projector_hidden_act": "gelu",
     }
 
 
-def make_processor(words, edge, patch, **more):
+def make_processor(vocab, edge, patch, **more):
     image_processor = transformers.PixtralImageProcessor(
         size={"longest_edge": edge}, patch_size={"height": patch, "width": patch}
     )
     return transformers.PixtralProcessor(
         image_processor=image_processor,
-        tokenizer=words.tokenizer,
+        tokenizer=vocab.tokenizer,
         patch_size=patch,
-        chat_template=words.tokenizer.chat_template,
+        chat_template=vocab.tokenizer.chat_template,
         **more,
     )
 
 
 def make_pixtral():
-    words = vocabulary(PIXTRAL_TEMPLATE)
+    vocab = vocabulary(PIXTRAL_TEMPLATE)
     config = transformers.LlavaConfig(
-        **configs(words, PIXTRAL_EDGE, PIXTRAL_PATCH), vision_feature_select_strategy="full", image_seq_length=1
+        **shared_settings(vocab, PIXTRAL_EDGE, PIXTRAL_PATCH),
+        vision_feature_select_strategy="full",
+        image_seq_length=1,
     )
-    processor = make_processor(words, PIXTRAL_EDGE, PIXTRAL_PATCH)
+    processor = make_processor(vocab, PIXTRAL_EDGE, PIXTRAL_PATCH)
     return TinyModel(transformers.LlavaForConditionalGeneration(config), processor)
 
 
 def make_mistral3():
-    words = vocabulary(MISTRAL_TEMPLATE)
+    vocab = vocabulary(MISTRAL_TEMPLATE)
     config = transformers.Mistral3Config(
-        **configs(words, MISTRAL_EDGE, MISTRAL_PATCH), spatial_merge_size=MERGE, multimodal_projector_bias=False
+        **shared_settings(vocab, MISTRAL_EDGE, MISTRAL_PATCH),
+        spatial_merge_size=MERGE_SIZE,
+        multimodal_projector_bias=False,
     )
-    processor = make_processor(words, MISTRAL_EDGE, MISTRAL_PATCH, spatial_merge_size=MERGE)
+    processor = make_processor(vocab, MISTRAL_EDGE, MISTRAL_PATCH, spatial_merge_size=MERGE_SIZE)
     return TinyModel(transformers.Mistral3ForConditionalGeneration(config), processor)

@@ -17,7 +17,7 @@ SPECIAL_TOKENS = [
     "<|video_pad|>",
 ]
 
-# Calls are written as Qwen's own models write them.
+# Tool calls have the format of Qwen's own models.
 CHAT_TEMPLATE = """\
 {%- if tools -%}
 {{ '<|im_start|>system\\n<tools>\\n' }}
@@ -42,7 +42,8 @@ CHAT_TEMPLATE = """\
 {%- endfor -%}
 {%- endif -%}
 {%- for call in message.tool_calls or [] -%}
-{{ '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson + '}\\n</tool_call>' }}
+{{ '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' \
++ call.function.arguments | tojson + '}\\n</tool_call>' }}
 {%- endfor -%}
 {{ '<|im_end|>\\n' }}
 {%- endfor -%}
@@ -59,30 +60,30 @@ def vocabulary(split=None):
     )
 
 
-def text_config(words, rope, **more):
+def text_config(vocab, rope, **more):
     return {
         **TEXT,
-        "vocab_size": words.size,
-        "bos_token_id": words.ids["<|endoftext|>"],
-        "eos_token_id": words.ids["<|im_end|>"],
+        "vocab_size": vocab.size,
+        "bos_token_id": vocab.ids["<|endoftext|>"],
+        "eos_token_id": vocab.ids["<|im_end|>"],
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, **rope},
         **more,
     }
 
 
-def marker_ids(words):
+def marker_ids(vocab):
     return {
-        "image_token_id": words.ids["<|image_pad|>"],
-        "video_token_id": words.ids["<|video_pad|>"],
-        "vision_start_token_id": words.ids["<|vision_start|>"],
-        "vision_end_token_id": words.ids["<|vision_end|>"],
+        "image_token_id": vocab.ids["<|image_pad|>"],
+        "video_token_id": vocab.ids["<|video_pad|>"],
+        "vision_start_token_id": vocab.ids["<|vision_start|>"],
+        "vision_end_token_id": vocab.ids["<|vision_end|>"],
     }
 
 
 def make_qwen2vl():
-    words = vocabulary()
+    vocab = vocabulary()
     config = transformers.Qwen2VLConfig(
-        text_config=text_config(words, {"type": "mrope", "mrope_section": [8, 12, 12]}),
+        text_config=text_config(vocab, {"type": "mrope", "mrope_section": [8, 12, 12]}),
         vision_config={
             "depth": 2,
             "embed_dim": VISION_HIDDEN,
@@ -93,11 +94,11 @@ def make_qwen2vl():
             "spatial_merge_size": 2,
             "temporal_patch_size": 2,
         },
-        **marker_ids(words),
+        **marker_ids(vocab),
     )
     processor = transformers.Qwen2VLProcessor(
         image_processor=transformers.Qwen2VLImageProcessor(),
-        tokenizer=words.tokenizer,
+        tokenizer=vocab.tokenizer,
         video_processor=transformers.Qwen2VLVideoProcessor(),
         chat_template=CHAT_TEMPLATE,
     )
@@ -105,9 +106,9 @@ def make_qwen2vl():
 
 
 def make_qwen25vl():
-    words = vocabulary()
+    vocab = vocabulary()
     config = transformers.Qwen2_5_VLConfig(
-        text_config=text_config(words, {"type": "mrope", "mrope_section": [8, 12, 12]}),
+        text_config=text_config(vocab, {"type": "mrope", "mrope_section": [8, 12, 12]}),
         vision_config={
             "depth": 2,
             "hidden_size": VISION_HIDDEN,
@@ -121,19 +122,22 @@ def make_qwen25vl():
             "tokens_per_second": 2,
             "out_hidden_size": TEXT["hidden_size"],
         },
-        **marker_ids(words),
+        **marker_ids(vocab),
     )
     processor = transformers.Qwen2_5_VLProcessor(
         image_processor=transformers.Qwen2VLImageProcessor(),
-        tokenizer=words.tokenizer,
+        tokenizer=vocab.tokenizer,
         video_processor=transformers.Qwen2VLVideoProcessor(),
         chat_template=CHAT_TEMPLATE,
     )
     return TinyModel(transformers.Qwen2_5_VLForConditionalGeneration(config), processor)
 
 
-def qwen3_processor(words):
-    """As the published Qwen3-VL models set it: other patches, limits and normalisation than Qwen2-VL."""
+def qwen3_processor(vocab):
+    """Returns a processor with the settings of the published Qwen3-VL models.
+
+    Patches, limits and normalization differ from Qwen2-VL's.
+    """
     image_processor = transformers.Qwen2VLImageProcessor(
         patch_size=16,
         merge_size=2,
@@ -144,7 +148,7 @@ def qwen3_processor(words):
     )
     return transformers.Qwen3VLProcessor(
         image_processor=image_processor,
-        tokenizer=words.tokenizer,
+        tokenizer=vocab.tokenizer,
         video_processor=transformers.Qwen3VLVideoProcessor(),
         chat_template=CHAT_TEMPLATE,
     )
@@ -166,22 +170,22 @@ def qwen3_vision(depth, **more):
 
 
 def make_qwen3vl():
-    words = vocabulary()
+    vocab = vocabulary()
     rope = {"mrope_section": [12, 10, 10], "mrope_interleaved": True}
     config = transformers.Qwen3VLConfig(
-        text_config=text_config(words, rope, head_dim=64),
+        text_config=text_config(vocab, rope, head_dim=64),
         vision_config=qwen3_vision(3, deepstack_visual_indexes=[0, 1]),
-        **marker_ids(words),
+        **marker_ids(vocab),
     )
-    return TinyModel(transformers.Qwen3VLForConditionalGeneration(config), qwen3_processor(words))
+    return TinyModel(transformers.Qwen3VLForConditionalGeneration(config), qwen3_processor(vocab))
 
 
 def make_qwen3vl_moe():
-    words = vocabulary()
+    vocab = vocabulary()
     rope = {"mrope_section": [12, 10, 10], "mrope_interleaved": True}
     config = transformers.Qwen3VLMoeConfig(
         text_config=text_config(
-            words,
+            vocab,
             rope,
             head_dim=64,
             num_experts=4,
@@ -190,21 +194,22 @@ def make_qwen3vl_moe():
             norm_topk_prob=True,
         ),
         vision_config=qwen3_vision(3, deepstack_visual_indexes=[0, 1]),
-        **marker_ids(words),
+        **marker_ids(vocab),
     )
     model = transformers.Qwen3VLMoeForConditionalGeneration(config)
-    return TinyModel(model, qwen3_processor(words), transpose_experts)
+    return TinyModel(model, qwen3_processor(vocab), transpose_experts)
 
 
-def qwen35_text_config(words):
-    # A quarter of each head turns with the position, as published.
+def qwen35_text_config(vocab):
+    # Rotary embeddings apply to a quarter of each head, as published.
     rope = {"mrope_section": [3, 3, 2], "mrope_interleaved": True, "partial_rotary_factor": 0.25}
     return text_config(
-        words,
+        vocab,
         rope,
         head_dim=64,
         layer_types=["linear_attention", "full_attention"],
-        # vLLM's CPU kernel has no narrower head. The state of these heads decides how long a block of the cache is.
+        # vLLM's CPU kernel supports no narrower head. The size of these heads' state determines the
+        # block size of the KV cache.
         linear_num_key_heads=1,
         linear_num_value_heads=2,
         linear_key_head_dim=64,
@@ -213,10 +218,10 @@ def qwen35_text_config(words):
 
 
 def make_qwen35():
-    words = vocabulary(QWEN35_SPLIT)
+    vocab = vocabulary(QWEN35_SPLIT)
     config = transformers.Qwen3_5Config(
-        text_config=qwen35_text_config(words),
+        text_config=qwen35_text_config(vocab),
         vision_config=qwen3_vision(2),
-        **marker_ids(words),
+        **marker_ids(vocab),
     )
-    return TinyModel(transformers.Qwen3_5ForConditionalGeneration(config), qwen3_processor(words))
+    return TinyModel(transformers.Qwen3_5ForConditionalGeneration(config), qwen3_processor(vocab))

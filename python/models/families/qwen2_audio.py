@@ -1,4 +1,4 @@
-"""Qwen2-Audio: the encoder of Whisper before a Qwen2 text model."""
+"""Qwen2-Audio: Whisper's encoder in front of a Qwen2 text model."""
 
 import transformers
 from families import TinyModel
@@ -15,7 +15,7 @@ SPECIAL_TOKENS = [
     "<|audio_eos|>",
 ]
 
-# Like the published one: a system turn of its own where none is given, and sounds that are numbered.
+# Like the published template: it adds a system turn if there is none, and numbers the sounds.
 TEMPLATE = """\
 {%- set sounds = namespace(count=0) -%}
 {%- for message in messages -%}
@@ -45,34 +45,42 @@ TEMPLATE = """\
 
 def vocabulary():
     tokenizer = byte_level(SPECIAL_TOKENS)
-    return Vocabulary(tokenizer, SPECIAL_TOKENS, TEMPLATE, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    return Vocabulary(
+        tokenizer, SPECIAL_TOKENS, TEMPLATE, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
 
 
 def nest_language_model(directory):
-    """Published text models are causal models of their own, which transformers 5 nests one level deeper."""
+    """Renames the text model's weights to the published names.
 
-    def name(saved):
-        return saved.replace("language_model.model.model.", "language_model.model.", 1)
+    The published text model is a complete causal model; transformers 5 nests it one level deeper.
+    """
 
-    rewrite_weights(directory, lambda tensors: {name(saved): tensor for saved, tensor in tensors.items()})
+    def published_name(name):
+        return name.replace("language_model.model.model.", "language_model.model.", 1)
+
+    rewrite_weights(
+        directory,
+        lambda tensors: {published_name(name): tensor for name, tensor in tensors.items()},
+    )
 
 
 def make_qwen2audio():
-    words = vocabulary()
+    vocab = vocabulary()
     config = transformers.Qwen2AudioConfig(
         text_config={
             **TEXT,
             "model_type": "qwen2",
-            "vocab_size": words.size,
-            "bos_token_id": words.ids["<|endoftext|>"],
-            "eos_token_id": words.ids["<|im_end|>"],
+            "vocab_size": vocab.size,
+            "bos_token_id": vocab.ids["<|endoftext|>"],
+            "eos_token_id": vocab.ids["<|im_end|>"],
         },
         audio_config={**AUDIO, "model_type": "qwen2_audio_encoder"},
-        audio_token_index=words.ids["<|AUDIO|>"],
+        audio_token_index=vocab.ids["<|AUDIO|>"],
     )
     processor = transformers.Qwen2AudioProcessor(
         feature_extractor=transformers.WhisperFeatureExtractor(feature_size=MEL_BANDS),
-        tokenizer=words.tokenizer,
+        tokenizer=vocab.tokenizer,
         chat_template=TEMPLATE,
     )
     model = transformers.Qwen2AudioForConditionalGeneration(config)

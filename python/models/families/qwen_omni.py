@@ -1,4 +1,4 @@
-"""Qwen2.5-Omni without what speaks: the thinker, which sees and hears, in the layout of the whole model."""
+"""Qwen2.5-Omni without speech output: the thinker alone, in the layout of the whole model."""
 
 import json
 
@@ -20,7 +20,7 @@ MEDIA_TOKENS = {
 }
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *MEDIA_TOKENS.values()]
 
-# Like the published one.
+# Like the published template.
 TEMPLATE = """\
 {%- for message in messages -%}
 {{ '<|im_start|>' + message['role'] + '\\n' }}
@@ -60,10 +60,13 @@ def vocabulary():
     )
 
 
-def thinker_config(words):
+def thinker_config(vocab):
     return transformers.Qwen2_5OmniThinkerConfig(
-        # The engine asks the text's own configuration whether embeddings are tied; published they are not.
-        text_config=text_config(words, {"type": "mrope", "mrope_section": [8, 12, 12]}, tie_word_embeddings=False),
+        # The engine reads this from the text's own configuration. The published embeddings are not
+        # tied.
+        text_config=text_config(
+            vocab, {"type": "mrope", "mrope_section": [8, 12, 12]}, tie_word_embeddings=False
+        ),
         audio_config={**AUDIO, "n_window": 100, "output_dim": TEXT["hidden_size"]},
         vision_config={
             "depth": 2,
@@ -77,22 +80,24 @@ def thinker_config(words):
             "fullatt_block_indexes": [1],
             "out_hidden_size": TEXT["hidden_size"],
         },
-        audio_token_index=words.ids["<|AUDIO|>"],
-        image_token_index=words.ids["<|IMAGE|>"],
-        video_token_index=words.ids["<|VIDEO|>"],
-        audio_start_token_id=words.ids["<|audio_bos|>"],
-        audio_end_token_id=words.ids["<|audio_eos|>"],
-        vision_start_token_id=words.ids["<|vision_bos|>"],
-        vision_end_token_id=words.ids["<|vision_eos|>"],
-        # As published: audio and frames of a video come in chunks of two seconds.
+        audio_token_index=vocab.ids["<|AUDIO|>"],
+        image_token_index=vocab.ids["<|IMAGE|>"],
+        video_token_index=vocab.ids["<|VIDEO|>"],
+        audio_start_token_id=vocab.ids["<|audio_bos|>"],
+        audio_end_token_id=vocab.ids["<|audio_eos|>"],
+        vision_start_token_id=vocab.ids["<|vision_bos|>"],
+        vision_end_token_id=vocab.ids["<|vision_eos|>"],
+        # As published: audio and video frames form chunks of two seconds.
         position_id_per_seconds=25,
         seconds_per_chunk=2,
     )
 
 
 def nest_thinker(directory):
-    """The published directory holds the whole model, of which the thinker is a part."""
-    rewrite_weights(directory, lambda tensors: {f"thinker.{name}": tensor for name, tensor in tensors.items()})
+    """Rewrites weights and config.json as the thinker of a whole model, as published."""
+    rewrite_weights(
+        directory, lambda tensors: {f"thinker.{name}": tensor for name, tensor in tensors.items()}
+    )
     path = directory / "config.json"
     thinker = json.loads(path.read_text())
     whole = {
@@ -105,13 +110,13 @@ def nest_thinker(directory):
 
 
 def make_omni():
-    words = vocabulary()
+    vocab = vocabulary()
     processor = transformers.Qwen2_5OmniProcessor(
         image_processor=transformers.Qwen2VLImageProcessor(),
         video_processor=transformers.Qwen2VLVideoProcessor(),
         feature_extractor=transformers.WhisperFeatureExtractor(feature_size=MEL_BANDS),
-        tokenizer=words.tokenizer,
+        tokenizer=vocab.tokenizer,
         chat_template=TEMPLATE,
     )
-    model = transformers.Qwen2_5OmniThinkerForConditionalGeneration(thinker_config(words))
+    model = transformers.Qwen2_5OmniThinkerForConditionalGeneration(thinker_config(vocab))
     return TinyModel(model, processor, nest_thinker, media=("image", "audio", "video"))

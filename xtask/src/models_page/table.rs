@@ -74,8 +74,10 @@ impl<'a> Table<'a> {
         for maker in Maker::ALL {
             add(maker.name(), &|cell| cell.maker == maker);
         }
-        add("known in all", &|cell| cell.maker != Maker::Unknown);
-        add("of these by their files", &|cell| cell.maker != Maker::Unknown && !cell.limit.certain);
+        add("total known", &|cell| cell.maker != Maker::Unknown);
+        add("of these, by their files", &|cell| {
+            cell.maker != Maker::Unknown && !cell.limit.certain
+        });
         text
     }
 
@@ -205,23 +207,23 @@ fn reason(architecture: &Architecture, cells: &BTreeMap<&'static str, Cell>) -> 
             ("encoder-decoder", "an encoder has a prompt of its own, which is not supported")
         }
         Some(Refusal::Pooling) => {
-            ("pooling", "it makes embeddings, scores or classes, and no text")
+            ("pooling", "it produces embeddings, scores or classes instead of text")
         }
         Some(Refusal::Transcription) => (
             "transcription only",
-            "vLLM has it in its API for transcriptions alone, which Chiasm does not have",
+            "vLLM supports it only in its transcription API, which Chiasm does not have",
         ),
         Some(Refusal::OwnTokenizer) => {
-            ("tokenizer in Python", "its tokenizer is made by code, not read from its files")
+            ("tokenizer in Python", "its tokenizer is created by code, not read from its files")
         }
         Some(Refusal::MistralAudio) => (
             "recordings by Mistral's tokenizer",
-            "the Python package `mistral_common` writes them, which is supported for images alone",
+            "the Python package `mistral_common` renders them, which is only supported for images",
         ),
         None if cells.values().any(|cell| cell.maker == Maker::Refused) => (
             "modality of its own",
-            "vLLM makes something else of its images and videos, which no part of a request stands \
-             for yet",
+            "vLLM converts its images and videos to another modality, for which requests have no \
+             content part yet",
         ),
         None => return None,
     };

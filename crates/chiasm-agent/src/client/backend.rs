@@ -96,7 +96,7 @@ impl Backend for AgentBackend {
                 message: message.into(),
             };
             let Input::Tokens(prompt) = &job.input else {
-                return Err(refused("input", "must be token ids: the engine takes nothing else"));
+                return Err(refused("input", "must be token ids, the only input of the engine"));
             };
             if let Some(death) = self.shared.jobs.ended() {
                 return Err(JobError::NotTaken(death));
@@ -151,7 +151,7 @@ impl Backend for AgentBackend {
         let mut ended = self.shared.jobs.watch_end();
         async move {
             let death = ended.wait_for(Option::is_some).await.ok().and_then(|death| death.clone());
-            death.unwrap_or_else(|| DeathReason::new("it was let go"))
+            death.unwrap_or_else(|| DeathReason::new("the connection was closed"))
         }
         .boxed()
     }

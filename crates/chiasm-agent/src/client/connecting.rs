@@ -17,13 +17,13 @@ use crate::tls::AgentTls;
 use crate::wire::Wire;
 
 /// The error if this side uses plain text and the agent requires TLS.
-const AGENT_REQUIRES_TLS: &str = "it has certificates and wants to see one, \
-                                  and this side speaks in plain text: give this side \
-                                  --agent-certfile, --agent-keyfile and --agent-ca-file";
+const AGENT_REQUIRES_TLS: &str = "the agent requires TLS, but this side uses plain text: \
+                                  give this side --agent-certfile, --agent-keyfile and \
+                                  --agent-ca-file";
 /// The error if this side uses TLS and the agent plain text.
-const AGENT_IS_PLAIN: &str = "it speaks in plain text, and this side has certificates: \
+const AGENT_IS_PLAIN: &str = "the agent uses plain text, but this side uses TLS: \
                               give the agent --agent-certfile, --agent-keyfile and \
-                              --agent-ca-file too";
+                              --agent-ca-file, too";
 
 /// The connector of gRPC channels, with TLS or in plain text.
 #[derive(Clone, Debug)]
@@ -76,7 +76,8 @@ impl Service<Uri> for Dialer {
     }
 }
 
-/// Returns the error of a failed handshake. If the agent's answer is not TLS, that says what to do.
+/// Returns the error of a failed handshake. If the agent's answer is not TLS, the error says what
+/// to do.
 fn explain_tls_error(error: io::Error) -> io::Error {
     let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
     match cause {

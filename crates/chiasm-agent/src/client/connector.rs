@@ -66,7 +66,7 @@ impl Connector for AgentConnector {
             // Takes as long as the engine needs to start.
             let ready = match events.message().await.map_err(call_failed)? {
                 Some(WatchEvent { event: Some(Event::Ready(ready)) }) => ready,
-                _ => return Err(failed("it tells of no engine".to_owned())),
+                _ => return Err(failed("it did not describe its engine".to_owned())),
             };
             let images = ImageForms {
                 choice: *media,
@@ -76,10 +76,10 @@ impl Connector for AgentConnector {
             let start =
                 EngineStart { life: ready.life, fetches_media: ready.fetches_media, images };
             let capabilities = capabilities::from_message(ready, link.ip)
-                .ok_or_else(|| failed("it tells nonsense of its engine".to_owned()))?;
+                .ok_or_else(|| failed("the description of its engine is malformed".to_owned()))?;
             if capabilities.class.processor != *processor {
                 let other = "it serves another model than this frontend, \
-                             or with other settings of its processor";
+                             or uses other settings of the model's processor";
                 return Err(failed(other.to_owned()));
             }
             let jobs = Jobs::open(link, *engine, start.life).await.map_err(call_failed)?;

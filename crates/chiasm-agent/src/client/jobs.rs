@@ -76,7 +76,7 @@ impl Jobs {
         let call = client.generate(UnboundedReceiverStream::new(queued));
         let replies = tokio::time::timeout(CALL_TIMEOUT, call).await;
         let replies =
-            replies.map_err(|_| Status::deadline_exceeded("it does not answer"))??.into_inner();
+            replies.map_err(|_| Status::deadline_exceeded("no answer in time"))??.into_inner();
         let running = Arc::<RunningJobs>::default();
         let mut receiving = JoinSet::new();
         let receiver = running.clone();
@@ -182,7 +182,7 @@ impl RunningJobs {
             let events = match replies.message().await {
                 Ok(Some(GenerateReply { events })) => events,
                 Ok(None) => {
-                    let death = DeathReason::new("its agent says no more of its jobs");
+                    let death = DeathReason::new("the agent ended the call of its jobs");
                     return self.end(death, SilentJobs::NotTaken);
                 }
                 Err(status) => return self.end(connection_lost(&status), SilentJobs::Lost),
@@ -285,7 +285,7 @@ mod tests {
                 running.jobs().insert(has_events.into(), JobListener { sender, has_events });
                 events
             });
-            running.end(DeathReason::new("it went down"), silent_jobs);
+            running.end(DeathReason::new("the agent shut down"), silent_jobs);
             let ends = jobs.each_mut().map(|job| {
                 let update = poll_fn(|context| job.poll_next(context)).now_or_never().flatten();
                 matches!(update, Some(Err(JobError::Dead(_))))

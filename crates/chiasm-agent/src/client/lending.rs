@@ -18,7 +18,7 @@ use crate::{CHUNK_BYTES, tensors};
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The reason for sending tensors that should have been lent: a cause in a word, and an explanation
-/// for people.
+/// for operators.
 pub(crate) struct NotLent {
     pub(crate) cause: &'static str,
     pub(crate) reason: String,
@@ -92,7 +92,7 @@ impl AgentLink {
         if !self.lending.agent_reads.load(Relaxed) {
             return Err(not_lent(
                 "nixl_not_there",
-                "the agent reads nothing by NIXL (--nixl-library)",
+                "the agent does not read by NIXL (--nixl-library)",
             ));
         }
         let blocking_lender = lender.clone();
@@ -101,7 +101,7 @@ impl AgentLink {
         let loan = lent
             .ok()
             .flatten()
-            .ok_or_else(|| not_lent("nixl_no_room", "there is no room among what is lent"))?;
+            .ok_or_else(|| not_lent("nixl_no_room", "the pool of lent memory is full"))?;
         let read_timeout = lender.read_timeout();
         let request = ReadTensorsRequest {
             mm_hash: Bytes::copy_from_slice(hash.as_bytes()),
@@ -117,7 +117,7 @@ impl AgentLink {
             Ok(Ok(reply)) => reply.into_inner(),
             // In both cases the agent may still read, so the memory is not reused yet.
             Ok(Err(status)) => return Err(not_lent("nixl_unanswered", &describe(&status))),
-            Err(_) => return Err(not_lent("nixl_unanswered", "the agent says nothing")),
+            Err(_) => return Err(not_lent("nixl_unanswered", "the agent did not answer in time")),
         };
         loan.release();
         let ReadTensorsReply { not_read, reason } = reply;

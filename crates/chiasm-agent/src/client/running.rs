@@ -90,8 +90,9 @@ impl RunningAgentJob {
             Event::Output(output) => {
                 let output =
                     output_from_message(output).filter(|output| output.choice < self.open.len());
-                let output = output
-                    .ok_or_else(|| JobError::Dead(DeathReason::new("its agent tells nonsense")))?;
+                let output = output.ok_or_else(|| {
+                    JobError::Dead(DeathReason::new("the agent sent a malformed output"))
+                })?;
                 // Outputs of stopped continuations arrive until the agent has received the stop.
                 if self.open[output.choice] {
                     self.open[output.choice] = output.finish.is_none();
@@ -111,7 +112,7 @@ impl RunningAgentJob {
         for _ in counted..self.delivered.unfound {
             self.shared
                 .observer
-                .stepped_down("no_embeddings", &"the agent's machine does not have them");
+                .stepped_down("no_embeddings", &"the agent's machine does not have the embeddings");
         }
     }
 
@@ -126,7 +127,7 @@ impl RunningAgentJob {
                 if let Err(error) = send(&shared, &item).await {
                     let agent = shared.link.address();
                     let modality = &item.modality;
-                    tracing::warn!(agent, %modality, %error, "a media item did not get there");
+                    tracing::warn!(agent, %modality, %error, "can't send a media item to an agent");
                     shared.observer.stepped_down("not_sent", &error);
                     shared.jobs.fail(job, error);
                 }

@@ -59,7 +59,7 @@ async fn try_send_tensors(shared: &Shared, item: &JobItem, file_bytes: u64) -> b
         (AgentMedia::Tensors, None) => {
             return step_down(
                 "tensors_not_taken",
-                &"the agent takes none of images (--take-tensors)",
+                &"the agent does not accept image tensors (--take-tensors)",
             );
         }
         (_, Some(format)) => format,
@@ -70,7 +70,7 @@ async fn try_send_tensors(shared: &Shared, item: &JobItem, file_bytes: u64) -> b
     if cost.tensor_bytes > max_bytes {
         work.add_file(&cost);
         let reason = format!(
-            "they have {} bytes, and the agent takes {max_bytes} (--processor-item-bytes)",
+            "the tensors have {} bytes, the agent accepts {max_bytes} (--processor-item-bytes)",
             cost.tensor_bytes
         );
         return is_forced && step_down("tensors_too_large", &reason);
@@ -82,7 +82,7 @@ async fn try_send_tensors(shared: &Shared, item: &JobItem, file_bytes: u64) -> b
         TensorRequest { format, memory: Arc::new(OwnMemory), is_still_needed: Arc::new(|| true) };
     let fields = match item.source.tensors(request).await {
         Ok(fields) => fields.unwrap_or_default(),
-        // If the image is at fault, the agent finds that too and reports it as for all files.
+        // If the image is at fault, the agent reports that as for all files.
         Err(error) => {
             work.add_file(&cost);
             return step_down("tensors_not_made", &error);

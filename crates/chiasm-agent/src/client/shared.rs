@@ -42,7 +42,7 @@ impl Shared {
                 agent = %self.link.address,
                 engine = self.engine,
                 %status,
-                "an admission is over"
+                "the admission of an engine ended"
             );
         }
     }

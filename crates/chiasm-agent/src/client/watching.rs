@@ -22,14 +22,14 @@ const MAX_SNAPSHOT_BYTES: usize = 512 << 20;
 /// An error in what an agent sends about an engine's KV cache.
 #[derive(Debug, thiserror::Error)]
 enum KvStreamError {
-    #[error("its snapshot is too long")]
+    #[error("the snapshot is too long")]
     SnapshotTooLong,
-    #[error("a job of others is malformed")]
+    #[error("a job of another frontend is malformed")]
     MalformedJob,
     #[error(transparent)]
     Sink(#[from] KvSinkError),
     /// The blocking task that applied an event has panicked.
-    #[error("taking it in failed")]
+    #[error("applying an event panicked")]
     Panicked,
 }
 
@@ -63,7 +63,7 @@ async fn follow(
             Ok(Some(WatchEvent { event: Some(event) })) => event,
             // Skips kinds of events that only later versions know.
             Ok(Some(WatchEvent { event: None })) => continue,
-            Ok(None) => return DeathReason::new("its agent says no more of it"),
+            Ok(None) => return DeathReason::new("the agent ended the watch"),
             Err(status) => return connection_lost(&status),
         };
         let applied = match event {
@@ -90,7 +90,9 @@ async fn follow(
             }
         };
         if let Err(error) = applied {
-            return DeathReason::new(format!("its agent tells nonsense of its KV cache: {error}"));
+            return DeathReason::new(format!(
+                "the agent sent malformed data about the KV cache: {error}"
+            ));
         }
     }
 }

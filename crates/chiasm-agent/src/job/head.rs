@@ -42,8 +42,9 @@ impl JobHead {
         if self.entries <= MAX_ENTRIES {
             return Ok(());
         }
-        let message =
-            format!("has too many media items: an agent takes {MAX_ENTRIES} fields of one request");
+        let message = format!(
+            "has too many media items: an agent accepts {MAX_ENTRIES} fields in one request"
+        );
         Err(JobError::Refused { field: "messages".to_owned(), message })
     }
 }

@@ -75,7 +75,7 @@ pub(super) fn accept(
                 next = listener.accept() => match next {
                     Ok(accepted) => accepted,
                     Err(error) => {
-                        tracing::warn!(%error, "no connection of a frontend can be accepted");
+                        tracing::warn!(%error, "can't accept connections of frontends");
                         sleep(ACCEPT_RETRY_PAUSE).await;
                         continue;
                     }
@@ -85,10 +85,10 @@ pub(super) fn accept(
             let Ok(slot) = slots.for_peer(Peer::from_address(address)).acquire(1) else {
                 if full_log.is_due() {
                     tracing::warn!(
-                        most = bounds.connections,
+                        max_connections = bounds.connections,
                         %address,
-                        "connections are closed: \
-                         frontends there have as many as they leave to others"
+                        "closing a connection: \
+                         the frontends at this address have their share of connections"
                     );
                 }
                 continue;
@@ -101,10 +101,10 @@ pub(super) fn accept(
                 match timeout(bounds.handshake, handshake).await {
                     // Fails if the server has stopped.
                     Ok(Ok(wire)) => drop(accepted.send(Ok(wire)).await),
-                    Ok(Err(error)) => tracing::debug!(%error, "a frontend's connection is closed"),
-                    Err(_) => tracing::debug!(
-                        "a frontend's connection is closed: it did not begin to speak in time"
-                    ),
+                    Ok(Err(error)) => {
+                        tracing::debug!(%error, "a frontend's handshake failed");
+                    }
+                    Err(_) => tracing::debug!("a frontend's handshake timed out"),
                 }
             });
         }
@@ -145,9 +145,9 @@ async fn handshake(
     stream.peek(&mut first).await?;
     if let Some((answer, why)) = tls_mismatch(first[0], tls.is_some()) {
         if mismatch_log.is_due() {
-            tracing::warn!(%address, why, "a frontend is turned away");
+            tracing::warn!(%address, why, "a frontend is refused");
         }
-        return Err(turn_away(stream, answer, why).await?);
+        return Err(refuse(stream, answer, why).await?);
     }
     let peer = Peer::from_address(address);
     let mut wire = match tls {
@@ -157,7 +157,7 @@ async fn handshake(
     let mut received = [0; PREFACE.len()];
     wire.read_exact(&mut received).await?;
     if received != *PREFACE {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "it does not speak HTTP/2"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the frontend does not use HTTP/2"));
     }
     Ok(wire.with_peer(peer, PREFACE, slot))
 }
@@ -181,15 +181,15 @@ fn tls_mismatch(first: u8, has_certificates: bool) -> Option<(&'static [u8], &'s
     if has_certificates && first == PREFACE[0] {
         return Some((
             TLS_REQUIRED,
-            "it speaks in plain text, and this agent has certificates: \
-             the frontend lacks --agent-certfile, --agent-keyfile and --agent-ca-file",
+            "the frontend uses plain text, but this agent uses TLS: \
+             give the frontend --agent-certfile, --agent-keyfile and --agent-ca-file",
         ));
     }
     if !has_certificates && first == TLS_HANDSHAKE {
         return Some((
             TLS_UNSUPPORTED,
-            "it speaks TLS, and this agent has no certificates: \
-             the agent lacks --agent-certfile, --agent-keyfile and --agent-ca-file",
+            "the frontend uses TLS, but this agent uses plain text: \
+             give the agent --agent-certfile, --agent-keyfile and --agent-ca-file",
         ));
     }
     None
@@ -197,11 +197,7 @@ fn tls_mismatch(first: u8, has_certificates: bool) -> Option<(&'static [u8], &'s
 
 /// Sends an answer to a frontend that uses the wrong protocol, and waits until it has disconnected:
 /// a connection that is closed with unread bytes loses the answer.
-async fn turn_away(
-    mut stream: TcpStream,
-    answer: &[u8],
-    why: &'static str,
-) -> io::Result<io::Error> {
+async fn refuse(mut stream: TcpStream, answer: &[u8], why: &'static str) -> io::Result<io::Error> {
     stream.write_all(answer).await?;
     stream.shutdown().await?;
     while stream.read(&mut [0; 1024]).await? > 0 {}

@@ -29,7 +29,7 @@ struct State {
 
 impl State {
     /// Returns `true` if another frontend than this one follows. Otherwise nothing is sent, as that
-    /// would wake this frontend's followers for nothing.
+    /// would only wake this frontend's own followers.
     fn has_other_followers(&self, frontend: u64) -> bool {
         self.followers.keys().any(|follower| *follower != frontend)
     }
@@ -213,8 +213,8 @@ mod tests {
 
     use super::*;
 
-    const ONE: u64 = 1;
-    const OTHER: u64 = 2;
+    const FIRST_FRONTEND: u64 = 1;
+    const SECOND_FRONTEND: u64 = 2;
 
     fn job(prompt_tokens: usize) -> ForeignJob {
         ForeignJob { prompt_tokens, ..ForeignJob::default() }
@@ -227,10 +227,11 @@ mod tests {
     #[test]
     fn follower_gets_all_events_of_foreign_jobs() {
         let announcements = Arc::new(Announcements::default());
-        let mut follower = announcements.follow(ONE);
+        let mut follower = announcements.follow(FIRST_FRONTEND);
         assert_eq!(ready_events(&mut follower), [ForeignJobEvent::Reset]);
-        let _own = announcements.announce(ONE, 10, || panic!("no other frontend follows"));
-        let mut announced = announcements.announce(OTHER, 11, || job(2));
+        let _own =
+            announcements.announce(FIRST_FRONTEND, 10, || panic!("no other frontend follows"));
+        let mut announced = announcements.announce(SECOND_FRONTEND, 11, || job(2));
         announced.prompt_computed();
         announced.prompt_computed();
         assert_eq!(
@@ -238,7 +239,7 @@ mod tests {
             [ForeignJobEvent::Started(11, job(2)), ForeignJobEvent::PromptComputed(11)]
         );
         // A later follower gets the running jobs.
-        let mut late = announcements.follow(ONE);
+        let mut late = announcements.follow(FIRST_FRONTEND);
         let expected = [
             ForeignJobEvent::Reset,
             ForeignJobEvent::Started(11, job(2)),
@@ -254,16 +255,16 @@ mod tests {
     fn own_jobs_wake_no_follower_without_other_frontends() {
         let announcements = Arc::new(Announcements::default());
         let queued = |follower: &JobFollower| follower.events.len();
-        let mut follower = announcements.follow(ONE);
-        let second = announcements.follow(ONE);
-        let _job = announcements.announce(ONE, 10, || job(1));
+        let mut follower = announcements.follow(FIRST_FRONTEND);
+        let second = announcements.follow(FIRST_FRONTEND);
+        let _job = announcements.announce(FIRST_FRONTEND, 10, || job(1));
         assert_eq!(queued(&follower), 0);
-        let mut other = announcements.follow(OTHER);
+        let mut other = announcements.follow(SECOND_FRONTEND);
         assert_eq!(
             ready_events(&mut other),
             [ForeignJobEvent::Reset, ForeignJobEvent::Started(10, job(1))]
         );
-        drop((announcements.announce(ONE, 11, || job(2)), second));
+        drop((announcements.announce(FIRST_FRONTEND, 11, || job(2)), second));
         assert_eq!(
             ready_events(&mut other),
             [ForeignJobEvent::Started(11, job(2)), ForeignJobEvent::Ended(11)]
@@ -273,18 +274,18 @@ mod tests {
             (2, vec![ForeignJobEvent::Reset])
         );
         drop(other);
-        drop(announcements.announce(ONE, 12, || job(3)));
+        drop(announcements.announce(FIRST_FRONTEND, 12, || job(3)));
         assert_eq!(queued(&follower), 0);
     }
 
     #[test]
     fn lagging_follower_restarts_with_running_jobs() {
         let announcements = Arc::new(Announcements::default());
-        let mut follower = announcements.follow(ONE);
+        let mut follower = announcements.follow(FIRST_FRONTEND);
         for number in 0..MAX_QUEUED_EVENTS as u64 {
-            drop(announcements.announce(OTHER, number, || job(1)));
+            drop(announcements.announce(SECOND_FRONTEND, number, || job(1)));
         }
-        let _job = announcements.announce(OTHER, 99_999, || job(5));
+        let _job = announcements.announce(SECOND_FRONTEND, 99_999, || job(5));
         assert_eq!(
             ready_events(&mut follower),
             [

@@ -155,7 +155,7 @@ impl http_body::Body for CountedBody {
                 return Poll::Ready(Some(Ok(Frame::data(bytes))));
             }
             if message.is_late {
-                let reason = format!("a message was not whole after {} s", timeout.as_secs());
+                let reason = format!("a message was not complete after {} s", timeout.as_secs());
                 return Poll::Ready(Some(Err(Status::deadline_exceeded(reason))));
             }
             match Pin::new(&mut *body).poll_frame(context)? {
@@ -164,7 +164,7 @@ impl http_body::Body for CountedBody {
                     Err(other) => return Poll::Ready(Some(Ok(other))),
                 },
                 Poll::Ready(None) if message.is_begun() => {
-                    return Poll::Ready(Some(Err(Status::internal("a message is cut off"))));
+                    return Poll::Ready(Some(Err(Status::internal("a message is truncated"))));
                 }
                 Poll::Ready(None) => return Poll::Ready(None),
                 Poll::Pending => {
@@ -289,7 +289,7 @@ impl IncomingMessage {
                     if end == PREFIX_BYTES { u32::from_be_bytes(length) as usize } else { 0 };
                 if self.missing > self.max_bytes {
                     return Err(Status::out_of_range(format!(
-                        "a message has {} bytes at most",
+                        "a message may have at most {} bytes",
                         self.max_bytes
                     )));
                 }
@@ -308,7 +308,7 @@ impl IncomingMessage {
 
     /// Leaves out the current message if it is a job.
     fn leave_out(&mut self) -> Result<(), Status> {
-        let full = || Status::resource_exhausted("too much is on its way there");
+        let full = || Status::resource_exhausted("the agent receives too many bytes");
         let jobs = self.left_out_jobs.as_ref().ok_or_else(full)?;
         let start = self.received.take().flatten().take(UNCOUNTED_BYTES).collect::<Vec<_>>();
         jobs.add(job::peek_number(&start[PREFIX_BYTES..]).ok_or_else(full)?);

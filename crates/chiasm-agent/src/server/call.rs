@@ -117,7 +117,7 @@ impl JobCall {
 
     fn handle_request(&mut self, request: Request) -> Result<(), Status> {
         match request {
-            Request::Open(_) => return Err(Status::invalid_argument("the call is open")),
+            Request::Open(_) => return Err(Status::invalid_argument("the call is already open")),
             Request::Begin(job) => self.begin(job)?,
             Request::Stop(Stop { job, choice }) => {
                 if let Some(handle) = self.handles.get_mut(&job) {
@@ -134,7 +134,7 @@ impl JobCall {
         let head = job::parse_head(&message).ok_or_else(malformed)?;
         let number = head.number;
         if self.handles.contains_key(&number) {
-            return Err(Status::invalid_argument("a job has the number of another one"));
+            return Err(Status::invalid_argument("the number of a job is already in use"));
         }
         let sender = JobSender { job: number, events: self.event_sender.clone() };
         let fail = |error| sender.send(Event::Failure(failure_to_message(&error)));
@@ -144,13 +144,13 @@ impl JobCall {
         }
         let not_taken = |why| fail(JobError::NotTaken(DeathReason::new(why)));
         if self.handles.len() == MAX_JOBS {
-            not_taken(format!("this frontend has {MAX_JOBS} jobs there"));
+            not_taken(format!("this frontend has the maximum of {MAX_JOBS} jobs on the engine"));
             return Ok(());
         }
         // A job never waits for memory.
         let full = |_| {
             not_taken(
-                "the agent has no memory for more jobs from there (--max-bytes-in-flight)"
+                "the agent has no memory for more jobs of this frontend (--max-bytes-in-flight)"
                     .to_owned(),
             )
         };
@@ -176,7 +176,7 @@ impl JobCall {
     fn report_left_out(&mut self) {
         for job in self.left_out_jobs.take() {
             let why =
-                DeathReason::new("the agent has no room for more that is on its way from there");
+                DeathReason::new("the agent has no memory for more messages of this frontend");
             let failure = failure_to_message(&JobError::NotTaken(why));
             JobSender { job, events: self.event_sender.clone() }.send(Event::Failure(failure));
         }
@@ -198,7 +198,7 @@ impl JobCall {
     /// Ends the running jobs because the agent goes down, and tells the frontend. Jobs without any
     /// event until then were not taken by an engine.
     fn shut_down(&mut self) {
-        let failure = failure_to_message(&JobError::Dead(DeathReason::new("its agent went down")));
+        let failure = failure_to_message(&JobError::Dead(DeathReason::new("the agent shut down")));
         for job in self.handles.keys() {
             JobSender { job: *job, events: self.event_sender.clone() }
                 .send(Event::Failure(failure.clone()));
@@ -219,7 +219,7 @@ impl JobCall {
             let Poll::Ready(Some(mut event)) = next else { break };
             let mut length = event.encoded_len();
             if length > MAX_EVENT_BYTES {
-                tracing::warn!(length, "what an engine says of a job fits into no message");
+                tracing::warn!(length, "an event of a job is too long for a message");
                 self.abort(event.job);
                 event.event = Some(Event::Failure(failure_to_message(&JobError::Failed)));
                 length = event.encoded_len();

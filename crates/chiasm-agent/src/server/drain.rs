@@ -65,7 +65,7 @@ impl Drain {
     pub(super) fn set_draining(&self, draining: bool) -> usize {
         let draining = draining || self.is_final.load(Relaxed);
         if self.draining.send_replace(draining) != draining {
-            tracing::info!(draining, "an operator says whether new jobs are taken");
+            tracing::info!(draining, "an operator changed the drain state");
         }
         *self.running.borrow()
     }

@@ -36,16 +36,20 @@ async fn read_file(
     mut memory: ShareGuard,
     mut chunks: Streaming<MediaChunk>,
 ) -> Result<(ContentHash, Modality, Bytes), Status> {
-    let first = chunks.message().await?.ok_or_else(|| Status::invalid_argument("no file came"))?;
+    let first =
+        chunks.message().await?.ok_or_else(|| Status::invalid_argument("the file is missing"))?;
     let content = parse_digest(&first.content)
         .ok_or_else(|| Status::invalid_argument("content: must be 32 bytes"))?;
     let modality = Modality::from_name(&first.modality);
     let limit = media.max_bytes(&modality);
     if first.length > limit {
-        return Err(Status::invalid_argument(format!("length: {limit} bytes at most")));
+        return Err(Status::invalid_argument(format!(
+            "length: at most {limit} bytes are accepted"
+        )));
     }
     let length = first.length as usize;
-    let wrong_length = || Status::invalid_argument("the file has another length than was said");
+    let wrong_length =
+        || Status::invalid_argument("the file's length differs from the announced one");
     // Grows with the bytes that arrive, not with the claimed length.
     let mut file = media.buffer();
     let mut next = Some(first);
@@ -82,10 +86,13 @@ async fn read_tensors(
     mut memory: ShareGuard,
     mut chunks: Streaming<TensorChunk>,
 ) -> Result<(MmHash, AnnouncedTensors, Bytes), Status> {
-    let first =
-        chunks.message().await?.ok_or_else(|| Status::invalid_argument("no tensors came"))?;
+    let first = chunks
+        .message()
+        .await?
+        .ok_or_else(|| Status::invalid_argument("the tensors are missing"))?;
     let (hash, announced) = parse_announcement(media, &first.mm_hash, first.fields)?;
-    let wrong_length = || Status::invalid_argument("the tensors have another length than was said");
+    let wrong_length =
+        || Status::invalid_argument("the tensors' length differs from the announced one");
     // Grows with the bytes that arrive, not with the announced length.
     let mut tensors = media.buffer();
     let mut next = Some(first.bytes);
@@ -105,7 +112,7 @@ async fn read_tensors(
 
 fn out_of_memory() -> Status {
     Status::resource_exhausted(
-        "the agent has no memory for more from there (--max-bytes-in-flight)",
+        "the agent has no memory for more of this frontend (--max-bytes-in-flight)",
     )
 }
 
@@ -144,15 +151,17 @@ fn parse_announcement(
     fields: Vec<TensorField>,
 ) -> Result<(MmHash, AnnouncedTensors), Status> {
     let limit = media.max_tensor_bytes();
-    let limit = limit
-        .ok_or_else(|| Status::failed_precondition("no tensors are taken (--take-tensors)"))?;
+    let limit = limit.ok_or_else(|| {
+        Status::failed_precondition("the agent does not accept tensors (--take-tensors)")
+    })?;
     let hash = parse_digest(mm_hash)
         .ok_or_else(|| Status::invalid_argument("mm_hash: must be 32 bytes"))?;
     let announced = AnnouncedTensors::from_message(fields);
-    let announced =
-        announced.ok_or_else(|| Status::invalid_argument("fields: they are malformed"))?;
+    let announced = announced.ok_or_else(|| Status::invalid_argument("fields: malformed"))?;
     if announced.bytes > limit {
-        return Err(Status::invalid_argument(format!("fields: {limit} bytes at most")));
+        return Err(Status::invalid_argument(format!(
+            "fields: at most {limit} bytes are accepted"
+        )));
     }
     Ok((MmHash::new(hash), announced))
 }

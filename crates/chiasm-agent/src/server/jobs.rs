@@ -75,7 +75,7 @@ async fn run_to_end(
 ) -> Result<(), JobError> {
     let start = Instant::now();
     if context.drain.is_draining() {
-        return Err(JobError::NotTaken(DeathReason::new("the agent takes no new jobs")));
+        return Err(JobError::NotTaken(DeathReason::new("the agent is draining")));
     }
     let parts =
         job::from_message(job).map_err(|(field, message)| JobError::Refused { field, message })?;
@@ -86,7 +86,7 @@ async fn run_to_end(
         Some(name) => {
             Some(context.fleet.adapter_by_engine_name(&context.worker, name).ok_or_else(|| {
                 JobError::NotTaken(DeathReason::new(format!(
-                    "the engine has no LoRA adapter that it knows as '{name}'"
+                    "the engine has no LoRA adapter '{name}'"
                 )))
             })?)
         }

@@ -151,18 +151,18 @@ mod tests {
     #[test]
     fn largest_holder_grows_only_once_shares_are_equal() {
         let shares = Shares::new(ByteBudget::new(1500), 7);
-        let [mut one, mut two] = [1, 2].map(|number| shares.for_peer(peer(number)).empty());
+        let [mut first, mut second] = [1, 2].map(|number| shares.for_peer(peer(number)).empty());
         let mut pieces: Vec<_> =
             (0..1312).map(|_| shares.for_peer(peer(1)).acquire(1).unwrap()).collect();
-        assert_eq!((one.grow(1), two.grow(100)), (Err(ShareExhausted), Ok(())));
+        assert_eq!((first.grow(1), second.grow(100)), (Err(ShareExhausted), Ok(())));
         while pieces.pop().is_some() {
-            while two.grow(1).is_ok() {}
-            if one.grow(1).is_ok() {
+            while second.grow(1).is_ok() {}
+            if first.grow(1).is_ok() {
                 break;
             }
         }
         // Seven fifteenths.
-        assert_eq!((pieces.len() as u64 + one.count(), two.count()), (700, 700));
+        assert_eq!((pieces.len() as u64 + first.count(), second.count()), (700, 700));
     }
 
     #[test]

@@ -260,18 +260,18 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn unread_snapshot_keeps_its_slot() {
         let shares = Shares::new(ByteBudget::new(4), 1);
-        let [one, other] = [1, 2].map(|host| {
+        let [first, second] = [1, 2].map(|host| {
             shares.for_peer(Peer::from_address(IpAddr::V4(Ipv4Addr::new(10, 0, 0, host))))
         });
         let (events, mut read) = mpsc::channel(MAX_QUEUED_MESSAGES);
-        let slot = snapshot_slot(&one).await;
-        let _another = snapshot_slot(&one).await;
+        let slot = snapshot_slot(&first).await;
+        let _another = snapshot_slot(&first).await;
         let mut sending = Box::pin(send_snapshot(vec![7; 2 * PART_BYTES + 1], true, &events));
-        assert!((&mut sending).now_or_never().is_none(), "it is in the queue");
-        let again = tokio::spawn(async move { snapshot_slot(&one).await });
+        assert!((&mut sending).now_or_never().is_none(), "the snapshot is sent before it is read");
+        let again = tokio::spawn(async move { snapshot_slot(&first).await });
         sleep(Duration::from_secs(60)).await;
         assert!(!again.is_finished());
-        assert!(snapshot_slot(&other).now_or_never().is_some());
+        assert!(snapshot_slot(&second).now_or_never().is_some());
         let mut bytes = 0;
         for is_last in [false, false, true] {
             let Event::Snapshot(part) = read.recv().await.unwrap().unwrap().event.unwrap() else {

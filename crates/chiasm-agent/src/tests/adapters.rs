@@ -57,6 +57,6 @@ async fn job_with_missing_adapter_is_not_taken() {
     let Err(JobError::NotTaken(why)) = delivered(&*engine, &with_adapter).await else {
         panic!("not taken")
     };
-    assert!(why.to_string().contains("no LoRA adapter that it knows as 'a@1'"), "{why}");
+    assert!(why.to_string().contains("no LoRA adapter 'a@1'"), "{why}");
     assert!(matches!(engine.load_adapter(&adapter).await, Err(AdapterError::NotPreloaded)));
 }

@@ -382,8 +382,8 @@ async fn dropped_job_is_aborted() {
     running.next().await.unwrap().unwrap();
     drop(running);
     wait_for_aborts(&harness, 1).await;
-    harness.engine.die(chiasm_backend::DeathReason::new("it was told to"));
+    harness.engine.die(chiasm_backend::DeathReason::new("on purpose"));
     let death = tokio::time::timeout(Duration::from_secs(10), engine.ended()).await.unwrap();
-    assert_eq!(death.to_string(), "it was told to");
+    assert_eq!(death.to_string(), "on purpose");
     assert!(matches!(engine.start(Arc::new(job(&[TokenId(1)]))).await, Err(JobError::NotTaken(_))));
 }

@@ -53,18 +53,20 @@ async fn frontend_disconnects_after_the_end_of_its_jobs() {
     harness.wait_for_jobs(1).await;
     assert!(!harness.drain.finish_jobs(Duration::ZERO).await);
     harness.stop.send(()).unwrap();
-    let Some(Err(JobError::Dead(why))) = running.next().await else { panic!("its engine is gone") };
-    assert_eq!(why.to_string(), "its agent went down");
+    let Some(Err(JobError::Dead(why))) = running.next().await else {
+        panic!("the engine should be gone")
+    };
+    assert_eq!(why.to_string(), "the agent shut down");
     tokio::time::timeout(SOON, harness.serving).await.unwrap().unwrap().unwrap();
     let death = engine.ended().await;
-    assert!(death.to_string().contains("says no more of its jobs"), "{death}");
+    assert!(death.to_string().contains("ended the call of its jobs"), "{death}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watch_of_a_missing_engine_does_not_delay_shutdown() {
     let harness = TestHarness::new().await;
     let engine = harness.connect().await;
-    harness.engine.die(chiasm_backend::DeathReason::new("it was told to"));
+    harness.engine.die(chiasm_backend::DeathReason::new("on purpose"));
     engine.ended().await;
     let (mut jobs, _) = harness.link.clients();
     let mut events =

@@ -67,7 +67,7 @@ async fn wrong_plans_never_reach_the_engine() {
             match delivered(&*engine, &job).await {
                 Err(JobError::Refused { message, .. }) => message,
                 Err(error) => panic!("{error}"),
-                Ok(_) => panic!("it was taken"),
+                Ok(_) => panic!("the job was accepted"),
             }
         }
     };
@@ -90,7 +90,9 @@ async fn wrong_plans_never_reach_the_engine() {
         ..planned.clone()
     };
     assert!(refusal(twice).await.contains("media[1]"));
-    assert!(refusal(with(&|item| item.modality = Modality::Audio)).await.contains("takes no"));
+    assert!(
+        refusal(with(&|item| item.modality = Modality::Audio)).await.contains("does not support")
+    );
     let unknown = harness.model.last_token().0 + 1;
     assert!(refusal(job(&[TokenId(unknown)])).await.contains("vocabulary"));
     assert!(refusal(job(&[])).await.contains("empty"));

@@ -185,7 +185,7 @@ impl BlockFields {
     fn passage_text<E: Error>(&self, intake: &mut Intake, passage: &Passage) -> Result<String, E> {
         if self.citations.as_ref().is_some_and(|citations| citations["enabled"] == true) {
             let name = intake.child_path(".citations.enabled");
-            let message = format!("'{name}' can't be true: no answer here has citations");
+            let message = format!("'{name}' must be false: citations are not supported");
             return Err(intake.refuse(unsupported(name, message)));
         }
         let text = passage.to_prompt_text();

@@ -160,7 +160,7 @@ impl<'de> Visitor<'de> for Seed<'_, Option<System>> {
         if let Some((index, block)) =
             blocks.iter().enumerate().find(|(_, block)| block.kind() != "text")
         {
-            let message = format!("'system' has text, not blocks of type '{}'", block.kind());
+            let message = format!("'system' accepts only text blocks, got '{}'", block.kind());
             return Err(
                 intake.refuse(unsupported(intake.child_path(&format!("[{index}].type")), message))
             );

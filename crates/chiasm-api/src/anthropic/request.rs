@@ -216,10 +216,9 @@ fn take_output_config(
     let kind: String =
         fields.take("type")?.ok_or_else(|| ApiError::missing(&fields.name("type")))?;
     if kind != "json_schema" {
-        return Err(ApiError::invalid(
-            fields.name("type"),
-            format!("it must be json_schema, got '{kind}'"),
-        ));
+        let name = fields.name("type");
+        let message = format!("'{name}' must be json_schema, got '{kind}'");
+        return Err(ApiError::invalid(name, message));
     }
     let schema = fields.take("schema")?.ok_or_else(|| ApiError::missing(SCHEMA))?;
     fields.finish()?;

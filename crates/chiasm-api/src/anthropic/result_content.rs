@@ -22,7 +22,7 @@ impl ResultContent {
         match self.images.into_iter().next() {
             None => Ok(self.text),
             Some(image) => {
-                let message = "documents and search results are read as text alone, without images";
+                let message = "documents and search results accept only text, not images";
                 Err(intake.refuse(unsupported(image.field, message.to_owned())))
             }
         }

@@ -28,7 +28,7 @@ impl Source {
         match self {
             Self::Media(source) => Ok(source),
             Self::Text(_) => {
-                Err(wrong_type(intake, "the source of an image must be of the type base64 or url"))
+                Err(wrong_type(intake, "the source of an image must have type base64 or url"))
             }
             Self::Origin(_) => Err(wrong_form(intake, "an object")),
         }
@@ -43,7 +43,8 @@ impl Source {
             Self::Text(text) => Ok(text),
             Self::Media(_) => Err(wrong_type(
                 intake,
-                "files such as PDF are not read here; a document's source must be text or content",
+                "files such as PDF are not supported; a document's source must have type text or \
+                 content",
             )),
             Self::Origin(_) => Err(wrong_form(intake, "an object")),
         }

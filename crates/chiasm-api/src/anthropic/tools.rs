@@ -23,8 +23,7 @@ fn read_tool(tool: Value, path: &str) -> Result<Value, ApiError> {
     let kind: Option<String> = fields.take("type")?;
     if let Some(kind) = kind.filter(|kind| kind != "custom") {
         let message = format!(
-            "tools of type '{kind}' are not run here; \
-             only those of the client ('custom') are taken"
+            "tools of type '{kind}' are not supported; use 'custom', a tool that the client runs"
         );
         return Err(ApiError::invalid(fields.name("type"), message));
     }
@@ -38,8 +37,10 @@ fn read_tool(tool: Value, path: &str) -> Result<Value, ApiError> {
         // Templates only show the schema to the model, so the examples become a part of it.
         let listed = schema.entry("examples").or_insert_with(|| json!([]));
         let name = fields.name("input_schema.examples");
-        let listed =
-            listed.as_array_mut().ok_or_else(|| ApiError::invalid(name, "it must be a list"))?;
+        let listed = listed.as_array_mut().ok_or_else(|| {
+            let message = format!("'{name}' must be a list");
+            ApiError::invalid(name, message)
+        })?;
         listed.extend(examples.into_iter().map(Value::Object));
     }
     let strict = fields.take("strict")?;
@@ -50,7 +51,7 @@ fn read_tool(tool: Value, path: &str) -> Result<Value, ApiError> {
     Ok(function_json(name, description, Some(schema), strict))
 }
 
-/// Reads the choice of a function, and whether parallel calls are allowed.
+/// Reads the tool choice. The second value is `true` if parallel calls are allowed.
 fn read_choice(choice: Value, tools: &[Value]) -> Result<(ToolChoice, bool), ApiError> {
     let mut fields = Fields::new(choice, "tool_choice")?;
     let kind: String = fields.take("type")?.ok_or_else(|| ApiError::missing("tool_choice.type"))?;
@@ -59,14 +60,14 @@ fn read_choice(choice: Value, tools: &[Value]) -> Result<(ToolChoice, bool), Api
         "auto" => ToolChoice::Auto,
         "none" => ToolChoice::None,
         "any" if tools.is_empty() => {
-            return Err(ApiError::invalid("tool_choice", "'tool_choice' needs 'tools'"));
+            return Err(ApiError::invalid("tool_choice", "'tool_choice' requires 'tools'"));
         }
         "any" => ToolChoice::Required,
         "tool" => {
             let name: String =
                 fields.take("name")?.ok_or_else(|| ApiError::missing("tool_choice.name"))?;
             if !tools.iter().any(|tool| tool["function"]["name"] == name.as_str()) {
-                let message = format!("there is no tool '{name}' in 'tools'");
+                let message = format!("'tools' has no tool '{name}'");
                 return Err(ApiError::invalid("tool_choice.name", message));
             }
             ToolChoice::Named(name)

@@ -52,7 +52,7 @@ impl RequestBody for ForwardBody {
     fn parse(mut intake: Intake) -> Result<(Self, Charge), ApiError> {
         let body = intake.body();
         let Value::Object(fields) = intake.read::<Value>()? else {
-            return Err(ApiError::invalid("body", "must be a JSON object"));
+            return Err(ApiError::invalid("body", "the body must be a JSON object"));
         };
         let model_range = model_name_range(intake.json())?
             .map(|range| intake.body_offset(range.start)..intake.body_offset(range.end));

@@ -35,7 +35,10 @@ impl RequestBody for ChatRequest {
         let logprobs = fields.take("logprobs")?.unwrap_or(false);
         let top_logprobs = fields.take_in("top_logprobs", 0..=MAX_LOGPROBS, "from 0 to 20")?;
         if top_logprobs.is_some_and(|top| top > 0) && !logprobs {
-            return Err(ApiError::invalid("top_logprobs", "'top_logprobs' needs 'logprobs': true"));
+            return Err(ApiError::invalid(
+                "top_logprobs",
+                "'top_logprobs' requires 'logprobs': true",
+            ));
         }
         common.sampling.logprobs = logprobs.then_some(top_logprobs.unwrap_or(0));
 
@@ -69,7 +72,7 @@ pub(super) fn take_chat(
     if chat.add_generation_prompt && chat.continue_final_message {
         return Err(ApiError::invalid(
             "continue_final_message",
-            "'continue_final_message' needs 'add_generation_prompt': false",
+            "'continue_final_message' requires 'add_generation_prompt': false",
         ));
     }
     fields.refuse_unless("add_special_tokens", |v| v == false)?;

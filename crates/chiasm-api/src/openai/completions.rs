@@ -113,8 +113,8 @@ impl RequestBody for CompletionRequest {
             return Err(ApiError::invalid(
                 "n",
                 format!(
-                    "{} prompts with 'n' {} make {choices} choices, \
-                     at most {MAX_CHOICES} are allowed",
+                    "{} prompts and 'n': {} make {choices} choices, at most {MAX_CHOICES} are \
+                     allowed",
                     prompts.len(),
                     common.sampling.n
                 ),

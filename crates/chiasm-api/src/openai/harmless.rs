@@ -1,6 +1,6 @@
 //! Fields of OpenAI's APIs that are ignored because they change nothing that a client receives.
 //!
-//! The list is reviewed field by field: `docs/serving.md` says why each field is ignored, or why a
+//! The list is reviewed field by field: `docs/api.md` says why each field is ignored, or why a
 //! similar one is refused.
 
 use serde_json::{Map, Value};

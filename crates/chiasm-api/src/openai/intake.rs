@@ -240,14 +240,13 @@ impl Intake {
         self.reserve::<serde_json::Error>(bytes).map_err(|error| self.api_error(&error))
     }
 
-    /// Stops reading because there is no memory: for now, or because the request exceeds the whole
-    /// budget.
+    /// Stops reading for lack of memory: the budget is used up for now, or the request exceeds it.
     fn memory_error<E: Error>(&mut self, busy: MediaError) -> E {
         if self.body.len() as u64 + self.reserved_bytes <= self.budget.limit() {
             return self.refuse_here(|field| ApiError::from(busy).at(field));
         }
         let message =
-            "the request takes more memory than there may be (--max-bytes-in-flight)".to_owned();
+            "the request needs more memory than allowed (--max-bytes-in-flight)".to_owned();
         self.refuse_here(|field| ApiError::too_many(field, message))
     }
 

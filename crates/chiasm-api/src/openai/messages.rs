@@ -178,12 +178,12 @@ fn check_message<E: Error>(
     } else if role != "assistant" && message.tool_calls.as_ref().is_some_and(has_calls) {
         ApiError::invalid(
             intake.child_path(".tool_calls"),
-            "only an assistant message has tool calls",
+            "only assistant messages may have tool calls",
         )
     } else if message.reasoning.is_some() && role != "assistant" {
         ApiError::invalid(
             intake.child_path(".reasoning"),
-            "only an assistant message has reasoning",
+            "only assistant messages may have reasoning",
         )
     } else if message.content.is_none() && role != "assistant" {
         // An assistant message may lack content: a refusal, or reasoning that was left out. vLLM

@@ -93,7 +93,7 @@ impl<'de> Visitor<'de> for Seed<'_, Option<Prompts>> {
             prompts.push(Prompt::Tokens(tokens));
         }
         if prompts.is_empty() || prompts.len() > MAX_PROMPTS {
-            let message = format!("'prompt' must hold 1 to {MAX_PROMPTS} prompts");
+            let message = format!("'prompt' must have 1 to {MAX_PROMPTS} prompts");
             return Err(intake.refuse(ApiError::invalid("prompt", message)));
         }
         Ok(Some(Prompts(prompts)))
@@ -137,5 +137,5 @@ fn are_alike(first: &Prompt, second: &Prompt) -> bool {
 }
 
 fn to_token_id<E: Error>(id: u64) -> Result<TokenId, E> {
-    u32::try_from(id).map(TokenId).map_err(|_| E::custom(format!("{id} is no token id")))
+    u32::try_from(id).map(TokenId).map_err(|_| E::custom(format!("{id} is not a token id")))
 }

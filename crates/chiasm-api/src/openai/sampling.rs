@@ -121,7 +121,7 @@ impl CommonFields {
         if common.stream.is_some() && common.sampling.prompt_logprobs.is_some_and(|top| top > 0) {
             return Err(ApiError::invalid(
                 "prompt_logprobs",
-                "'prompt_logprobs' are not told in a stream",
+                "'prompt_logprobs' is not available with 'stream': true",
             ));
         }
         common.refuse_and_ignore(fields)?;
@@ -201,7 +201,7 @@ impl CommonFields {
             copied.into_iter().max_by_key(|(_, ids)| *ids).map_or("n", |(field, _)| field);
         Err(ApiError::invalid(
             largest,
-            format!("'{largest}' is too long for {choices} choices, each of which is given it"),
+            format!("'{largest}' is too long for {choices} choices, each of which gets a copy"),
         ))
     }
 
@@ -308,7 +308,7 @@ fn take_biases(fields: &mut Fields) -> Result<Vec<(TokenId, f64)>, ApiError> {
     check_length(FIELD, biases.len(), MAX_BIASES)?;
     let bias = |(token, bias): (String, Value)| {
         let field = format!("{FIELD}.{token}");
-        let no_token = |_| ApiError::invalid(FIELD, format!("'{token}' is no token id"));
+        let no_token = |_| ApiError::invalid(FIELD, format!("'{token}' is not a token id"));
         let token = token.parse().map(TokenId).map_err(no_token)?;
         match bias.as_f64() {
             Some(bias) if (-100.0..=100.0).contains(&bias) => Ok((token, bias)),
@@ -325,9 +325,10 @@ fn take_allowed(fields: &mut Fields) -> Result<Vec<TokenId>, ApiError> {
     const FIELD: &str = "allowed_token_ids";
     match fields.take::<Vec<u32>>(FIELD)? {
         None => Ok(Vec::new()),
-        Some(ids) if ids.is_empty() => {
-            Err(ApiError::invalid(FIELD, "it must allow some token, or be left out"))
-        }
+        Some(ids) if ids.is_empty() => Err(ApiError::invalid(
+            FIELD,
+            "'allowed_token_ids' must not be empty; omit it to allow all tokens",
+        )),
         Some(ids) => {
             check_length(FIELD, ids.len(), MAX_ALLOWED_TOKENS)?;
             Ok(ids.into_iter().map(TokenId).collect())
@@ -341,9 +342,8 @@ fn take_bad_words(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
     check_length(FIELD, words.len(), MAX_BAD_WORDS)?;
     for (i, word) in words.iter().enumerate() {
         if word.trim().is_empty() || word.len() > MAX_STOP_BYTES {
-            let message = format!(
-                "a bad word must have 1 to {MAX_STOP_BYTES} bytes that are no spaces alone"
-            );
+            let message =
+                format!("a bad word must have 1 to {MAX_STOP_BYTES} bytes and must not be blank");
             return Err(ApiError::invalid(format!("{FIELD}[{i}]"), message));
         }
     }

@@ -27,7 +27,7 @@ impl StreamOptions {
                 None => Ok(None),
                 Some(_) => Err(ApiError::invalid(
                     "stream_options",
-                    "'stream_options' needs 'stream': true",
+                    "'stream_options' requires 'stream': true",
                 )),
             };
         }

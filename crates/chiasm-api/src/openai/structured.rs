@@ -46,7 +46,7 @@ pub(super) fn take(fields: &mut Fields) -> Result<Option<Structured>, ApiError> 
     match (format, outputs) {
         (Some(_), Some(_)) => Err(ApiError::invalid(
             STRUCTURED,
-            "'response_format' and 'structured_outputs' are two constraints; give one",
+            "only one of 'response_format' and 'structured_outputs' may have a constraint",
         )),
         (format, outputs) => Ok(format.or(outputs)),
     }
@@ -81,7 +81,7 @@ fn read_format(format: Value) -> Result<Option<Structured>, ApiError> {
             let known = "text, json_object, json_schema or structural_tag";
             return Err(ApiError::invalid(
                 "response_format.type",
-                format!("it must be {known}, got '{other}'"),
+                format!("'response_format.type' must be {known}, got '{other}'"),
             ));
         }
     };
@@ -101,12 +101,16 @@ fn read_outputs(outputs: Value) -> Result<Structured, ApiError> {
     fields.finish()?;
     let [(name, field, value)] = <[_; 1]>::try_from(given).map_err(|given| {
         let kinds = KINDS.map(|(name, _)| name).join(", ");
-        ApiError::invalid(STRUCTURED, format!("it must have one of {kinds}, got {}", given.len()))
+        let given = given.len();
+        let message = format!("'{STRUCTURED}' must have exactly one of {kinds}, got {given}");
+        ApiError::invalid(STRUCTURED, message)
     })?;
     let constraint = match name {
         "json" => json_schema(parse_json(value, field)?, field)?,
         "json_object" if value == true => Constraint::JsonObject,
-        "json_object" => return Err(ApiError::invalid(field, "it must be true")),
+        "json_object" => {
+            return Err(ApiError::invalid(field, format!("'{field}' must be true")));
+        }
         "regex" => regex(expect_string(value, field)?, field)?,
         "choice" => choice(value, field)?,
         "grammar" => Constraint::Grammar(check_text(expect_string(value, field)?, field)?.into()),
@@ -118,8 +122,9 @@ fn read_outputs(outputs: Value) -> Result<Structured, ApiError> {
 /// Parses a string that contains JSON. Other values are returned unchanged.
 fn parse_json(value: Value, field: &str) -> Result<Value, ApiError> {
     match value {
-        Value::String(text) => serde_json::from_str(&check_text(text, field)?)
-            .map_err(|error| ApiError::invalid(field, format!("it is no JSON: {error}"))),
+        Value::String(text) => serde_json::from_str(&check_text(text, field)?).map_err(|error| {
+            ApiError::invalid(field, format!("'{field}' is not valid JSON: {error}"))
+        }),
         other => Ok(other),
     }
 }
@@ -146,7 +151,7 @@ fn structural_tag(tag: Value, field: &str) -> Result<Constraint, ApiError> {
             && (has(tag, "format") || (has(tag, "structures") && has(tag, "triggers")))
     });
     if !is_valid {
-        let message = "a structural tag must be an object with the type 'structural_tag', \
+        let message = "a structural tag must be an object with type 'structural_tag', \
              and 'format' or 'structures' and 'triggers'";
         return Err(ApiError::invalid(field, message));
     }
@@ -163,10 +168,11 @@ fn regex(regex: String, field: &str) -> Result<Constraint, ApiError> {
 /// Returns the grammar for a list of choices, because engines accept no choices.
 fn choice(value: Value, field: &str) -> Result<Constraint, ApiError> {
     let choices: Vec<String> = serde_json::from_value(value).map_err(|error| {
-        ApiError::invalid(field, format!("it must be a list of strings: {error}"))
+        ApiError::invalid(field, format!("'{field}' must be a list of strings: {error}"))
     })?;
     if choices.is_empty() || choices.len() > MAX_CHOICES {
-        let message = format!("it must have 1 to {MAX_CHOICES} strings, got {}", choices.len());
+        let given = choices.len();
+        let message = format!("'{field}' must have 1 to {MAX_CHOICES} strings, got {given}");
         return Err(ApiError::invalid(field, message));
     }
     let choices: Vec<String> =
@@ -196,7 +202,8 @@ fn expect_string(value: Value, field: &str) -> Result<String, ApiError> {
     match value {
         Value::String(text) => Ok(text),
         other => {
-            Err(ApiError::invalid(field, format!("it must be a string, got {}", kind(&other))))
+            let message = format!("'{field}' must be a string, got {}", kind(&other));
+            Err(ApiError::invalid(field, message))
         }
     }
 }
@@ -204,15 +211,16 @@ fn expect_string(value: Value, field: &str) -> Result<String, ApiError> {
 /// Checks that a text is not blank and not too large.
 fn check_text(text: String, field: &str) -> Result<String, ApiError> {
     if text.trim().is_empty() {
-        return Err(ApiError::invalid(field, "it must not be empty"));
+        return Err(ApiError::invalid(field, format!("'{field}' must not be empty")));
     }
     check_size(text, field)
 }
 
 fn check_size(text: String, field: &str) -> Result<String, ApiError> {
     if text.len() > MAX_CONSTRAINT_BYTES {
+        let bytes = text.len();
         let message =
-            format!("it has {} bytes, at most {MAX_CONSTRAINT_BYTES} are allowed", text.len());
+            format!("'{field}' has {bytes} bytes, at most {MAX_CONSTRAINT_BYTES} are allowed");
         return Err(ApiError::invalid(field, message));
     }
     Ok(text)
@@ -222,9 +230,8 @@ fn check_size(text: String, field: &str) -> Result<String, ApiError> {
 fn serialize(value: &Value, max_depth: usize, field: &str) -> Result<String, ApiError> {
     let depth = depth(value);
     if depth > max_depth {
-        let message = format!(
-            "lists and objects in it are nested {depth} deep, at most {max_depth} are allowed"
-        );
+        let message =
+            format!("'{field}' is nested {depth} levels deep, at most {max_depth} are allowed");
         return Err(ApiError::invalid(field, message));
     }
     check_size(value.to_string(), field)

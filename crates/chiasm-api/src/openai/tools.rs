@@ -13,7 +13,7 @@ use crate::error::ApiError;
 const MAX_TOOLS: usize = 1024;
 const MAX_NAME_BYTES: usize = 256;
 const CHOICE: &str = "tool_choice";
-const NEEDS_TOOLS: &str = "'tool_choice' needs 'tools'";
+const REQUIRES_TOOLS: &str = "'tool_choice' requires 'tools'";
 
 /// Takes the three fields; `None` if there are no functions.
 pub(super) fn take(fields: &mut Fields) -> Result<Option<ToolUse>, ApiError> {
@@ -63,7 +63,7 @@ fn read_tool(tool: Value, path: &str) -> Result<Value, ApiError> {
     if kind != "function" {
         return Err(ApiError::invalid(
             fields.name("type"),
-            format!("tools must be functions, got '{kind}'"),
+            format!("tools must have type 'function', got '{kind}'"),
         ));
     }
     let function =
@@ -125,13 +125,10 @@ impl NamedFunction {
     fn find_in(self, tools: &[Value]) -> Result<String, ApiError> {
         let Self { name, field } = self;
         if tools.is_empty() {
-            return Err(ApiError::invalid(CHOICE, NEEDS_TOOLS));
+            return Err(ApiError::invalid(CHOICE, REQUIRES_TOOLS));
         }
         if !tools.iter().any(|tool| tool["function"]["name"] == name.as_str()) {
-            return Err(ApiError::invalid(
-                field,
-                format!("there is no function '{name}' in 'tools'"),
-            ));
+            return Err(ApiError::invalid(field, format!("'tools' has no function '{name}'")));
         }
         Ok(name)
     }
@@ -173,17 +170,18 @@ pub(crate) fn read_choice(
         }
         Some(other) => {
             let message =
-                format!("'tool_choice' must be a word or an object, got {}", kind(&other));
+                format!("'tool_choice' must be a string or an object, got {}", kind(&other));
             return Err(ApiError::invalid(CHOICE, message));
         }
     };
     if choice == ToolChoice::Required && tools.is_empty() {
-        return Err(ApiError::invalid(CHOICE, NEEDS_TOOLS));
+        return Err(ApiError::invalid(CHOICE, REQUIRES_TOOLS));
     }
     Ok((choice, allowed))
 }
 
-/// Reads the allowed functions. The returned choice says whether one of them must be called.
+/// Reads the allowed functions. The choice is [`ToolChoice::Required`] if one of them must be
+/// called.
 fn read_allowed(
     choice: Value,
     nested: Option<&str>,
@@ -204,15 +202,17 @@ fn read_allowed(
         "auto" => ToolChoice::Auto,
         "required" => ToolChoice::Required,
         other => {
-            let message = format!("it must be auto or required, got '{other}'");
-            return Err(ApiError::invalid(fields.name("mode"), message));
+            let name = fields.name("mode");
+            let message = format!("'{name}' must be auto or required, got '{other}'");
+            return Err(ApiError::invalid(name, message));
         }
     };
     let field = fields.name("tools");
     let listed: Vec<Value> = fields.take("tools")?.unwrap_or_default();
     fields.finish()?;
     if listed.is_empty() || listed.len() > MAX_TOOLS {
-        let message = format!("it must name 1 to {MAX_TOOLS} tools, got {}", listed.len());
+        let given = listed.len();
+        let message = format!("'{field}' must have 1 to {MAX_TOOLS} tools, got {given}");
         return Err(ApiError::invalid(field, message));
     }
     let named = |(i, tool)| read_named(tool, &format!("{field}[{i}]"))?.find_in(tools);
@@ -224,7 +224,9 @@ fn read_named(choice: Value, path: &str) -> Result<NamedFunction, ApiError> {
     let mut fields = Fields::new(choice, path)?;
     let kind: Option<String> = fields.take("type")?;
     if kind.as_deref() != Some("function") {
-        return Err(ApiError::invalid(fields.name("type"), "it must be 'function'"));
+        let name = fields.name("type");
+        let message = format!("'{name}' must be 'function'");
+        return Err(ApiError::invalid(name, message));
     }
     let path = fields.name("function");
     let function = fields.take("function")?.ok_or_else(|| ApiError::missing(&path))?;
@@ -288,7 +290,7 @@ mod tests {
         };
         let ToolUse { tools, choice, allowed, .. } =
             taken(json!({"mode": "auto", "tools": [named("f"), named("h")]})).unwrap();
-        // The model sees them all.
+        // The model sees all functions.
         assert_eq!(tools.as_array().unwrap().len(), 3);
         assert_eq!(
             (choice, allowed),

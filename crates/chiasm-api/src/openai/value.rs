@@ -36,7 +36,7 @@ impl Intake {
         if self.depth <= MAX_DEPTH {
             return Ok(());
         }
-        let message = format!("lists and objects are more than {MAX_DEPTH} deep");
+        let message = format!("lists and objects are nested more than {MAX_DEPTH} levels deep");
         Err(self.refuse_here(|field| ApiError::invalid(field, message)))
     }
 }

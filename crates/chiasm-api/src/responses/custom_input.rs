@@ -155,7 +155,8 @@ fn parse_escape(text: &str) -> Option<(char, usize)> {
     Some((character, 2))
 }
 
-/// Does the same for `\uXXXX`, or for two such escapes that form one character.
+/// Parses the escape `\uXXXX`, or two of them that form one character. Returns the same as
+/// [`parse_escape`].
 fn parse_unicode_escape(text: &str) -> Option<(char, usize)> {
     /// The character for half of a surrogate pair.
     const UNPAIRED: char = char::REPLACEMENT_CHARACTER;

@@ -84,7 +84,8 @@ impl<'de> Visitor<'de> for Seed<'_, Option<Input>> {
             append_message(intake, &mut messages, message)?;
         }
         if messages.is_empty() {
-            let error = ApiError::invalid("input", "'input' must have something that is said");
+            let error =
+                ApiError::invalid("input", "'input' must have a message, a call or a call output");
             return Err(intake.refuse(error));
         }
         Ok(Some(Input { messages, media: std::mem::take(&mut intake.media), is_open }))
@@ -314,9 +315,8 @@ impl ItemFields {
     fn into_reasoning<E: Error>(self, intake: &mut Intake) -> Result<ChatMessage, E> {
         if self.encrypted.is_some() {
             let name = intake.child_path(".encrypted_content");
-            let message = format!(
-                "'{name}' can't be read: this server encrypts no reasoning; give 'content'"
-            );
+            let message =
+                format!("'{name}' is not supported; send the reasoning as 'content' or 'summary'");
             return Err(intake.refuse(ApiError::invalid(name, message)));
         }
         let content = self
@@ -336,7 +336,8 @@ impl ItemFields {
 fn unsupported(field: &str, kind: &str) -> ApiError {
     let message = match kind {
         "item_reference" => {
-            "this server keeps no items to refer to; send the item itself".to_owned()
+            "item references are not supported: this server stores no items; send the item itself"
+                .to_owned()
         }
         _ => {
             let known: Vec<_> = KINDS.iter().map(|(kind, _)| *kind).collect();

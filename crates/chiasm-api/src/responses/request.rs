@@ -91,7 +91,8 @@ impl RequestBody for ResponsesRequest {
         common.sampling.max_tokens = fields.take_in("max_output_tokens", 1.., "at least 1")?;
         let format = take_format(&mut fields)?;
         if format.is_some() && common.sampling.structured.is_some() {
-            let message = "'text.format' and 'structured_outputs' are two constraints; give one";
+            let message =
+                "only one of 'text.format' and 'structured_outputs' may have a constraint";
             return Err(ApiError::invalid("structured_outputs", message));
         }
         common.sampling.structured = format.or(common.sampling.structured);
@@ -113,12 +114,12 @@ impl RequestBody for ResponsesRequest {
     }
 }
 
-/// Refuses fields that need state from other requests, because no state is kept.
+/// Refuses fields that need state from other requests, because no state is stored.
 fn refuse_stored_state(fields: &mut Fields) -> Result<(), ApiError> {
     let refused = |field: &str, remedy: &str| {
         let error = ApiError::invalid(
             field,
-            format!("'{field}' is not supported: this server keeps nothing; {remedy}"),
+            format!("'{field}' is not supported: this server stores no state; {remedy}"),
         );
         Err(ApiError { code: "unsupported_field", ..error })
     };
@@ -170,8 +171,9 @@ fn take_echoed_fields(fields: &mut Fields) -> Result<(), ApiError> {
     };
     if metadata.len() > MAX_METADATA_ENTRIES || !metadata.iter().all(is_valid) {
         let message = format!(
-            "'metadata' may have {MAX_METADATA_ENTRIES} strings of {MAX_METADATA_VALUE_CHARS} \
-             characters, by names of {MAX_METADATA_KEY_CHARS} characters"
+            "'metadata' may have at most {MAX_METADATA_ENTRIES} entries, with keys of at most \
+             {MAX_METADATA_KEY_CHARS} characters and strings of at most \
+             {MAX_METADATA_VALUE_CHARS} characters as values"
         );
         return Err(ApiError::invalid("metadata", message));
     }
@@ -234,8 +236,10 @@ fn take_format(fields: &mut Fields) -> Result<Option<Structured>, ApiError> {
             Some(json_schema(schema, SCHEMA)?)
         }
         other => {
-            let message = format!("it must be text, json_object or json_schema, got '{other}'");
-            return Err(ApiError::invalid(format.name("type"), message));
+            let name = format.name("type");
+            let message =
+                format!("'{name}' must be text, json_object or json_schema, got '{other}'");
+            return Err(ApiError::invalid(name, message));
         }
     };
     format.finish()?;

@@ -107,7 +107,7 @@ fn collect_names(tools: &[Tool]) -> Result<ToolNames, ApiError> {
         if earlier_differs.is_some_and(|differs| differs || client_tool.is_some()) {
             return Err(ApiError::invalid(
                 field,
-                format!("there are two tools that the model would know as '{name}'"),
+                format!("two tools have the same name for the model: '{name}'"),
             ));
         }
         if let Some(client_tool) = client_tool {
@@ -149,10 +149,8 @@ fn read_client_tool(
 ) -> Result<Tool, ApiError> {
     let is_custom = kind == "custom";
     if kind != "function" && !is_custom {
-        let message = format!(
-            "this server has no tools of its own, such as '{kind}'; \
-             tools must be functions or custom"
-        );
+        let message =
+            format!("tools of type '{kind}' are not supported; use 'function' or 'custom'");
         return Err(ApiError {
             code: "unsupported_tool",
             ..ApiError::invalid(fields.name("type"), message)
@@ -183,11 +181,11 @@ fn read_custom(mut fields: Fields) -> Result<Value, ApiError> {
         let kind: String =
             format.take("type")?.ok_or_else(|| ApiError::missing(&format.name("type")))?;
         if kind != "text" {
-            let message = format!("custom tools are given any text; it must be text, got '{kind}'");
-            return Err(ApiError {
-                code: "unsupported_tool",
-                ..ApiError::invalid(format.name("type"), message)
-            });
+            let name = format.name("type");
+            let message = format!(
+                "'{name}' must be text, got '{kind}': grammars of custom tools are not supported"
+            );
+            return Err(ApiError { code: "unsupported_tool", ..ApiError::invalid(name, message) });
         }
         format.finish()?;
     }
@@ -199,7 +197,9 @@ fn read_named(choice: Value, path: &str) -> Result<NamedFunction, ApiError> {
     let mut fields = Fields::new(choice, path)?;
     let kind: Option<String> = fields.take("type")?;
     if !kind.is_some_and(|kind| NAMED_TYPES.contains(&kind.as_str())) {
-        return Err(ApiError::invalid(fields.name("type"), "it must be 'function' or 'custom'"));
+        let name = fields.name("type");
+        let message = format!("'{name}' must be 'function' or 'custom'");
+        return Err(ApiError::invalid(name, message));
     }
     let field = fields.name("name");
     let name = fields.take("name")?.ok_or_else(|| ApiError::missing(&field))?;

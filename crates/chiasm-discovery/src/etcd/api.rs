@@ -179,7 +179,7 @@ fn into_result<T>(message: StreamMessage<T>) -> Result<T, Failure> {
         }
         StreamMessage { result: Some(result), .. } => Ok(result),
         StreamMessage { result: None, .. } => {
-            Err(Failure::Malformed("it has neither a result nor an error".to_owned()))
+            Err(Failure::Malformed("a message has neither a result nor an error".to_owned()))
         }
     }
 }

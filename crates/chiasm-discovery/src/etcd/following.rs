@@ -165,7 +165,7 @@ async fn check_liveness(
         let KeyCount { revision, count } = client.count(prefix).await?;
         if revision < newest {
             return Err(Failure::Outdated(format!(
-                "it went back from revision {newest} to {revision}"
+                "the revision fell from {newest} to {revision}"
             )));
         }
         newest = revision;
@@ -178,7 +178,7 @@ async fn check_liveness(
         let difference = differs.then_some((count, keys, messages));
         if differs && difference == last_difference {
             return Err(Failure::Outdated(format!(
-                "the server has {count} keys, but the watch has {keys}"
+                "the server has {count} keys, the watch {keys}"
             )));
         }
         last_difference = difference;

@@ -12,7 +12,7 @@ use crate::{MAX_ADDRESSES, NamedAgents};
 /// The maximum length of a key.
 pub(super) const MAX_KEY_BYTES: usize = 1024;
 
-/// Returns the key under which an entry is stored: a longer one than [`MAX_KEY_BYTES`] is cut and
+/// Returns the key under which an entry is stored. A key longer than [`MAX_KEY_BYTES`] is cut and
 /// ends with its hash. So even unusable keys count for the comparison with the server's number,
 /// within bounded memory.
 pub(super) fn stored_key(mut key: Vec<u8>) -> Vec<u8> {
@@ -30,7 +30,7 @@ pub(super) fn stored_key(mut key: Vec<u8>) -> Vec<u8> {
 pub(super) struct AgentKeys {
     by_key: BTreeMap<Vec<u8>, Value>,
     skipped: Skipped,
-    /// It was logged that there are too many agents.
+    /// Set once it was logged that there are too many agents.
     excess_is_logged: bool,
 }
 
@@ -143,7 +143,7 @@ mod tests {
             kv(&"k".repeat(MAX_KEY_BYTES + 1), r#"{"address":"long:1"}"#),
         ]);
         assert_eq!((addresses(&keys), keys.len()), (vec!["a:1".to_owned()], 4));
-        assert_eq!(keys.skipped.count(), 2, "nonsense and the long key");
+        assert_eq!(keys.skipped.count(), 2, "the malformed value and the long key");
         let long_key = kv(&"k".repeat(MAX_KEY_BYTES + 1), "");
         keys.apply(Event { r#type: EventType::Delete, kv: long_key });
         assert_eq!(keys.len(), 3, "as the server counts");

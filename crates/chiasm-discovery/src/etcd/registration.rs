@@ -73,7 +73,7 @@ impl Registration {
         Ok(Self { stop, task: tokio::spawn(registrar.run(stopped)), is_registered })
     }
 
-    /// Returns a receiver that tells whether etcd had the key at the last contact.
+    /// Returns a receiver that holds `true` if etcd had the key at the last contact.
     pub fn is_registered(&self) -> watch::Receiver<bool> {
         self.is_registered.clone()
     }
@@ -157,7 +157,7 @@ impl Registrar {
                             %etcd,
                             key = %self.key,
                             %failure,
-                            "the agent can't be registered; it runs on"
+                            "the agent can't be registered; it keeps running"
                         );
                     }
                     self.is_registered.send_if_modified(|is| std::mem::replace(is, false));
@@ -207,7 +207,7 @@ impl Registrar {
                 }
                 return Ok(());
             }
-            tracing::warn!(key = %self.key, "the agent's key was deleted; it is put again");
+            tracing::warn!(key = %self.key, "the agent's key was deleted; putting it again");
         }
         client.put(&self.key, &self.value, lease.id).await?;
         lease.has_key = true;
@@ -238,7 +238,7 @@ impl Registrar {
         tracing::warn!(
             key = %self.key,
             ttl_s = self.ttl_seconds,
-            "the agent's lease can't be revoked; it expires by itself"
+            "the agent's lease can't be revoked; it will expire"
         );
     }
 }

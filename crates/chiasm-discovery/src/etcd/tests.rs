@@ -30,8 +30,8 @@ fn url_has_servers_with_optional_prefix() {
 #[test]
 fn invalid_url_is_refused_with_reason() {
     for (url, reason) in [
-        ("etcd://", "names no server"),
-        ("etcd:///x", "names no server"),
+        ("etcd://", "server is missing"),
+        ("etcd:///x", "server is missing"),
         ("etcd://a", "host:port"),
         ("etcd://a:1,", "host:port"),
         ("etcd://a:0/x", "host:port"),

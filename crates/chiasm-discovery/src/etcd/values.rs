@@ -25,7 +25,7 @@ pub struct Values {
     /// 1 MiB each, and 64 MiB in total with their keys. Values beyond these limits are left out
     /// with a warning. So are keys that are not UTF-8.
     pub by_key: BTreeMap<String, Arc<[u8]>>,
-    /// A server answers. Otherwise the values are those of the last answer.
+    /// `true` if a server answers. Otherwise the values are those of the last answer.
     pub is_current: bool,
 }
 
@@ -56,10 +56,10 @@ pub(super) struct StoredValues {
     by_key: BTreeMap<Vec<u8>, Option<Arc<[u8]>>>,
     /// The size of the stored values and their keys.
     bytes: usize,
-    /// Values were left out because of the total size.
+    /// Set if values were left out because of the total size.
     has_excess: bool,
     skipped: Skipped,
-    /// It was logged that there are too many keys or bytes.
+    /// Set once it was logged that there are too many keys or bytes.
     excess_is_logged: bool,
 }
 

@@ -160,7 +160,7 @@ impl ServiceState<'_> {
     fn apply_list(&mut self, body: &Bytes) -> Result<(), Failure> {
         let list: List<'_> = serde_json::from_slice(body)?;
         if list.metadata.resource_version.is_empty() {
-            return Err(Failure::Malformed("its list has no version".to_owned()));
+            return Err(Failure::Malformed("the list has no version".to_owned()));
         }
         self.slices.clear();
         for item in list.items.unwrap_or_default() {
@@ -199,7 +199,7 @@ impl ServiceState<'_> {
     fn put(&mut self, object: &RawValue) {
         let metadata = match serde_json::from_str(object.get()) {
             Ok(Object { metadata }) if !metadata.name.is_empty() => metadata,
-            _ => return self.slices.skip("?", "it has no name"),
+            _ => return self.slices.skip("?", "the slice has no name"),
         };
         match serde_json::from_str::<EndpointSlice>(object.get()) {
             Ok(slice) => self.slices.put(&metadata.name, slice, self.service.port.as_ref()),

@@ -22,9 +22,9 @@ pub(super) struct Slices {
     by_name: BTreeMap<String, Vec<Agent>>,
     /// The number of slices and agents, which bounds both.
     weight: usize,
-    /// Agents were left out for lack of room.
+    /// Set if agents were left out for lack of room.
     has_excess: bool,
-    /// It was logged that there are too many agents.
+    /// Set once it was logged that there are too many agents.
     excess_is_logged: bool,
     skipped: Skipped,
 }
@@ -135,7 +135,7 @@ fn read_agents(
     }
     let Some(port) = select_port(slice.ports.as_deref().unwrap_or_default(), wanted) else {
         let problem =
-            "it has no such port, or several: kubernetes://namespace/service:port says which";
+            "the agents' port is missing or ambiguous: use kubernetes://namespace/service:port";
         skipped.add(format_args!("slice {name}"), problem);
         return Vec::new();
     };

@@ -23,9 +23,9 @@ pub(super) struct Joiner {
     /// The model's name from the operator.
     model: Option<String>,
     files: ModelFiles,
-    /// The model's name of the first served worker.
+    /// The model's name at the first worker in use.
     served: Option<String>,
-    /// The logged reasons that workers are not served, by worker.
+    /// The logged reasons that workers are not used, by worker.
     refused: BTreeMap<String, String>,
 }
 
@@ -104,7 +104,7 @@ impl Joiner {
         }
         for (worker, why) in &refused {
             if self.refused.get(worker) != Some(why) {
-                tracing::warn!(worker, why, "a worker of Dynamo is not served");
+                tracing::warn!(worker, why, "a Dynamo worker is not used");
             }
         }
         self.refused = refused;
@@ -117,8 +117,8 @@ impl Joiner {
         instance: &[u8],
         sources: &BTreeMap<u64, EventSource>,
     ) -> Result<Worker, NotServed> {
-        let ModelEntry { card_json: card } = read(model, "its model")?;
-        let instance: Instance = read(instance, "its endpoint")?;
+        let ModelEntry { card_json: card } = read(model, "the model")?;
+        let instance: Instance = read(instance, "the endpoint")?;
         let (address, path) = instance.endpoint()?;
         card.check(self.model.as_deref(), &self.files)?;
         let served = self.served.get_or_insert_with(|| card.display_name.clone());
@@ -252,7 +252,7 @@ mod tests {
             (
                 r#""kv_cache_block_size":16"#,
                 r#""kv_cache_block_size":"many""#,
-                "not what workers of Dynamo 1.6 say",
+                "differs from those of Dynamo 1.6",
             ),
             (
                 r#""tcp":"127.0.0.1:44323/13b0a212d3d50c06/dynamo/backend/generate""#,
@@ -289,7 +289,7 @@ mod tests {
         joiner.model = Some("tiny".to_owned());
         assert!(join(&mut joiner, &keys("tiny", "tiny")).by_name.is_empty());
         assert!(
-            joiner.refused.values().all(|why| why.contains("'other' is served already")),
+            joiner.refused.values().all(|why| why.contains("'other' is already in use")),
             "{:?}",
             joiner.refused
         );

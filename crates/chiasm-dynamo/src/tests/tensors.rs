@@ -54,7 +54,7 @@ impl MediaSource for TensorPicture {
         let fields = self
             .0
             .map(fields)
-            .ok_or_else(|| SourceError::new(std::io::Error::other("it is no picture")));
+            .ok_or_else(|| SourceError::new(std::io::Error::other("not a picture")));
         async move { fields.map(Some) }.boxed()
     }
 
@@ -127,7 +127,7 @@ async fn tensors_exist_until_the_answer_begins() {
     assert_eq!(extra_arg("mm_kwargs_shm")["modality"], "image");
     assert_eq!(extra_arg("mm_kwargs_shm")["mm_hashes"], json!(names));
     assert_eq!(extra_arg("mm_hashes"), Value::Null, "a worker would use 64 bits of each");
-    // A worker that can't use the tensors takes these fields.
+    // A worker that can't use the tensors uses these fields.
     assert_eq!(request.body["token_ids"], json!([9, 9, 9, 4]));
     assert_eq!(request.body["multi_modal_data"]["image_url"].as_array().unwrap().len(), 3);
     assert_eq!(request.body["multi_modal_uuids"]["image_url"], json!(names));

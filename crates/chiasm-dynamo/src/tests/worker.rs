@@ -133,7 +133,7 @@ impl FakeWorker {
     pub(super) fn registered_with_channel(&self, endpoint: &str) -> Workers {
         let mut workers = self.registered(true);
         let worker = Arc::make_mut(workers.by_name.get_mut(NAME).unwrap());
-        let Events::At(source) = &mut worker.events else { panic!("it has events") };
+        let Events::At(source) = &mut worker.events else { panic!("events are registered") };
         source.channel = Some(endpoint.to_owned());
         workers
     }

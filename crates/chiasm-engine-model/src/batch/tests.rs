@@ -150,12 +150,12 @@ impl Fixture {
         let running = self.batch.running();
         let mut more = 0;
         if running.iter().all(Scheduled::is_decoding) {
-            let to_go = running
+            let remaining = running
                 .iter()
                 .map(|running| running.request.len - running.tokens())
                 .min()
                 .unwrap_or(1);
-            more = self.batch.repeatable_steps((to_go - 1).min(limit - 1));
+            more = self.batch.repeatable_steps((remaining - 1).min(limit - 1));
             self.batch.repeat(more, &mut self.engine);
         }
         (1 + more, self.advance())

@@ -113,7 +113,7 @@ fn rank(folder: &Path) -> Result<u64, LoadError> {
         Err(error) if error.kind() == ErrorKind::NotFound => {
             return Err(files_error(
                 folder,
-                format!("is no LoRA adapter: it has no {CONFIG_FILE}"),
+                format!("is not a LoRA adapter: {CONFIG_FILE} is missing"),
             ));
         }
         Err(error) => return Err(files_error(&path, error)),

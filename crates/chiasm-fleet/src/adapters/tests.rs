@@ -76,7 +76,7 @@ fn invalid_adapter_is_refused_with_its_path() {
     let dir = tempfile::tempdir().unwrap();
     let refused = |source: &AdapterSource| inspect(source).unwrap_err().to_string();
     assert!(refused(&source("x", &dir.path().join("none"))).contains("none"));
-    assert!(refused(&source("x", dir.path())).contains("it has no adapter_config.json"));
+    assert!(refused(&source("x", dir.path())).contains("adapter_config.json is missing"));
     for config in ["", "{}", r#"{"r": -1}"#, &" ".repeat(2 << 20)] {
         fs::write(dir.path().join("adapter_config.json"), config).unwrap();
         assert!(
@@ -132,7 +132,7 @@ fn limit_counts_adapter_until_it_is_unloaded() {
     let in_flight = adapters.get("a").unwrap();
     drop(adapters.remove("a"));
     assert!(adapters.get("a").is_none());
-    assert!(unused_adapters.try_recv().is_err(), "a request has it");
+    assert!(unused_adapters.try_recv().is_err(), "a request uses it");
     drop(in_flight);
     let unused = unused_adapters.try_recv().unwrap();
     assert!(unused.adapter.name.starts_with("a@"));

@@ -72,7 +72,7 @@ async fn dead_backend_is_replaced_after_initial_pause() {
     assert_eq!(
         lost_at.elapsed().as_millis() / 100 * 100,
         500,
-        "an hour of health makes the pause the first one"
+        "after a healthy hour the pause is the initial one"
     );
     assert!(fleet.worker(ONLY).is_some());
 }
@@ -142,7 +142,7 @@ async fn dead_backend_is_stopped_live_one_detached() {
     assert!(fleet.wait_ready(1).await);
     assert_eq!(*ends.lock().unwrap(), ["stopped"]);
     // Also if requests had to be aborted before.
-    fleet.abort_requests("going down");
+    fleet.abort_requests("shutting down");
     fleet.shutdown().await;
     assert_eq!(*ends.lock().unwrap(), ["stopped", "detached"]);
 }

@@ -27,7 +27,7 @@ fn stream(port: u16) -> KvEventStream {
 
 fn kept() -> KeptIndex {
     let position = StreamPosition { seq: 12, digest: [3; 32] };
-    KeptIndex { position, history_known: true, snapshot: b"what it held".to_vec() }
+    KeptIndex { position, history_known: true, snapshot: b"held blocks".to_vec() }
 }
 
 struct TestFolder {

@@ -82,7 +82,7 @@ async fn refused_adapter_is_unloaded_everywhere() {
     refusing.refuse_adapters(true);
     let fleet = fleet(&[from_ref(&willing), from_ref(&refusing)], Arc::new(Adapters::new(1))).await;
     let refused = fleet.load_adapter(source("a", dir.path()), false).await.unwrap_err();
-    assert_eq!(refused.to_string(), "it was told to");
+    assert_eq!(refused.to_string(), "refused by the fake backend");
     assert!(fleet.adapters().get("a").is_none());
     wait_for_adapters(&willing, 0).await;
     refusing.refuse_adapters(false);
@@ -190,9 +190,9 @@ async fn name_keeps_content_while_agent_has_it() {
     let a = fleet.adapters().get("a").unwrap();
     assert_eq!(fleet.workers_without(&a).unwrap(), [WorkerId(1)]);
     let why = fleet.worker(WorkerId(1)).unwrap().adapter_error(&a).unwrap();
-    assert_eq!(why.to_string(), "its agent has another one of this name");
+    assert_eq!(why.to_string(), "the agent has another adapter of this name");
     // The first agent restarts with another adapter, and the third agent still has the content.
-    first.die(DeathReason::new("it was started again"));
+    first.die(DeathReason::new("restarted"));
     while names(&fleet) != ["a@0101010101010101", "b@0303030303030303"] {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }

@@ -131,7 +131,7 @@ async fn bytes_with_wrong_hash_are_refused() {
         let error = hub.fetch("main", true).await.unwrap_err();
         let expected = sha256(&hub.file("model.safetensors"));
         assert!(
-            matches!(&error, HubError::Corrupt { what: "hash", .. })
+            matches!(&error, HubError::Corrupt { property: "hash", .. })
                 && error.to_string().contains(&expected),
             "{error}"
         );

@@ -35,7 +35,7 @@ async fn cache_layout_equals_pythons() {
     let snapshot = fetch(&hub.request("main", false), &progress).await.unwrap();
     assert_has(&hub, &snapshot.dir, &SMALL);
     assert_eq!(snapshot.commit, COMMIT);
-    assert!(snapshot.files.contains(&"model.safetensors".to_owned()), "known, though not here");
+    assert!(snapshot.files.contains(&"model.safetensors".to_owned()), "listed, not downloaded");
     assert!(progress.total() > 0 && progress.done() == progress.total());
 
     let model = hub.cache().join("models--owner--tiny");
@@ -94,7 +94,7 @@ async fn complete_snapshot_is_not_downloaded_again() {
     assert_eq!(hub.fetch(COMMIT, false).await.unwrap(), first);
     assert_eq!(hub.take_requests(), [] as [&str; 0], "a commit does not change");
     assert_eq!(hub.fetch("main", true).await.unwrap(), first);
-    assert_eq!(hub.take_requests(), ["describe main"], "a branch may");
+    assert_eq!(hub.take_requests(), ["describe main"], "a branch may change");
     assert_eq!(hub.fetch("refs/pr/1", true).await.unwrap(), first);
     assert_eq!(hub.fetch_offline("refs/pr/1", true).await.unwrap(), first);
 
@@ -104,7 +104,7 @@ async fn complete_snapshot_is_not_downloaded_again() {
     assert_eq!(
         hub.take_requests(),
         [format!("describe {COMMIT}"), "HEAD config.json".to_owned()],
-        "its blob is there"
+        "its blob was not deleted"
     );
 }
 
@@ -220,7 +220,7 @@ async fn later_fetch_resumes_failed_download() {
     let mut files = hub.home_files().into_iter();
     let incomplete = files.find(|path| path.ends_with(".incomplete")).unwrap();
     let left = fs::metadata(hub.home.path().join(incomplete)).unwrap().len();
-    assert_eq!(left, 4000, "four tries");
+    assert_eq!(left, 4000, "four attempts");
     assert!(
         !hub.home_files().iter().any(|path| path.ends_with("model.safetensors")),
         "not in the snapshot"
@@ -288,7 +288,7 @@ async fn mirror_that_sends_only_names_works() {
     assert_eq!(hub.fetch_offline("main", true).await.unwrap().dir, snapshot.dir);
     assert!(
         !hub.cache().join("models--owner--tiny/trees").exists(),
-        "Python needs more to read one"
+        "Python's format needs sizes and hashes"
     );
 }
 
@@ -311,7 +311,7 @@ async fn equal_etags_of_mirror_do_not_mix_up_files() {
 
 #[tokio::test]
 async fn partial_response_may_omit_total_size() {
-    for (content_range, is_taken) in
+    for (content_range, is_accepted) in
         [("bytes 5000-3145727/*", true), ("bytes 4999-3145727/3145728", false)]
     {
         let hub = TestHub::start().await;
@@ -322,7 +322,7 @@ async fn partial_response_may_omit_total_size() {
             .unwrap();
         hub.set_faults(Faults { content_range: Some(content_range), ..Faults::default() });
         let first = hub.fetch("main", true).await;
-        assert_eq!(first.is_ok(), is_taken, "{first:?}");
+        assert_eq!(first.is_ok(), is_accepted, "{first:?}");
         let snapshot = hub.fetch("main", true).await.expect("a second start begins the file again");
         assert!(fs::read(snapshot.dir.join("model.safetensors")).unwrap() == weights);
     }

@@ -242,47 +242,47 @@ fn read_extra_key(value: &ValueRef<'_>) -> Option<ExtraKey> {
     }
 }
 
-fn malformed(what: &'static str) -> KvError {
-    KvError::Malformed { what }
+fn malformed(field: &'static str) -> KvError {
+    KvError::Malformed { field }
 }
 
 fn peek(input: &[u8]) -> Option<Marker> {
     input.first().map(|byte| Marker::from_u8(*byte))
 }
 
-pub(super) fn array_len(input: Input<'_, '_>, what: &'static str) -> Decoded<u32> {
-    decode::read_array_len(input).map_err(|_| malformed(what))
+pub(super) fn array_len(input: Input<'_, '_>, field: &'static str) -> Decoded<u32> {
+    decode::read_array_len(input).map_err(|_| malformed(field))
 }
 
-pub(super) fn map_len(input: Input<'_, '_>, what: &'static str) -> Decoded<u32> {
-    decode::read_map_len(input).map_err(|_| malformed(what))
+pub(super) fn map_len(input: Input<'_, '_>, field: &'static str) -> Decoded<u32> {
+    decode::read_map_len(input).map_err(|_| malformed(field))
 }
 
-pub(super) fn text<'p>(input: Input<'_, 'p>, what: &'static str) -> Decoded<&'p str> {
-    let (text, rest) = decode::read_str_from_slice(*input).map_err(|_| malformed(what))?;
+pub(super) fn text<'p>(input: Input<'_, 'p>, field: &'static str) -> Decoded<&'p str> {
+    let (text, rest) = decode::read_str_from_slice(*input).map_err(|_| malformed(field))?;
     *input = rest;
     Ok(text)
 }
 
-pub(super) fn integer<T: TryFrom<i128>>(input: Input<'_, '_>, what: &'static str) -> Decoded<T> {
+pub(super) fn integer<T: TryFrom<i128>>(input: Input<'_, '_>, field: &'static str) -> Decoded<T> {
     // Hashes may exceed i64 and offsets may be negative; i128 holds both.
     let wide: i128 = match peek(input) {
         Some(Marker::FixPos(small)) => {
             *input = &input[1..];
             small.into()
         }
-        Some(Marker::U64) => decode::read_u64(input).map_err(|_| malformed(what))?.into(),
-        _ => decode::read_int::<i64, _>(input).map_err(|_| malformed(what))?.into(),
+        Some(Marker::U64) => decode::read_u64(input).map_err(|_| malformed(field))?.into(),
+        _ => decode::read_int::<i64, _>(input).map_err(|_| malformed(field))?.into(),
     };
-    T::try_from(wide).map_err(|_| malformed(what))
+    T::try_from(wide).map_err(|_| malformed(field))
 }
 
-fn float(input: Input<'_, '_>, what: &'static str) -> Decoded<f64> {
+fn float(input: Input<'_, '_>, field: &'static str) -> Decoded<f64> {
     match peek(input) {
-        Some(Marker::F64) => decode::read_f64(input).map_err(|_| malformed(what)),
-        Some(Marker::F32) => decode::read_f32(input).map(f64::from).map_err(|_| malformed(what)),
+        Some(Marker::F64) => decode::read_f64(input).map_err(|_| malformed(field)),
+        Some(Marker::F32) => decode::read_f32(input).map(f64::from).map_err(|_| malformed(field)),
         // A whole number of seconds may come as an integer.
-        _ => integer::<i64>(input, what).map(|whole| whole as f64),
+        _ => integer::<i64>(input, field).map(|whole| whole as f64),
     }
 }
 
@@ -297,16 +297,16 @@ pub(super) fn optional<'p, T>(
     read(input).map(Some)
 }
 
-fn optional_string(input: Input<'_, '_>, what: &'static str) -> Decoded<Option<String>> {
-    optional(input, |input| text(input, what).map(str::to_owned))
+fn optional_string(input: Input<'_, '_>, field: &'static str) -> Decoded<Option<String>> {
+    optional(input, |input| text(input, field).map(str::to_owned))
 }
 
 fn list<'p, T>(
     input: Input<'_, 'p>,
-    what: &'static str,
+    field: &'static str,
     mut read: impl FnMut(Input<'_, 'p>) -> Decoded<T>,
 ) -> Decoded<Vec<T>> {
-    let length = array_len(input, what)? as usize;
+    let length = array_len(input, field)? as usize;
     // The announced length is untrusted and must not reserve memory by itself. A value takes at
     // least one byte of input, and an event some hundred times as much memory here.
     let mut list = Vec::with_capacity(length.min(input.len()).min(MAX_RESERVED_VALUES));
@@ -317,9 +317,9 @@ fn list<'p, T>(
 }
 
 /// Skips one value of any type and returns its bytes.
-pub(super) fn skip<'p>(input: Input<'_, 'p>, what: &'static str) -> Decoded<&'p [u8]> {
+pub(super) fn skip<'p>(input: Input<'_, 'p>, field: &'static str) -> Decoded<&'p [u8]> {
     let mut rest = *input;
-    rmpv::decode::read_value_ref(&mut rest).map_err(|_| malformed(what))?;
+    rmpv::decode::read_value_ref(&mut rest).map_err(|_| malformed(field))?;
     let skipped = &input[..input.len() - rest.len()];
     *input = rest;
     Ok(skipped)

@@ -25,8 +25,8 @@ fn batch(out: &mut ByteBuf, batch: &KvEventBatch) -> Written {
     encode::write_array_len(out, 2 + u32::from(batch.data_parallel_rank.is_some()))?;
     encode::write_f64(out, batch.timestamp)?;
     encode::write_array_len(out, batch.events.len() as u32)?;
-    for one in &batch.events {
-        event(out, one)?;
+    for kv_event in &batch.events {
+        event(out, kv_event)?;
     }
     if let Some(rank) = batch.data_parallel_rank {
         encode::write_uint(out, rank.into())?;

@@ -18,7 +18,7 @@ const WORKER: WorkerId = WorkerId(3);
 const GPU: &str = "GPU";
 
 /// The tokens of a block and of all blocks before it.
-type Past = Vec<TokenId>;
+type Prefix = Vec<TokenId>;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
@@ -144,7 +144,7 @@ struct BlockCopy {
     group: u32,
     name: u64,
     /// The block's content, if events have revealed it.
-    past: Option<Past>,
+    prefix: Option<Prefix>,
 }
 
 /// A reference model that replays the history.
@@ -166,19 +166,19 @@ impl Model {
                     if *medium == GPU {
                         model.groups.insert(*group, kinds[*group as usize]);
                     }
-                    let mut past = match parent {
+                    let mut prefix = match parent {
                         _ if *by_name => None,
-                        None => Some(Past::new()),
-                        Some(parent) => model.past(*parent),
+                        None => Some(Prefix::new()),
+                        Some(parent) => model.prefix(*parent),
                     };
                     for (name, tokens) in blocks {
-                        if let Some(past) = &mut past {
-                            past.extend(tokens);
+                        if let Some(prefix) = &mut prefix {
+                            prefix.extend(tokens);
                             let same = model.copies.iter_mut().filter(|copy| copy.name == *name);
-                            same.for_each(|copy| copy.past = Some(past.clone()));
+                            same.for_each(|copy| copy.prefix = Some(prefix.clone()));
                         }
-                        let past = past.clone().or_else(|| model.past(*name));
-                        model.copies.push(BlockCopy { medium, group: *group, name: *name, past });
+                        let prefix = prefix.clone().or_else(|| model.prefix(*name));
+                        model.copies.push(BlockCopy { medium, group: *group, name: *name, prefix });
                     }
                 }
                 Record::Removed { medium, group, hashes } => {
@@ -198,16 +198,16 @@ impl Model {
         model
     }
 
-    fn past(&self, name: u64) -> Option<Past> {
+    fn prefix(&self, name: u64) -> Option<Prefix> {
         let mut copies = self.copies.iter().filter(|copy| copy.name == name);
-        copies.find_map(|copy| copy.past.clone())
+        copies.find_map(|copy| copy.prefix.clone())
     }
 
     /// Returns `true` if a cache with a medium and group that `matches` holds a block of a prompt.
     fn holds(&self, tokens: &[TokenId], block: usize, matches: impl Fn(&str, u32) -> bool) -> bool {
-        let past = &tokens[..(block + 1) * BLOCK.get()];
+        let prefix = &tokens[..(block + 1) * BLOCK.get()];
         let mut copies = self.copies.iter().filter(|copy| matches(copy.medium, copy.group));
-        copies.any(|copy| copy.past.as_deref() == Some(past))
+        copies.any(|copy| copy.prefix.as_deref() == Some(prefix))
     }
 
     fn overlap(&self, tokens: &[TokenId]) -> usize {
@@ -315,10 +315,10 @@ proptest! {
             .iter()
             .map(|tokens| block_keys(&PromptBlocks { tokens, ..Default::default() }, BLOCK))
             .collect();
-        let mut names = HashMap::<Past, u64>::new();
-        let mut name = |past: &[TokenId]| {
+        let mut names = HashMap::<Prefix, u64>::new();
+        let mut name = |prefix: &[TokenId]| {
             let next = names.len() as u64;
-            *names.entry(past.to_vec()).or_insert(next)
+            *names.entry(prefix.to_vec()).or_insert(next)
         };
         let mut history = Vec::new();
         let mut overlaps = Overlaps::default();
@@ -396,10 +396,10 @@ proptest! {
                 let now = model.leading(tokens);
                 let before = model_before.leading(tokens);
                 for (block, key) in keys.iter().enumerate() {
-                    let past = &tokens[..2 * block + 2];
+                    let prefix = &tokens[..2 * block + 2];
                     if model.groups.values().any(|kind| kind.needs_all()) {
-                        let is_new = now.contains(past) && !before.contains(past);
-                        prop_assert!(now.contains(past) || !added.contains(key));
+                        let is_new = now.contains(prefix) && !before.contains(prefix);
+                        prop_assert!(now.contains(prefix) || !added.contains(key));
                         prop_assert!(!is_new || added.contains(key));
                     }
                 }

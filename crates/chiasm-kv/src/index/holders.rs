@@ -354,9 +354,10 @@ mod tests {
             }
             let rest = holders.split(at, len);
             let cut = |from: u32, to: u32| {
-                let piece = |(holder, (f, t)): (&HolderId, &(u32, u32))| {
-                    let (f, t) = ((*f).clamp(from, to) - from, (*t).clamp(from, to) - from);
-                    (t > f).then_some((*holder, (f, t)))
+                let piece = |(holder, held): (&HolderId, &(u32, u32))| {
+                    let begin = held.0.clamp(from, to) - from;
+                    let end = held.1.clamp(from, to) - from;
+                    (end > begin).then_some((*holder, (begin, end)))
                 };
                 model.iter().filter_map(piece).collect()
             };

@@ -4,8 +4,8 @@
 //! next one; the overlap of the others ends in the node. So the work grows with the number of nodes
 //! and of workers that hold the first node, not with the depth.
 //!
-//! All nodes are found before the holders of the first node are examined. This lets the memory load
-//! the holders of all nodes in parallel.
+//! Every node is found before the holders of the first one are examined, so the memory loads the
+//! holders of all nodes in parallel.
 
 use super::holders::{HolderId, Holders, bit, holder_ids, word};
 use super::radix_tree::{NodeId, RadixTree};

@@ -74,7 +74,7 @@ pub(super) struct Segment {
 pub(super) struct HeldBlock {
     pub(super) position: Position,
     pub(super) key: BlockKey,
-    /// The holder did not have the block before.
+    /// `true` if the holder did not have the block before.
     pub(super) is_new: bool,
 }
 

@@ -44,17 +44,17 @@ const MAGIC: &[u8; 16] = b"chiasm index   1";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SnapshotError {
-    /// The bytes are no snapshot, or a snapshot in the format of another version of Chiasm.
-    #[error("not a snapshot of a worker's blocks in the form that this version reads")]
+    /// The bytes are not a snapshot, or have the format of another version of Chiasm.
+    #[error("not a snapshot of a worker's blocks, or one in a format of another version")]
     OtherForm,
     /// The snapshot's keys were made with another [`KeySecret`].
     #[error("the snapshot's block keys were made with another secret than this process's")]
     OtherSecret,
     /// The snapshot is truncated or inconsistent.
-    #[error("malformed snapshot of a worker's blocks: {what} is missing or impossible")]
+    #[error("malformed snapshot of a worker's blocks: {part} is missing or invalid")]
     Malformed {
         /// The part that could not be read.
-        what: &'static str,
+        part: &'static str,
     },
 }
 
@@ -68,8 +68,8 @@ pub struct Snapshot {
 }
 
 impl SnapshotError {
-    const fn malformed(what: &'static str) -> Self {
-        Self::Malformed { what }
+    const fn malformed(part: &'static str) -> Self {
+        Self::Malformed { part }
     }
 }
 
@@ -171,7 +171,7 @@ fn read_source(reader: &mut Reader<'_>) -> Result<Source, SnapshotError> {
     let [tier] = reader.take("a cache's tier")?;
     let tier = *TIERS.get(usize::from(tier)).ok_or(SnapshotError::malformed("a cache's tier"))?;
     let group = reader.u32("a cache's group")?;
-    let need = match reader.u32("what a cache needs")? {
+    let need = match reader.u32("the number of blocks that a cache needs")? {
         0 => Need::Leading,
         blocks => Need::Last(blocks as usize),
     };

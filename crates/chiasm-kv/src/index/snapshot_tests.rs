@@ -129,7 +129,7 @@ fn unreadable_snapshot_is_refused_with_reason() {
     assert_eq!(index.restore(OTHER, &changed(15)), Err(SnapshotError::OtherForm));
     assert_eq!(index.restore(OTHER, &changed(16)), Err(SnapshotError::OtherSecret));
     let more = [&bytes[..], &[0]].concat();
-    assert_eq!(index.restore(OTHER, &more), Err(SnapshotError::Malformed { what: "its end" }));
+    assert_eq!(index.restore(OTHER, &more), Err(SnapshotError::Malformed { part: "its end" }));
     assert_eq!(index.stats(OTHER), None);
     assert_eq!(index.snapshot(OTHER), None);
     let entries = index.totals().entries;

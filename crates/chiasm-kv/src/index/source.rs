@@ -25,7 +25,7 @@ pub(super) enum Tier {
 /// prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Need {
-    /// All n blocks. Assumed for unknown kinds, because no kind can need more.
+    /// Every leading block. Assumed for unknown kinds, because no kind can need more.
     #[default]
     Leading,
     /// The given number of last blocks, at least 1; all n if n is smaller.

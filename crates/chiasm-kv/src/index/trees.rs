@@ -16,7 +16,7 @@ const TREE_COUNT: u32 = (NO_NODE >> NODE_BITS) + 1;
 /// The number of nodes visited with a tree locked: some 20 microseconds.
 const NODES_PER_LOCK: usize = 1 << 10;
 
-/// All prompts, divided among trees so that writers to different trees don't wait for each other.
+/// The trees of all prompts. Writers to different trees don't wait for each other.
 pub(super) struct Trees {
     trees: Box<[Line]>,
 }

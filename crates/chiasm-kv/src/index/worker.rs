@@ -36,9 +36,9 @@ pub(super) struct Worker {
     /// The caches of KV-cache groups in tiers. The first one is the device group that events named
     /// first, or that of presumed blocks. It exists until the worker is retired.
     caches: Vec<(Source, Cache)>,
-    /// Events have named the group of the first cache.
+    /// `true` if events have named the group of the first cache.
     first_is_named: bool,
-    /// The worker was removed from the index. Further changes are ignored.
+    /// `true` if the worker was removed from the index. Further changes are ignored.
     is_retired: bool,
     /// The counts of the whole worker; caches have their own.
     stats: WorkerIndexStats,

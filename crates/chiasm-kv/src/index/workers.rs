@@ -1,4 +1,4 @@
-//! All workers with their locks, and the holder ids of their caches.
+//! The workers with their locks, and the holder ids of their caches.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -14,7 +14,7 @@ use super::source::Source;
 use super::worker::Worker;
 use crate::KeyScheme;
 
-/// All workers by their ids.
+/// The workers by their ids.
 ///
 /// Lock order: a worker before a tree, and both before the members.
 #[derive(Default)]

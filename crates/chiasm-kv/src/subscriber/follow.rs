@@ -28,7 +28,7 @@ pub(super) struct Follower<R> {
     position: Option<Position>,
     /// The last sequence number published on this connection, without replays.
     published: Option<u64>,
-    /// The receiver has state that a reset would drop.
+    /// `true` if the receiver has state that a reset would drop.
     receiver_has_state: bool,
     caught_up: bool,
 }

@@ -5,7 +5,7 @@
 //!
 //! The engine keeps 10,000 messages, but its socket drops replies, including the end marker, if the
 //! receiver is 1,000 replies behind (libzmq's default high-water mark, which vLLM does not change).
-//! So a long replay may skip numbers that the engine still has. Another request from there
+//! A long replay may therefore skip numbers that the engine still has. Another request from there
 //! retrieves them.
 
 use std::io;
@@ -43,7 +43,7 @@ pub(super) enum Reply {
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReplayFailure {
-    #[error("the connection to the engine: {0}")]
+    #[error("the connection to the engine failed: {0}")]
     Connection(#[from] io::Error),
     #[error("the engine sent no reply for {0:?}")]
     Silence(Duration),

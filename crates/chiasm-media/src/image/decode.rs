@@ -1,6 +1,6 @@
 //! Image decoding, to the pixels that vLLM passes to a model's processor.
 //!
-//! Each decoder is the fastest of those that yield Pillow's pixels, or within a tenth of it. The
+//! Each decoder is the fastest that yields Pillow's pixels, or within a tenth of the fastest. The
 //! ratios are of single-thread times at 1080p and 4K, from `cargo run --release -p chiasm-media
 //! --example decode` on an AMD Zen 5. Above 1, the decoder in use is faster than the alternative.
 //!
@@ -69,7 +69,10 @@ pub fn decode_into<'a>(
     let header = probe::probe(&image.bytes)?;
     let format = header.format();
     if ImageHeader::from_format_header(&header, image.bytes.len()) != expected {
-        return Err(MediaError::Corrupt { format, reason: "it differs from what was probed" });
+        return Err(MediaError::Corrupt {
+            format,
+            reason: "its header differs from the probed header",
+        });
     }
     let length = rgb_bytes(format, header.stored_size())?;
     let is_upright = header.orientation() == 1;
@@ -107,7 +110,7 @@ static CAUGHT_PANICS: AtomicU64 = AtomicU64::new(0);
 /// Decodes an image into memory of its own; see [`decode_into`].
 ///
 /// # Errors
-/// Those of [`decode_into`].
+/// The errors of [`decode_into`].
 pub fn decode(image: &EncodedMedia) -> Result<RgbImage, MediaError> {
     let mut memory = DecodeMemory::new();
     let RgbPixels { width, height, pixels } = decode_into(image, &mut memory)?;
@@ -121,7 +124,7 @@ pub fn decode(image: &EncodedMedia) -> Result<RgbImage, MediaError> {
 /// The thread keeps at most 56 MiB for its next image; see [`DecodeMemory::trim`].
 ///
 /// # Errors
-/// Those of [`decode_into`].
+/// The errors of [`decode_into`].
 pub fn with_pixels<T>(
     image: &EncodedMedia,
     use_pixels: impl FnOnce(RgbPixels<'_>) -> T,

@@ -27,7 +27,8 @@ impl ImageLimits {
     /// Checks the size of an image in pixels against the limits.
     ///
     /// # Errors
-    /// [`MediaError::TooManyPixels`], [`MediaError::TooLongSide`] and [`MediaError::TooStretched`].
+    /// [`MediaError::TooManyPixels`], [`MediaError::TooLongSide`] and
+    /// [`MediaError::AspectRatioTooLarge`].
     pub fn check(&self, width: u32, height: u32) -> Result<(), MediaError> {
         if width.max(height) > self.max_side {
             return Err(MediaError::TooLongSide { width, height, limit: self.max_side });
@@ -38,7 +39,11 @@ impl ImageLimits {
         if u64::from(width.max(height))
             > u64::from(width.min(height)) * u64::from(self.max_aspect_ratio)
         {
-            return Err(MediaError::TooStretched { width, height, limit: self.max_aspect_ratio });
+            return Err(MediaError::AspectRatioTooLarge {
+                width,
+                height,
+                limit: self.max_aspect_ratio,
+            });
         }
         Ok(())
     }
@@ -86,7 +91,7 @@ mod tests {
         assert_eq!(limits.check(2, 40), Ok(()));
         assert_eq!(
             limits.check(41, 2),
-            Err(MediaError::TooStretched { width: 41, height: 2, limit: 20 })
+            Err(MediaError::AspectRatioTooLarge { width: 41, height: 2, limit: 20 })
         );
         assert_eq!(limits.check(u32::MAX, u32::MAX).unwrap_err().fault(), Fault::TooLarge);
     }

@@ -14,13 +14,14 @@ const MAX_DEPTH: u32 = 256;
 pub(crate) struct Form {
     /// The text before the first call; may be empty.
     pub(crate) open: &'static str,
-    /// The calls may be the elements of a list. A single object without a list is valid, too.
+    /// `true` if the calls may be the elements of a list. A single object without a list is valid,
+    /// too.
     pub(crate) allows_list: bool,
     /// The text after a call, which may be missing.
     pub(crate) close: &'static str,
     /// The separator between calls outside of a list.
     pub(crate) separator: Option<char>,
-    /// An object with only a name is a call.
+    /// `true` if an object with only a name is a call.
     pub(crate) allows_missing_arguments: bool,
 }
 
@@ -30,9 +31,9 @@ pub(crate) struct Reader {
     form: &'static Form,
     state: State,
     object: Object,
-    /// A call was emitted.
+    /// `true` if a call was emitted.
     has_begun: bool,
-    /// The calls are in a list.
+    /// `true` if the calls are in a list.
     in_list: bool,
 }
 
@@ -234,9 +235,9 @@ struct Object {
     name: Option<String>,
     /// Arguments that came before the name, as a range of the pending bytes.
     early_arguments: Option<Range<usize>>,
-    /// The call and all of its arguments so far were emitted.
+    /// `true` if the call and its arguments so far were emitted.
     is_reported: bool,
-    /// All arguments were emitted.
+    /// `true` if the call's arguments were emitted to their end.
     has_all_arguments: bool,
 }
 

@@ -33,7 +33,7 @@ pub(crate) enum Reader {
 }
 
 impl Reader {
-    /// Reads the pending text as far as possible. `is_last` says that no more text comes.
+    /// Reads the pending text as far as possible. `is_last` is `true` if no more text follows.
     pub(crate) fn read(
         &mut self,
         pending: &mut Pending,

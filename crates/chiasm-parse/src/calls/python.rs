@@ -23,10 +23,10 @@ pub(crate) struct Reader {
     name: String,
     /// The current call's arguments, once they have begun.
     arguments: Option<Arguments>,
-    /// The current call was emitted.
+    /// `true` if the current call was emitted.
     is_reported: bool,
     state: State,
-    /// A call was emitted.
+    /// `true` if a call was emitted.
     has_begun: bool,
 }
 

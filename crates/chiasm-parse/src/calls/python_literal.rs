@@ -11,11 +11,12 @@ pub(super) struct Arguments {
     state: State,
     /// The open lists and dictionaries, outermost first.
     levels: Vec<Level>,
-    /// An argument was read.
-    has_some: bool,
+    /// `true` if an argument was read.
+    has_arguments: bool,
     /// The argument's name, the number or the constant so far.
     word: String,
-    /// The current string, number or constant is a dictionary's key, or may turn out to be one.
+    /// `true` if the current string, number or constant is a dictionary's key, or may turn out to
+    /// be one.
     is_key: bool,
     /// The JSON of the key.
     key: String,
@@ -68,7 +69,7 @@ enum Level {
 /// The progress of arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// The arguments go on.
+    /// The arguments have not ended.
     More,
     /// The last character was the parenthesis that ends the arguments.
     Whole,
@@ -89,7 +90,7 @@ impl Arguments {
         Self {
             state: State::BeforeName,
             levels: Vec::new(),
-            has_some: false,
+            has_arguments: false,
             word: String::new(),
             is_key: false,
             key: String::new(),
@@ -180,9 +181,9 @@ impl Arguments {
         if !is_identifier(name) {
             return None;
         }
-        let separator = if self.has_some { ", " } else { "" };
+        let separator = if self.has_arguments { ", " } else { "" };
         self.json.push_str(&format!("{separator}{}: ", quoted(name)));
-        self.has_some = true;
+        self.has_arguments = true;
         self.state = State::BeforeValue;
         Some(())
     }

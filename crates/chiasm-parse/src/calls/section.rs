@@ -46,7 +46,7 @@ pub(crate) struct Reader {
     head: String,
     /// White space that belongs to the arguments if more of them follow.
     held_spaces: String,
-    /// Arguments of the current call were emitted.
+    /// `true` if arguments of the current call were emitted.
     has_arguments: bool,
     json: Nesting,
 }

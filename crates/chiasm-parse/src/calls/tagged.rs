@@ -28,9 +28,10 @@ pub(crate) struct Form {
     pub(crate) call_end: &'static str,
     /// The end of all calls.
     pub(crate) close: &'static str,
-    /// A line break at the beginning of a value, and one at its end, belong to the tags.
+    /// `true` if a line break at the beginning of a value, and one at its end, belong to the tags.
     pub(crate) trims_lines: bool,
-    /// `string="true"` after the key declares that a value is text. Other values are JSON.
+    /// `true` if `string="true"` after a key declares that its value is text. Values without this
+    /// attribute are JSON.
     pub(crate) has_type_attribute: bool,
 }
 

@@ -17,15 +17,15 @@ const EAGER_CHECK_BYTES: usize = 64;
 pub(super) struct Value {
     /// The possible types. `None` if they are unknown.
     types: Option<Types>,
-    /// The format declares that the value is JSON.
+    /// `true` if the format declares that the value is JSON.
     is_json: bool,
-    /// A line break before the value and one after it belong to the format.
+    /// `true` if a line break before the value, and one after it, belong to the format.
     trims_lines: bool,
     /// Text that was not emitted yet.
     held: String,
     /// The size of `held`, in bytes, at which its type is checked next.
     next_check: usize,
-    /// The value is text, and its opening quote was emitted.
+    /// `true` if the value is text and its opening quote was emitted.
     is_text: bool,
 }
 
@@ -58,7 +58,7 @@ impl Value {
         sink.arguments(&self.to_json(text));
     }
 
-    /// Emits the opening quote if the value is text whatever follows. Returns `true` if it is.
+    /// Emits the opening quote if the value is text, whatever follows. Returns `true` in that case.
     fn becomes_text(&mut self, sink: &mut dyn Sink) -> bool {
         if self.held.len() < self.next_check {
             return false;

@@ -145,7 +145,7 @@ impl Lane {
         else {
             return;
         };
-        tracing::warn!(%error, lane = self.name, "a thread for CPU-heavy work can't be started");
+        tracing::warn!(%error, lane = self.name, "can't start a thread for CPU-heavy work");
         let mut state = self.state();
         state.threads -= 1;
         // Other threads will do the work. Without any thread, jobs would wait for ever.
@@ -213,7 +213,7 @@ pub fn lower_priority(niceness: i32) {
     if niceness > 0
         && let Err(error) = rustix::process::nice(niceness)
     {
-        tracing::debug!(%error, "a thread keeps its priority");
+        tracing::debug!(%error, "can't lower the priority of a thread");
     }
     #[cfg(not(target_os = "linux"))]
     let _ = niceness;

@@ -36,7 +36,7 @@ impl CpuMetrics {
         );
         r.register_with_unit(
             "cpu_queue",
-            "How long CPU-heavy work waited for a thread, by its size",
+            "Time that CPU-heavy work waited for a thread, by its size",
             Unit::Seconds,
             self.waited.clone(),
         );

@@ -182,7 +182,7 @@ async fn threads_end_with_pool() {
 }
 
 #[tokio::test]
-async fn idle_thread_ends_new_one_starts_on_demand() {
+async fn idle_thread_ends_before_another_starts_on_demand() {
     let lane = Arc::new(Lane::new("usual", 1, 0, Duration::ZERO, &CpuMetrics::default()));
     for _ in 0..3 {
         let (sender, receiver) = oneshot::channel();

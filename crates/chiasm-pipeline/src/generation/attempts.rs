@@ -216,7 +216,7 @@ impl Attempts {
         };
         tracing::warn!(
             %worker, %death,
-            "a worker was lost before the client was sent a token, trying another"
+            "a worker was lost before the first token; the request moves to another worker"
         );
         pipeline.metrics.retried(Retry::Lost);
         self.exclude.insert(self.lost, worker);
@@ -236,7 +236,7 @@ impl Attempts {
         }
         tracing::info!(
             %worker,
-            "a request without a token is begun on another worker, too: its own is silent"
+            "a worker is silent before the first token; the request also begins on another worker"
         );
         pipeline.metrics.retried(Retry::Suspect);
         let mut moved = self.clone();

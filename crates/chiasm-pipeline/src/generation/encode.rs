@@ -1,4 +1,4 @@
-//! The encode stage: media items that other workers encode than the one that computes the prompt.
+//! The encode stage: workers encode media items for the worker that computes the prompt.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,7 +44,7 @@ pub(super) async fn encode(
             Err(failure) => {
                 tracing::warn!(
                     %worker, error = %describe(failure),
-                    "media items were not encoded: the worker that computes the prompt does it"
+                    "a worker failed to encode media items; the prefill worker encodes them"
                 );
                 Vec::new()
             }
@@ -88,7 +88,9 @@ async fn encode_on(
         ended = run_to_end(running.as_mut(), &mut trial) => {
             ended.map_err(|error| Failure::from_job_error(id, error))?
         }
-        () = worker.wait_hung() => return Err(Failure::Lost(id, DeathReason::new("it hangs"))),
+        () = worker.wait_hung() => {
+            return Err(Failure::Lost(id, DeathReason::new("the worker hangs")));
+        }
     };
     let stored = running.stored_embeddings();
     stored.iter().for_each(|stored| stage.reservation.encoded(stored.item, stored.bytes));

@@ -1,4 +1,4 @@
-//! The prefill stage: a prompt that another worker computes than the one that answers.
+//! The prefill stage: a worker computes the prompt for the worker that answers.
 
 use std::sync::Arc;
 
@@ -51,7 +51,7 @@ pub(super) async fn prefill(
             prefill = run_to_end(running.as_mut(), &mut trial) => {
                 prefill.map_err(|error| Failure::from_job_error(id, error))
             }
-            () = worker.wait_hung() => Err(Failure::Lost(id, DeathReason::new("it hangs"))),
+            () = worker.wait_hung() => Err(Failure::Lost(id, DeathReason::new("the worker hangs"))),
         }
     };
     let computed = within(deadline, computed).await;

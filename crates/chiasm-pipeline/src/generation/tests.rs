@@ -386,11 +386,11 @@ async fn aborted_requests_end_with_an_error() {
         .unwrap();
     let prompt = test.text(ClientSampling::default()).await;
     let waiting = collect(&test.pipeline, &prompt);
-    test.pipeline.fleet.abort_requests("the frontend is going down");
+    test.pipeline.fleet.abort_requests("the frontend is shutting down");
     let deltas = deltas(generation).await;
     assert_eq!(
         deltas.last().unwrap().as_ref().unwrap_err().to_string(),
-        "the engine is gone: the frontend is going down"
+        "the engine is gone: the frontend is shutting down"
     );
     assert!(matches!(waiting.await.unwrap_err().cause, Cause::NoOtherWorker | Cause::NoWorker(_)));
     assert_eq!(test.pipeline.fleet.metrics().engine_deaths(WorkerId(0)), 0);
@@ -487,7 +487,7 @@ async fn outputs_after_stop_string_are_dropped() {
     let (choices, route) = collect(&test.pipeline, &test.text(sampling()).await).await.unwrap();
     assert_eq!((choices[0].events.only_text(), &choices[0].finish), (Some("over the "), &ended));
     assert_eq!(route.prefill.cached_tokens, 1);
-    assert!(choices[0].logprobs.is_some(), "a late output removes none");
+    assert!(choices[0].logprobs.is_some(), "a late output removes no log probabilities");
     let counted = choices[0].tokens.len();
 
     test.backends[0].next_job(script());
@@ -665,11 +665,14 @@ async fn expanding_worker_gets_one_marker_per_item() {
     for _ in 0..2 {
         collect(&test.pipeline, &prepared).await.unwrap();
     }
-    let [one, other] = [0, 1].map(|worker| test.backends[worker].jobs().remove(0));
-    let Input::Tokens(expanded) = &other.input else { panic!("{other:?}") };
-    let Input::Marked { tokens, expanded: expected } = &one.input else { panic!("{one:?}") };
+    let marked_job = test.backends[0].jobs().remove(0);
+    let expanded_job = test.backends[1].jobs().remove(0);
+    let Input::Tokens(expanded) = &expanded_job.input else { panic!("{expanded_job:?}") };
+    let Input::Marked { tokens, expanded: expected } = &marked_job.input else {
+        panic!("{marked_job:?}")
+    };
     assert_eq!(expected, expanded);
-    let Placeholder { offset, length, .. } = &other.media[0].placeholder;
+    let Placeholder { offset, length, .. } = &expanded_job.media[0].placeholder;
     let before = &expanded[..*offset];
     let after = &expanded[offset + length..];
     assert_eq!(**tokens, [before, &expanded[*offset..=*offset], after].concat());

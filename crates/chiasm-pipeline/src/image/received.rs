@@ -132,7 +132,7 @@ pub(crate) fn find_pixels(
 #[derive(Debug, thiserror::Error)]
 pub enum TensorsError {
     /// An image has another number of tensors.
-    #[error("an image has {expected} of them, not {given}")]
+    #[error("an image has {expected} tensors, got {given}")]
     Count {
         /// The number of tensors of the model's images.
         expected: usize,
@@ -140,10 +140,10 @@ pub enum TensorsError {
         given: usize,
     },
     /// A tensor has another name, type, shape or content.
-    #[error("{0} is not what an image of this size has there")]
+    #[error("'{0}' does not match an image of this size")]
     Other(String),
     /// No tensor holds pixels.
-    #[error("an image has pixels")]
+    #[error("the pixels are missing")]
     NoPixels,
     /// The file was received before, and has another size.
     #[error("the image is known to have another size")]

@@ -28,25 +28,25 @@ pub enum PlanError {
 #[derive(Debug, thiserror::Error)]
 pub enum ItemError {
     /// The items are not in the order of their placeholders, or placeholders overlap.
-    #[error("its place is not behind that of the one before")]
+    #[error("the placeholder does not follow that of the previous item")]
     Order,
     /// The agent does not process this modality.
-    #[error("this agent takes no {0}")]
+    #[error("this agent does not support {0}")]
     Modality(Modality),
     /// The agent accepts files only.
-    #[error("this agent takes no tensors (--take-tensors)")]
+    #[error("this agent does not accept tensors (--take-tensors)")]
     NoTensors,
     /// The placeholder has no embeddings, or exceeds the prompt.
-    #[error("its placeholder is none")]
+    #[error("the placeholder is empty or exceeds the prompt")]
     NoPlaceholder,
     /// This process computes another hash for the file and its settings.
-    #[error("its identity is another one here: the agent's model, settings or version are others")]
+    #[error("the item's identity differs: the agent has another model, version or settings")]
     OtherIdentity,
     /// The prompt has other tokens at the placeholder.
-    #[error("its placeholder is another one here")]
+    #[error("the agent computes another placeholder")]
     OtherPlaceholder,
     /// The item is too large: the engine would wait for ever with it.
-    #[error("its {0} tokens are more than the engine can encode at once")]
+    #[error("the item's {0} tokens are more than the engine can encode at once")]
     TooLarge(usize),
     /// The file is unavailable, or can't be processed for this model.
     #[error(transparent)]
@@ -60,9 +60,9 @@ pub enum PutError {
     #[error(transparent)]
     Media(#[from] MediaError),
     /// The file has another hash than the frontend announced.
-    #[error("the bytes are not those of this content")]
+    #[error("the file's hash differs from the announced one")]
     OtherContent,
     /// This process is overloaded.
-    #[error("too much else is to be done")]
+    #[error("the agent is overloaded")]
     Overloaded,
 }

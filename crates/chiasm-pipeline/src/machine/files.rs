@@ -125,11 +125,11 @@ impl MachineMedia {
     async fn fetch(&self, content: &ContentHash, url: &str) -> Result<EncodedMedia, FetchFailure> {
         let opened = timeout(FETCH_TIMEOUT, self.loader.open(url)).await;
         let file =
-            opened.map_err(|_| FetchFailure::new("fetch_slow", "its origin is too slow"))??;
+            opened.map_err(|_| FetchFailure::new("fetch_slow", "the origin is too slow"))??;
         if file.content != *content {
             return Err(FetchFailure::new(
                 "fetched_other",
-                "its origin has something else than the frontend has got there",
+                "the origin returned another file than to the frontend",
             ));
         }
         Ok(file)

@@ -48,8 +48,8 @@ impl MediaMetrics {
     pub(super) fn register(&self, r: &mut Registry) {
         r.register(
             "media_opened",
-            "Media items asked for: data URLs, files, URLs that were fresh, revalidated, fetched, \
-             waited for with somebody else, or had just failed; \
+            "Media items requested: data URLs, files, URLs that were fresh, revalidated, fetched, \
+             fetched for another request (shared), or had just failed; \
              names of items that were known or unknown",
             self.opened.clone(),
         );
@@ -91,18 +91,18 @@ impl MediaMetrics {
         );
         r.register(
             "token_cache_found_tokens",
-            "Tokens of long pieces of prompts that were found, and so not made again",
+            "Tokens of long pieces of prompts that were found in the token cache",
             self.found_tokens.clone(),
         );
         r.register_with_unit(
             "unread",
-            "Answers that wait for their clients, without what each has below 16 KiB",
+            "Answers that wait for their clients, beyond 16 KiB of each answer",
             Unit::Bytes,
             self.unread.clone(),
         );
         r.register(
             "unread_answers_cut",
-            "Answers that were cut as they were furthest behind when too much waited for clients",
+            "Answers aborted because they had the most unread bytes when the limit was reached",
             self.cut.clone(),
         );
     }

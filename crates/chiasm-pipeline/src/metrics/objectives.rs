@@ -43,7 +43,7 @@ impl ObjectiveMetrics {
         r.register(
             "objectives",
             "First tokens of requests (ttft) and tokens after the first (itl), \
-             by whether they came within --slo-ttft and --slo-itl",
+             by whether they met --slo-ttft and --slo-itl",
             self.counts.clone(),
         );
     }

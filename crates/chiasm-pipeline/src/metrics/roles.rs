@@ -38,39 +38,39 @@ impl RoleMetrics {
     pub(super) fn register(&self, r: &mut Registry) {
         r.register(
             "encoded_items",
-            "Media items that a worker has encoded for others of its machine, \
-             or had encoded before, by the worker that encoded",
+            "Media items whose embeddings a worker has stored for other workers of its machine, \
+             in this request or before, by the worker that encoded",
             self.encoded.clone(),
         );
         r.register(
             "unencoded_items",
-            "Media items that a worker was to encode for others and did not leave the embeddings \
-             of: who computed the prompt encoded them",
+            "Media items that a worker failed to encode for other workers; \
+             the worker that computed the prompt encoded them",
             self.not_encoded.clone(),
         );
         r.register_with_unit(
             "remote_encode",
-            "From when workers were picked to encode media items \
-             until one of them had left the embeddings",
+            "From the selection of encode workers \
+             until one of them had stored the embeddings",
             Unit::Seconds,
             self.encode_time.clone(),
         );
         r.register(
             "prefilled_requests",
-            "Prompts that a worker has computed for another one that answers, \
+            "Prompts that a worker has computed for another worker that answers, \
              by the worker that computed",
             self.prefilled.clone(),
         );
         r.register(
             "recomputed_prompts",
-            "Prompts of which the worker that answers computed more than their ends again, \
-             as it could not get them from the one that had computed them",
+            "Prompts that the worker that answers computed again, beyond their last block, \
+             because it did not get them from the prefill worker",
             self.recomputed.clone(),
         );
         r.register_with_unit(
             "remote_prefill",
-            "From when a worker was picked for a prompt alone \
-             until it had left that for the one that answers",
+            "From the selection of a prefill worker \
+             until the prompt was ready for the worker that answers",
             Unit::Seconds,
             self.prefill_time.clone(),
         );

@@ -39,14 +39,14 @@ impl WorkerSums {
         );
         r.register_with_unit(
             "worker_time_to_first_token",
-            "Time from the arrivals of those requests to their first tokens, all together: \
-             over their number it is the mean",
+            "Sum of the times from the arrivals of those requests to their first tokens; \
+             divided by their number it is the mean",
             Unit::Seconds,
             self.first_token_time.clone(),
         );
         r.register_with_unit(
             "worker_queue",
-            "Time that those requests waited in the worker's engine, all together",
+            "Sum of the times that those requests waited in the worker's engine",
             Unit::Seconds,
             self.queue_time.clone(),
         );

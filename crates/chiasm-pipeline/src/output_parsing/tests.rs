@@ -174,10 +174,10 @@ fn broken_call_before_closed_one_is_not_run() {
 }
 
 #[test]
-fn text_after_closed_reasoning_is_no_reasoning() {
+fn text_after_closed_reasoning_is_text() {
     let model = model("none", "qwen3");
     let pair = |reasoning: &str, text: &str| (reasoning.to_owned(), text.to_owned());
-    // The model has no single tokens for the markers, so the prompt tells nothing.
+    // The model has no single tokens for the markers, so the prompt can't open reasoning.
     assert_eq!(reasoning_with_text(deltas(&model, None, "a", "the fox")), pair("the fox", ""));
     let special = with_special(&["<think>", "</think>"], "none", "qwen3");
     let parse =

@@ -75,7 +75,8 @@ impl Preparation<'_> {
         let settings = settings.map_err(|error| error.at(self.field_at_fault(&chat, &media)))?;
         if settings.uses_audio_in_video() {
             if settings.greeting().writes_conversations {
-                let message = "the sound of videos is not taken in this model's conversations";
+                let message =
+                    "'use_audio_in_video' is not supported in conversations with this model";
                 return Err(RequestError::invalid(
                     "mm_processor_kwargs.use_audio_in_video",
                     message,

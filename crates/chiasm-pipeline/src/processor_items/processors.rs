@@ -121,7 +121,7 @@ impl VllmProcessors {
         }
         let releases = releases.join(" or ");
         let message = format!(
-            "no engine takes what the processor of vLLM {releases} makes \
+            "no engine accepts the items of the processor of vLLM {releases} \
              (--processor-vllm; --take-tensors of agents)"
         );
         Err(ProcessorError::Unavailable(message).into())
@@ -141,11 +141,11 @@ impl VllmProcessors {
             Some(engines) => tracing::warn!(
                 %engines,
                 processors,
-                "engines of this vLLM get nothing that vLLM's processor makes: \
-                 there is no processor of their release (--processor-vllm)"
+                "engines of this vLLM release get no items of vLLM's processor: \
+                 no processor has their release (--processor-vllm)"
             ),
             None => tracing::warn!(
-                "engines of some agents get nothing that vLLM's processor makes (--take-tensors)"
+                "engines of some agents get no items of vLLM's processor (--take-tensors)"
             ),
         }
     }

@@ -41,7 +41,8 @@ impl Start {
     /// Returns the error of the last start.
     pub(super) async fn processor(&self) -> Result<Processor, ProcessorError> {
         let mut outcome = self.outcome();
-        let cancelled = || ProcessorError::Unavailable("its start was given up".to_owned());
+        let cancelled =
+            || ProcessorError::Unavailable("the start of the processor was cancelled".to_owned());
         let known = outcome.wait_for(Option::is_some).await.map_err(|_| cancelled())?;
         known.as_ref().map_or_else(|| Err(cancelled()), Clone::clone)
     }
@@ -61,7 +62,7 @@ impl Start {
             let result = Processor::start(options).await;
             match &result {
                 Ok(processor) => log_started(processor.greeting(), began.elapsed()),
-                Err(error) => tracing::warn!(%error, "vLLM's processor could not be started"),
+                Err(error) => tracing::warn!(%error, "can't start vLLM's processor"),
             }
             sender.send_replace(Some(result));
         });
@@ -80,15 +81,15 @@ fn log_started(greeting: &Greeting, took: Duration) {
     tracing::info!(%vllm, modalities, conversations, sandbox, seconds, "vLLM's processor is ready");
     if !sandbox {
         tracing::warn!(
-            "vLLM's processor reads files of requests without a lock around it \
-             (--processor-sandbox)"
+            "vLLM's processor reads files of requests outside of a sandbox (--processor-sandbox)"
         );
     }
     if !missing.is_empty() {
         let missing = missing.join(",");
         tracing::warn!(
             missing,
-            "its Python can't read all recordings: pip install vllm[audio] there"
+            "the Python of vLLM's processor lacks packages for some recordings: \
+             install vllm[audio] there"
         );
     }
 }

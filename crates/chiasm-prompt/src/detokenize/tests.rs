@@ -116,7 +116,7 @@ proptest! {
         let whole = tokenizer.decode(&[prompt, answer.clone()].concat(), skip_special);
         prop_assume!(whole.starts_with(&before));
         let whole = &whole[before.len()..];
-        prop_assert!(whole.starts_with(&text), "{:?} is no beginning of {:?}", text, whole);
+        prop_assert!(whole.starts_with(&text), "{:?} is not a prefix of {:?}", text, whole);
         if whole.ends_with('\u{fffd}') {
             prop_assert!(pending > 0);
         } else {
@@ -150,14 +150,14 @@ proptest! {
         for model in ["qwen2_vl", "llama3", "llama2"] {
             let tokenizer = tokenizer(model);
             let prompt: Vec<TokenId> = prompt.iter().copied().map(TokenId).collect();
-            let mut ours = Detokenizer::new(tokenizer.clone(), &prompt, skip_special);
+            let mut detokenizer = Detokenizer::new(tokenizer.clone(), &prompt, skip_special);
             let mut stream = primed(&tokenizer, &prompt, skip_special);
             for token in answer.iter().copied().map(TokenId) {
                 let expected = match stream.step(token) {
                     Ok(text) => text.unwrap_or_default(),
                     Err(_) => break,
                 };
-                prop_assert_eq!(ours.push(token), expected);
+                prop_assert_eq!(detokenizer.push(token), expected);
             }
         }
     }

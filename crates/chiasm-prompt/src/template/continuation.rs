@@ -1,7 +1,7 @@
 //! `continue_final_message`: the prompt ends within the last message, and the model continues it.
 //!
-//! As in `render_jinja_template` of `transformers`, a tag after the last text reveals its position
-//! in the prompt, and the prompt is cut there.
+//! A tag after the last text reveals the text's position in the prompt, and the prompt is cut
+//! there. `render_jinja_template` of `transformers` does the same.
 
 use serde_json::Value;
 

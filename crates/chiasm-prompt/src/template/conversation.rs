@@ -226,8 +226,8 @@ fn tool_calls(index: usize, message: &ChatMessage) -> Result<Option<Value>, Prom
             .filter(|function| function.get("name").is_some_and(Value::is_string))
             .ok_or_else(bad)?;
         let text = function.get("arguments").and_then(Value::as_str).ok_or_else(bad)?;
-        // Arguments that are no JSON object become an empty object. They are part of the history:
-        // refusing them would make the conversation permanently unusable.
+        // Arguments that are not a JSON object become an empty object. They are part of the
+        // history: refusing them would make the conversation permanently unusable.
         let arguments =
             serde_json::from_str(text).ok().filter(Value::is_object).unwrap_or(json!({}));
         function.insert("arguments".into(), arguments);

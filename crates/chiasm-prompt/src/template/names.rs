@@ -15,7 +15,8 @@ impl Names {
     pub(super) fn from_source(source: &str) -> Self {
         let mut names = Self::default();
         for quote in ['\'', '"'] {
-            // The text between two strings is collected too. It does no harm, as it is no name.
+            // The text between two strings is collected too. This is harmless, as that text is
+            // never a name.
             let mut between = source.split(quote).skip(1).peekable();
             while let Some(text) = between.next() {
                 if between.peek().is_some() && !text.is_empty() {

@@ -1,4 +1,4 @@
-//! A probe of a template: does it allow a user message after a tool's result?
+//! Probes if a template allows a user message after a tool's result.
 
 use serde_json::json;
 

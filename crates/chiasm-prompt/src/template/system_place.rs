@@ -1,4 +1,4 @@
-//! A probe of a template: must a system message be the first message?
+//! Probes if a template requires a system message to be the first message.
 //!
 //! Like vLLM's (`_detect_merge_inline_system`, `entrypoints/anthropic/serving.py`), it renders a
 //! small conversation in a plain Jinja environment.

@@ -82,8 +82,8 @@ fn template_names_reveal_fields_and_roles() {
     assert_eq!(known, [true, false, false, false]);
 }
 
-/// Templates whose results differ from Python's: minijinja cannot be adapted, or nobody needed it.
-/// All but the last one fail here, or are accepted where Python fails.
+/// Templates whose results differ from Python's, because minijinja cannot be adapted or the feature
+/// was not needed. Every one but the last fails here, or is accepted where Python fails.
 const KNOWN_DIFFERENCES: [&str; 6] = [
     "{{ '%s' % 'x' }}",
     "{{ +i }}",
@@ -99,8 +99,8 @@ fn templates_render_as_in_python() {
     let cases = golden["cases"].as_array().unwrap();
     let mut failures = String::new();
     for case in cases {
-        let ours = render(case["template"].as_str().unwrap(), golden["variables"].clone());
-        let matches = match (&ours, case["error"].as_str()) {
+        let rendered = render(case["template"].as_str().unwrap(), golden["variables"].clone());
+        let matches = match (&rendered, case["error"].as_str()) {
             (Ok(text), None) => *text == case["text"],
             (Err(PromptError::TemplateRefused { message }), Some(error)) => {
                 error.ends_with(message.as_str())
@@ -110,8 +110,9 @@ fn templates_render_as_in_python() {
         };
         let known = KNOWN_DIFFERENCES.iter().any(|template| case["template"] == *template);
         if matches == known {
-            let theirs = if case["text"].is_null() { &case["error"] } else { &case["text"] };
-            writeln!(failures, "{}\n  ours   {ours:?}\n  theirs {theirs}", case["template"])
+            let expected = if case["text"].is_null() { &case["error"] } else { &case["text"] };
+            let template = &case["template"];
+            writeln!(failures, "{template}\n  rendered {rendered:?}\n  expected {expected}")
                 .unwrap();
         }
     }
@@ -121,12 +122,12 @@ fn templates_render_as_in_python() {
 #[test]
 fn detected_content_format_equals_vllms() {
     for case in golden("content_format.json").as_array().unwrap() {
-        let ours = content_format::detect(&environment::prepare_source(
+        let detected = content_format::detect(&environment::prepare_source(
             case["template"].as_str().unwrap(),
         ));
-        let theirs =
+        let expected =
             if case["format"] == "openai" { ContentFormat::Parts } else { ContentFormat::String };
-        assert_eq!(ours, theirs, "{}", case["template"]);
+        assert_eq!(detected, expected, "{}", case["template"]);
     }
 }
 

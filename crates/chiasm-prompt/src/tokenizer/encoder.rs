@@ -11,8 +11,8 @@
 //! Exactness comes first, so only pure functions of the words are implemented.
 //! [`Encoder::for_tokenizer`] returns `None` for unknown settings, [`Encoder::encode`] for texts
 //! with unsupported cases. The caller then uses `tokenizers`. Character classes come from the regex
-//! engine that `tokenizers` uses, and normalization from the same crate, so no two versions of
-//! Unicode can meet.
+//! engine that `tokenizers` uses, and normalization from the same crate, so both use the same
+//! version of Unicode.
 
 mod added_tokens;
 mod char_class;

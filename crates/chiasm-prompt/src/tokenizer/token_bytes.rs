@@ -1,4 +1,4 @@
-//! The bytes of a single token. Decoding the token loses them if they are no whole characters.
+//! The bytes of a single token. Decoding a token loses its bytes unless they form whole characters.
 
 use chiasm_types::TokenId;
 use serde_json::Value;

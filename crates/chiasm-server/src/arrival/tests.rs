@@ -191,7 +191,7 @@ async fn stalled_body_is_refused_after_the_rate_window() {
     // A fast start does not help.
     let stuck = stream::iter([Ok(vec![0; 500_000])]).chain(stream::pending());
     let (outcome, seconds) = timed(stuck, &limits).await;
-    assert!(outcome.starts_with("408: less than 100 bytes/s"), "{outcome}");
+    assert!(outcome.starts_with("408: the body arrived at less than 100 bytes/s"), "{outcome}");
     assert_eq!(seconds, 10);
     let (outcome, seconds) = timed(slow_pieces(100, 99, Duration::from_secs(1)), &limits).await;
     assert!(outcome.contains("--min-body-rate"), "{outcome}");

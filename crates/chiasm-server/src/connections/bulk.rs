@@ -69,7 +69,7 @@ impl BulkThreads {
             let started = builder.enable_all().build();
             started
                 .inspect_err(|error| {
-                    tracing::warn!(%error, "large bodies are read by the threads of small ones")
+                    tracing::warn!(%error, "no bulk threads; the main threads read large bodies")
                 })
                 .ok()
         };
@@ -173,6 +173,6 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), ended).await.expect("the end in time");
+        tokio::time::timeout(Duration::from_secs(20), ended).await.expect("should end in time");
     }
 }

@@ -33,10 +33,11 @@ pub(super) enum Channel {
 }
 
 impl Channel {
-    /// Does for TLS what [`Socket`] does for plain connections: fails if a client has left for whom
-    /// an engine works, and wakes the task when it leaves.
+    /// Does for TLS what [`Socket`] does for plain connections: fails if the client has
+    /// disconnected while an engine works for it, and wakes the task on a disconnect.
     ///
-    /// With TLS a client may leave by an alert, so received bytes have to be decrypted to see it.
+    /// With TLS a client may disconnect by an alert, so received bytes have to be decrypted to see
+    /// it.
     fn check_client(stream: &mut TlsStream<Socket>, cx: &mut Context<'_>) -> io::Result<()> {
         if !stream.get_ref().0.cancels_on_disconnect() {
             return Ok(());

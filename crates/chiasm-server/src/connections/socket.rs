@@ -106,8 +106,8 @@ impl Socket {
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 
-    /// Fails if a client has left for whom an engine works, and wakes the task when it leaves. A
-    /// disconnect can't be seen while a pipelined request is unread.
+    /// Fails if the client has disconnected while an engine works for it, and wakes the task on a
+    /// disconnect. A disconnect can't be seen while a pipelined request is unread.
     fn check_client(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if !self.connection.cancels_on_disconnect() {
             return Ok(());

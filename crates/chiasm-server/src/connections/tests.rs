@@ -76,7 +76,7 @@ async fn read_to_end(mut stream: impl AsyncRead + Unpin) -> String {
     let mut answer = String::new();
     tokio::time::timeout(SOON, stream.read_to_string(&mut answer))
         .await
-        .expect("the end in time")
+        .expect("should end in time")
         .unwrap();
     answer
 }
@@ -113,7 +113,7 @@ async fn incomplete_body_holds_no_slot() {
     for _ in 0..3 {
         slow.push(server.send(format!("{head}{}", " ".repeat(1000))).await);
     }
-    wait_for("their bytes", || server.server.test.pipeline.media.budget().held() >= 3000).await;
+    wait_for("received bytes", || server.server.test.pipeline.media.budget().held() >= 3000).await;
     server.backend().next_job(Script::tokens(&[40]).finish(Finish::Eos));
     let answer = server.answer(completion("")).await;
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
@@ -278,7 +278,7 @@ async fn endless_head_is_refused() {
     let mut answer = String::new();
     let _ = tokio::time::timeout(SOON, stream.read_to_string(&mut answer))
         .await
-        .expect("the end in time");
+        .expect("should end in time");
     assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
 }
 
@@ -318,7 +318,7 @@ async fn slots_follow_the_workers() {
     let large =
         FakeBackend::with_capabilities(Capabilities { max_running: 700, ..fake_capabilities() });
     let server = TestServer::new(2).await;
-    assert_eq!(server.slots(), 1024, "however few the engines run");
+    assert_eq!(server.slots(), 1024, "the minimum, although the engines run fewer");
     let server = TestServer::with_backends(vec![large, FakeBackend::new()]).await;
     assert_eq!(server.slots(), 2 * (700 + 8));
     server.test.backends[0].die(chiasm_backend::DeathReason::new("it was unplugged"));

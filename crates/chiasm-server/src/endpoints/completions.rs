@@ -322,7 +322,8 @@ async fn with_logprob_lists(
     Ok((delta, lists))
 }
 
-/// Counts the log probabilities of a continuation and its prompt. Its tokens count as some of them.
+/// Counts the log probabilities of a continuation and its prompt. Tokens count as a part of one:
+/// see [`TOKENS_PER_CANDIDATE`].
 fn count_candidates(choice: &FinishedChoice) -> usize {
     let prompt_logprobs =
         choice.prompt_logprobs.as_ref().map_or(0, |logprobs| logprobs.tokens.len());
@@ -352,8 +353,7 @@ pub(crate) async fn json_response(
     let budget = state.pipeline.media.budget();
     if bytes > budget.limit() {
         let message = format!(
-            "the answer would take {bytes} bytes to write, \
-             more than there may be (--max-bytes-in-flight)"
+            "the answer would take {bytes} bytes, more than allowed (--max-bytes-in-flight)"
         );
         return Err(HttpError::too_many("body", message));
     }

@@ -40,8 +40,7 @@ pub(crate) async fn unload(
     Ok(format!("Success: LoRA adapter '{name}' removed successfully."))
 }
 
-/// Converts an error as vLLM does, except that an adapter which engines refuse is the client's
-/// fault.
+/// Converts an error as vLLM does, except that an adapter refused by engines is a client error.
 fn to_http(error: LoadError) -> HttpError {
     let message = error.to_string();
     let not_found = |param| HttpError::no_adapter(param, message.clone());

@@ -181,7 +181,11 @@ async fn open(
     let item = match state.pipeline.media.open(MediaPart { source, name, modality }).await {
         Ok(item) => (!is_data).then_some((kind, item)),
         Err(error) if has_source => {
-            tracing::debug!(%error, field, "a named item is left to the server, without its name");
+            tracing::debug!(
+                %error,
+                field,
+                "can't open a named media item; its URL is forwarded without the name"
+            );
             None
         }
         Err(error) => return Err(at_field(error)),
@@ -220,7 +224,7 @@ fn rewrite(request: ForwardBody, changes: Vec<Change>) -> Result<ForwardBody, Re
     let model_range =
         model_name_range(&body).map_err(|error| RequestError::internal(error.to_string()))?;
     let Value::Object(fields) = fields else {
-        return Err(RequestError::internal("a body is no object"));
+        return Err(RequestError::internal("the request body is not an object"));
     };
     Ok(ForwardBody { body: body.into(), model_range, fields: Arc::new(fields), ..request })
 }
@@ -359,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn uuid_in_call_arguments_is_no_name() {
+    fn uuid_in_call_arguments_is_not_a_name() {
         let call = json!({"type": "tool_use", "name": "f", "input": {"uuid": "x"}});
         let body = json!({"model": "m", "messages": [{"role": "assistant", "content": [call]}]});
         assert!(named_parts(body.as_object().unwrap()).is_empty());

@@ -34,21 +34,21 @@ pub(super) async fn wait_for_content(
             // Received content counts, even if the server hangs by now.
             biased;
             next = body.next() => next,
-            () = &mut hung => return Err(JobError::Dead(DeathReason::new("it hangs"))),
+            () = &mut hung => return Err(JobError::Dead(DeathReason::new("the worker hangs"))),
         };
         match next.transpose()? {
             Some(piece) => {
                 buffered.push(piece.clone());
                 progress.add(piece);
-                if let Some(words) = progress.failure() {
+                if let Some(server_message) = progress.failure() {
                     // The server's message may contain its address, so it is only logged.
                     tracing::warn!(
                         worker = %server.id,
                         what = server.description,
-                        words,
+                        server_message,
                         "a server failed before its answer began"
                     );
-                    return Err(JobError::Dead(DeathReason::new("it says that it failed")));
+                    return Err(JobError::Dead(DeathReason::new("the server reported a failure")));
                 }
             }
             None => {
@@ -119,7 +119,7 @@ impl Progress {
             && relay.ending(true) != Ending::Complete
         {
             return Err(JobError::Dead(DeathReason::new(
-                "it ended its answer before it had begun",
+                "the server ended its answer before any content",
             )));
         }
         Ok(())

@@ -91,7 +91,7 @@ pub(crate) async fn forward(
     if is_for_adapter && !has_engines {
         return Err(HttpError::invalid(
             "model",
-            "is an adapter, and none are used at servers that somebody else has started",
+            "is a LoRA adapter, which upstream servers do not support",
         ));
     }
     admission.cancel_on_disconnect();
@@ -100,9 +100,9 @@ pub(crate) async fn forward(
     if has_engines && (is_for_adapter || endpoint == ModelEndpoint::CountTokens) {
         return engines::answer(endpoint, state, caller, admission, body).await;
     }
-    let taken = place(&state, endpoint, &caller, request, &classes).await;
+    let outcome = place(&state, endpoint, &caller, request, &classes).await;
     drop(charge);
-    match taken.map_err(|error| state.http_error(error))? {
+    match outcome.map_err(|error| state.http_error(error))? {
         ForwardOutcome::Server(answer) => {
             state.pipeline.retries.on_request();
             Ok(response(endpoint, state, admission, *answer, caller.arrived))
@@ -139,9 +139,9 @@ async fn answer_by_engine(
     let classes = state.pipeline.fleet.classes();
     let servers: Vec<_> =
         classes.iter().filter(|class| class.input == InputForm::Messages).cloned().collect();
-    let taken = place(&state, endpoint, &caller, request, &servers).await;
+    let outcome = place(&state, endpoint, &caller, request, &servers).await;
     drop(charge);
-    match taken {
+    match outcome {
         Ok(ForwardOutcome::Server(answer)) => {
             Ok(response(endpoint, state, admission, *answer, caller.arrived))
         }
@@ -168,7 +168,7 @@ async fn place(
     }
     let placing = async {
         let (request, _charge) = client_names::resolve(state, caller, request).await?;
-        let understood = understood(state, endpoint, body_of(&request), caller);
+        let parsed = parse_for_engines(state, endpoint, body_of(&request), caller);
         let ForwardBody { body, model_range, fields, .. } = request;
         let path = endpoint.path().trim_start_matches('/');
         let forward = ForwardRequest {
@@ -180,14 +180,14 @@ async fn place(
             prompt: None,
         };
         let request = Arc::new(ClientRequest { endpoint, fields });
-        forward_request(&state.pipeline, caller, request, forward, classes, understood).await
+        forward_request(&state.pipeline, caller, request, forward, classes, parsed).await
     };
-    within(deadlines.first_token, placing).await.and_then(|taken| taken)
+    within(deadlines.first_token, placing).await.and_then(|outcome| outcome)
 }
 
 /// Parses a request as one that engines understand. `None` if it has unsupported parts or several
 /// prompts, or if it is invalid; the server reports the error then.
-async fn understood(
+async fn parse_for_engines(
     state: &EndpointState,
     endpoint: ModelEndpoint,
     body: ReceivedBody,

@@ -213,7 +213,7 @@ impl ProxiedResponse {
         let rest = self.events.as_mut().and_then(|Events { relay, .. }| relay.finish());
         rest.iter().for_each(|rest| self.record_bytes(rest));
         if self.ending(true) != Ending::Complete {
-            let reason = "it ended its answer before the last event".to_owned();
+            let reason = "the server ended its answer before the last event".to_owned();
             return Some(self.break_off(reason, &broke_off_error()));
         }
         self.finished();
@@ -252,10 +252,10 @@ impl ProxiedResponse {
         let outcome = self.events.as_ref().and_then(|events| events.relay.outcome()).or(default);
         match outcome {
             Some(StreamOutcome::Finished) => self.admission.record.finish_stream(),
-            Some(StreamOutcome::Failed(words)) => {
+            Some(StreamOutcome::Failed(message)) => {
                 self.admission
                     .record
-                    .fail_stream(format!("the server ended its stream with an error: {words}"));
+                    .fail_stream(format!("the server ended its stream with an error: {message}"));
             }
             None => {}
         }
@@ -278,7 +278,7 @@ impl ProxiedResponse {
         if usage.prompt_tokens != predicted_tokens {
             let counted = usage.prompt_tokens;
             self.server.backend.distrust(format!(
-                "it counts {counted} tokens in a prompt of which {predicted_tokens} were expected"
+                "the server counts {counted} tokens in a prompt, {predicted_tokens} were expected"
             ));
         } else if has_cached {
             let block_size = self.reservation.block_size.get();
@@ -310,7 +310,7 @@ impl ProxiedResponse {
 }
 
 fn broke_off_error() -> RequestError {
-    Cause::EngineGone(DeathReason::new("it broke off its answer")).into()
+    Cause::EngineGone(DeathReason::new("the server broke off its answer")).into()
 }
 
 /// The token counts that a server reports in an answer.

@@ -73,14 +73,18 @@ pub(super) fn registry(metrics: &Metrics, pipeline: &Pipeline) -> Registry {
     register_gauge(
         &mut r,
         "vllm:kv_cache_usage_perc",
-        "Part of the engines' KV caches in use, 0 to 1, their mean",
+        "Part of an engine's KV cache in use, 0 to 1, mean over the engines",
         kv_usage,
     );
     let cache: Family<CacheLabels, Gauge> = Family::default();
     if let Some(labels) = cache_labels(&workers) {
         cache.get_or_create(&labels).set(1);
     }
-    r.register("vllm:cache_config_info", "1 for the size of all KV caches together", cache);
+    r.register(
+        "vllm:cache_config_info",
+        "Always 1; the labels have the size of all KV caches together",
+        cache,
+    );
     register_requests(&mut r, metrics, &pipeline.metrics);
     r
 }
@@ -117,13 +121,13 @@ fn register_requests(r: &mut Registry, metrics: &Metrics, pipeline: &PipelineMet
     );
     r.register_with_unit(
         "vllm:inter_token_latency",
-        "Between two tokens of an answer after the first",
+        "Time between two tokens of an answer",
         Unit::Seconds,
         pipeline.inter_token_latency.clone(),
     );
     r.register_with_unit(
         "vllm:e2e_request_latency",
-        "From a request's arrival to the end of its answer, whatever that is",
+        "From a request's arrival to the end of its answer, successful or not",
         Unit::Seconds,
         metrics.request_duration.clone(),
     );

@@ -55,7 +55,7 @@ pub(super) struct Summary {
     blocks: u64,
     items: usize,
     prompt_tokens: usize,
-    /// The request moved to another worker: this one did not take it, or was lost with it.
+    /// `true` if the request moved to another worker, because this one refused it or died.
     moved: bool,
     outcome: Option<Outcome>,
 }

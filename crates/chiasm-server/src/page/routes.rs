@@ -23,14 +23,13 @@ const MAX_FORM_BYTES: usize = 8 << 10;
 /// The timeout for receiving a login form.
 const FORM_TIMEOUT: Duration = Duration::from_secs(10);
 
-const KEY_NEEDED: &str = "a key is needed; the page at /ui/ asks for it";
+const KEY_NEEDED: &str = "an API key is required; log in at /ui/";
 
 const HTML: &str = "text/html; charset=utf-8";
 const INDEX: &str = include_str!("web/index.html");
 const LOGIN: &str = include_str!("web/login.html");
 /// The message in the login form after a wrong key.
-const REFUSED_MESSAGE: &str =
-    "<p id=\"refused\" role=\"alert\">That is not one of this server's keys.</p>";
+const REFUSED_MESSAGE: &str = "<p id=\"refused\" role=\"alert\">The API key is invalid.</p>";
 /// The placeholder of [`REFUSED_MESSAGE`] in the form.
 const REFUSED_PLACEHOLDER: &str = "<!-- refused -->";
 
@@ -97,7 +96,7 @@ async fn login(
         Ok(Ok(body)) => body.to_bytes(),
         Ok(Err(_)) => {
             return Err(HttpError::large_body(format!(
-                "a form has no more than {MAX_FORM_BYTES} bytes"
+                "the form has more than {MAX_FORM_BYTES} bytes"
             )));
         }
         Err(_) => return Err(HttpError::slow_body("the form did not arrive in time".to_owned())),
@@ -138,7 +137,10 @@ async fn events(
     let page_state = state.clone();
     let is_admitted = move || page_state.admits(&headers);
     let events = Feed::follow(state, is_admitted).ok_or_else(|| {
-        HttpError::unavailable("pages_full", "enough pages are open, or the server is going down")
+        HttpError::unavailable(
+            "pages_full",
+            "too many pages are open, or the server is shutting down",
+        )
     })?;
     identity.connection.cancel_on_disconnect();
     Ok(with_security_headers(sse::response(events)))

@@ -75,9 +75,7 @@ async fn changed_files_are_loaded_once_they_match() {
     files.replace_file("chain.pem", &other);
     let error = certificate.reload().await.unwrap_err().to_string();
     assert!(
-        error.contains("chain.pem")
-            && error.contains("key.pem")
-            && error.contains("can't be served"),
+        error.contains("chain.pem") && error.contains("key.pem") && error.contains("can't be used"),
         "{error}"
     );
     fs::remove_file(files.path("key.pem")).unwrap();
@@ -117,16 +115,16 @@ fn certificate_errors_name_the_file() {
         (
             "chain.pem",
             " ".repeat(MAX_FILE_BYTES as usize + 1),
-            "chain.pem is no file of at most 1 MiB",
+            "chain.pem is not a regular file of at most 1 MiB",
         ),
         ("key.pem", "no key".to_owned(), "key.pem has no private key"),
         ("key.pem", key.replace("PRIVATE", "ENCRYPTED PRIVATE"), "key.pem has no private key"),
         (
             "key.pem",
             key.replace("-----BEGIN PRIVATE KEY-----\nM", "-----BEGIN PRIVATE KEY-----\nN"),
-            "can't be served",
+            "can't be used",
         ),
-        ("key.pem", key.clone(), "can't be served"),
+        ("key.pem", key.clone(), "can't be used"),
     ] {
         let before = fs::read(files.path(name)).unwrap();
         fs::write(files.path(name), &content).unwrap();
@@ -141,5 +139,5 @@ fn certificate_errors_name_the_file() {
     let error = Certificate::load(files.folder.path().to_owned(), files.path("key.pem"))
         .unwrap_err()
         .to_string();
-    assert!(error.contains("is no file"), "{error}");
+    assert!(error.contains("is not a regular file"), "{error}");
 }

@@ -130,7 +130,7 @@ async fn spans_of_a_request_join_the_clients_trace() {
     assert_eq!(
         (&job_trace.ids().0[..], &job_trace.ids().1[..]),
         (&parent_trace[..], &root.span_id[..]),
-        "the engine's parent"
+        "the parent of the engine's spans"
     );
     let attributes = attributes(root);
     for (name, value) in [

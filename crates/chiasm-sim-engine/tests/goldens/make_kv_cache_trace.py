@@ -1,7 +1,9 @@
-"""Records what vLLM's own KVCacheManager does with random requests, for the simulator to do the same.
+"""Records the operations of vLLM's own KVCacheManager on random requests, to test the simulator.
 
-Run with a Python that has vLLM (0.32.0) installed: python make_kv_cache_trace.py > kv_cache_trace.json
-No engine and no model are started. The output depends on the seed and on vLLM only.
+    python make_kv_cache_trace.py > kv_cache_trace.json
+
+Needs a Python with vLLM 0.32.0. Starts no engine and no model. The output depends only on the seed
+and on vLLM.
 """
 
 import json
@@ -18,58 +20,80 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
 
-SEED, STEPS, BLOCK, BLOCKS = 7, 400, 4, 25
+SEED = 7
+STEPS = 400
+BLOCK_SIZE = 4
+NUM_BLOCKS = 25
 
 
 class Trace:
+    """A KVCacheManager whose operations are recorded."""
+
     def __init__(self):
         init_none_hash(sha256)
-        self.hasher = get_request_block_hasher(BLOCK, sha256)
-        spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
+        self.hasher = get_request_block_hasher(BLOCK_SIZE, sha256)
+        spec = FullAttentionSpec(
+            block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32
+        )
         config = KVCacheConfig(
-            num_blocks=BLOCKS, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
+            num_blocks=NUM_BLOCKS,
+            kv_cache_tensors=[],
+            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
         )
         self.manager = KVCacheManager(
             config,
             max_model_len=4096,
-            scheduler_block_size=BLOCK,
-            hash_block_size=BLOCK,
+            scheduler_block_size=BLOCK_SIZE,
+            hash_block_size=BLOCK_SIZE,
             enable_caching=True,
             enable_kv_cache_events=True,
         )
         self.live = {}
-        self.names = {}
+        self.numbers = {}
         self.operations = []
 
-    def name(self, block_hash):
-        """Hashes are numbered in the order in which they appear."""
-        return None if block_hash is None else self.names.setdefault(block_hash, len(self.names))
+    def number_of(self, block_hash):
+        """Returns the number of a hash. Hashes are numbered in the order of their first use."""
+        return (
+            None if block_hash is None else self.numbers.setdefault(block_hash, len(self.numbers))
+        )
 
     def record(self, operation, result):
+        """Records an operation with its result, its events and the cache's usage."""
         events = []
         for event in self.manager.take_events():
             kind = type(event).__name__
             if kind == "BlockStored":
-                keys = [None if k is None else [list(x) if isinstance(x, tuple) else x for x in k] for k in event.extra_keys]
+                keys = [
+                    None if k is None else [list(x) if isinstance(x, tuple) else x for x in k]
+                    for k in event.extra_keys
+                ]
                 events.append(
                     {
-                        "stored": [self.name(h) for h in event.block_hashes],
-                        "parent": self.name(event.parent_block_hash),
+                        "stored": [self.number_of(h) for h in event.block_hashes],
+                        "parent": self.number_of(event.parent_block_hash),
                         "tokens": event.token_ids,
                         "extra_keys": keys,
                     }
                 )
             elif kind == "BlockRemoved":
-                events.append({"removed": [self.name(h) for h in event.block_hashes]})
+                events.append({"removed": [self.number_of(h) for h in event.block_hashes]})
             else:
                 events.append({"cleared": True})
-        self.operations.append(operation | {"result": result, "events": events, "usage": self.manager.usage})
+        self.operations.append(
+            operation | {"result": result, "events": events, "usage": self.manager.usage}
+        )
 
     def start(self, request_id, tokens, media, salt, first):
+        """Starts a request and computes at most `first` tokens of its prompt."""
         params = SamplingParams(max_tokens=100)
         features = [
             MultiModalFeatureSpec(
-                data=None, modality="image", identifier=i, mm_position=PlaceholderRange(offset=o, length=n), mm_hash=i
+                data=None,
+                modality="image",
+                identifier=i,
+                mm_position=PlaceholderRange(offset=o, length=n),
+                mm_hash=i,
             )
             for i, o, n in media
         ]
@@ -84,15 +108,24 @@ class Trace:
         )
         blocks, cached, _ = self.manager.get_computed_blocks(request)
         new = min(first, len(tokens) - cached)
-        allocated = self.manager.allocate_slots(request, new, cached, blocks, full_sequence_must_fit=True)
+        allocated = self.manager.allocate_slots(
+            request, new, cached, blocks, full_sequence_must_fit=True
+        )
         if allocated is not None:
             request.num_computed_tokens = cached + new
             self.live[request_id] = request
-        operation = {"op": "start", "id": request_id, "tokens": tokens, "media": media, "salt": salt, "new": new}
+        operation = {
+            "op": "start",
+            "id": request_id,
+            "tokens": tokens,
+            "media": media,
+            "salt": salt,
+            "new": new,
+        }
         self.record(operation, cached if allocated is not None else None)
 
     def grow(self, request_id, generated):
-        """Computes what is left, then `generated` tokens, as decoding would."""
+        """Computes the rest of the prompt and then `generated` tokens, like decoding."""
         request = self.live[request_id]
         request.append_output_token_ids(generated)
         new = request.num_tokens - request.num_computed_tokens
@@ -112,11 +145,12 @@ class Trace:
 
 
 def main():
-    rng, trace = random.Random(SEED), Trace()
+    rng = random.Random(SEED)
+    trace = Trace()
     for step in range(STEPS):
         choice = rng.random()
         if choice < 0.45 or not trace.live:
-            # A few families of prompts, so that there is something to share.
+            # A few families of prompts that share prefixes.
             length = rng.randint(1, 50)
             family = 1000 * rng.randint(0, 2)
             tokens = [family + i for i in range(length)]
@@ -141,8 +175,8 @@ def main():
     trace_data = {
         "vllm": vllm.__version__,
         "seed": SEED,
-        "block_size": BLOCK,
-        "num_blocks": BLOCKS,
+        "block_size": BLOCK_SIZE,
+        "num_blocks": NUM_BLOCKS,
         "operations": trace.operations,
     }
     sys.stdout.write("{\n")

@@ -1,4 +1,4 @@
-//! All messages that a frontend sends, with their meanings in the form of vLLM's types.
+//! The messages that a frontend sends, with their meanings in the form of vLLM's types.
 //!
 //! Fields that a meaning omits have vLLM's defaults. The bytes of tensors are not listed: byte `i`
 //! is `(i * step + 3) % 251`.

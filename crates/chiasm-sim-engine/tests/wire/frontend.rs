@@ -22,10 +22,10 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) const EOS: TokenId = TokenId(256);
 
 /// Waits for a future, and fails the test instead of hanging.
-pub(crate) async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+pub(crate) async fn soon<T>(event: &str, future: impl Future<Output = T>) -> T {
     tokio::time::timeout(TIMEOUT, future)
         .await
-        .unwrap_or_else(|_| panic!("waited too long for {what}"))
+        .unwrap_or_else(|_| panic!("waited too long for {event}"))
 }
 
 pub(crate) struct Frontend {

@@ -148,7 +148,7 @@ async fn attaching_fails_with_a_reason() {
     for (args, reason) in [
         (vec![Value::from(gone.name())], "No such file"),
         (vec![Value::from("/etc/passwd")], "is not the name of an arena"),
-        (vec![Value::from(7)], "must be a text"),
+        (vec![Value::from(7)], "must be a string"),
         (vec![], "missing 1 required positional argument: 'name'"),
         (vec![Value::Nil, Value::Nil], "Call to chiasm_attach method failed: "),
     ] {

@@ -9,8 +9,8 @@ use chiasm_kv::event::{BlockRemoved, BlockStored, ExternalHash, KvEvent};
 
 use crate::sequence::Sequence;
 
-/// An engine's hash of a block. Real engines compute their own; here it is the low half of our key,
-/// so that nothing is hashed twice.
+/// An engine's hash of a block. Real engines compute their own; here it is the low half of the
+/// block key, so that nothing is hashed twice.
 pub(super) type BlockHash = NonZeroU64;
 
 /// Returns the engine's hash of a block.

@@ -77,7 +77,7 @@ pub(super) enum AnswerError {
     /// The server aborted the request by itself.
     Aborted,
     /// The event violates the protocol.
-    Nonsense(&'static str),
+    Protocol(&'static str),
 }
 
 impl Event {
@@ -91,7 +91,7 @@ impl Event {
             return Err(AnswerError::Refused(code.unwrap_or(500), message.clone()));
         }
         let meta =
-            self.meta_info.as_ref().ok_or(AnswerError::Nonsense("an event that says nothing"))?;
+            self.meta_info.as_ref().ok_or(AnswerError::Protocol("an event without meta_info"))?;
         let ended = meta.finish_reason.as_ref();
         if let Some(FinishReason { message, status_code, .. }) =
             ended.filter(|reason| reason.r#type == "abort")
@@ -102,20 +102,20 @@ impl Event {
         }
         let all = meta.completion_tokens;
         if all > sampling.max_tokens as usize {
-            return Err(AnswerError::Nonsense("more tokens than were asked for"));
+            return Err(AnswerError::Protocol("more tokens than requested"));
         }
         let new = all
             .checked_sub(known_tokens)
-            .ok_or(AnswerError::Nonsense("fewer tokens than before"))?;
+            .ok_or(AnswerError::Protocol("fewer tokens than before"))?;
         if ![all, new].contains(&self.output_ids.len()) {
-            return Err(AnswerError::Nonsense("another number of tokens than it counts"));
+            return Err(AnswerError::Protocol("a token count that differs from the tokens"));
         }
         let tokens: Vec<TokenId> =
             tail(&self.output_ids, new).iter().copied().map(TokenId).collect();
         let logprobs = match sampling.logprobs {
             Some(top) => {
                 let logprobs = meta.logprobs(new, top as usize);
-                Some(logprobs.ok_or(AnswerError::Nonsense("no log probabilities, or too few"))?)
+                Some(logprobs.ok_or(AnswerError::Protocol("no log probabilities or too few"))?)
             }
             None => None,
         };

@@ -136,10 +136,7 @@ fn tokens(job: &Job) -> Result<&[TokenId], JobError> {
         // Without items both forms are equal.
         Input::Tokens(tokens) if job.media.is_empty() => return Ok(tokens),
         Input::Tokens(_) | Input::Messages(_) => {
-            return Err(refused(
-                "input",
-                "must be token ids with a marker for each item: the server takes nothing else",
-            ));
+            return Err(refused("input", "must be token ids with a marker for each item"));
         }
     };
     let mut before = 0;
@@ -157,10 +154,7 @@ fn tokens(job: &Job) -> Result<&[TokenId], JobError> {
         tokens.len() < expanded.len()
     };
     if !is_marked {
-        return Err(refused(
-            "messages",
-            "have another number of the model's image tokens than of images",
-        ));
+        return Err(refused("messages", "must have as many of the model's image tokens as images"));
     }
     Ok(tokens)
 }
@@ -185,16 +179,13 @@ pub(super) const SUPPORTS: Supports = Supports {
 /// Returns [`JobError::Refused`] with the field.
 pub(super) fn check(job: &Job, rules: &RequestRules) -> Result<(), JobError> {
     if job.adapter.is_some() {
-        return Err(refused(
-            "model",
-            "is an adapter, and none are used at servers that somebody else has started",
-        ));
+        return Err(refused("model", "is a LoRA adapter, which upstream servers do not support"));
     }
     if let Some(why) = rules.without_images.as_ref().filter(|_| !job.media.is_empty()) {
-        return Err(refused("messages", &format!("have an image, and SGLang {why}")));
+        return Err(refused("messages", &format!("has an image, but SGLang {why}")));
     }
     match SUPPORTS.first_missing(job.sampling.needs()) {
-        Some(field) => Err(refused(field, "can't be asked of SGLang")),
+        Some(field) => Err(refused(field, "is not supported by SGLang")),
         None => Ok(()),
     }
 }

@@ -123,22 +123,22 @@ fn body_pieces(response: Response) -> impl stream::Stream<Item = Result<Bytes, J
 
 impl RunningSglangJob {
     /// Builds the error for an answer that violates the protocol.
-    fn nonsense(&self, what: &str) -> JobError {
-        JobError::Dead(DeathReason::new(format!("the server tells nonsense: {what}")))
+    fn protocol_error(&self, what: &str) -> JobError {
+        JobError::Dead(DeathReason::new(format!("the server violates the protocol: {what}")))
     }
 
     /// Parses received bytes of one choice.
     fn take(&mut self, choice: usize, bytes: &[u8]) -> Result<(), JobError> {
         let pushed = self.answers[choice].events.push(bytes);
-        pushed.map_err(|TooLong| self.nonsense("an event is too long"))?;
+        pushed.map_err(|TooLong| self.protocol_error("an event is too long"))?;
         while let Some(data) = self.answers[choice].events.next() {
             if data[..] == *DONE {
                 let answer = &mut self.answers[choice];
                 answer.body = None;
                 return if answer.has_ended { Ok(()) } else { Err(JobError::Unfinished) };
             }
-            let event: Event =
-                serde_json::from_slice(&data).map_err(|error| self.nonsense(&error.to_string()))?;
+            let event: Event = serde_json::from_slice(&data)
+                .map_err(|error| self.protocol_error(&error.to_string()))?;
             self.take_event(choice, &event)?;
             if self.answers[choice].body.is_none() {
                 // The choice was cut off here: later tokens are not needed.
@@ -151,7 +151,7 @@ impl RunningSglangJob {
     fn take_event(&mut self, choice: usize, event: &Event) -> Result<(), JobError> {
         let answer = &self.answers[choice];
         if answer.has_ended {
-            return Err(self.nonsense("more behind the end"));
+            return Err(self.protocol_error("an event after the end"));
         }
         let known_tokens = answer.tokens;
         let Delta { tokens, logprobs, finish } =
@@ -160,7 +160,7 @@ impl RunningSglangJob {
                     self.shared.refusal(status, &message, &self.job)
                 }
                 AnswerError::Aborted => JobError::Unfinished,
-                AnswerError::Nonsense(what) => self.nonsense(what),
+                AnswerError::Protocol(what) => self.protocol_error(what),
             })?;
         if known_tokens == 0 && choice == 0 {
             self.compare(event);
@@ -195,7 +195,7 @@ impl RunningSglangJob {
                     .iter()
                     .zip(prompt)
                     .position(differs)
-                    .map(|position| format!(", others from token {position} on"))
+                    .map(|position| format!("; they differ from token {position} on"))
             }
             _ => None,
         };
@@ -203,7 +203,8 @@ impl RunningSglangJob {
             let all = expected.len();
             let difference = difference.unwrap_or_default();
             self.shared.distrust(format!(
-                "it makes {count} tokens of a prompt that was expected to have {all}{difference}"
+                "the server expanded a prompt to {count} tokens where {all} were \
+                 expected{difference}"
             ));
         }
     }

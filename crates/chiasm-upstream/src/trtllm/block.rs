@@ -15,7 +15,7 @@ const TIERS: [&str; 2] = ["GPU", "CPU"];
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct StoredBlock {
     pub(super) hash: ExternalHash,
-    /// The tokens; `None` for a number that is no token. Within an item a server reports other
+    /// The tokens; `None` for a number that is not a token. Within an item a server reports other
     /// numbers.
     pub(super) tokens: Vec<Option<TokenId>>,
     /// The runs of items in the block, in the order of the prompt.

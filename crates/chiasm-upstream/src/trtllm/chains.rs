@@ -50,7 +50,7 @@ pub(super) struct Chains {
     /// Set if a new block may identify waiting blocks.
     has_news: bool,
     names: Names,
-    is_at_a_loss: bool,
+    has_unlearned_names: bool,
 }
 
 struct WaitingBlock {
@@ -77,7 +77,7 @@ impl Chains {
             next: 0,
             has_news: false,
             names: Names::default(),
-            is_at_a_loss: false,
+            has_unlearned_names: false,
         }
     }
 
@@ -176,8 +176,8 @@ impl Chains {
     }
 
     /// Returns `true` if blocks were dropped after waiting, and no name of an image was known.
-    pub(super) fn is_at_a_loss(&self) -> bool {
-        self.is_at_a_loss
+    pub(super) fn has_unlearned_names(&self) -> bool {
+        self.has_unlearned_names
     }
 
     #[cfg(test)]
@@ -191,7 +191,7 @@ impl Chains {
             && now.saturating_duration_since(first.get().since) > MAX_WAIT
         {
             self.numbers.remove(&first.remove().short);
-            self.is_at_a_loss |= self.names.is_empty();
+            self.has_unlearned_names |= self.names.is_empty();
         }
         if !take(&mut self.has_news) {
             return;

@@ -253,8 +253,8 @@ impl Translation {
     }
 
     /// Returns `true` if prompts had images but no name of an image was learned.
-    pub(super) fn is_at_a_loss(&self) -> bool {
-        self.chains.is_at_a_loss()
+    pub(super) fn has_unlearned_names(&self) -> bool {
+        self.chains.has_unlearned_names()
     }
 
     /// Returns the number of waiting blocks.

@@ -16,7 +16,7 @@ const SIZE: BlockSize = BlockSize::new(4).unwrap();
 const WORKER: WorkerId = WorkerId(0);
 /// The token of an image in our prompts.
 const IMAGE: u32 = 99;
-/// The first number that is no token.
+/// The first number that is not a token.
 const VOCABULARY: u32 = 100;
 
 const A: MmHash = MmHash::new([0xa; 32]);
@@ -123,7 +123,7 @@ fn stored(parent: Option<u64>, blocks: &[Value]) -> Value {
     json!({"type": "stored", "parent_hash": parent, "blocks": blocks})
 }
 
-/// Returns the blocks of a prompt as a server reports them: with numbers that are no tokens in
+/// Returns the blocks of a prompt as a server reports them: with numbers that are not tokens in
 /// place of its images.
 fn blocks(from: u64, parts: &[Part], names: &[&str]) -> Vec<Value> {
     let PredictedPrompt { tokens, items } = predicted(parts);
@@ -265,10 +265,13 @@ fn removed_or_void_waiting_blocks_are_dropped() {
     assert_eq!((server.overlap(&about(A, WHAT)), server.translation.waiting()), (0, 0));
 
     let (mut server, _answers) = ambiguous();
-    assert!(!server.translation.is_at_a_loss());
+    assert!(!server.translation.has_unlearned_names());
     server.now += Duration::from_secs(601);
     identify(&mut server);
-    assert_eq!((server.overlap(&about(A, WHAT)), server.translation.is_at_a_loss()), (0, true));
+    assert_eq!(
+        (server.overlap(&about(A, WHAT)), server.translation.has_unlearned_names()),
+        (0, true)
+    );
 }
 
 #[test]

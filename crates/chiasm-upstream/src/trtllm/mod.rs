@@ -51,7 +51,7 @@ const VERSION: &str = "version";
 /// request, so a busy one has to be polled often.
 const POLL_PAUSE: Duration = Duration::from_millis(50);
 
-/// The facts about a `trtllm-serve` that are needed before it is used.
+/// The description of a `trtllm-serve`, fetched before it is used.
 pub(crate) struct TrtllmInfo {
     version: String,
     pub(crate) plain: PlainInfo,
@@ -130,10 +130,11 @@ pub(crate) async fn follow(
         let Ok((translation_back, sink_back, result)) = task.await else { return };
         translation = translation_back;
         sink = sink_back;
-        if translation.is_at_a_loss() && !std::mem::replace(&mut has_warned, true) {
+        if translation.has_unlearned_names() && !std::mem::replace(&mut has_warned, true) {
             tracing::warn!(
                 server = shared.name,
-                "its prompts with images are not those expected: predicted up to the first image"
+                "prompts with images do not match the expected ones; \
+                 predictions end at the first image"
             );
         }
         if let Err(error) = result {

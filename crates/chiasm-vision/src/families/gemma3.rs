@@ -277,7 +277,7 @@ impl Family for Gemma3 {
     }
 
     fn largest_image(&self) -> ImageSize {
-        // Without crops, images of all sizes have the same number of embeddings.
+        // Without crops, every image has the same number of embeddings, whatever its size.
         let crops = self.pan_and_scan.map_or(1, |settings| settings.max_num_crops);
         ImageSize { height: self.size.height * crops, ..self.size }
     }

@@ -28,7 +28,7 @@ const PROMPT_TOKENS: &str = "<img><IMG_CONTEXT></img>";
 /// The settings that a request may override.
 const KWARGS: &[&str] =
     &["min_dynamic_patch", "max_dynamic_patch", "dynamic_image_size", "use_thumbnail"];
-/// The maximum side of a tile in pixels. Far above any model's; keeps products within bounds.
+/// The maximum side of a tile in pixels. Far above that of any model; keeps products within bounds.
 const MAX_SIDE_PIXELS: u64 = 1 << 14;
 
 /// An InternVL model.

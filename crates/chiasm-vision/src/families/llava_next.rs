@@ -25,7 +25,8 @@ use crate::{ImagePlan, ImageSize, TensorSpec, VisionError};
 /// `(height, width)`.
 const DEFAULT_PINPOINTS: [(u32, u32); 5] =
     [(336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)];
-/// The maximum side of a resolution in pixels. Far above any model's; keeps products within bounds.
+/// The maximum side of a resolution in pixels. Far above that of any model; keeps products within
+/// bounds.
 const MAX_SIDE_PIXELS: u64 = 1 << 14;
 
 /// A LLaVA-NeXT model.

@@ -1,5 +1,5 @@
 //! The image families: one module per family, with its settings and the arithmetic of its layouts.
-//! `table` lists all of them.
+//! `table` lists the families.
 
 pub(crate) mod gemma3;
 pub(crate) mod internvl;

@@ -22,7 +22,7 @@ use crate::{ImagePlan, ImageSize, VisionError, Vocabulary};
 
 /// The text of an image in a prompt: that of the token that embeds.
 const PROMPT_TEXT: &str = "[IMG]";
-/// The maximum side in pixels. Far above any model's; keeps products within bounds.
+/// The maximum side in pixels. Far above that of any model; keeps products within bounds.
 const MAX_SIDE_PIXELS: u64 = 1 << 14;
 
 /// The two families that share this processor.

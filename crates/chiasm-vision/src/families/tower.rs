@@ -15,7 +15,8 @@ pub(super) struct Tower {
     pub(super) tokens: usize,
 }
 
-/// The maximum side of an image in pixels. Far above any model's; keeps products within bounds.
+/// The maximum side of an image in pixels. Far above that of any model; keeps products within
+/// bounds.
 const MAX_SIDE_PIXELS: u64 = 1 << 14;
 
 impl Tower {

@@ -12,7 +12,7 @@ pub enum Parallelism<'a> {
     /// Only the caller's thread.
     #[default]
     Single,
-    /// The threads of a pool of the caller, which blocks until they are done.
+    /// The threads of the caller's pool. The calling thread blocks until they are done.
     Pool(&'a rayon::ThreadPool),
 }
 

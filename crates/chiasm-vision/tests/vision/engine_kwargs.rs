@@ -164,5 +164,5 @@ fn unknown_engine_kwargs_are_refused() {
     let error = load("families/llava_next/models/v1_6_mistral")
         .with_engine_kwargs(object(r#"{"size": 1}"#))
         .unwrap_err();
-    assert!(error.to_string().contains("this model takes none"), "{error}");
+    assert!(error.to_string().contains("this model supports none"), "{error}");
 }

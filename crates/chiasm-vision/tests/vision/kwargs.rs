@@ -59,7 +59,7 @@ fn unknown_keys_are_refused_by_name() {
         (json!({"size": {"shortest_edge": 1, "longest_edge": 2, "height": 3}}), "size.height"),
     ] {
         let Err(error @ VisionError::UnknownKwarg { .. }) = parse(&model, kwargs) else {
-            panic!("{name} is taken")
+            panic!("{name} is accepted")
         };
         assert!(
             error.to_string().starts_with(&format!("mm_processor_kwargs.{name} is")),

@@ -137,7 +137,7 @@ fn check(model: &VisionModel, case: &Case) -> Result<(), String> {
         ));
     }
     let [placeholder] = plan.placeholder.as_slice() else {
-        return Err("one run of tokens".into());
+        return Err("the placeholder is not one run of tokens".into());
     };
     assert_eq!(
         (placeholder.token, placeholder.count, placeholder.embeds),
@@ -153,7 +153,7 @@ fn check(model: &VisionModel, case: &Case) -> Result<(), String> {
         (PixelFormat::Normalized(Dtype::BF16), &golden.bfloat16, &None),
     ] {
         let [pixel_values, grid] = &plan.tensors(format)[..] else {
-            return Err("two tensors".into());
+            return Err("the image does not have two tensors".into());
         };
         assert_eq!((pixel_values.name, grid.name), ("pixel_values", "image_grid_thw"));
         assert_eq!((pixel_values.dtype, &pixel_values.shape), (format.dtype(), &golden.shape));
@@ -217,8 +217,8 @@ fn only_effective_settings_change_the_fingerprint() {
         ["qwen2_5_vl", "qwen3_vl", "old_qwen2_vl_hub", "no_resize", "no_rescale", "other_patches"]
     {
         let fingerprint = load(name).unwrap().fingerprint(&none);
-        for (other, theirs) in &seen {
-            assert_ne!(&fingerprint, theirs, "{name} and {other}");
+        for (other, seen_fingerprint) in &seen {
+            assert_ne!(&fingerprint, seen_fingerprint, "{name} and {other}");
         }
         seen.push((name.to_owned(), fingerprint));
     }

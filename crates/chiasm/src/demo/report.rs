@@ -54,7 +54,7 @@ impl Report {
     pub(super) fn print_opening(&self, engines: usize, model: &str) {
         if !self.json {
             line!(
-                "A frontend with KV-aware routing before {engines} simulated engines, \
+                "A frontend with KV-aware routing in front of {engines} simulated engines, \
                  model '{model}'."
             );
             line!(
@@ -115,8 +115,8 @@ impl Report {
         }
         let ImageCounts { decoded, cached, shm, inline } = kv.images;
         line!(
-            "\nOf {} images in prompts under KV routing {cached} were with the engine already, \
-             {shm} went there in shared memory and {inline} in messages; {decoded} were decoded.",
+            "\nOf {} images in prompts under KV routing, the engines had cached {cached}; {shm} \
+             were sent in shared memory and {inline} in messages. {decoded} were decoded.",
             cached + shm + inline,
         );
     }
@@ -124,8 +124,8 @@ impl Report {
     pub(super) fn print_keep_hint(&self) {
         if !self.json {
             line!(
-                "\nGo on: `chiasm demo --keep` leaves the server up; \
-                 `chiasm serve --help` is for real engines."
+                "\nNext: `chiasm demo --keep` keeps the server running; \
+                 `chiasm serve --help` describes serving with real engines."
             );
         }
     }
@@ -148,8 +148,8 @@ impl Report {
             );
         } else {
             line!(
-                "\nThe server stays up at http://{address}/v1 until Ctrl-C, \
-                 and shows what it does at {page}. Try:\n\n{command}"
+                "\nThe server runs at http://{address}/v1 until Ctrl-C; \
+                 its live page is {page}. Try:\n\n{command}"
             );
         }
     }

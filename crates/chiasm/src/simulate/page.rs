@@ -49,7 +49,7 @@ pub(super) fn render(command: &str, runs: &[Run]) -> String {
         .add_template("page.html", TEMPLATE)
         .and_then(|()| environment.get_template("page.html")?.render(Value::from(Serde(&page))));
     // The template is a constant and its values are text and numbers, so rendering can't fail.
-    rendered.unwrap_or_else(|error| format!("the page can't be made: {error}"))
+    rendered.unwrap_or_else(|error| format!("the page can't be rendered: {error}"))
 }
 
 fn run_section(run: &Run) -> Section {

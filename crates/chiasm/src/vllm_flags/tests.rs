@@ -163,7 +163,7 @@ fn media_io_kwargs_that_change_images_are_refused() {
         (r#"{"image": {"loader": "x"}}"#, "image.loader"),
         (r#"{"image": 1}"#, "image"),
         (r#"{"vision_chunk": {}}"#, "vision_chunk"),
-        ("1", "no JSON object"),
+        ("1", "not a JSON object"),
     ] {
         let error = parse(&["--media-io-kwargs", value]).unwrap_err();
         assert!(

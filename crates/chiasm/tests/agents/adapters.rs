@@ -53,7 +53,7 @@ async fn adapter_is_served_by_the_agent_that_has_it() {
         assert_eq!(models(server).await, ["m", "a"]);
     }
     let (holder, reason) = adapter_holder(&one, "a").await;
-    assert!(reason.contains("--lora-modules of chiasm agent"), "{reason}");
+    assert!(reason.contains("chiasm agent --lora-modules"), "{reason}");
 
     // Blocks of the base model never match prompts of the adapter.
     assert_eq!(answered_by(&one.chat(&body("m")).await), None);
@@ -137,11 +137,11 @@ fn misplaced_adapter_flags_are_refused_at_start() {
     for (flags, expected) in [
         (
             &["agent", &model, "--sim", "1", "--port", "0", "--lora-modules", &nowhere][..],
-            "--lora-modules a: no adapter is found at",
+            "--lora-modules a: no adapter found at",
         ),
         (
             &["agent", &model, "--sim", "1", "--allow-runtime-lora-updating"],
-            "--allow-runtime-lora-updating is a frontend's",
+            "--allow-runtime-lora-updating is a flag of frontends",
         ),
         (
             &["serve", &model, "--agents", "127.0.0.1:1", "--port", "0", "--lora-modules", &here],
@@ -149,7 +149,7 @@ fn misplaced_adapter_flags_are_refused_at_start() {
         ),
         (
             &["serve", &model, "--sim", "1", "--port", "0", "--fetch-media"],
-            "--fetch-media is of chiasm agent",
+            "--fetch-media is for chiasm agent",
         ),
     ] {
         let output = chiasm(flags)

@@ -26,7 +26,7 @@ async fn probe_reports_admission_by_a_frontend() {
     assert!(probe(&agents[0], &[]) && !is_admitted(&agents));
     // A frontend that refuses the engines is connected, but does not admit them.
     let refusing = cluster.serve(&agents, &["--mm-processor-kwargs", r#"{"max_pixels": 100352}"#]);
-    refusing.wait_for_log("other settings of its processor");
+    refusing.wait_for_log("other settings of the model's processor");
     assert!(!is_admitted(&agents));
     drop(refusing);
 

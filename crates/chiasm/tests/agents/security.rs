@@ -148,7 +148,7 @@ async fn other_block_key_secret_or_processor_is_refused() {
     let server =
         cluster.serve_at(&agent.address, &["--mm-processor-kwargs", r#"{"max_pixels": 100352}"#]);
     let why = server.wait_for_log("engine lost");
-    assert!(why.contains("other settings of its processor"), "{why}");
+    assert!(why.contains("other settings of the model's processor"), "{why}");
     assert_eq!(server.ready_workers().await, 0);
 }
 

@@ -1,7 +1,9 @@
-"""Validates all answers, chunks and events of all APIs with the models of the official SDKs and of Open Responses.
+"""Validates the answers, chunks and events of all APIs.
 
-usage: conformance.py SAYS CALLS THINKS PICTURE: the base URLs of servers whose engines answer with text, call
-weather(city="Paris"), and think before they answer
+usage: conformance.py TEXT_URL CALLING_URL REASONING_URL PICTURE
+
+Uses the models of the official SDKs and of Open Responses. The arguments are the base URLs of
+servers whose engines answer with text, call weather(city="Paris"), and reason before they answer.
 """
 
 import base64
@@ -18,24 +20,24 @@ from openai.types.responses import Response, ResponseStreamEvent
 from openai.types.shared import ErrorObject
 from pydantic import TypeAdapter, ValidationError
 
-says, calls, thinks, picture = sys.argv[1:]
+text_url, calling_url, reasoning_url, picture = sys.argv[1:]
 client = httpx.Client(timeout=60, trust_env=False)
 image = "data:image/jpeg;base64," + base64.b64encode(open(picture, "rb").read()).decode()
 parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-wrong = []
+mismatches = []
 checked = 0
 adapter = functools.cache(TypeAdapter)
 
 
 def check(case, model, value):
-    """Validates a value and records where it differs from the model."""
+    """Validates a value and records its differences from the model."""
     global checked
     checked += 1
     try:
         adapter(model).validate_python(value)
     except ValidationError as error:
-        for found in error.errors():
-            wrong.append(f"{case}: {'.'.join(map(str, found['loc']))}: {found['msg']}")
+        for mismatch in error.errors():
+            mismatches.append(f"{case}: {'.'.join(map(str, mismatch['loc']))}: {mismatch['msg']}")
 
 
 def post(url, path, body, status=200):
@@ -46,14 +48,14 @@ def post(url, path, body, status=200):
 
 def events(answer):
     """Parses the events of a stream. The type of a named event must equal its name."""
-    read = []
+    parsed = []
     for text in answer.text.removesuffix("\n\n").split("\n\n"):
         name, _, data = text.rpartition("data: ")
         if data != "[DONE]":
             event = json.loads(data)
             assert not name or name == f"event: {event['type']}\n", text
-            read.append(event)
-    return read
+            parsed.append(event)
+    return parsed
 
 
 def check_both(case, url, path, body, whole, part):
@@ -70,18 +72,41 @@ def check_both(case, url, path, body, whole, part):
 chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 100}
 tools = [{"type": "function", "function": {"name": "weather", "parameters": parameters}}]
 for name, url, more in [
-    ("text", says, {}),
-    ("logprobs", says, {"logprobs": True, "top_logprobs": 3}),
-    ("choices", says, {"n": 2, "temperature": 1}),
-    ("cut off", says, {"max_tokens": 2}),
-    ("image", says, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": image}}]}]}),
-    ("call", calls, {"tools": tools}),
-    ("named call", calls, {"tools": tools, "tool_choice": {"type": "function", "function": {"name": "weather"}}}),
-    ("reasoning", thinks, {}),
+    ("text", text_url, {}),
+    ("logprobs", text_url, {"logprobs": True, "top_logprobs": 3}),
+    ("choices", text_url, {"n": 2, "temperature": 1}),
+    ("cut off", text_url, {"max_tokens": 2}),
+    (
+        "image",
+        text_url,
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": image}}]}
+            ]
+        },
+    ),
+    ("call", calling_url, {"tools": tools}),
+    (
+        "named call",
+        calling_url,
+        {"tools": tools, "tool_choice": {"type": "function", "function": {"name": "weather"}}},
+    ),
+    ("reasoning", reasoning_url, {}),
 ]:
-    check_both(f"chat, {name}", url, "/chat/completions", {**chat, **more}, ChatCompletion, ChatCompletionChunk)
-counted = {**chat, "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-for chunk in events(post(says, "/chat/completions", counted)):
+    check_both(
+        f"chat, {name}",
+        url,
+        "/chat/completions",
+        {**chat, **more},
+        ChatCompletion,
+        ChatCompletionChunk,
+    )
+counting = {
+    **chat,
+    "stream": True,
+    "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+}
+for chunk in events(post(text_url, "/chat/completions", counting)):
     check("chat, usage in chunks", ChatCompletionChunk, chunk)
 
 completion = {"prompt": "hi", "max_tokens": 4}
@@ -90,10 +115,15 @@ for name, more in [
     ("logprobs", {"logprobs": 2}),
     ("prompts", {"prompt": ["a", "b"], "n": 2}),
 ]:
-    check(f"completion, {name}", Completion, post(says, "/completions", {**completion, **more}).json())
+    check(
+        f"completion, {name}",
+        Completion,
+        post(text_url, "/completions", {**completion, **more}).json(),
+    )
     open_choices = set()
-    for chunk in events(post(says, "/completions", {**completion, **more, "stream": True})):
-        # Before its end, a choice has the finish reason null, as OpenAI's has. The SDK's model is that of whole answers.
+    for chunk in events(post(text_url, "/completions", {**completion, **more, "stream": True})):
+        # Before its end, a choice has the finish reason null, as in OpenAI's API. The SDK uses the
+        # model of whole answers.
         for choice in chunk["choices"]:
             if choice["finish_reason"] is None:
                 open_choices.add(choice["index"])
@@ -102,37 +132,49 @@ for name, more in [
                 open_choices.discard(choice["index"])
         check(f"completion, {name}, streamed", Completion, chunk)
     assert not open_choices, (name, open_choices)
-echoed = post(says, "/completions", {**completion, "logprobs": 2, "echo": True}).json()
-# The first token has no log probability: OpenAI sends null there, which its model does not allow.
-for values in (echoed["choices"][0]["logprobs"][field] for field in ("token_logprobs", "top_logprobs")):
+echoed = post(text_url, "/completions", {**completion, "logprobs": 2, "echo": True}).json()
+# The first token has no log probability: OpenAI sends null, which its model does not allow.
+for values in (
+    echoed["choices"][0]["logprobs"][field] for field in ("token_logprobs", "top_logprobs")
+):
     assert values.pop(0) is None, echoed
 check("completion, echo", Completion, echoed)
 
-for model in client.get(says + "/models").json()["data"]:
+for model in client.get(text_url + "/models").json()["data"]:
     check("models", Model, model)
-check("model", Model, client.get(says + "/models/m").json())
-for path, body in [("/chat/completions", chat), ("/completions", completion), ("/responses", {"input": "x"})]:
-    refused = post(says, path, {**body, "temperature": "hot"}, status=400)
+check("model", Model, client.get(text_url + "/models/m").json())
+for path, body in [
+    ("/chat/completions", chat),
+    ("/completions", completion),
+    ("/responses", {"input": "x"}),
+]:
+    refused = post(text_url, path, {**body, "temperature": "hot"}, status=400)
     check(f"refused by {path}", ErrorObject, refused.json()["error"])
 
 # Messages.
 messages = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2000}
 tools = [{"name": "weather", "input_schema": parameters}]
 for name, url, more in [
-    ("text", says, {}),
-    ("cut off", says, {"max_tokens": 2}),
-    ("stop sequence", says, {"stop_sequences": ["tokens"]}),
-    ("call", calls, {"tools": tools}),
-    ("thinking", thinks, {}),
+    ("text", text_url, {}),
+    ("cut off", text_url, {"max_tokens": 2}),
+    ("stop sequence", text_url, {"stop_sequences": ["tokens"]}),
+    ("call", calling_url, {"tools": tools}),
+    ("thinking", reasoning_url, {}),
     # A model without reasoning accepts a thinking budget and ignores it.
-    ("budget", says, {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
+    ("budget", text_url, {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
 ]:
-    check_both(f"messages, {name}", url, "/messages", {**messages, **more}, Message, RawMessageStreamEvent)
-counted = {"messages": messages["messages"]}
-check("token count", MessageTokensCount, post(says, "/messages/count_tokens", counted).json())
-check("refused message", ErrorResponse, post(says, "/messages", {**messages, "max_tokens": 0}, status=400).json())
+    check_both(
+        f"messages, {name}", url, "/messages", {**messages, **more}, Message, RawMessageStreamEvent
+    )
+counting = {"messages": messages["messages"]}
+check("token count", MessageTokensCount, post(text_url, "/messages/count_tokens", counting).json())
+check(
+    "refused message",
+    ErrorResponse,
+    post(text_url, "/messages", {**messages, "max_tokens": 0}, status=400).json(),
+)
 
-# Responses, with OpenAI's model and that of Open Responses.
+# Responses, validated with the models of OpenAI and of Open Responses.
 open_events = {}
 for name in dir(openresponses_types):
     if name.endswith("StreamingEvent"):
@@ -144,7 +186,10 @@ OPENAI_ONLY = {"response.reasoning_text.delta", "response.reasoning_text.done"}
 
 
 def check_open(case, model, value):
-    """Validates with Open Responses, whose package allows only null for the schema of a format, where OpenAI has an object."""
+    """Validates with Open Responses.
+
+    Its package only allows null for the schema of a format, where OpenAI has an object.
+    """
     resource = value.get("response", value)
     if resource.get("object") == "response" and resource["text"]["format"]["type"] == "json_schema":
         resource["text"]["format"]["schema"] = None
@@ -159,9 +204,9 @@ tools = [{"type": "function", "name": "weather", "parameters": parameters}]
 custom = {"type": "custom", "name": "sh"}
 schema = {"type": "json_schema", "schema": parameters}
 user = message("user", {"type": "input_text", "text": "hi"})
-called = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"}
+call_item = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"}
 result = {"type": "function_call_output", "call_id": "c", "output": "sunny"}
-everything = {
+all_fields = {
     "instructions": "be short",
     "metadata": {"a": "b"},
     "presence_penalty": 0.1,
@@ -183,26 +228,38 @@ everything = {
     "parallel_tool_calls": False,
 }
 for name, url, more in [
-    ("text", says, {}),
-    ("cut off", says, {"max_output_tokens": 2}),
-    ("image", says, {"input": [message("user", {"type": "input_image", "image_url": image})]}),
-    ("turns", says, {"input": [user, message("assistant", {"type": "output_text", "text": "hello"}), user]}),
-    ("result of a call", says, {"input": [user, called, result], "tools": tools}),
-    ("everything", says, everything),
-    ("json object", says, {"text": {"format": {"type": "json_object"}}}),
-    ("schema", says, {"text": {"format": schema}}),
-    ("call", calls, {"tools": tools}),
-    ("named call", calls, {"tools": tools, "tool_choice": {"type": "function", "name": "weather"}}),
-    ("reasoning", thinks, {"reasoning": {"effort": "low", "summary": "auto"}}),
-    ("logprobs", thinks, {"include": ["message.output_text.logprobs"], "top_logprobs": 2}),
+    ("text", text_url, {}),
+    ("cut off", text_url, {"max_output_tokens": 2}),
+    ("image", text_url, {"input": [message("user", {"type": "input_image", "image_url": image})]}),
+    (
+        "turns",
+        text_url,
+        {"input": [user, message("assistant", {"type": "output_text", "text": "hello"}), user]},
+    ),
+    ("result of a call", text_url, {"input": [user, call_item, result], "tools": tools}),
+    ("everything", text_url, all_fields),
+    ("json object", text_url, {"text": {"format": {"type": "json_object"}}}),
+    ("schema", text_url, {"text": {"format": schema}}),
+    ("call", calling_url, {"tools": tools}),
+    (
+        "named call",
+        calling_url,
+        {"tools": tools, "tool_choice": {"type": "function", "name": "weather"}},
+    ),
+    ("reasoning", reasoning_url, {"reasoning": {"effort": "low", "summary": "auto"}}),
+    ("logprobs", reasoning_url, {"include": ["message.output_text.logprobs"], "top_logprobs": 2}),
 ]:
     body = {"input": "hi", **more}
-    whole, parts = check_both(f"responses, {name}", url, "/responses", body, Response, ResponseStreamEvent)
+    whole, parts = check_both(
+        f"responses, {name}", url, "/responses", body, Response, ResponseStreamEvent
+    )
     check_open(name, openresponses_types.ResponseResource, whole)
     for event in parts:
         if event["type"] not in OPENAI_ONLY:
             check_open(f"{name}, streamed: {event['type']}", open_events[event["type"]], event)
-    texts = [part for item in whole["output"] if item["type"] == "message" for part in item["content"]]
+    texts = [
+        part for item in whole["output"] if item["type"] == "message" for part in item["content"]
+    ]
     for text in texts if name == "logprobs" else []:
         assert "".join(token["token"] for token in text["logprobs"]) == text["text"], text
         assert all(len(token["top_logprobs"]) == 2 for token in text["logprobs"]), text
@@ -212,7 +269,7 @@ for name, tools in [
     ("namespace", [{"type": "namespace", "name": "n", "description": "d", "tools": [custom]}]),
 ]:
     body = {"input": "hi", "tools": tools}
-    check_both(f"responses, {name}", says, "/responses", body, Response, ResponseStreamEvent)
+    check_both(f"responses, {name}", text_url, "/responses", body, Response, ResponseStreamEvent)
 
-assert not wrong, "\n".join(dict.fromkeys(wrong))
+assert not mismatches, "\n".join(dict.fromkeys(mismatches))
 print(f"{checked} answers, chunks and events")

@@ -1,6 +1,8 @@
-"""Tests forced calls and a schema with the package `langchain-openai` and a real engine. Run by real_vllm.
+"""Tests forced calls and a schema with the package `langchain-openai` and a real engine.
 
 usage: langchain_forced.py BASE_URL
+
+Run by real_vllm.
 """
 
 import sys
@@ -10,7 +12,8 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
 
-# A random model would write white space wherever JSON allows it: tab, line feed, carriage return, space.
+# A random model would write white space wherever JSON allows it. These tokens are tab, line feed,
+# carriage return and space.
 no_white_space = {"197": -100, "198": -100, "201": -100, "220": -100}
 chat = ChatOpenAI(
     model="m",
@@ -37,14 +40,19 @@ def light(state: Literal["on", "off"]) -> str:
 
 
 for choice, names in [("any", ["weather", "light"]), ("light", ["light"])]:
-    bound = chat.bind_tools([weather, light], tool_choice=choice, strict=True, parallel_tool_calls=False)
-    whole, streamed = bound.invoke(TEXT), None
+    bound = chat.bind_tools(
+        [weather, light], tool_choice=choice, strict=True, parallel_tool_calls=False
+    )
+    whole = bound.invoke(TEXT)
+    streamed = None
     for chunk in bound.stream(TEXT):
         streamed = chunk if streamed is None else streamed + chunk
-    for said in [whole, streamed]:
-        [call] = said.tool_calls
-        assert call["name"] in names and not said.invalid_tool_calls, said
-        assert {"weather": weather, "light": light}[call["name"]].invoke(call["args"]).split()[-1], said
+    for reply in [whole, streamed]:
+        [call] = reply.tool_calls
+        assert call["name"] in names and not reply.invalid_tool_calls, reply
+        assert (
+            {"weather": weather, "light": light}[call["name"]].invoke(call["args"]).split()[-1]
+        ), reply
     assert whole.tool_calls[0]["args"] == streamed.tool_calls[0]["args"], (whole, streamed)
 
 

@@ -1,6 +1,8 @@
-"""Cancels requests of the `openai` package: a stream halfway, and by timeouts a stream without tokens and a whole answer.
+"""Cancels requests of the `openai` package.
 
 usage: openai_leaves.py BASE_URL: a server whose answers take minutes
+
+Closes a stream halfway; timeouts cancel a stream without tokens and a whole answer.
 """
 
 import sys
@@ -18,13 +20,15 @@ with client.chat.completions.create(messages=short, stream=True, **endless) as s
 assert any(pieces), pieces
 
 for messages, stream in [(long, True), (short, False)]:
-    began = time.monotonic()
+    start = time.monotonic()
     try:
-        for _ in client.with_options(timeout=1).chat.completions.create(messages=messages, stream=stream, **endless):
-            raise AssertionError("it must take longer")
+        for _ in client.with_options(timeout=1).chat.completions.create(
+            messages=messages, stream=stream, **endless
+        ):
+            raise AssertionError("the request must time out")
     except openai.APITimeoutError:
-        took = time.monotonic() - began
-        assert took < 5, took
+        elapsed = time.monotonic() - start
+        assert elapsed < 5, elapsed
     else:
-        raise AssertionError("it must take longer")
+        raise AssertionError("the request must time out")
 print("ok")

@@ -1,7 +1,10 @@
-"""Records the requests of client packages for recorded.rs: a file per call with the client's version, the path and the body.
-Packages that this Python does not have are skipped. Run by `cargo xtask record-clients`.
+"""Records the requests of client packages for recorded.rs. Run by `cargo xtask record-clients`.
 
-usage: record.py FOLDER [NODE SCRIPT PACKAGES], with Node.js, record.mjs and the folder that has npm's packages
+usage: record.py FOLDER [NODE SCRIPT PACKAGES]
+
+Writes a file per call with the client's version, the path and the body. Skips packages that this
+Python does not have. NODE is Node.js, SCRIPT is record.mjs, and PACKAGES is the folder with npm's
+packages.
 """
 
 import asyncio
@@ -18,17 +21,27 @@ import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-FOLDER, NODE = Path(sys.argv[1]), sys.argv[2:]
+OUTPUT_FOLDER = Path(sys.argv[1])
+NODE_COMMAND = sys.argv[2:]
 QUESTION = "What is the weather in Paris?"
-os.environ.update(OPENAI_API_KEY="unused", OPENAI_AGENTS_DISABLE_TRACING="1", LITELLM_LOCAL_MODEL_COST_MAP="True")
+os.environ.update(
+    OPENAI_API_KEY="unused", OPENAI_AGENTS_DISABLE_TRACING="1", LITELLM_LOCAL_MODEL_COST_MAP="True"
+)
 
 
 def png(side=56):
     """Returns a small grey picture."""
-    chunk = lambda kind, data: struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    chunk = lambda kind, data: (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    )
     rows = b"".join(b"\0" + b"\x80" * side for _ in range(side))
     head = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows, 9)) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", head)
+        + chunk(b"IDAT", zlib.compress(rows, 9))
+        + chunk(b"IEND", b"")
+    )
 
 
 PNG = base64.b64encode(png()).decode()
@@ -39,52 +52,117 @@ PARAMETERS = {
     "required": ["city"],
     "additionalProperties": False,
 }
-TOOL = {"type": "function", "function": {"name": "weather", "description": "Tells the weather.", "parameters": PARAMETERS}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "weather", "description": "Tells the weather.", "parameters": PARAMETERS},
+}
 USAGE = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
 
 
 def chat_answer(body):
-    """Returns Chiasm's answer: a call of the first function, or text if there is no function or the call was answered."""
-    thought = {"refusal": None, "reasoning": "Hm.", "reasoning_content": "Hm."}
-    message = {"role": "assistant", "content": "It is sunny.", **thought}
+    """Returns an answer of Chiasm: a call of the first function, or text.
+
+    The answer is text if there is no function or the last message is a call's result.
+    """
+    reasoning = {"refusal": None, "reasoning": "Hm.", "reasoning_content": "Hm."}
+    message = {"role": "assistant", "content": "It is sunny.", **reasoning}
     functions = [tool["function"]["name"] for tool in body.get("tools") or []]
     if functions and body["messages"][-1]["role"] != "tool":
         call = {"id": "call_1", "type": "function"}
         call["function"] = {"name": functions[0], "arguments": '{"city": "Paris"}'}
-        message = {"role": "assistant", "content": None, **thought, "tool_calls": [call]}
+        message = {"role": "assistant", "content": None, **reasoning, "tool_calls": [call]}
     elif body.get("response_format"):
         message["content"] = '{"city": "Paris"}'
     choice = {"index": 0, "message": message, "logprobs": None, "stop_reason": None}
     choice["finish_reason"] = "tool_calls" if "tool_calls" in message else "stop"
-    return {"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": USAGE}
+    return {
+        "id": "c",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "m",
+        "choices": [choice],
+        "usage": USAGE,
+    }
 
 
 def response_answer(body):
+    """Returns an answer of the Responses API: reasoning, and a call or text."""
     text = {"type": "output_text", "text": "It is sunny.", "annotations": []}
-    item = {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [text]}
-    thought = [{"type": "reasoning_text", "text": "Hm."}]
-    thought = {"type": "reasoning", "id": "rs_1", "summary": [], "content": thought, "status": "completed"}
-    answered = any(item.get("type") == "function_call_output" for item in body["input"] if isinstance(item, dict))
+    item = {
+        "type": "message",
+        "id": "msg_1",
+        "role": "assistant",
+        "status": "completed",
+        "content": [text],
+    }
+    reasoning = [{"type": "reasoning_text", "text": "Hm."}]
+    reasoning = {
+        "type": "reasoning",
+        "id": "rs_1",
+        "summary": [],
+        "content": reasoning,
+        "status": "completed",
+    }
+    answered = any(
+        item.get("type") == "function_call_output"
+        for item in body["input"]
+        if isinstance(item, dict)
+    )
     if body.get("tools") and not answered:
-        item = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "name": body["tools"][0]["name"]}
+        item = {
+            "type": "function_call",
+            "id": "fc_1",
+            "call_id": "call_1",
+            "name": body["tools"][0]["name"],
+        }
         item.update(arguments='{"city": "Paris"}', status="completed")
     usage = {"input_tokens": 9, "output_tokens": 3, "total_tokens": 12}
-    usage.update(input_tokens_details={"cached_tokens": 0}, output_tokens_details={"reasoning_tokens": 0})
-    answer = {"id": "resp_1", "object": "response", "created_at": 1, "status": "completed", "output": [thought, item]}
-    return {**answer, "model": "m", "tools": [], "tool_choice": "auto", "parallel_tool_calls": True, "usage": usage}
+    usage.update(
+        input_tokens_details={"cached_tokens": 0}, output_tokens_details={"reasoning_tokens": 0}
+    )
+    answer = {
+        "id": "resp_1",
+        "object": "response",
+        "created_at": 1,
+        "status": "completed",
+        "output": [reasoning, item],
+    }
+    return {
+        **answer,
+        "model": "m",
+        "tools": [],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "usage": usage,
+    }
 
 
 def message_answer(body):
-    answer = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "stop_reason": "end_turn"}
+    answer = {
+        "id": "msg_1",
+        "type": "message",
+        "role": "assistant",
+        "model": "m",
+        "stop_reason": "end_turn",
+    }
     usage = {"input_tokens": 9, "output_tokens": 3}
-    return {**answer, "content": [{"type": "text", "text": "It is sunny."}], "stop_sequence": None, "usage": usage}
+    return {
+        **answer,
+        "content": [{"type": "text", "text": "It is sunny."}],
+        "stop_sequence": None,
+        "usage": usage,
+    }
 
 
-ANSWERS = {"/v1/chat/completions": chat_answer, "/v1/responses": response_answer, "/v1/messages": message_answer}
+ANSWERS = {
+    "/v1/chat/completions": chat_answer,
+    "/v1/responses": response_answer,
+    "/v1/messages": message_answer,
+}
 
 
 class Recorder(BaseHTTPRequestHandler):
-    """Keeps posted bodies. Streaming requests get an error, as their body is all that is recorded."""
+    """Stores posted bodies. Streaming requests get an error, because only their body matters."""
 
     protocol_version = "HTTP/1.1"
     posted = []
@@ -94,7 +172,17 @@ class Recorder(BaseHTTPRequestHandler):
         path = self.path.split("?")[0]
         self.posted.append({"path": path, "body": body})
         if body.get("stream") or path not in ANSWERS:
-            self.answer(400, {"error": {"message": "recorded", "type": "invalid_request_error", "param": None, "code": None}})
+            self.answer(
+                400,
+                {
+                    "error": {
+                        "message": "recorded",
+                        "type": "invalid_request_error",
+                        "param": None,
+                        "code": None,
+                    }
+                },
+            )
         else:
             self.answer(200, ANSWERS[path](body))
 
@@ -126,47 +214,87 @@ def record(package, name, call):
         failure = error
     if not posted:
         raise RuntimeError(f"{name} posted nothing") from failure
-    print(f"{name}: {len(posted)}" + (f" ({type(failure).__name__})" if failure else ""), flush=True)
+    print(
+        f"{name}: {len(posted)}" + (f" ({type(failure).__name__})" if failure else ""), flush=True
+    )
     client = f"{package} {importlib.metadata.version(package)}"
-    for number, what in enumerate(posted, 1):
-        write(name if number == 1 else f"{name}-{number}", {"client": client, **what})
+    for number, recorded in enumerate(posted, 1):
+        write(name if number == 1 else f"{name}-{number}", {"client": client, **recorded})
 
 
-def write(name, what):
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    (FOLDER / f"{name}.json").write_text(json.dumps(what, indent=1, ensure_ascii=False) + "\n")
+def write(name, recorded):
+    OUTPUT_FOLDER.mkdir(parents=True, exist_ok=True)
+    (OUTPUT_FOLDER / f"{name}.json").write_text(
+        json.dumps(recorded, indent=1, ensure_ascii=False) + "\n"
+    )
 
 
 def messages(*parts):
-    return [{"role": "user", "content": [*parts, {"type": "text", "text": QUESTION}] if parts else QUESTION}]
+    return [
+        {
+            "role": "user",
+            "content": [*parts, {"type": "text", "text": QUESTION}] if parts else QUESTION,
+        }
+    ]
 
 
-def of_openai():
+def record_openai():
     import openai
 
     # Two versions are in use: vLLM's, and the one that other packages require.
-    client, name = openai.OpenAI(base_url=BASE, max_retries=0), "openai-" + openai.__version__.split(".")[0]
+    client = openai.OpenAI(base_url=BASE, max_retries=0)
+    name = "openai-" + openai.__version__.split(".")[0]
     chat = client.chat.completions.create
     run = lambda kind, call: record("openai", f"{name}-{kind}", call)
-    every = {"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "safety_identifier": "s"}
-    every.update(prompt_cache_key="k", verbosity="medium", modalities=["text"], n=1, seed=1, top_p=0.9, stop=["x"])
-    every.update(prediction={"type": "content", "content": "It is"}, reasoning_effort="low", parallel_tool_calls=False)
-    every.update(prompt_cache_retention="24h", presence_penalty=0, frequency_penalty=0, logit_bias={}, logprobs=False)
+    all_fields = {
+        "user": "u",
+        "metadata": {"a": "b"},
+        "store": False,
+        "service_tier": "auto",
+        "safety_identifier": "s",
+    }
+    all_fields.update(
+        prompt_cache_key="k",
+        verbosity="medium",
+        modalities=["text"],
+        n=1,
+        seed=1,
+        top_p=0.9,
+        stop=["x"],
+    )
+    all_fields.update(
+        prediction={"type": "content", "content": "It is"},
+        reasoning_effort="low",
+        parallel_tool_calls=False,
+    )
+    all_fields.update(
+        prompt_cache_retention="24h",
+        presence_penalty=0,
+        frequency_penalty=0,
+        logit_bias={},
+        logprobs=False,
+    )
     if name == "openai-3":
-        every.update(prompt_cache_options={"mode": "implicit"}, function_call="none")
-    run("chat", lambda: chat(model="m", messages=messages(IMAGE), **every))
-    stream = {"stream": True, "stream_options": {"include_usage": True, "include_obfuscation": False}}
+        all_fields.update(prompt_cache_options={"mode": "implicit"}, function_call="none")
+    run("chat", lambda: chat(model="m", messages=messages(IMAGE), **all_fields))
+    stream = {
+        "stream": True,
+        "stream_options": {"include_usage": True, "include_obfuscation": False},
+    }
     run("chat-stream", lambda: chat(model="m", messages=messages(), **stream))
     tools = {"tools": [TOOL], "tool_choice": "auto"}
 
     def loop():
-        talk = messages()
-        said = chat(model="m", messages=talk, **tools).choices[0].message
-        talk += [said, {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "sunny"}]
-        said = chat(model="m", messages=talk, **tools).choices[0].message
-        # Some clients send all fields of earlier messages back.
-        talk += [said.model_dump(), *messages()]
-        chat(model="m", messages=talk, **tools)
+        history = messages()
+        reply = chat(model="m", messages=history, **tools).choices[0].message
+        history += [
+            reply,
+            {"role": "tool", "tool_call_id": reply.tool_calls[0].id, "content": "sunny"},
+        ]
+        reply = chat(model="m", messages=history, **tools).choices[0].message
+        # Some clients send back all fields of earlier messages.
+        history += [reply.model_dump(), *messages()]
+        chat(model="m", messages=history, **tools)
 
     run("chat-tools", loop)
     if name == "openai-2":
@@ -175,36 +303,76 @@ def of_openai():
         class Place(BaseModel):
             city: str
 
-        parse = lambda: client.chat.completions.parse(model="m", messages=messages(), response_format=Place)
+        parse = lambda: client.chat.completions.parse(
+            model="m", messages=messages(), response_format=Place
+        )
         run("chat-parse", parse)
-    run("completion", lambda: client.completions.create(model="m", prompt="the quick", user="u", suffix=None))
+    run(
+        "completion",
+        lambda: client.completions.create(model="m", prompt="the quick", user="u", suffix=None),
+    )
     respond = client.responses.create
     image = {"type": "input_image", "image_url": IMAGE["image_url"]["url"], "detail": "auto"}
-    asked = [{"role": "user", "content": [image, {"type": "input_text", "text": QUESTION}]}]
-    kept = {"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto", "prompt_cache_key": "k"}
-    run("responses", lambda: respond(model="m", input=asked, truncation="disabled", **kept))
+    request = [{"role": "user", "content": [image, {"type": "input_text", "text": QUESTION}]}]
+    fields = {
+        "user": "u",
+        "metadata": {"a": "b"},
+        "store": False,
+        "service_tier": "auto",
+        "prompt_cache_key": "k",
+    }
+    run("responses", lambda: respond(model="m", input=request, truncation="disabled", **fields))
     flat = {"type": "function", "name": "weather", "parameters": PARAMETERS, "strict": True}
     run("responses-tools", lambda: respond(model="m", input=QUESTION, tools=[flat], stream=True))
 
 
-def of_anthropic():
+def record_anthropic():
     import anthropic
 
     client = anthropic.Anthropic(base_url=ROOT, api_key="unused", max_retries=0)
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}}
-    talk = [{"role": "user", "content": [image, {"type": "text", "text": QUESTION, "cache_control": {"type": "ephemeral"}}]}]
+    history = [
+        {
+            "role": "user",
+            "content": [
+                image,
+                {"type": "text", "text": QUESTION, "cache_control": {"type": "ephemeral"}},
+            ],
+        }
+    ]
     run = lambda kind, call: record("anthropic", f"anthropic-{kind}", call)
     more = {"metadata": {"user_id": "u"}, "service_tier": "auto", "speed": "standard"}
     more["system"] = [{"type": "text", "text": "Be brief."}]
-    run("messages", lambda: client.messages.create(model="m", max_tokens=16, messages=talk, stop_sequences=["x"], **more))
+    run(
+        "messages",
+        lambda: client.messages.create(
+            model="m", max_tokens=16, messages=history, stop_sequences=["x"], **more
+        ),
+    )
     tool = {"name": "weather", "description": "Tells the weather.", "input_schema": PARAMETERS}
-    talk = [*messages(), {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "weather", "input": {}}]}]
-    talk += [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "sunny"}]}]
-    run("tools", lambda: client.messages.create(model="m", max_tokens=16, messages=talk, tools=[tool], stream=True))
-    run("count", lambda: client.messages.count_tokens(model="m", messages=talk, tools=[tool]))
+    history = [
+        *messages(),
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "t", "name": "weather", "input": {}}],
+        },
+    ]
+    history += [
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "t", "content": "sunny"}],
+        }
+    ]
+    run(
+        "tools",
+        lambda: client.messages.create(
+            model="m", max_tokens=16, messages=history, tools=[tool], stream=True
+        ),
+    )
+    run("count", lambda: client.messages.count_tokens(model="m", messages=history, tools=[tool]))
 
 
-def of_langchain():
+def record_langchain():
     from langchain_core.messages import HumanMessage
     from langchain_core.tools import tool
     from langchain_openai import ChatOpenAI, OpenAI
@@ -225,48 +393,94 @@ def of_langchain():
     run("chat", lambda: chat.invoke([HumanMessage(content=messages(IMAGE)[0]["content"])]))
     run("chat-stream", lambda: list(chat.bind(stream_usage=True).stream(QUESTION)))
     block = {"type": "image", "base64": PNG, "mime_type": "image/png"}
-    run("chat-block", lambda: chat.invoke([HumanMessage(content=[block, {"type": "text", "text": QUESTION}])]))
+    run(
+        "chat-block",
+        lambda: chat.invoke([HumanMessage(content=[block, {"type": "text", "text": QUESTION}])]),
+    )
 
     def agent():
-        talk, bound = [HumanMessage(content=QUESTION)], chat.bind_tools([weather])
-        said = bound.invoke(talk)
-        bound.invoke([*talk, said, *(weather.invoke(call) for call in said.tool_calls)])
+        history = [HumanMessage(content=QUESTION)]
+        bound = chat.bind_tools([weather])
+        reply = bound.invoke(history)
+        bound.invoke([*history, reply, *(weather.invoke(call) for call in reply.tool_calls)])
 
     run("tools", agent)
-    run("tools-any", lambda: chat.bind_tools([weather], tool_choice="any", parallel_tool_calls=False).invoke(QUESTION))
+    run(
+        "tools-any",
+        lambda: chat.bind_tools([weather], tool_choice="any", parallel_tool_calls=False).invoke(
+            QUESTION
+        ),
+    )
     for method in ("json_schema", "function_calling", "json_mode"):
         structured = chat.with_structured_output(Place, method=method)
-        run(f"structured-{method.replace('_', '-')}", lambda: structured.invoke("A place as JSON, please."))
-    run("completion", lambda: OpenAI(model="m", base_url=BASE, api_key="unused", max_retries=0).invoke("the quick"))
-    responses = ChatOpenAI(model="m", base_url=BASE, api_key="unused", max_retries=0, use_responses_api=True)
-    run("responses", lambda: responses.invoke([HumanMessage(content=messages(IMAGE)[0]["content"])]))
+        run(
+            f"structured-{method.replace('_', '-')}",
+            lambda: structured.invoke("A place as JSON, please."),
+        )
+    run(
+        "completion",
+        lambda: OpenAI(model="m", base_url=BASE, api_key="unused", max_retries=0).invoke(
+            "the quick"
+        ),
+    )
+    responses = ChatOpenAI(
+        model="m", base_url=BASE, api_key="unused", max_retries=0, use_responses_api=True
+    )
+    run(
+        "responses", lambda: responses.invoke([HumanMessage(content=messages(IMAGE)[0]["content"])])
+    )
 
 
-def of_litellm():
+def record_litellm():
     import litellm
 
     run = lambda kind, call: record("litellm", f"litellm-{kind}", call)
-    ask = lambda **more: litellm.completion(
-        **{"model": "openai/m", "api_base": BASE, "api_key": "unused", "messages": messages(), "max_retries": 0, **more}
+    complete = lambda **more: litellm.completion(
+        **{
+            "model": "openai/m",
+            "api_base": BASE,
+            "api_key": "unused",
+            "messages": messages(),
+            "max_retries": 0,
+            **more,
+        }
     )
-    run("chat", lambda: ask(messages=messages(IMAGE), user="u", metadata={"a": "b"}, max_tokens=16))
-    run("chat-stream", lambda: list(ask(stream=True, stream_options={"include_usage": True})))
+    run(
+        "chat",
+        lambda: complete(messages=messages(IMAGE), user="u", metadata={"a": "b"}, max_tokens=16),
+    )
+    run("chat-stream", lambda: list(complete(stream=True, stream_options={"include_usage": True})))
 
     def loop():
-        said = ask(tools=[TOOL]).choices[0].message
-        ask(messages=[*messages(), said, {"role": "tool", "tool_call_id": "call_1", "content": "sunny"}], tools=[TOOL])
+        reply = complete(tools=[TOOL]).choices[0].message
+        complete(
+            messages=[
+                *messages(),
+                reply,
+                {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
+            ],
+            tools=[TOOL],
+        )
 
     run("tools", loop)
     cached = {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}
-    run("cached", lambda: ask(messages=[{"role": "system", "content": [cached]}, *messages()]))
-    run("hosted-vllm", lambda: ask(model="hosted_vllm/m", messages=messages(IMAGE), tools=[TOOL]))
+    run("cached", lambda: complete(messages=[{"role": "system", "content": [cached]}, *messages()]))
+    run(
+        "hosted-vllm",
+        lambda: complete(model="hosted_vllm/m", messages=messages(IMAGE), tools=[TOOL]),
+    )
     claude = {"model": "anthropic/m", "api_base": ROOT}
-    run("anthropic", lambda: ask(**claude, messages=messages(IMAGE)))
-    run("anthropic-tools", lambda: ask(**claude, tools=[TOOL], stream=True))
-    run("responses", lambda: litellm.responses(model="openai/m", api_base=BASE, api_key="unused", input=QUESTION))
+    run("anthropic", lambda: complete(**claude, messages=messages(IMAGE)))
+    run("anthropic-tools", lambda: complete(**claude, tools=[TOOL], stream=True))
+    run(
+        "responses",
+        lambda: litellm.responses(
+            model="openai/m", api_base=BASE, api_key="unused", input=QUESTION
+        ),
+    )
 
 
-def of_llama_index():
+def record_llama_index():
     from llama_index.core.llms import ChatMessage, ImageBlock, TextBlock
     from llama_index.core.tools import FunctionTool
     from llama_index.llms.openai import OpenAI
@@ -282,10 +496,13 @@ def of_llama_index():
         """Tells the weather."""
         return "sunny"
 
-    run("tools", lambda: llm.predict_and_call([FunctionTool.from_defaults(weather)], user_msg=QUESTION))
+    run(
+        "tools",
+        lambda: llm.predict_and_call([FunctionTool.from_defaults(weather)], user_msg=QUESTION),
+    )
 
 
-def of_instructor():
+def record_instructor():
     import instructor
     import openai
     from pydantic import BaseModel
@@ -295,12 +512,16 @@ def of_instructor():
 
     run = lambda kind, call: record("instructor", f"instructor-{kind}", call)
     for mode in ("TOOLS", "JSON", "JSON_SCHEMA"):
-        client = instructor.from_openai(openai.OpenAI(base_url=BASE, max_retries=0), mode=instructor.Mode[mode])
-        ask = lambda: client.chat.completions.create(model="m", messages=messages(), response_model=Place, max_retries=0)
-        run(mode.lower().replace("_", "-"), ask)
+        client = instructor.from_openai(
+            openai.OpenAI(base_url=BASE, max_retries=0), mode=instructor.Mode[mode]
+        )
+        complete = lambda: client.chat.completions.create(
+            model="m", messages=messages(), response_model=Place, max_retries=0
+        )
+        run(mode.lower().replace("_", "-"), complete)
 
 
-def of_pydantic_ai():
+def record_pydantic_ai():
     from pydantic import BaseModel
     from pydantic_ai import Agent, BinaryContent
     from pydantic_ai.models.openai import OpenAIChatModel
@@ -324,7 +545,7 @@ def of_pydantic_ai():
     run("tools", lambda: agent.run_sync(QUESTION))
 
 
-def of_agents():
+def record_agents():
     import agents
     import openai
 
@@ -338,51 +559,71 @@ def of_agents():
 
     kinds = {"chat": agents.OpenAIChatCompletionsModel, "responses": agents.OpenAIResponsesModel}
     for kind, model in kinds.items():
-        agent = agents.Agent(name="a", instructions="Be brief.", tools=[weather], model=model(model="m", openai_client=client))
-        record("openai-agents", f"openai-agents-{kind}", lambda: agents.Runner.run_sync(agent, QUESTION))
+        agent = agents.Agent(
+            name="a",
+            instructions="Be brief.",
+            tools=[weather],
+            model=model(model="m", openai_client=client),
+        )
+        record(
+            "openai-agents",
+            f"openai-agents-{kind}",
+            lambda: agents.Runner.run_sync(agent, QUESTION),
+        )
 
 
-def of_vllm_bench():
+def record_vllm_bench():
     import aiohttp
     from vllm.benchmarks.lib.endpoint_request_func import ASYNC_REQUEST_FUNCS, RequestFuncInput
 
     def run(backend, path, **more):
-        async def ask():
-            asked = {"prompt_len": 4, "output_len": 8, "model": "m", "ignore_eos": True, **more}
-            asked.setdefault("prompt", QUESTION)
+        async def complete():
+            request = {"prompt_len": 4, "output_len": 8, "model": "m", "ignore_eos": True, **more}
+            request.setdefault("prompt", QUESTION)
             async with aiohttp.ClientSession() as session:
-                await ASYNC_REQUEST_FUNCS[backend](RequestFuncInput(api_url=BASE + path, **asked), session)
+                await ASYNC_REQUEST_FUNCS[backend](
+                    RequestFuncInput(api_url=BASE + path, **request), session
+                )
 
-        return lambda: asyncio.run(ask())
+        return lambda: asyncio.run(complete())
 
     sampled = {"extra_body": {"temperature": 0.0}}
     record("vllm", "vllm-bench-completions", run("openai", "/completions", **sampled))
-    record("vllm", "vllm-bench-chat", run("openai-chat", "/chat/completions", multi_modal_content=IMAGE, **sampled))
+    record(
+        "vllm",
+        "vllm-bench-chat",
+        run("openai-chat", "/chat/completions", multi_modal_content=IMAGE, **sampled),
+    )
 
 
 CLIENTS = {
-    "openai": of_openai,
-    "anthropic": of_anthropic,
-    "langchain_openai": of_langchain,
-    "litellm": of_litellm,
-    "llama_index": of_llama_index,
-    "instructor": of_instructor,
-    "pydantic_ai": of_pydantic_ai,
-    "agents": of_agents,
-    "vllm": of_vllm_bench,
+    "openai": record_openai,
+    "anthropic": record_anthropic,
+    "langchain_openai": record_langchain,
+    "litellm": record_litellm,
+    "llama_index": record_llama_index,
+    "instructor": record_instructor,
+    "pydantic_ai": record_pydantic_ai,
+    "agents": record_agents,
+    "vllm": record_vllm_bench,
 }
 for package, calls in CLIENTS.items():
     if importlib.util.find_spec(package) is not None:
         calls()
     else:
-        print(f"{package} is not here")
-if NODE:
+        print(f"{package} is not installed")
+if NODE_COMMAND:
     Recorder.posted = posted = []
-    told = subprocess.run([*NODE, BASE, "data:image/png;base64," + PNG], check=True, capture_output=True, text=True).stdout
-    client, *names = told.splitlines()
+    output = subprocess.run(
+        [*NODE_COMMAND, BASE, "data:image/png;base64," + PNG],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    client, *names = output.splitlines()
     assert len(names) == len(posted), (names, posted)
-    for name, what in zip(names, posted):
-        write(f"openai-npm-{name}", {"client": client, **what})
+    for name, recorded in zip(names, posted):
+        write(f"openai-npm-{name}", {"client": client, **recorded})
 # Some packages leave threads running.
 sys.stdout.flush()
 os._exit(0)

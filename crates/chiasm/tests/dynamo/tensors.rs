@@ -257,5 +257,5 @@ async fn dynamo_tensors_match_vllm_processor() {
         chiasm(&["serve", &model, "--upstream", "dynamo+etcd://127.0.0.1:1/x,tensors"]).output();
     let output = output.expect("chiasm runs");
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && stderr.contains("say tensors=bfloat16"), "{stderr}");
+    assert!(!output.status.success() && stderr.contains("give tensors=bfloat16"), "{stderr}");
 }

@@ -1,9 +1,10 @@
-"""A Dynamo worker without an engine. It receives the images of each request as Dynamo's own worker for vLLM does, compares them
-with the output of vLLM's own processor for the same files, and reports differences.
+"""A Dynamo worker without an engine that checks received images.
 
     python tensors_worker.py SITE_PACKAGES MODEL_DIR DTYPE ENDPOINT REPORT
 
-Runs in vLLM's Python; SITE_PACKAGES is the folder with Dynamo's packages. REPORT gets a line of JSON for each request.
+It receives the images of each request like Dynamo's own worker for vLLM, compares them with the
+output of vLLM's own processor for the same files, and reports differences. Runs in vLLM's Python;
+SITE_PACKAGES is the folder of Dynamo's packages. REPORT gets a line of JSON for each request.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ import os
 import sys
 
 SITE, MODEL, DTYPE, ENDPOINT, REPORT = sys.argv[1:]
-# Appended, so that packages that both have are vLLM's.
+# Appended, so that vLLM's packages take precedence.
 sys.path.append(SITE)
 os.environ.setdefault("VLLM_TARGET_DEVICE", "cpu")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -33,11 +34,15 @@ from vllm.multimodal.processing.context import TimingContext
 PROCESSOR = MULTIMODAL_REGISTRY.create_processor(ModelConfig(model=MODEL, dtype=DTYPE))
 # The media loader is not used: only received tensors count.
 RECEIVER = VllmMultimodalRequestProcessor(
-    model=MODEL, enable_multimodal=True, image_loader=object(), video_loader=object(), audio_loader=object()
+    model=MODEL,
+    enable_multimodal=True,
+    image_loader=object(),
+    video_loader=object(),
+    audio_loader=object(),
 )
 
 
-def expected(request: dict) -> dict:
+def process_with_vllm(request: dict) -> dict:
     """Returns vLLM's output for the files and the prompt with one marker each."""
     urls = [item["Url"] for item in request["multi_modal_data"]["image_url"]]
     files = [base64.b64decode(url.partition(";base64,")[2]) for url in urls]
@@ -50,42 +55,62 @@ def expected(request: dict) -> dict:
     return PROCESSOR.apply(inputs, TimingContext(enabled=False))
 
 
-def differences(got: dict, wanted: dict) -> list[str]:
+def differences(received: dict, expected: dict) -> list[str]:
+    """Returns the names of the parts that differ."""
     found = []
-    if list(got["prompt_token_ids"]) != list(wanted["prompt_token_ids"]):
+    if list(received["prompt_token_ids"]) != list(expected["prompt_token_ids"]):
         found.append("prompt_token_ids")
-    for index, (ours, theirs) in enumerate(zip(got["mm_placeholders"]["image"], wanted["mm_placeholders"]["image"])):
-        if (ours.offset, ours.length, ours.get_num_embeds()) != (theirs.offset, theirs.length, theirs.get_num_embeds()):
+    for index, (actual, wanted) in enumerate(
+        zip(received["mm_placeholders"]["image"], expected["mm_placeholders"]["image"])
+    ):
+        if (actual.offset, actual.length, actual.get_num_embeds()) != (
+            wanted.offset,
+            wanted.length,
+            wanted.get_num_embeds(),
+        ):
             found.append(f"placeholder {index}")
-    items = (got["mm_kwargs"]["image"], wanted["mm_kwargs"]["image"])
+    items = (received["mm_kwargs"]["image"], expected["mm_kwargs"]["image"])
     if len(items[0]) != len(items[1]):
         found.append("number of items")
-    for index, (ours, theirs) in enumerate(zip(*items)):
-        if set(ours) != set(theirs):
-            found.append(f"names of item {index}: {sorted(ours)} and {sorted(theirs)}")
+    for index, (actual, wanted) in enumerate(zip(*items)):
+        if set(actual) != set(wanted):
+            found.append(f"names of item {index}: {sorted(actual)} and {sorted(wanted)}")
             continue
-        for name in theirs:
-            mine, own = ours[name], theirs[name]
+        for name in wanted:
+            element = actual[name]
+            reference = wanted[name]
+            data = reference.data
             # vLLM casts floats to the model's dtype before passing them on.
-            data = own.data.to(getattr(torch, DTYPE)) if own.data.is_floating_point() else own.data
-            if mine.data.dtype != data.dtype or not torch.equal(mine.data, data):
-                found.append(f"{name} of item {index}: {mine.data.dtype}, {tuple(mine.data.shape)}")
-            if type(mine.field) is not type(own.field) or mine.field.keep_on_cpu != own.field.keep_on_cpu:
+            if data.is_floating_point():
+                data = data.to(getattr(torch, DTYPE))
+            if element.data.dtype != data.dtype or not torch.equal(element.data, data):
+                shape = tuple(element.data.shape)
+                found.append(f"{name} of item {index}: {element.data.dtype}, {shape}")
+            if (
+                type(element.field) is not type(reference.field)
+                or element.field.keep_on_cpu != reference.field.keep_on_cpu
+            ):
                 found.append(f"field of {name} of item {index}")
     return found
 
 
 async def answer(request: dict, context=None):
-    got = await RECEIVER.try_receive_mm_kwargs(request)
-    report = {"received": got is not None}
-    if got is not None:
-        wanted = expected(request)
-        report["items"] = len(got["mm_kwargs"]["image"])
-        report["elements"] = sum(field.data.numel() for item in got["mm_kwargs"]["image"] for field in item.values())
-        report["dtypes"] = sorted({str(f.data.dtype) for item in got["mm_kwargs"]["image"] for f in item.values()})
-        report["hashes"] = got["mm_hashes"]["image"]
-        report["differences"] = differences(got, wanted)
-    prompt = len(got["prompt_token_ids"]) if got is not None else len(request["token_ids"])
+    received = await RECEIVER.try_receive_mm_kwargs(request)
+    report = {"received": received is not None}
+    if received is not None:
+        expected = process_with_vllm(request)
+        report["items"] = len(received["mm_kwargs"]["image"])
+        report["elements"] = sum(
+            field.data.numel() for item in received["mm_kwargs"]["image"] for field in item.values()
+        )
+        report["dtypes"] = sorted(
+            {str(f.data.dtype) for item in received["mm_kwargs"]["image"] for f in item.values()}
+        )
+        report["hashes"] = received["mm_hashes"]["image"]
+        report["differences"] = differences(received, expected)
+    prompt = (
+        len(received["prompt_token_ids"]) if received is not None else len(request["token_ids"])
+    )
     with open(REPORT, "a") as file:
         file.write(json.dumps(report) + "\n")
     usage = {"prompt_tokens": prompt, "completion_tokens": 1, "total_tokens": prompt + 1}
@@ -96,7 +121,9 @@ async def serve() -> None:
     runtime = DistributedRuntime(asyncio.get_running_loop(), "etcd", "tcp", event_plane="zmq")
     endpoint = runtime.endpoint(ENDPOINT)
     config = ModelRuntimeConfig()
-    config.total_kv_blocks, config.max_num_seqs, config.max_num_batched_tokens = 1000, 8, 8192
+    config.total_kv_blocks = 1000
+    config.max_num_seqs = 8
+    config.max_num_batched_tokens = 8192
     await register_model(
         ModelInput.Tokens,
         ModelType.Chat | ModelType.Completions,

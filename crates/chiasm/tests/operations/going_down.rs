@@ -39,7 +39,7 @@ async fn second_interrupt_ends_running_requests() {
     let mut streamed = server.open("/v1/completions", &stream()).await;
     streamed.chunk().await.expect("a first chunk");
     send_signal(server.pid(), "INT");
-    server.wait_for_log("a second Ctrl-C cuts them off");
+    server.wait_for_log("a second Ctrl-C aborts them");
     // The handler of the second Ctrl-C is installed right after that line.
     let ready = async || {
         Some(
@@ -52,7 +52,7 @@ async fn second_interrupt_ends_running_requests() {
         .await
         .expect("an end in time")
         .expect("an orderly end");
-    assert!(rest.contains("going down"), "{rest}");
+    assert!(rest.contains("shutting down"), "{rest}");
     assert!(server.terminate(TIMEOUT).await);
 }
 
@@ -74,7 +74,7 @@ async fn drain_timeout_ends_streams_with_an_error() {
     .await;
     let ended = tokio::spawn(server.terminate(TIMEOUT));
     let rest = streamed.text().await.expect("an orderly end");
-    assert!(rest.contains("\"error\"") && rest.contains("going down"), "{rest}");
+    assert!(rest.contains("\"error\"") && rest.contains("shutting down"), "{rest}");
     assert!(rest.ends_with("data: [DONE]\n\n"), "{rest}");
     assert_eq!(whole.await.expect("joined").expect("an answer").status(), 503);
     assert!(ended.await.expect("joined"), "exit code 0 in time");

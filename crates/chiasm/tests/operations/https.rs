@@ -79,14 +79,14 @@ async fn renewed_certificate_keeps_open_connections() {
     assert!(long.chunk().await.expect("a first chunk").is_some());
 
     std::fs::write(files.path("key.pem"), "no key").expect("written");
-    let why = server.wait_for_log("the new certificate is not taken, the old one stays");
+    let why = server.wait_for_log("the new certificate can't be used; the old one stays");
     assert!(why.contains("key.pem has no private key"), "{why}");
     let health = format!("{}/health", server.url);
     assert_eq!(server.client.get(&health).send().await.expect("an answer").status(), 200);
     let renewed = files.renew();
     wait_for("the new certificate", TIMEOUT, async || renewed.get(&health).send().await.is_ok())
         .await;
-    server.wait_for_log("the certificate has been read again");
+    server.wait_for_log("the certificate was reloaded");
     let other = CertificateFiles::new().renew();
     assert!(other.get(&health).send().await.is_err(), "this client trusts another certificate");
     // Connections that were opened with the first certificate still work.
@@ -131,7 +131,7 @@ async fn hangup_reloads_certificate_with_keys() {
     send_signal(server.pid(), "HUP");
     assert!(
         server
-            .wait_for_log("the new API keys are not taken, the old ones stay")
+            .wait_for_log("the new API keys can't be used; the old ones stay")
             .contains("has no API key")
     );
     assert_eq!(models(&renewed, "one").await, Some(200), "the new certificate with the old key");
@@ -139,8 +139,8 @@ async fn hangup_reloads_certificate_with_keys() {
     std::fs::write(&keys, "two\n").expect("written");
     std::fs::write(files.path("key.pem"), "no key").expect("written");
     send_signal(server.pid(), "HUP");
-    server.wait_for_log("the API keys have been read again");
-    assert!(server.count_logged("the new certificate is not taken, the old one stays") > 0);
+    server.wait_for_log("the API keys were reloaded");
+    assert!(server.count_logged("the new certificate can't be used; the old one stays") > 0);
     assert_eq!(models(&renewed, "one").await, Some(401));
     assert_eq!(models(&renewed, "two").await, Some(200));
     assert_eq!(session(&renewed).await, 401, "the session's key is no longer valid");

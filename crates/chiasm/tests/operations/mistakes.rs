@@ -53,12 +53,12 @@ fn configuration_errors_suggest_a_fix() {
         (
             "a path that is not there",
             run_failing(&["serve", "/no/folder"]),
-            &["is no directory", "id of a model on the hub"],
+            &["neither a directory", "id of a model on the hub"],
         ),
         (
             "a hub that can't be reached",
             run_failing(&["serve", "a/b"]),
-            &["HF_HUB_OFFLINE", "name a directory"],
+            &["HF_HUB_OFFLINE", "give a model directory"],
         ),
         (
             "a torn file",
@@ -73,7 +73,7 @@ fn configuration_errors_suggest_a_fix() {
         (
             "a folder of GGUF files",
             run_failing(&["serve", &gguf, "--sim", "1"]),
-            &["GGUF", "config.json", "hub's id"],
+            &["GGUF", "config.json", "hub id"],
         ),
         (
             "a negative number of engines",
@@ -176,7 +176,7 @@ fn configuration_errors_suggest_a_fix() {
         (
             "no such chat template",
             serve(&["--chat-template", "/no.jinja"]),
-            &["/no.jinja", "give a file"],
+            &["/no.jinja", "give the path of a file"],
         ),
         (
             "settings that are not JSON",
@@ -187,7 +187,7 @@ fn configuration_errors_suggest_a_fix() {
         (
             "gRPC for traces",
             serve(&["--otlp-traces-endpoint", "grpc://h:4317"]),
-            &["gRPC is not spoken", "4318"],
+            &["gRPC is not supported", "4318"],
         ),
     ] {
         for hint in hints {
@@ -201,7 +201,7 @@ fn configuration_errors_suggest_a_fix() {
 async fn public_address_without_key_logs_a_warning() {
     let model = demo_model().display().to_string();
     let open = Server::start(&[&model, "--sim", "1", "--host", "0.0.0.0"]);
-    assert!(open.wait_for_log_line("whoever reaches this address").contains("--api-key"));
+    assert!(open.wait_for_log_line("anyone who can reach this address").contains("--api-key"));
 }
 
 #[test]

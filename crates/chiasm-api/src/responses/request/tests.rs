@@ -162,7 +162,7 @@ fn unsupported_field_is_refused_by_name() {
         );
     }
     let error = parse(&json!({"previous_response_id": "resp_1"})).err().unwrap();
-    assert!(error.message.contains("keeps nothing"), "{error}");
+    assert!(error.message.contains("stores no state"), "{error}");
 }
 
 #[test]

@@ -59,7 +59,7 @@ impl EtcdServer {
     /// Starts the process and waits until it is healthy. Returns `false` if it exits.
     async fn try_start(&mut self) -> bool {
         let program = std::env::var_os("CHIASM_TEST_ETCD")
-            .expect("CHIASM_TEST_ETCD has to name the etcd to test with");
+            .expect("CHIASM_TEST_ETCD must be the path of an etcd");
         let peer = format!("http://127.0.0.1:{}", self.ports[1]);
         let client = format!(
             "{}://127.0.0.1:{}",
@@ -97,7 +97,7 @@ impl EtcdServer {
             }
             sleep(Duration::from_millis(20)).await;
         }
-        panic!("etcd does not get healthy: {}", self.log());
+        panic!("etcd does not become healthy: {}", self.log());
     }
 
     fn log(&self) -> String {

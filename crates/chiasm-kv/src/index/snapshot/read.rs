@@ -10,15 +10,15 @@ use crate::index::trees::Trees;
 use crate::index::worker::Worker;
 use crate::index::workers::Workers;
 
-/// The unread part of a snapshot. The `what` arguments name the part for errors.
+/// The unread part of a snapshot. The `part` arguments name the part for errors.
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
 impl<'a> Reader<'a> {
     pub(super) fn take<const N: usize>(
         &mut self,
-        what: &'static str,
+        part: &'static str,
     ) -> Result<[u8; N], SnapshotError> {
-        let (taken, rest) = self.0.split_first_chunk().ok_or(SnapshotError::malformed(what))?;
+        let (taken, rest) = self.0.split_first_chunk().ok_or(SnapshotError::malformed(part))?;
         self.0 = rest;
         Ok(*taken)
     }
@@ -26,24 +26,24 @@ impl<'a> Reader<'a> {
     pub(super) fn slice(
         &mut self,
         length: usize,
-        what: &'static str,
+        part: &'static str,
     ) -> Result<&'a [u8], SnapshotError> {
         let (taken, rest) =
-            self.0.split_at_checked(length).ok_or(SnapshotError::malformed(what))?;
+            self.0.split_at_checked(length).ok_or(SnapshotError::malformed(part))?;
         self.0 = rest;
         Ok(taken)
     }
 
-    fn u16(&mut self, what: &'static str) -> Result<u16, SnapshotError> {
-        self.take(what).map(u16::from_le_bytes)
+    fn u16(&mut self, part: &'static str) -> Result<u16, SnapshotError> {
+        self.take(part).map(u16::from_le_bytes)
     }
 
-    pub(super) fn u32(&mut self, what: &'static str) -> Result<u32, SnapshotError> {
-        self.take(what).map(u32::from_le_bytes)
+    pub(super) fn u32(&mut self, part: &'static str) -> Result<u32, SnapshotError> {
+        self.take(part).map(u32::from_le_bytes)
     }
 
-    pub(super) fn u64(&mut self, what: &'static str) -> Result<u64, SnapshotError> {
-        self.take(what).map(u64::from_le_bytes)
+    pub(super) fn u64(&mut self, part: &'static str) -> Result<u64, SnapshotError> {
+        self.take(part).map(u64::from_le_bytes)
     }
 }
 
@@ -109,7 +109,7 @@ fn is_same(one: Position, other: Position, prompts: &Prompts) -> bool {
 impl Cache {
     /// Reads the blocks of an empty cache.
     ///
-    /// All blocks of a chain are held as soon as it is read, so that events of other workers can't
+    /// The blocks of a chain are held as soon as it is read, so that events of other workers can't
     /// prune them. Lookups don't see this, because the worker is not listed. At the end, blocks
     /// without a hash are released.
     fn read(&mut self, reader: &mut Reader<'_>, prompts: &Prompts) -> Result<(), SnapshotError> {

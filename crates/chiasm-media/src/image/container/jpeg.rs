@@ -156,10 +156,10 @@ fn read_frame(content: &[u8]) -> Result<((u32, u32), u8), MediaError> {
         return Err(corrupt("the frame header is cut off"));
     };
     if precision != 8 {
-        return Err(unsupported("only 8 bits per sample are read"));
+        return Err(unsupported("only 8 bits per sample are supported"));
     }
     if !matches!(components, 1 | 3 | 4) {
-        return Err(unsupported("only 1, 3 or 4 components are read"));
+        return Err(unsupported("only 1, 3 or 4 components are supported"));
     }
     if content.len() != 6 + 3 * usize::from(components) {
         return Err(wrong_length());

@@ -98,7 +98,7 @@ impl Texts {
         self.store(keyword, value)
     }
 
-    /// Checks whether Pillow accepts an `iCCP` chunk.
+    /// Checks that Pillow accepts an `iCCP` chunk.
     pub(super) fn colour_profile(&mut self, content: &[u8]) -> Result<(), Refused> {
         match split_at_nul(content) {
             Some((_, [0, compressed @ ..])) => self.expand(compressed).map(drop),

@@ -1,7 +1,7 @@
 //! Bitmap decoding: converts rows to RGB.
 //!
-//! Of the 180 bitmaps among the goldens, the crate `image` 0.25 yields other pixels than Pillow for
-//! 20, refuses 24 that Pillow reads, and reads 11 that Pillow refuses.
+//! The crate `image` 0.25 differs from Pillow on the 180 bitmaps among the goldens: it yields other
+//! pixels for 20, refuses 24 that Pillow reads, and reads 11 that Pillow refuses.
 //!
 //! Its pixels differ in all bitmaps of 16 bits (it rounds differently when it widens 5 and 6 bits),
 //! in 8-bit run lengths with jumps and overlong runs, and with short or grey palettes. It refuses

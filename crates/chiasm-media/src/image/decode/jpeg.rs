@@ -45,7 +45,7 @@ pub(super) fn decode(
     if !is_supported_sampling(&sampling) {
         return Err(MediaError::UnsupportedVariant {
             format: ImageFormat::Jpeg,
-            reason: "its kind of subsampling",
+            reason: "its chroma subsampling",
         });
     }
     // libjpeg's default. It changes the pixels of progressive files without their last scans.
@@ -68,7 +68,7 @@ pub(super) fn decode(
 /// vertical.
 fn is_supported_sampling(sampling: &[(u8, u8)]) -> bool {
     match *sampling {
-        // Of four components, the decoder expects full resolution for the first and the last, and
+        // With four components, the decoder expects full resolution for the first and the last, and
         // one whole fraction of it for the two in the middle. It panics otherwise.
         [first, second, third, fourth] => {
             let divides = |whole: u8, part: u8| part != 0 && whole.is_multiple_of(part);
@@ -77,7 +77,7 @@ fn is_supported_sampling(sampling: &[(u8, u8)]) -> bool {
                 && divides(first.0, second.0)
                 && divides(first.1, second.1)
         }
-        // Of three components, the first must have full resolution. For other files the decoder's
+        // With three components, the first must have full resolution. For other files the decoder's
         // error would call the file broken.
         [first, ..] => sampling.iter().all(|part| part.0 <= first.0 && part.1 <= first.1),
         [] => false,
@@ -134,10 +134,9 @@ fn decode_as(
 
 fn to_media_error(error: JpegError) -> MediaError {
     match error {
-        JpegError::Unsupported(_) => MediaError::UnsupportedVariant {
-            format: ImageFormat::Jpeg,
-            reason: "its kind of compression",
-        },
+        JpegError::Unsupported(_) => {
+            MediaError::UnsupportedVariant { format: ImageFormat::Jpeg, reason: "its compression" }
+        }
         JpegError::LimitExceeded { .. } | JpegError::AllocationFailed { .. } => {
             MediaError::UnsupportedVariant {
                 format: ImageFormat::Jpeg,

@@ -31,7 +31,7 @@ impl ReusableBuffer {
             self.0 = Vec::new();
             self.0 = zeroed(length).ok_or(MediaError::UnsupportedVariant {
                 format,
-                reason: "it needs more memory than there is",
+                reason: "it needs more memory than is available",
             })?;
         } else if self.0.len() < length {
             self.0.resize(length, 0);
@@ -129,8 +129,8 @@ fn zeroed(length: usize) -> Option<Vec<u8>> {
     Some(vec![0; length])
 }
 
-/// Raises glibc's trim threshold, so that it does not return a decoder's memory to the system only
-/// to get it back page by page for the next image.
+/// Raises glibc's trim threshold. Otherwise glibc returns a decoder's memory to the system, only to
+/// get it back page by page for the next image.
 ///
 /// glibc returns free memory above twice the largest block that it has seen freed, where blocks
 /// count up to 32 MiB. This frees one large block, which is never touched and costs nothing. A 4K
@@ -152,7 +152,7 @@ pub(super) fn image_bytes(
         .and_then(|pixels| pixels.checked_mul(bytes_per_pixel))
         .ok_or(MediaError::UnsupportedVariant {
             format,
-            reason: "it needs more memory than there is",
+            reason: "it needs more memory than is available",
         })
 }
 

@@ -170,7 +170,7 @@ fn kinds() -> Vec<Pair> {
     });
     add("merges across spaces", &dense_characters, &|_| {});
     let few_across = with_random_merges(characters.clone(), "etaoins▁▁é北", 900, 3);
-    add("merges across spaces behind two characters", &few_across, &|json| {
+    add("merges across spaces after two characters", &few_across, &|json| {
         let merges = json["model"]["merges"].as_array_mut().unwrap();
         merges.retain(|merge| {
             let left = merge[0].as_str().unwrap();
@@ -204,7 +204,9 @@ fn kinds() -> Vec<Pair> {
             token["normalized"] = json!(true);
         }
     });
-    add("tokens that take spaces", &bytes, &|json| json["added_tokens"][1]["rstrip"] = json!(true));
+    add("tokens that strip spaces", &bytes, &|json| {
+        json["added_tokens"][1]["rstrip"] = json!(true)
+    });
     add("bos and eos", &bytes, &|json| {
         let special = |id: &str| json!({"SpecialToken": {"id": id, "type_id": 0}});
         let text = json!({"Sequence": {"id": "A", "type_id": 0}});

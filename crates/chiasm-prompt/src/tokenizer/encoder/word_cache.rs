@@ -71,7 +71,7 @@ impl<const PARTS: usize, const IDS: usize> Table<PARTS, IDS> {
                 .word
                 .iter()
                 .zip(key.word)
-                .fold(0, |differs, (ours, theirs)| differs | (ours ^ theirs));
+                .fold(0, |differs, (stored, wanted)| differs | (stored ^ wanted));
             differs | u64::from(entry.len ^ key.len) == 0
         });
         found.map(|entry| &entry.ids[..usize::from(entry.count)])

@@ -99,7 +99,7 @@ async fn failed_handshake_closes_connection() {
         let mut answer = Vec::new();
         let _ = tokio::time::timeout(SOON, stream.read_to_end(&mut answer))
             .await
-            .expect("the end in time");
+            .expect("should end in time");
         assert!(answer.len() <= 7, "an alert at most: {answer:?}");
         wait_for("count", || server.failed_handshakes() == count).await;
     }
@@ -115,7 +115,7 @@ async fn silent_handshake_blocks_neither_clients_nor_shutdown() {
     let server =
         TlsListener::with_limits(HttpLimits { connections: 1, ..HttpLimits::default() }).await;
     let silent = server.server.send("").await;
-    wait_for("its slot", || server.server.metric("chiasm_connections") == 1).await;
+    wait_for("open connection", || server.server.metric("chiasm_connections") == 1).await;
     assert!(server.answer(get("/health")).await.starts_with("HTTP/1.1 200"));
     assert_eq!(server.server.metric("chiasm_closed_connections_total{cause=\"room\"}"), 1);
     drop(silent);
@@ -133,10 +133,10 @@ async fn silent_handshake_blocks_neither_clients_nor_shutdown() {
     };
     let _silent = TcpStream::connect(address).await.unwrap();
     let open = || plain.metrics().contains("\nchiasm_connections 1\n");
-    wait_for("its slot", open).await;
+    wait_for("open connection", open).await;
     let started = std::time::Instant::now();
     drop(stop);
-    tokio::time::timeout(SOON, serving).await.expect("the end in time").unwrap();
+    tokio::time::timeout(SOON, serving).await.expect("should end in time").unwrap();
     assert!(
         started.elapsed() < Duration::from_secs(5),
         "shutdown waited for the handshake: {:?}",
@@ -162,7 +162,7 @@ async fn client_hello_waits_for_a_cpu_thread() {
         });
     }
     let busy = Duration::from_millis(2);
-    wait_for("both threads", || pending() == busy).await;
+    wait_for("busy threads", || pending() == busy).await;
     let mut answer = Box::pin(server.answer(get("/health")));
     tokio::select! {
         biased;

@@ -22,7 +22,7 @@ export function svgElement(name, attributes = {}, ...children) {
   return node;
 }
 
-/** Sets an element's text if it differs: most values are the same as a second ago. */
+/** Sets an element's text if it differs. Most values do not change every second. */
 export function setText(target, text) {
   if (target.textContent !== text) target.textContent = text;
 }
@@ -41,10 +41,12 @@ export function table(caption, heads, rows, attributes = {}) {
     element("tbody", {}, ...rows.map(row)));
 }
 
-const whole = new Intl.NumberFormat("en");
+const integers = new Intl.NumberFormat("en");
 
-export const count = (number) => whole.format(number);
+/** Formats an integer. */
+export const count = (number) => integers.format(number);
 
+/** Formats a fraction as a percentage. */
 export function percent(part) {
   if (part == null) return "–";
   const digits = part > 0 && part < 0.1 ? 1 : 0;
@@ -55,7 +57,7 @@ export function percent(part) {
 export function brief(number) {
   if (number === 0) return "0";
   const size = Math.abs(number);
-  if (size >= 100) return whole.format(Math.round(number));
+  if (size >= 100) return integers.format(Math.round(number));
   return number.toFixed(size >= 10 ? 1 : 2);
 }
 
@@ -76,7 +78,7 @@ export function time(seconds) {
 export const clock = (milliseconds) =>
   new Date(milliseconds).toLocaleTimeString([], { hour12: false });
 
-/** Returns the colour of a hash. Different hashes mostly have different colours. */
+/** Returns the colour of a hash. Different hashes usually have different colours. */
 export function colour(hash) {
   const number = parseInt(hash.slice(0, 8), 16);
   return `hsl(${number % 360} ${55 + (number >>> 9) % 30}% ${52 + (number >>> 15) % 14}%)`;

@@ -3,17 +3,18 @@
 import { brief, bytes, count, element, percent, setText } from "./elements.js";
 
 const GAUGES = ["KV cache in use", "Prompt tokens found", "Arena"];
-/** The margin around the window in which tiles are updated, so that scrolling shows no old ones. */
+/** The margin around the window in which tiles are updated, so that scrolling shows new values. */
 const MARGIN = "50%";
 
+/** The view of all workers. */
 export class Fleet {
   #workers = new Map();
   #tiles = new Map();
-  /** The workers whose tiles show old numbers. */
+  /** The ids of the workers whose tiles show old values. */
   #changed = new Set();
   /**
-   * The workers whose tiles are in or near the window. Of a thousand tiles that change each second,
-   * only these are redrawn.
+   * The ids of the workers whose tiles are in or near the window. Only these tiles are redrawn: a
+   * fleet may have a thousand tiles that change each second.
    */
   #near = new Set();
   #observer = new IntersectionObserver((entries) => this.#onScroll(entries), {
@@ -103,7 +104,7 @@ export class Fleet {
     this.#root.append(added);
     if (isInOrder) return;
     const tiles = [...this.#root.children];
-    this.#root.append(...tiles.sort((one, other) => number(one) - number(other)));
+    this.#root.append(...tiles.sort((a, b) => number(a) - number(b)));
   }
 
   #matchesFilter(row) {
@@ -115,6 +116,7 @@ export class Fleet {
   }
 }
 
+/** The tile of a worker. */
 class Tile {
   constructor(id) {
     this.state = element("span", { class: "badge" });
@@ -131,13 +133,13 @@ class Tile {
   show(row) {
     const breaker = row.breaker == null ? null : `breaker ${row.breaker}`;
     const state = row.draining ? "draining" : breaker ?? row.condition ?? "leaving";
-    badge(this.state, state, state === "answers");
-    badge(this.knowledge, row.knowledge, row.knowledge === "exact");
+    showBadge(this.state, state, state === "answers");
+    showBadge(this.knowledge, row.knowledge, row.knowledge === "exact");
     const machine = row.machine == null ? "this machine" : `machine ${row.machine}`;
     const role = row.role == null ? "" : `${row.role} · `;
-    const unnamed = row.unnamed ? " · not named any more" : "";
+    const unnamed = row.unnamed ? " · no longer named" : "";
     setText(this.runs, `${role}${row.runs ?? "engine"} · ${machine}${unnamed}`);
-    const engine = row.running == null ? "says nothing yet"
+    const engine = row.running == null ? "no reports yet"
       : `${count(row.running)} running, ${count(row.waiting)} waiting`;
     setText(this.load, `${engine} · ${count(row.pending_tokens)} tokens to compute`);
     const [kv, hits, arena] = this.gauges;
@@ -153,12 +155,13 @@ class Tile {
   }
 }
 
-function badge(target, text, isHealthy) {
+/** Sets the text and the colour of a badge. */
+function showBadge(target, text, isHealthy) {
   setText(target, text);
-  target.className = isHealthy ? "badge well" : "badge ill";
+  target.className = isHealthy ? "badge healthy" : "badge unhealthy";
 }
 
-/** A named bar that shows a part of a whole. */
+/** A named bar that shows a fraction. */
 class Gauge {
   constructor(name) {
     this.fill = element("span", { class: "fill" });

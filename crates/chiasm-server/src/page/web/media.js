@@ -4,7 +4,7 @@ import { bytes, count, element, identity, percent, table } from "./elements.js";
 
 /** Descriptions of transfers. */
 const TRANSFERS = {
-  cached: "held by the engine: nothing was sent",
+  cached: "already in the engine: nothing sent",
   shm: "written into shared memory",
   inline: "inside the request's message",
 };
@@ -12,15 +12,16 @@ const TRANSFERS = {
 const SOURCES = {
   data: "data: URLs",
   file: "files",
-  fresh: "URLs that were fresh",
-  revalidated: "URLs that had not changed",
+  fresh: "URLs in the cache, fresh",
+  revalidated: "URLs in the cache, revalidated",
   fetched: "URLs fetched",
-  shared: "URLs fetched with somebody else",
-  failed_again: "URLs that had just failed",
-  named: "names that were known",
-  unknown_name: "names that were not known",
+  shared: "URLs that another request was fetching",
+  failed_again: "URLs that failed recently",
+  named: "known names",
+  unknown_name: "unknown names",
 };
 
+/** The view of all media items. */
 export class Media {
   #media = null;
   #drawn = null;
@@ -51,8 +52,8 @@ export class Media {
       .filter(([, items]) => items > 0)
       .map(([source, items]) => [SOURCES[source] ?? source, count(items)]);
     const tensors = [
-      ["made from their bytes", count(decoded)],
-      ["reused, made for another engine or request", count(reused)],
+      ["processed", count(decoded)],
+      ["reused from another engine or request", count(reused)],
     ];
     const memory = [
       ["encoded, for later requests", bytes(cached_bytes)],
@@ -64,10 +65,10 @@ export class Media {
       return [identity(hash), modality, requests];
     });
     this.#root.replaceChildren(
-      table("Items handed to engines", ["Way", "Items", "Share"], transfers),
-      table("Items asked for", ["Found as", "Items"], sources),
-      table("Tensors", ["Were", "Items"], tensors),
-      table("Memory for items", ["Kept", "Bytes"], memory),
+      table("Items for engines", ["Transfer", "Items", "Share"], transfers),
+      table("Requested items", ["Source", "Items"], sources),
+      table("Tensors", ["Origin", "Items"], tensors),
+      table("Memory for items", ["Form", "Bytes"], memory),
       frequent.length > 0
         ? table("Items that come again and again", ["Item", "Kind", "Requests"], frequent)
         : element("p", { class: "hint" }, "No media item has come more than once yet."));

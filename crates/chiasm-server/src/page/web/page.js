@@ -1,4 +1,4 @@
-// The page: it receives one stream of events and draws the chosen view, at most once a frame.
+// The page: receives one stream of events and draws the chosen view at most once per frame.
 
 import { Fleet } from "./fleet.js";
 import { Media } from "./media.js";
@@ -29,7 +29,8 @@ function draw() {
   });
 }
 
-function choose() {
+/** Shows the view in the address, or the fleet. */
+function showView() {
   const name = location.hash.slice(1);
   if (name === "main") return;
   shown = name in views ? name : "fleet";
@@ -43,43 +44,46 @@ function choose() {
   draw();
 }
 
-function totals({ ready, in_flight, slots }) {
+/** Shows the fleet's totals. */
+function showTotals({ ready, in_flight, slots }) {
   const requests = `${count(in_flight)} of ${count(slots)} requests in flight`;
   setText(byId("totals"), `${count(ready)} workers answer · ${requests}`);
 }
 
-/** Handles the whole state, when the page has connected. */
+/** Handles the complete state, which is the first event of a connection. */
 function reset(data) {
   setText(byId("model"), data.model);
   document.title = `${data.model} – Chiasm`;
   byId("logout").hidden = !data.has_keys;
-  totals(data.totals);
+  showTotals(data.totals);
   for (const view of Object.values(views)) view.reset(data);
   draw();
 }
 
-/** Handles the changes of a second. */
+/** Handles the changes of one second. */
 function update(data) {
-  totals(data.totals);
+  showTotals(data.totals);
   for (const view of Object.values(views)) view.update(data);
   draw();
 }
 
-function state(text, isHealthy) {
+/** Shows the state of the connection. */
+function showState(text, isHealthy) {
   setText(byId("state"), text);
-  byId("state").className = isHealthy ? "well" : "ill";
+  byId("state").className = isHealthy ? "healthy" : "unhealthy";
 }
 
+/** Connects to the stream of events. */
 function connect() {
   const events = new EventSource("events");
   events.addEventListener("start", (event) => {
-    state("live", true);
+    showState("live", true);
     reset(JSON.parse(event.data));
   });
   events.addEventListener("tick", (event) => update(JSON.parse(event.data)));
   events.addEventListener("error", async () => {
-    state("not connected", false);
-    // The browser reconnects by itself, unless it was refused.
+    showState("not connected", false);
+    // The browser reconnects automatically unless the server refused the connection.
     if (events.readyState !== EventSource.CLOSED) return;
     const answer = await fetch("session").catch(() => null);
     if (answer?.status === 401) location.reload();
@@ -87,7 +91,7 @@ function connect() {
   });
 }
 
-addEventListener("hashchange", choose);
+addEventListener("hashchange", showView);
 for (const view of Object.values(views)) view.redraw = draw;
-choose();
+showView();
 connect();

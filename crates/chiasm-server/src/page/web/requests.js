@@ -1,37 +1,38 @@
-// The last requests, and the explanations of their routes.
+// The last requests and the explanations of their routes.
 
 import {
   brief, clock, colour, count, element, identity, percent, setText, svgElement, table, time,
 } from "./elements.js";
 
-/** The number of requests that are listed. */
+/** The maximum number of listed requests. */
 const MAX_REQUESTS = 100;
-/** The number of candidates that are shown at first. */
+/** The number of candidates that are shown initially. */
 const FIRST_CANDIDATES = 64;
-/** The terms of a worker's cost, in the order of the server. */
+/** The terms of a worker's cost, in the server's order. */
 const TERMS = [
   ["M", "blocks of 16 tokens to compute"],
   ["F", "blocks to load from the CPU or storage"],
   ["E", "blocks of embeddings to encode"],
   ["P", "blocks of embeddings to process"],
-  ["W", "cost of the requests that wait there"],
+  ["W", "cost of waiting requests"],
   ["B", "blocks in use"],
-  ["X", "cost of what it did lately beyond the mean"],
+  ["X", "cost of recent work above the mean"],
 ];
 
+/** The view of the last requests. */
 export class Requests {
   #requests = new Map();
   #rows = new Map();
   #changed = new Set();
   #chosen = null;
   #body;
-  #why;
+  #explanation;
 
-  constructor(root, why) {
+  constructor(root, explanation) {
     const heads = ["Request", "Time", "Worker", "Held", "Status", "First token"];
-    const list = table("The last requests that were explained, newest first", heads, []);
+    const list = table("The last explained requests, newest first", heads, []);
     this.#body = list.tBodies[0];
-    this.#why = why;
+    this.#explanation = explanation;
     root.append(list);
     this.#body.addEventListener("keydown", (event) => this.#moveFocus(event));
   }
@@ -52,7 +53,7 @@ export class Requests {
       this.#requests.set(request.number, request);
       this.#changed.add(request.number);
     }
-    const numbers = [...this.#requests.keys()].sort((one, other) => one - other);
+    const numbers = [...this.#requests.keys()].sort((a, b) => a - b);
     for (const number of numbers.slice(0, -MAX_REQUESTS)) {
       this.#requests.delete(number);
       this.#rows.get(number)?.root.remove();
@@ -61,7 +62,7 @@ export class Requests {
   }
 
   draw() {
-    for (const number of [...this.#changed].sort((one, other) => one - other)) {
+    for (const number of [...this.#changed].sort((a, b) => a - b)) {
       const request = this.#requests.get(number);
       if (!request) continue;
       let row = this.#rows.get(number);
@@ -85,23 +86,25 @@ export class Requests {
     next.focus();
   }
 
+  /** Fetches and shows the explanation of a request. */
   async choose(number) {
     this.#chosen = number;
     for (const [other, row] of this.#rows) row.choose(other === number);
     const answer = await fetch(`requests/${number}`).catch(() => null);
-    const why = answer?.ok ? await answer.json() : null;
-    // Another request may have been chosen meanwhile.
+    const route = answer?.ok ? await answer.json() : null;
+    // Another request may have been chosen in the meantime.
     if (this.#chosen !== number) return;
-    const shown = why ? explanation(why)
-      : [element("p", { class: "hint" }, "This request is not known any more.")];
-    this.#why.replaceChildren(...shown);
+    const shown = route ? explanationElements(route)
+      : [element("p", { class: "hint" }, "This request is no longer known.")];
+    this.#explanation.replaceChildren(...shown);
   }
 }
 
+/** The row of a request. */
 class Row {
   constructor(request, choose) {
     const attributes = { type: "button", title: request.id, "aria-pressed": "false" };
-    this.button = element("button", attributes, short(request.id));
+    this.button = element("button", attributes, shortId(request.id));
     this.button.addEventListener("click", choose);
     this.cells = Array.from({ length: 5 }, () => element("td"));
     this.root = element("tr", {}, element("th", { scope: "row" }, this.button), ...this.cells);
@@ -121,27 +124,27 @@ class Row {
   }
 }
 
-const short = (id) => (id.length > 12 ? `${id.slice(0, 11)}…` : id);
+const shortId = (id) => (id.length > 12 ? `${id.slice(0, 11)}…` : id);
 
 /** Creates the elements that explain a route. */
-function explanation(why) {
-  const { request, candidates } = why;
-  const sorted = [...candidates].sort((one, other) =>
-    one.cost - other.cost || (one.worker === request.worker ? -1 : 1));
-  const items = new Map(why.plans.flatMap((plan) => plan.items).map((item) => [item.hash, item]));
+function explanationElements(route) {
+  const { request, candidates } = route;
+  const sorted = [...candidates].sort((a, b) =>
+    a.cost - b.cost || (a.worker === request.worker ? -1 : 1));
+  const items = new Map(route.plans.flatMap((plan) => plan.items).map((item) => [item.hash, item]));
   const legend = element("p", { class: "legend" },
     ...[
       ["held", "held"],
       ["promised", "promised by requests in flight"],
       ["lower", "on the CPU or in storage"],
       ["compute", "to compute"],
-    ].map(([name, text]) => element("span", {}, key(name), ` ${text}`)),
-    element("span", {}, key("text"), " text"),
+    ].map(([name, text]) => element("span", {}, legendKey(name), ` ${text}`)),
+    element("span", {}, legendKey("text"), " text"),
     ...[...items.values()].map((item) =>
       element("span", {}, `${item.modality} `, identity(item.hash))));
   const body = element("tbody");
   const more = element("p");
-  const show = (rows) => body.append(...rows.map((candidate) => candidateRow(why, candidate)));
+  const show = (rows) => body.append(...rows.map((candidate) => candidateRow(route, candidate)));
   show(sorted.slice(0, FIRST_CANDIDATES));
   if (sorted.length > FIRST_CANDIDATES) {
     const text = `Show all ${count(sorted.length)} candidates`;
@@ -153,22 +156,23 @@ function explanation(why) {
     more.append(all);
   }
   const caption = element("caption", {},
-    "Candidates, the lowest cost first. Below each term what one of it counts for.");
+    "Candidates by cost, lowest first. The weight of each term is below its name.");
   return [
     element("h2", {}, `Why ${request.worker}`),
-    element("p", { class: "decision" }, decisionText(why)),
+    element("p", { class: "decision" }, decisionText(route)),
     legend,
     element("div", { class: "wide" },
-      element("table", { class: "candidates" }, caption, heads(why), body)),
+      element("table", { class: "candidates" }, caption, candidatesHead(route), body)),
     more,
   ];
 }
 
+/** Describes the decision and its result. */
 function decisionText({ request, decision, policy, candidates, busy }) {
   const others = busy > 0 ? ` ${count(busy)} more were too busy.` : "";
   const reason = {
     cost: `Lowest cost of ${count(candidates.length)} candidates (policy ${policy}).`,
-    session: "An earlier request of its session went there.",
+    session: "An earlier request of the session went there.",
     policy: `Policy ${policy}, which compares no costs, ` +
       `among ${count(candidates.length)} candidates.`,
   }[decision];
@@ -177,39 +181,41 @@ function decisionText({ request, decision, policy, candidates, busy }) {
   const tokens = outcome?.found;
   const hitRate = tokens && percent(tokens.cached_tokens / request.prompt_tokens);
   const result = tokens && chosen
-    ? ` It held ${chosen.overlap} of ${chosen.blocks} blocks; the engine found ` +
+    ? ` The worker held ${chosen.overlap} of ${chosen.blocks} blocks; the engine found ` +
       `${count(tokens.cached_tokens)} of ${count(request.prompt_tokens)} tokens in its cache ` +
       `(${hitRate}). ` +
       `${count(tokens.completion_tokens)} tokens came within ${time(outcome.total)}.`
-    : moved ? " It was not taken there, or lost, and went to another worker." : "";
+    : moved ? " The worker refused the request or died, so it moved to another worker." : "";
   return `Request ${request.id}. ${reason}${others}${result}`;
 }
 
-function heads({ weights }) {
+/** Creates the head of the table of candidates. */
+function candidatesHead({ weights }) {
   const head = (...children) => element("th", { scope: "col" }, ...children);
   const terms = TERMS.map(([name, meaning], at) =>
     head(element("abbr", { title: meaning }, name),
       element("small", {}, `× ${brief(weights[at])}`)));
   return element("thead", {},
-    element("tr", {}, head("Worker"), head("Prompt there"), ...terms, head("Cost")));
+    element("tr", {}, head("Worker"), head("Prompt on the worker"), ...terms, head("Cost")));
 }
 
-function candidateRow(why, candidate) {
-  const isChosen = candidate.worker === why.request.worker;
-  const plan = why.plans.find((plan) => plan.class === candidate.class) ?? why.plans[0];
+/** Creates the row of a candidate. */
+function candidateRow(route, candidate) {
+  const isChosen = candidate.worker === route.request.worker;
+  const plan = route.plans.find((plan) => plan.class === candidate.class) ?? route.plans[0];
   return element("tr", { class: isChosen ? "chosen" : null },
     element("th", { scope: "row" }, candidate.worker,
       isChosen ? element("small", {}, "chosen") : null),
-    element("td", { class: "strip" }, strip(candidate, plan)),
+    element("td", { class: "strip" }, promptStrip(candidate, plan)),
     ...candidate.terms.map((term) => element("td", {}, brief(term))),
-    element("td", {}, why.decision === "cost" ? brief(candidate.cost) : "–"));
+    element("td", {}, route.decision === "cost" ? brief(candidate.cost) : "–"));
 }
 
 /**
- * Draws the prompt as a strip of blocks. The colour shows which item a part is, and the strength
- * what the worker has of it.
+ * Draws the prompt as a strip of blocks. The colour of a part shows its item, and the opacity its
+ * state on the worker.
  */
-function strip({ block_size, blocks, overlap, expected, loadable }, plan) {
+function promptStrip({ block_size, blocks, overlap, expected, loadable }, plan) {
   const total = Math.max(1, plan.prompt_tokens / block_size);
   const covered = Math.max(expected, loadable);
   const states = [
@@ -247,7 +253,7 @@ function strip({ block_size, blocks, overlap, expected, loadable }, plan) {
 function promptParts(plan, blockSize, total) {
   const parts = [];
   let at = 0;
-  const items = [...plan.items].sort((one, other) => one.offset - other.offset);
+  const items = [...plan.items].sort((a, b) => a.offset - b.offset);
   for (const { hash, offset, length } of items) {
     const from = offset / blockSize;
     const to = (offset + length) / blockSize;
@@ -259,8 +265,8 @@ function promptParts(plan, blockSize, total) {
   return parts;
 }
 
-/** Creates a spot for the legend. */
-function key(name) {
+/** Creates a sample for the legend. */
+function legendKey(name) {
   const kind = name === "text" ? "held text" : `${name} sample`;
   return svgElement("svg", { class: "spot", viewBox: "0 0 1 1", "aria-hidden": "true" },
     svgElement("rect", { width: 1, height: 1, class: kind }));

@@ -1,15 +1,16 @@
-// The last quarter of an hour, as charts. Each chart has its numbers as a table, too.
+// The last quarter of an hour as charts. Each chart also has its numbers as a table.
 
 import { brief, clock, count, element, percent, svgElement, table, time } from "./elements.js";
 
 const WIDTH = 360;
 const HEIGHT = 130;
-/** The margin for the ends of lines. */
+/** The margin for the round ends of lines. */
 const EDGE = 4;
-/** The time shown, in seconds. */
-const SPAN = 15 * 60;
+/** The time span of the charts. */
+const SPAN_SECONDS = 15 * 60;
 const QUANTILES = ["p50", "p90", "p99"];
 
+/** The view of the charts. */
 export class Time {
   #steps = [];
   #isNew = false;
@@ -28,7 +29,7 @@ export class Time {
   update({ step }) {
     if (!step) return;
     this.#steps.push(step);
-    this.#steps = this.#steps.filter(({ at }) => at > step.at - SPAN);
+    this.#steps = this.#steps.filter(({ at }) => at > step.at - SPAN_SECONDS);
     this.#isNew = true;
   }
 
@@ -57,7 +58,8 @@ export class Time {
     const caption = element("figcaption", {}, element("strong", {}, title),
       ...labels.map((label, at) => element("span", { class: `series line${at % 6}` }, label)));
     const end = steps.at(-1)?.at ?? 0;
-    const x = (step) => WIDTH - EDGE - ((end - step.at) / SPAN) * (WIDTH - 2 * EDGE);
+    const x = (step) =>
+      WIDTH - EDGE - ((end - step.at) / SPAN_SECONDS) * (WIDTH - 2 * EDGE);
     const y = (value) => HEIGHT - EDGE - (top > 0 ? value / top : 0) * (HEIGHT - 20);
     const lines = names.map((_, at) =>
       svgElement("path", { d: path(steps, values, at, x, y), class: `line${at % 6}` }));

@@ -14,7 +14,7 @@ use crate::settings::{self, CLIP};
 const DEFAULT_MIN_PIXELS: u64 = 56 * 56;
 /// The default `max_pixels` of the class.
 const DEFAULT_MAX_PIXELS: u64 = 28 * 28 * 1280;
-/// The maximum patch size, merge size and temporal patch size. Far above any model's; keeps
+/// The maximum patch size, merge size and temporal patch size. Far above that of any model; keeps
 /// products within bounds.
 const MAX_PATCH_SIZE: u64 = 1024;
 

@@ -8,8 +8,8 @@ const MAX_RATIO: u32 = 200;
 
 /// The maximum number of pixels after resizing.
 ///
-/// The engine's kernels fail on tensors with more elements than 32 bits can count. Every model's
-/// context is full long before.
+/// The engine's kernels fail on tensors with more elements than 32 bits can count. The context of
+/// any model is full long before that.
 const MAX_AREA: f64 = i32::MAX as f64;
 
 /// The largest area up to which an f64 represents every integer, so that our division equals

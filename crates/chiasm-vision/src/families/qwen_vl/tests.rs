@@ -61,7 +61,10 @@ fn unknown_family_error_lists_known_families() {
         let config = json!({"model_type": model_type, "vision_config": {}});
         let error = load_with(&config, &json!({})).unwrap_err();
         assert!(matches!(error, VisionError::UnknownFamily { .. }), "{error}");
-        assert!(error.to_string().contains("only of qwen2_vl, qwen2_5_vl, qwen3_vl, "), "{error}");
+        assert!(
+            error.to_string().contains("supported: qwen2_vl, qwen2_5_vl, qwen3_vl, "),
+            "{error}"
+        );
     }
 }
 
@@ -208,7 +211,7 @@ proptest! {
         }
     }
 
-    /// For all sizes, every byte of the tensor is written and none beyond.
+    /// Every byte of the tensor is written, and none beyond it.
     #[test]
     fn flat_image_stays_flat(
         (width, height) in (1..200_u32, 1..200_u32),

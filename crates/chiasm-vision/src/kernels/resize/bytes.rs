@@ -2,8 +2,8 @@
 
 use super::fixed_point::{BLOCK, FixedPoint};
 
-/// All weights, negated and split into signed bytes, where each byte counts 256 times as much as
-/// the previous one.
+/// The weights, negated and split into signed bytes. Each byte counts 256 times as much as the
+/// previous one.
 ///
 /// Weights are negated because a weight of almost 1.0 is as large as 16 bits allow: its upper byte
 /// would be 128.

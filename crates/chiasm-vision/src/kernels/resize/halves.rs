@@ -8,8 +8,8 @@ pub(super) type Half = [i16; BLOCK];
 /// The number of bits of a lower half.
 pub(super) const LOWER_BITS: u32 = 15;
 
-/// All weights, split into two halves if they do not fit into 16 bits: the lower [`LOWER_BITS`]
-/// bits, which are never negative, and the upper bits.
+/// The weights. Weights that do not fit into 16 bits are split into two halves: the lower
+/// [`LOWER_BITS`] bits, which are never negative, and the upper bits.
 ///
 /// The upper half of a Pillow weight has 9 bits, because sums of products with 255 must fit into 32
 /// bits.

@@ -73,8 +73,8 @@ fn cut<const N: usize>(
 
 /// Splits 64 pixels into channels.
 struct ChannelSplitter {
-    /// For each channel, the indices of its bytes in three vectors, and the mask of the lanes whose
-    /// bytes are in the third vector. (The instructions ignore the upper bits of an index.)
+    /// Each channel's byte indices in three vectors, and the mask of the lanes whose bytes are in
+    /// the third vector. (The instructions ignore the upper bits of an index.)
     indices: [(__m512i, __mmask64); 3],
 }
 

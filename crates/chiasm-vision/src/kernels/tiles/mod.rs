@@ -1,6 +1,6 @@
 //! Cutting an image into tiles with one plane per channel: a tensor `[tiles, 3, height, width]`.
 //!
-//! All families but Qwen-VL use this layout. An image that is not cut is one tile.
+//! Every family except Qwen-VL uses this layout. An image that is not cut is one tile.
 
 #[cfg(target_arch = "x86_64")]
 #[allow(unsafe_code, reason = "vector loads and stores")]

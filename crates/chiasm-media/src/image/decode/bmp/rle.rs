@@ -7,7 +7,7 @@ use crate::reader::Reader;
 
 /// Decodes the run lengths to one byte per pixel, in stored row order, into the empty `pixels`.
 ///
-/// As in Pillow, an image that ends early is an error, and one that runs over its rows is not.
+/// An image that ends early is an error, and one that runs over its rows is not, as in Pillow.
 pub(super) fn unpack(
     bytes: &[u8],
     header: &BmpHeader<'_>,

@@ -49,7 +49,7 @@ impl Scan {
     }
 }
 
-/// All supported kinds. Qwen's numbers have one digit, Llama 3's up to three.
+/// The supported kinds. Qwen's numbers have one digit, Llama 3's up to three.
 const KINDS: [Kind; 9] = [
     Kind::Gpt2,
     Kind::Words { letters: LETTER, max_digits: 1 },
