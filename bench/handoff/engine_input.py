@@ -1,16 +1,16 @@
-"""The input side of vLLM's engine core, and no model behind it.
+"""The input side of vLLM's engine core, without a model.
 
     engine_input.py HANDSHAKE PEER_INPUT CACHE_GB
 
-The threads at the sockets, the decoder, the receiver cache and the plugin `chiasm_vllm` are the real ones. A request is
-over as soon as its tensors are there: at that moment, after decoding and after the receiver cache, the clock is read. For
-one without images that is after decoding.
-`handoff_report(request_id, keep)` returns the clock and a checksum of the patches, and may drop the item from the receiver
-cache: else later requests would pay for giving its memory back.
+The threads of the sockets, the decoder, the receiver cache and the plugin `chiasm_vllm` are the
+real ones. A request ends as soon as its tensors are there. At that moment, after the decoder and
+the receiver cache, the clock is read; for a request without images after the decoder.
+`handoff_report(request_id, keep)` returns the clock and a checksum of the patches. Without `keep`
+it drops the item from the receiver cache, as later requests would pay for releasing its memory.
 
-HANDSHAKE is where a frontend waits for an engine. PEER_INPUT is the input socket of a second frontend, which gets no
-outputs; as each frontend counts on a receiver cache that is its alone, it gets one of its own, for keys that begin with
-`peer`.
+HANDSHAKE is the address at which a frontend waits for an engine. PEER_INPUT is the input socket of
+a second frontend, which gets no outputs. Each frontend relies on a receiver cache of its own, so
+keys that begin with `peer` have a separate cache.
 """
 
 import queue
@@ -33,7 +33,7 @@ from images import checksum
 from parent import end_with_parent, run
 
 IDENTITY = (0).to_bytes(2, "little")
-PATIENCE_S = 20
+TIMEOUT_S = 20
 
 
 class ReceiverCache(LruKeyReplicatedReceiverCache):
@@ -42,7 +42,7 @@ class ReceiverCache(LruKeyReplicatedReceiverCache):
 
 
 class TimedCaches:
-    """The receiver caches of both frontends, and the moment at which they were last done."""
+    """The receiver caches of both frontends, and the time of their last use."""
 
     def __init__(self, capacity_gb):
         config = SimpleNamespace(
@@ -53,19 +53,19 @@ class TimedCaches:
         self.done_at = 0
 
     def get_and_update_features(self, features):
-        features = self._of(features[0].mm_hash).get_and_update_features(features)
+        features = self._cache(features[0].mm_hash).get_and_update_features(features)
         self.done_at = time.monotonic_ns()
         return features
 
     def drop(self, key):
-        self._of(key).drop(key)
+        self._cache(key).drop(key)
 
-    def _of(self, key):
+    def _cache(self, key):
         return self._peers if key.startswith("peer") else self._ours
 
 
 class EngineInput(EngineCoreProc):
-    """What of an engine core stands between its sockets and its scheduler."""
+    """The part of an engine core between its sockets and its scheduler."""
 
     def __init__(self, capacity_gb):
         self.mm_receiver_cache = TimedCaches(capacity_gb)
@@ -79,32 +79,39 @@ class EngineInput(EngineCoreProc):
         self._last = None
 
     def preprocess_add_request(self, request):
-        decoded_at = time.monotonic_ns()
+        done_at = time.monotonic_ns()
         preprocessed = super().preprocess_add_request(request)
+        feature = None
         if request.mm_features:
-            last = (request.request_id, self.mm_receiver_cache.done_at, request.mm_features[0])
-        else:
-            last = (request.request_id, decoded_at, None)
+            done_at = self.mm_receiver_cache.done_at
+            feature = request.mm_features[0]
         with self._arrived:
-            self._last = last
+            self._last = (request.request_id, done_at, feature)
             self._arrived.notify()
         return preprocessed
 
     def add_request(self, request, request_wave=0):
-        self._send_finish_outputs_to_client([request.request_id], request.client_index, FinishReason.LENGTH)
+        self._send_finish_outputs_to_client(
+            [request.request_id], request.client_index, FinishReason.LENGTH
+        )
 
     def abort_requests(self, request_ids):
-        """They are over already."""
+        """Does nothing: the requests have ended."""
 
     def handoff_report(self, request_id, keep):
-        """When the request's tensors were there, and their checksum. Waits if they are still on their way."""
+        """Returns the time at which the request's tensors were there, and their checksum. Waits
+        for the request."""
+
+        def has_arrived():
+            return self._last and self._last[0] == request_id
+
         with self._arrived:
-            if not self._arrived.wait_for(lambda: self._last and self._last[0] == request_id, PATIENCE_S):
+            if not self._arrived.wait_for(has_arrived, TIMEOUT_S):
                 raise TimeoutError(f"no request {request_id} has arrived")
             _, done_at, feature = self._last
         if feature is None:
             return [done_at, 0]
-        # The input thread is at rest: the next request comes after this report.
+        # The input thread is idle: the next request is sent after this report.
         if not keep:
             self.mm_receiver_cache.drop(feature.mm_hash)
         return [done_at, checksum(feature.data)]
@@ -139,9 +146,11 @@ def main(handshake, peer_input, capacity_gb):
     socket.connect(handshake)
     addresses = engine.startup_handshake(socket, local_client=False, headless=True)
     connected = threading.Event()
+    inputs = ([*addresses.inputs, peer_input], None, IDENTITY, connected)
+    outputs = (addresses.outputs, None, 0)
     for loop, arguments in (
-        (engine.process_input_sockets, ([*addresses.inputs, peer_input], None, IDENTITY, connected)),
-        (engine.process_output_sockets, (addresses.outputs, None, 0)),
+        (engine.process_input_sockets, inputs),
+        (engine.process_output_sockets, outputs),
     ):
         threading.Thread(target=loop, args=arguments, daemon=True).start()
     connected.wait()

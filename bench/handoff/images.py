@@ -1,6 +1,6 @@
-"""The images that are handed over: raw patches as the image processor of Qwen2-VL makes them, of bytes that look random.
+"""The images: raw patches as from the image processor of Qwen2-VL, of bytes that look random.
 
-`crates/chiasm-engine/examples/handoff` has the same ones, and compares checksums.
+`crates/chiasm-engine/examples/handoff` has the same images, and compares checksums.
 """
 
 import zlib
@@ -19,7 +19,8 @@ PATCH_BYTES = 3 * 2 * 14 * 14
 
 
 def pixels(height, width, seed):
-    """Patches of an image of so many patches: splitmix64 of seed + 1, seed + 2, …, little-endian."""
+    """Returns the patches of an image with its size in patches: splitmix64 of seed + 1, seed + 2,
+    …, little-endian."""
     rows = height * width
     length = rows * PATCH_BYTES
     z = np.arange(1, length // 8 + 1, dtype=np.uint64)
@@ -32,21 +33,21 @@ def pixels(height, width, seed):
 
 
 def item(height, width, seed):
-    """The image as vLLM's processor hands it on."""
-    rows = height * width
+    """Returns the image as vLLM's processor passes it on."""
+    patches = MultiModalFlatField(slices=[slice(0, height * width)], dim=0)
     grid = torch.tensor([1, height, width])
     return MultiModalKwargsItem(
         {
-            "pixel_values": MultiModalFieldElem(
-                data=pixels(height, width, seed), field=MultiModalFlatField(slices=[slice(0, rows)], dim=0)
+            "pixel_values": MultiModalFieldElem(data=pixels(height, width, seed), field=patches),
+            "image_grid_thw": MultiModalFieldElem(
+                data=grid, field=MultiModalBatchedField(keep_on_cpu=True)
             ),
-            "image_grid_thw": MultiModalFieldElem(data=grid, field=MultiModalBatchedField(keep_on_cpu=True)),
         }
     )
 
 
 def checksum(item):
-    """CRC-32 of the patches as they lie in memory."""
+    """Returns the CRC-32 of the patches in memory."""
     patches = item["pixel_values"].data
     assert patches.dtype == torch.uint8 and patches.is_contiguous()
     return zlib.crc32(patches.numpy().reshape(-1))

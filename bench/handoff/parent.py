@@ -1,4 +1,5 @@
-"""The process that started this one: orders come from it as lines, answers go to it, and this one must not outlive it."""
+"""Communication with the parent process, with one JSON object per line, and processes that end
+with their parent."""
 
 import json
 import os
@@ -6,26 +7,27 @@ import sys
 import threading
 import traceback
 
-# Whatever else is printed here, by vLLM's logger for one, is not for the parent.
+# Other output, such as vLLM's log, goes to standard error.
 _answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 
 
-def tell(answer):
+def send(answer):
     print(json.dumps(answer), file=_answers, flush=True)
 
 
 def orders():
-    """The lines that it writes, until it closes its end."""
+    """Yields the orders of the parent until it closes its end."""
     for line in sys.stdin:
         yield json.loads(line)
 
 
-def run(role, *arguments):
-    """Runs `role` and ends this process with it, at once: the interpreter would put away all of torch and vLLM first."""
+def run(main, *arguments):
+    """Runs `main` and ends this process at once, as the interpreter would first release all of
+    torch and vLLM."""
     code = 1
     try:
-        role(*arguments)
+        main(*arguments)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -35,7 +37,7 @@ def run(role, *arguments):
 
 
 def end_with_parent():
-    """Ends this process once the other end of its standard input is closed, for one that gets no orders there."""
+    """Ends this process when its standard input is closed, for a process without orders."""
 
     def wait():
         os.read(0, 1)
@@ -44,14 +46,15 @@ def end_with_parent():
     threading.Thread(target=wait, daemon=True).start()
 
 
-def fork(role):
-    """Runs `role` in a copy of this process, which ends with this one. Must be called before there are threads."""
+def fork(main):
+    """Runs `main` in a copy of this process, which ends with this one. Must be called before the
+    process has threads."""
     lifeline, held = os.pipe()
     if os.fork():
         os.close(lifeline)
-        # `held` stays open until this process ends, however that happens.
+        # `held` stays open until this process ends in any way.
         return
     os.close(held)
     os.dup2(lifeline, 0)
     end_with_parent()
-    run(role)
+    run(main)

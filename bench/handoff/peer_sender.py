@@ -1,14 +1,15 @@
-"""The peers' end that has the pixels: told over pipes what to hand over, one JSON object per line in and out.
+"""The peers' process with the pixels. It gets orders over pipes, one JSON object per line.
 
     peer_sender.py ENGINE_INPUT SEGMENTS
 
-    in   {"way": "aux", "pickle" or "msgpack", "id": text, "height": patches, "width": patches, "seed": number}
+    in   {"way": "aux", "pickle" or "msgpack", "id": text, "height": patches, "width": patches,
+          "seed": number}
     out  {"start": ns, "end": ns or null, "checksum": number or null}
 
-`aux` is vLLM's own way, by its encoder to the engine's input socket at ENGINE_INPUT, which this process binds; the engine
-knows when the item was there. The others go through a segment of shared memory to a second process, which this one forks
-and talks to at SEGMENTS. Items are made before their first use and kept. The first line out says which versions answer, once
-the engine has connected.
+`aux` sends the item with vLLM's encoder to the engine's input socket at ENGINE_INPUT, which this
+process binds; the engine reports the end. The other ways send the item through a segment of shared
+memory to a fork of this process, with messages at SEGMENTS. Items are made before their first use
+and kept. The first line out has the versions, when the engine has connected.
 """
 
 import platform
@@ -27,13 +28,13 @@ from vllm.v1.serial_utils import MsgpackEncoder
 
 import images
 import segments
-from parent import fork, orders, run, tell
+from parent import fork, orders, run, send
 from segment_receiver import receive
 
 ENGINE = (0).to_bytes(2, "little")
-# Importing vLLM takes the engine half a minute of a core's time.
-START_MS = 300_000
-PATIENCE_MS = 20_000
+# Importing vLLM takes the engine half a minute of CPU time.
+START_TIMEOUT_MS = 300_000
+TIMEOUT_MS = 20_000
 # As in our own requests.
 IMAGE_TOKENS = 16
 IMAGE_TOKEN = 151655
@@ -44,12 +45,12 @@ def item(height, width, seed):
     return images.item(height, width, seed)
 
 
-def bound(context, kind, address):
+def bind(context, kind, address):
     socket = context.socket(kind)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
-    socket.setsockopt(zmq.RCVTIMEO, PATIENCE_MS)
-    socket.setsockopt(zmq.SNDTIMEO, PATIENCE_MS)
+    socket.setsockopt(zmq.RCVTIMEO, TIMEOUT_MS)
+    socket.setsockopt(zmq.SNDTIMEO, TIMEOUT_MS)
     socket.bind(address)
     return socket
 
@@ -75,14 +76,15 @@ def request(order, data):
     )
 
 
-def as_aux_frames(engine, encoder, order, data):
+def send_aux_frames(engine, encoder, order, data):
     add = request(order, data)
     start = time.monotonic_ns()
-    engine.send_multipart((ENGINE, EngineCoreRequestType.ADD.value, *encoder.encode(add)), copy=False)
+    frames = (ENGINE, EngineCoreRequestType.ADD.value, *encoder.encode(add))
+    engine.send_multipart(frames, copy=False)
     return {"start": start, "end": None, "checksum": None}
 
 
-def in_a_segment(receiver, order, data):
+def send_segment(receiver, order, data):
     start = time.monotonic_ns()
     segment, size = segments.write(order["way"], data)
     try:
@@ -96,26 +98,28 @@ def in_a_segment(receiver, order, data):
 
 
 def serve(engine, receiver):
-    # What the engine says first: that it is ready.
-    if not engine.poll(START_MS):
+    # The first message says that the engine is ready.
+    if not engine.poll(START_TIMEOUT_MS):
         raise TimeoutError("the engine has not connected")
     engine.recv_multipart()
-    tell({"vllm": vllm.__version__, "pyzmq": zmq.__version__, "python": platform.python_version()})
+    python = platform.python_version()
+    send({"vllm": vllm.__version__, "pyzmq": zmq.__version__, "python": python})
     encoder = MsgpackEncoder()
     for order in orders():
         data = item(order["height"], order["width"], order["seed"])
         if order["way"] == "aux":
-            tell(as_aux_frames(engine, encoder, order, data))
+            send(send_aux_frames(engine, encoder, order, data))
         else:
-            tell(in_a_segment(receiver, order, data))
+            send(send_segment(receiver, order, data))
 
 
 def main(engine_input, segments_address):
-    # Before there are threads. It spares the second process half a minute of imports.
+    # Before there are threads. A fork saves half a minute of imports.
     fork(lambda: receive(segments_address))
     torch.set_num_threads(1)
     context = zmq.Context()
-    serve(bound(context, zmq.ROUTER, engine_input), bound(context, zmq.PAIR, segments_address))
+    engine = bind(context, zmq.ROUTER, engine_input)
+    serve(engine, bind(context, zmq.PAIR, segments_address))
 
 
 if __name__ == "__main__":

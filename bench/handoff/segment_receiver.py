@@ -1,6 +1,6 @@
-"""The receiver of segments: connects to an address and answers each item with the time at which it was there.
+"""The receiver of segments. It answers each item with the time at which it has the item.
 
-    in   [form, name of the segment, bytes used], msgpack
+    in   [form, name of the segment, number of used bytes], msgpack
     out  [clock in ns, checksum of the patches], msgpack
 """
 
@@ -14,7 +14,7 @@ from images import checksum
 
 
 def receive(address):
-    """Does not return."""
+    """Connects to an address and answers until the process ends."""
     socket = zmq.Context().socket(zmq.PAIR)
     socket.connect(address)
     while True:

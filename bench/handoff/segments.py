@@ -1,11 +1,12 @@
-"""Images in shared memory as Dynamo passes them between its processes: each in a segment of its own, made for it, read
-once and removed.
+"""Images in shared memory as Dynamo passes them between its processes: each in a new segment, which
+is read once and removed.
 
-The steps are those of `MmKwargsShmSender` and `MmKwargsShmReceiver` (dynamo/common/multimodal/mm_kwargs_transfer.py of the
-package ai-dynamo), in their order and with their copies. Two ways to turn an item into bytes and back:
+The steps are those of `MmKwargsShmSender` and `MmKwargsShmReceiver`
+(dynamo/common/multimodal/mm_kwargs_transfer.py of the package ai-dynamo), in their order and with
+their copies. There are two forms of an item:
 
 - `pickle`: as in 1.5.1.
-- `msgpack`: as in 1.6.1. vLLM's encoder, its buffers joined behind their lengths; on the other side the same back.
+- `msgpack`: as in 1.6.1. The buffers of vLLM's encoder are joined, each after its length.
 """
 
 import os
@@ -22,7 +23,7 @@ COUNT = struct.Struct("<I")
 LENGTH = struct.Struct("<Q")
 
 
-def _joined(item):
+def _join(item):
     buffers = MsgpackEncoder().encode(item)
     joined = bytearray(COUNT.pack(len(buffers)))
     for buffer in buffers:
@@ -32,46 +33,48 @@ def _joined(item):
     return bytes(joined)
 
 
-def _parted(joined):
+def _split(joined):
     view = memoryview(joined)
     (count,) = COUNT.unpack_from(view)
-    at = COUNT.size
+    offset = COUNT.size
     buffers = []
     for _ in range(count):
-        (length,) = LENGTH.unpack_from(view, at)
-        at += LENGTH.size
-        buffers.append(view[at : at + length])
-        at += length
+        (length,) = LENGTH.unpack_from(view, offset)
+        offset += LENGTH.size
+        buffers.append(view[offset : offset + length])
+        offset += length
     return MsgpackDecoder(MultiModalKwargsItem).decode(buffers)
 
 
-# To bytes, the type of the reader's copy, from bytes.
+# The encoder, the type of the reader's copy, and the decoder.
 FORMS = {
     "pickle": (pickle.dumps, bytes, pickle.loads),
-    "msgpack": (_joined, bytearray, _parted),
+    "msgpack": (_join, bytearray, _split),
 }
 
 
 def write(form, item):
-    """A new segment with the item in it, and how many of its bytes are used."""
-    to_bytes, _, _ = FORMS[form]
-    data = to_bytes(item)
-    segment = SharedMemory(name=f"mm_kwargs_{os.getpid()}_{uuid.uuid4().hex[:12]}_0", create=True, size=len(data))
+    """Returns a new segment with the item, and the number of used bytes."""
+    encode, _, _ = FORMS[form]
+    data = encode(item)
+    name = f"mm_kwargs_{os.getpid()}_{uuid.uuid4().hex[:12]}_0"
+    segment = SharedMemory(name=name, create=True, size=len(data))
     segment.buf[: len(data)] = data
     return segment, len(data)
 
 
 def read(form, name, size):
-    """The item in a segment, copied out of it."""
-    _, copy, from_bytes = FORMS[form]
+    """Returns the item of a segment, from a copy of its bytes."""
+    _, copy, decode = FORMS[form]
     segment = SharedMemory(name=name, create=False)
     data = copy(segment.buf[:size])
     segment.close()
-    return from_bytes(data)
+    return decode(data)
 
 
 def forget(name):
-    """The segment is its writer's to remove. Python 3.11 and 3.12 would try so again when its reader ends, and complain."""
+    """Leaves the removal to the writer. Python 3.11 and 3.12 would also remove the segment when
+    the reader ends, and complain."""
     resource_tracker.unregister(f"/{name}", "shared_memory")
 
 

@@ -1,10 +1,11 @@
 """Writes the pictures of the pixel benchmark: `python make_pictures.py DIRECTORY`.
 
-Each is made from a formula and a seed, and looks to a codec and a filter as a photograph does: brightness that falls
-off with frequency as in nature, a horizon, round and straight edges at all sharpnesses, and a sensor's noise. Noise alone
-would be the worst case of every decoder, gradients the best.
+Each picture is made from a formula and a seed. To a codec and a filter it looks like a photograph:
+brightness falls off with frequency as in nature, and there are a horizon, round and straight edges
+of all sharpnesses, and a sensor's noise. Noise alone would be the worst case of every decoder,
+gradients the best.
 
-Needs numpy and Pillow; any environment of vLLM has them.
+Needs numpy and Pillow, which any environment of vLLM has.
 """
 
 import sys
@@ -18,7 +19,8 @@ THINGS = 40
 
 
 def clouds(rng, width, height, falloff):
-    """A field of mean 0 and deviation 1 whose amplitudes fall with frequency to the power of `falloff`."""
+    """Returns a field with mean 0 and deviation 1. Its amplitudes fall with frequency to the power
+    of `falloff`."""
     across = np.fft.rfftfreq(width) * width
     down = np.fft.fftfreq(height)[:, None] * height
     frequency = np.hypot(across, down)
@@ -35,20 +37,21 @@ def picture(width, height):
     y, x = np.mgrid[0:height, 0:width] / height
     horizon = 0.45 + 0.06 * clouds(rng, width, 1, 1.5)
     ground = (y > horizon)[..., None]
-    sky = np.array([120.0, 165.0, 225.0]) + 90.0 * y[..., None] + 14.0 * clouds(rng, width, height, 1.8)[..., None]
+    blue = np.array([120.0, 165.0, 225.0])
+    sky = blue + 90.0 * y[..., None] + 14.0 * clouds(rng, width, height, 1.8)[..., None]
     soil = np.array([105.0, 120.0, 70.0]) + 22.0 * clouds(rng, width, height, 1.0)[..., None]
     pixels = np.where(ground, soil, sky)
-    # From far to near, each over what is behind it, with a texture of its own and an edge that is more or less in focus.
+    # From far to near: each thing covers those behind it, and has a texture and a focus of its own.
     for _ in range(THINGS):
         middle_x, middle_y = rng.uniform(0, width / height), rng.uniform(0.2, 1.0)
         half_width, half_height = 0.16 * rng.uniform(0.2, 1.0, 2)
-        round_or_not = rng.choice([2.0, 8.0])
-        shape = (np.abs((x - middle_x) / half_width) ** round_or_not
-                 + np.abs((y - middle_y) / half_height) ** round_or_not)
+        roundness = rng.choice([2.0, 8.0])
+        across, down = (x - middle_x) / half_width, (y - middle_y) / half_height
+        shape = np.abs(across) ** roundness + np.abs(down) ** roundness
         blur = rng.uniform(0.01, 0.3)
         cover = np.clip((1.0 - shape) / blur + 0.5, 0.0, 1.0)[..., None]
         colour = rng.uniform(20.0, 235.0, 3)
-        light = 30.0 * ((x - middle_x) / half_width + (y - middle_y) / half_height)[..., None]
+        light = 30.0 * (across + down)[..., None]
         pixels = pixels * (1.0 - cover) + (colour - light) * cover
     pixels += 6.0 * clouds(rng, width, height, 0.8)[..., None]
     pixels += rng.normal(0.0, 1.5, pixels.shape)

@@ -1,13 +1,12 @@
-"""The peer `transformers`, told over pipes what to do: one JSON object per line in and out, one round per line.
+"""The peer `transformers`. It gets an order for each round over pipes, one JSON object per line.
 
-    in   {"model": directory, "picture": file, "format": "u8", "bf16" or "f32", "tensor": file or null}
-    out  {"decode": ms, "process": ms, "whole": ms, and "resize": ms, "layout": ms where the two can be told apart}
+    in   {"model": directory, "picture": file, "format": "u8", "bf16" or "f32",
+          "tensor": file or null}
+    out  {"decode": ms, "process": ms, "whole": ms, and "resize": ms, "layout": ms if separate}
 
-The first line out says which versions answer. Times are taken here, around the calls, so that the pipes cost nothing, and
-are CPU time of the whole process: on one thread that is the time of a machine that does nothing else. With "tensor"
-given, the pixel tensor's bytes are written to that file, outside the times.
-
-Runs on one thread, where `transformers`, torch, torchvision and Pillow are installed.
+The first line out has the versions. Times are taken around the calls, so pipes do not count. They
+are CPU time of the whole process, which runs on one thread. With "tensor", the bytes of the pixel
+tensor are written to that file, outside of the times.
 """
 
 import io
@@ -29,7 +28,7 @@ from torchvision.transforms.v2 import functional
 from transformers import AutoImageProcessor
 
 RAW = {"do_rescale": False, "do_normalize": False}
-# bf16 as vLLM does: the model's type, converted last.
+# As vLLM does, the values are converted to the model's type last.
 NORMALIZED = {"bf16": torch.bfloat16, "f32": torch.float32}
 
 
@@ -43,7 +42,7 @@ def processor_of(model):
 
 
 def decode(data):
-    """As vLLM's loader: a conversion only if one is needed."""
+    """Decodes as vLLM's loader: converts only if needed."""
     image = Image.open(io.BytesIO(data))
     image.load()
     return image if image.mode == "RGB" else image.convert("RGB")
@@ -57,14 +56,15 @@ def process(processor, image, form):
     return outputs
 
 
-def stages(processor, image, grid):
-    """Resize and layout apart, for raw patches of an image that is resized at all."""
+def separate_stages(processor, image, grid):
+    """Returns the times of resize and layout, for raw patches of an image that is resized."""
     pixels = functional.pil_to_tensor(image)[None]
     size = [extent * processor.patch_size for extent in grid[0, 1:].tolist()]
     if size == list(pixels.shape[-2:]):
         return {}
+    bicubic = functional.InterpolationMode.BICUBIC
     start = time.process_time()
-    resized = functional.resize(pixels, size, interpolation=functional.InterpolationMode.BICUBIC, antialias=True)
+    resized = functional.resize(pixels, size, interpolation=bicubic, antialias=True)
     resize = milliseconds(start)
     start = time.process_time()
     process(processor, resized[0], "u8")
@@ -82,7 +82,7 @@ def measure(order):
     times = {"decode": decoded, "process": whole - decoded, "whole": whole}
     tensor = outputs["pixel_values"]
     if order["format"] == "u8":
-        times |= stages(processor, image, outputs["image_grid_thw"])
+        times |= separate_stages(processor, image, outputs["image_grid_thw"])
     if order["tensor"]:
         tensor.contiguous().view(torch.uint8).numpy().tofile(order["tensor"])
     return times
@@ -91,7 +91,11 @@ def measure(order):
 def main():
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    versions = {"transformers": transformers.__version__, "torch": torch.__version__, "pillow": PIL.__version__}
+    versions = {
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+        "pillow": PIL.__version__,
+    }
     print(json.dumps(versions), flush=True)
     for line in sys.stdin:
         print(json.dumps(measure(json.loads(line))), flush=True)

@@ -1,12 +1,13 @@
-"""Decoding and processing alone, by the code of `python/chiasm_processor` in one process on one thread: `alone.py MODEL MEDIA`.
+"""Decoding and processing alone, by the code of `python/chiasm_processor`: `alone.py MODEL MEDIA`.
 
-A file is in memory and its tensors are left in memory: no HTTP, no prompt, no other process, no copies.
+One process with one thread, from a file in memory to tensors in memory: no HTTP, no prompt, no
+copies.
 """
 
 import os
 import sys
 
-# As in the processes that `chiasm serve` has.
+# As in the processes of `chiasm serve`.
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 
@@ -20,29 +21,30 @@ sys.path.append(str(Path(__file__).parents[2] / "python/chiasm_processor"))
 from chiasm_processor.greeting import greeting  # noqa: E402
 from chiasm_processor.processor import Processor  # noqa: E402
 
-from chat import Chats  # noqa: E402
-from media import KINDS  # noqa: E402
-from turns import take  # noqa: E402
+from media import KINDS, Requests  # noqa: E402
+from turns import serve  # noqa: E402
 
-# Beside `turns`, which has made this folder known.
+# From the folder that `turns` has added to the path.
 from parent import run  # noqa: E402  # isort: skip
 
 
-def checksum(made: Any) -> int:
-    """The sum of all bytes of all tensors."""
-    item, _ = made
-    tensors = (element.data for element in item.values() if isinstance(element.data, torch.Tensor))
-    return sum(int(np.sum(tensor.contiguous().view(-1).view(torch.uint8).numpy(), dtype=np.uint64)) for tensor in tensors)
+def checksum(processed: Any) -> int:
+    """Returns the sum of all bytes of all tensors."""
+    item, _ = processed
+    tensors = (element.data for element in item.values())
+    tensors = (tensor for tensor in tensors if isinstance(tensor, torch.Tensor))
+    arrays = (tensor.contiguous().view(-1).view(torch.uint8).numpy() for tensor in tensors)
+    return sum(int(np.sum(array, dtype=np.uint64)) for array in arrays)
 
 
 def main(model: str, media: str) -> None:
     torch.set_num_threads(1)
-    chats, processor = Chats(Path(media)), Processor(["--model", model])
-    # Makes one of each modality, as the server of these processes does before it forks them.
+    requests, processor = Requests(Path(media)), Processor(["--model", model])
+    # Processes an item of each modality, as the processes' server does before it forks them.
     greeting(processor)
-    take(
-        lambda kind, item, _: (KINDS[kind][0], chats.file(kind, item)),
-        lambda given: processor.item(*given, {}, {}),
+    serve(
+        lambda kind, item, _: (KINDS[kind][0], requests.file(kind, item)),
+        lambda prepared: processor.item(*prepared, {}, {}),
         checksum,
     )
 

@@ -1,10 +1,12 @@
-"""vLLM's frontend code in one process, as Dynamo's chat processor runs it: `in_one_process.py MODEL MEDIA`.
+"""vLLM's frontend code in one process, as in Dynamo's chat processor: `in_one_process.py MODEL
+MEDIA`.
 
-The calls are those of `dynamo/frontend/vllm_processor.py` and `prepost.py` of the package ai-dynamo 1.6.1, in their order and with
-their settings: the request is checked, its media are loaded, the prompt is rendered and tokenized, `process_for_engine_async` runs
-the processor with the cache `processor_only`, `InputProcessor.process_inputs` makes the engine's request, and the tensors are
-written into a segment of shared memory as `MmKwargsShmSender` does it. That module itself imports what vLLM 0.32 has under other
-names, so it can't be taken. What comes before (HTTP) and after (routing, the way to a worker) is left out.
+The calls are those of `dynamo/frontend/vllm_processor.py` and `prepost.py` of ai-dynamo 1.6.1, in
+their order and with their settings. The request is checked, its media are loaded, and the prompt is
+rendered and tokenized. `process_for_engine_async` runs the processor with the cache
+`processor_only`, and `InputProcessor.process_inputs` makes the engine's request. The tensors are
+written into a segment of shared memory as by `MmKwargsShmSender`. Dynamo's module itself imports
+names that vLLM 0.32 does not have. HTTP and the way to a worker are left out.
 """
 
 import asyncio
@@ -21,45 +23,54 @@ from vllm.tasks import GENERATION_TASKS
 from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.input_processor import InputProcessor
 
-from chat import Chats
-from turns import take
+from media import Requests
+from turns import serve
 
-# Beside `turns`, which has made this folder known.
+# From the folder that `turns` has added to the path.
 import segments  # isort: skip
 from parent import run  # isort: skip
 
 
 class Frontend:
     def __init__(self, model: str) -> None:
-        config = ModelConfig(model=model, tokenizer_mode="auto", config_format="auto", trust_remote_code=False)
-        # As tensors are to be sent each time, Dynamo has vLLM keep them.
-        config.get_multimodal_config().mm_processor_cache_type = "processor_only"  # type: ignore[assignment]
-        engine = VllmConfig(model_config=config, load_config=LoadConfig(load_format="dummy"), cache_config=CacheConfig())
+        settings = {"tokenizer_mode": "auto", "config_format": "auto", "trust_remote_code": False}
+        config = ModelConfig(model=model, **settings)
+        # Dynamo lets vLLM keep tensors, because they are sent each time.
+        multimodal = config.get_multimodal_config()
+        multimodal.mm_processor_cache_type = "processor_only"  # type: ignore[assignment]
+        load, cache = LoadConfig(load_format="dummy"), CacheConfig()
+        engine = VllmConfig(model_config=config, load_config=load, cache_config=cache)
         self._processor = InputProcessor(engine)
 
     async def process(self, body: dict[str, Any]) -> EngineCoreRequest:
         renderer = self._processor.renderer
         request = ChatCompletionRequest.model_validate(body)
-        _, prompt = await renderer.render_messages_async(request.messages, request.build_chat_params(None, "auto"))
+        parameters = request.build_chat_params(None, "auto")
+        _, prompt = await renderer.render_messages_async(request.messages, parameters)
         rendered: dict[str, Any] = {**prompt}
         if "prompt_token_ids" not in rendered:
-            tokens = renderer.get_tokenizer()(rendered["prompt"], add_special_tokens=request.add_special_tokens).input_ids
+            tokenize = renderer.get_tokenizer()
+            special = request.add_special_tokens
+            tokens = tokenize(rendered["prompt"], add_special_tokens=special).input_ids
             rendered["prompt_token_ids"] = list(tokens)
-        inputs = await renderer.process_for_engine_async(cast(TokensPrompt, rendered), time.time())
-        sampling = SamplingParams(output_kind=RequestOutputKind.DELTA, max_tokens=request.max_tokens)
-        made = self._processor.process_inputs(f"request {time.time_ns()}", inputs, sampling, GENERATION_TASKS)
-        for feature in made.mm_features or ():
+        tokens_prompt = cast(TokensPrompt, rendered)
+        inputs = await renderer.process_for_engine_async(tokens_prompt, time.time())
+        delta = RequestOutputKind.DELTA
+        sampling = SamplingParams(output_kind=delta, max_tokens=request.max_tokens)
+        name = f"request {time.time_ns()}"
+        processed = self._processor.process_inputs(name, inputs, sampling, GENERATION_TASKS)
+        for feature in processed.mm_features or ():
             segment, _ = segments.write("msgpack", feature.data)
             segments.remove(segment)
-        return made
+        return processed
 
 
 def main(model: str, media: str) -> None:
-    chats, frontend, loop = Chats(Path(media)), Frontend(model), asyncio.new_event_loop()
-    take(
-        chats.chat,
+    requests, frontend, loop = Requests(Path(media)), Frontend(model), asyncio.new_event_loop()
+    serve(
+        requests.chat,
         lambda body: loop.run_until_complete(frontend.process(body)),
-        lambda made: len(made.prompt_token_ids),
+        lambda processed: len(processed.prompt_token_ids),
     )
 
 

@@ -1,17 +1,18 @@
-"""vLLM's processor through `chiasm serve` and by its peers, in turns: the measuring half of `cargo xtask bench-peers processor`.
+"""vLLM's processor in `chiasm serve` and in its peers, in turns: the measuring half of `cargo xtask
+bench-peers processor`.
 
-    measure.py --chiasm PROGRAM --vllm PROGRAM --item PROGRAM --model DIR --rounds N [--short]
+    measure.py --chiasm PROGRAM --vllm PROGRAM --item PROGRAM --model DIR --dynamo VERSION \
+        --rounds N [--short]
 
-prints versions, then one JSON object per result: `{"case", "side", "metric", "value"}`. In each round each side is asked for each
-case, in an order that is shuffled each time.
+prints rows of `xtask/src/bench_peers/row.rs`, one JSON object per line. In each round each side
+has a turn for each case, in an order that is shuffled each time.
 
 | file | is |
 |---|---|
-| `media`, `chat` | a picture and clips, no two alike; requests about them |
-| `sides` | all sides, started and ended |
-| `servers`, `programs` | sides that are asked over HTTP; processes |
-| `in_one_process`, `alone`, `turns` | sides that are processes of Python, told over pipes |
-| `outcome` | what asking comes to |
+| `media` | a picture and clips that are all different; requests about them |
+| `sides` | all sides |
+| `servers`, `programs` | sides with HTTP; processes |
+| `in_one_process`, `alone`, `turns` | sides that are Python processes with pipes |
 """
 
 import argparse
@@ -29,133 +30,224 @@ import av
 import vllm
 
 import media
-from outcome import Outcome
-from servers import copy_of_model, cores
+from servers import Outcome, copy_model, cores
 from sides import Ask, Sides, started
 
-# Of how many requests each turn is: ours, theirs.
+# The numbers of requests in a turn: ours, theirs.
 REPEATED = {"image": (100, 10), "video": (30, 2)}
 NEW = {"image": 6, "video": 2}
-# Items of a turn in which as many as possible are made.
-MADE = {"image": 24, "video": 4}
-# Prompts that are compared.
+# The number of items in a turn in which as many as possible are processed.
+MANY = {"image": 24, "video": 4}
+# The number of prompts that are compared.
 COMPARED = 3
-# A round before the first warms up.
-WARM_UP = 1
-# All at once, as in vLLM's pull request 32104; alone, one after the other, fewer will do.
+WARM_UP_ROUNDS = 1
+# All at once, as in vLLM's pull request 32104; fewer for one process, one after the other.
 CLIPS, CLIPS_ALONE = 400, 40
-# Seed of the order, so that each run has the same. The number has no meaning.
+# The seed of the order. The number has no meaning.
 SEED = 20_261_123
 REPEATED_ITEM = 0
 
-Outcomes = dict[tuple[str, str], list[Outcome]]
+OURS = "chiasm"
 
 
 class Run:
+    """The turns of all sides. `values` has their results by case, side and metric."""
+
     def __init__(self, sides: Sides, helpers: int, short: bool) -> None:
         self._sides, self._helpers, self._short = sides, helpers, short
         self._questions = count(1)
-        # Items that nobody has seen.
         self._items = count(REPEATED_ITEM + 1)
         self._random = random.Random(SEED)
+        self.values: dict[tuple[str, str, str], float] = {}
 
-    def rounds(self, rounds: int) -> Iterator[dict[str, object]]:
-        outcomes: Outcomes = defaultdict(list)
-        for number in range(WARM_UP + rounds):
-            print("warming up" if number < WARM_UP else f"round {number} of {rounds}", file=sys.stderr)
+    def rounds(self, rounds: int) -> None:
+        outcomes: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
+        for number in range(WARM_UP_ROUNDS + rounds):
+            is_warm = number >= WARM_UP_ROUNDS
+            print(f"round {number} of {rounds}" if is_warm else "warming up", file=sys.stderr)
             turns = list(self._turns())
             self._random.shuffle(turns)
             for case, side, ask, kind, items in turns:
                 if REPEATED_ITEM in items:
-                    # Others may have taken its place in caches.
-                    ask(kind, [REPEATED_ITEM], self._numbers(1))
-                outcome = ask(kind, items, self._numbers(len(items)))
-                if number >= WARM_UP:
+                    # Other items may have evicted it from caches.
+                    ask(kind, [REPEATED_ITEM], self._new_questions(1))
+                outcome = ask(kind, items, self._new_questions(len(items)))
+                if is_warm:
                     outcomes[case, side].append(outcome)
-        for (case, side), of in outcomes.items():
-            yield from results(case, side, of)
+        for (case, side), results in outcomes.items():
+            self._add(case, side, results)
 
     def _turns(self) -> Iterator[tuple[str, str, Ask, str, list[int]]]:
         for kind in NEW:
             for side, ask in self._sides.frontends.items():
-                ours, theirs = REPEATED[kind]
-                yield f"repeated {kind}", side, ask, kind, [REPEATED_ITEM] * (ours if side == "chiasm" else theirs)
-                yield f"new {kind}", side, ask, kind, self._new(NEW[kind])
-            made = MADE[kind] * self._helpers
-            yield f"many {kind}s", "helpers", self._helped, kind, self._new(made)
-            yield f"many {kind}s", "alone", self._sides.alone, kind, self._new(MADE[kind])
-            yield f"many {kind}s", "item", self._sides.item, kind, self._new(MADE[kind])
+                repeated = REPEATED[kind][0 if side == OURS else 1]
+                yield f"repeated {kind}", side, ask, kind, [REPEATED_ITEM] * repeated
+                yield f"new {kind}", side, ask, kind, self._new_items(NEW[kind])
+            many = f"many {kind}s"
+            items = self._new_items(MANY[kind] * self._helpers)
+            yield many, "helpers", self._ask_helpers, kind, items
+            yield many, "alone", self._sides.alone, kind, self._new_items(MANY[kind])
+            yield many, "item", self._sides.item, kind, self._new_items(MANY[kind])
 
-    def _helped(self, kind: str, items: list[int], questions: list[int]) -> Outcome:
-        # So many that no helper waits for the next one.
+    def _ask_helpers(self, kind: str, items: list[int], questions: list[int]) -> Outcome:
+        # With this number of clients no helper waits for the next item.
         return self._sides.serve(kind, items, questions, clients=2 * self._helpers + 1)
 
-    def compare(self) -> Iterator[dict[str, object]]:
-        """The same requests to all frontends, and the same items to those that make them alone."""
+    def compare(self) -> None:
+        """Compares the prompts of all frontends, and the items of the sides that make them."""
         makers = {"alone": self._sides.alone, "item": self._sides.item}
+        references = {side: OURS for side in self._sides.frontends if side != OURS}
         for kind in NEW:
-            questions = self._numbers(COMPARED)
-            items = self._new(COMPARED)
-            said = {side: ask(kind, items, questions).said for side, ask in self._sides.frontends.items()}
-            said |= {side: ask(kind, items, questions).said for side, ask in makers.items()}
-            yield value(kind, "chiasm", "prompt tokens", median(said["chiasm"]))
-            for side, reference in (*((side, "chiasm") for side in self._sides.frontends if side != "chiasm"), ("alone", "item")):
-                different = sum(a != b for a, b in zip(said[side], said[reference], strict=True))
-                yield value(kind, side, "compared", COMPARED)
-                yield value(kind, side, "different", different)
+            questions, items = self._new_questions(COMPARED), self._new_items(COMPARED)
+            sides = self._sides.frontends | makers
+            results = {side: ask(kind, items, questions).results for side, ask in sides.items()}
+            self.values[kind, OURS, "prompt tokens"] = median(results[OURS])
+            for side, reference in (references | {"alone": "item"}).items():
+                pairs = zip(results[side], results[reference], strict=True)
+                self.values[kind, side, "different"] = sum(a != b for a, b in pairs)
 
-    def clips(self) -> Iterator[dict[str, object]]:
+    def clips(self) -> None:
         clips, alone = (40, 8) if self._short else (CLIPS, CLIPS_ALONE)
         print(f"{clips} clips at once", file=sys.stderr)
-        case = "clips"
-        helped = self._sides.serve("clip", self._new(clips), self._numbers(clips), clients=clips)
-        yield value(case, "helpers", "clips", clips)
-        yield value(case, "helpers", "prompt tokens", median(helped.said))
-        yield from results(case, "helpers", [helped])
-        yield from results(case, "alone", [self._sides.alone("clip", self._new(alone), self._numbers(alone))])
+        items, questions = self._new_items(clips), self._new_questions(clips)
+        outcome = self._sides.serve("clip", items, questions, clients=clips)
+        self.values["clips", "helpers", "clips"] = clips
+        self.values["clips", "helpers", "prompt tokens"] = median(outcome.results)
+        self._add("clips", "helpers", [outcome])
+        items, questions = self._new_items(alone), self._new_questions(alone)
+        self._add("clips", "alone", [self._sides.alone("clip", items, questions)])
 
-    def _new(self, number: int) -> list[int]:
+    def _add(self, case: str, side: str, outcomes: list[Outcome]) -> None:
+        """Adds medians over the rounds: the CPU time of an item in ms and the rate of items; and
+        the median time in ms of the items of all rounds."""
+        cpu = [outcome.cpu / len(outcome.times) for outcome in outcomes if outcome.cpu is not None]
+        if cpu:
+            self.values[case, side, "CPU"] = median(cpu) * 1e3
+        rates = (len(outcome.times) / outcome.wall for outcome in outcomes)
+        self.values[case, side, "rate"] = median(rates)
+        times = (time for outcome in outcomes for time in outcome.times)
+        self.values[case, side, "time"] = median(times)
+
+    def _new_items(self, number: int) -> list[int]:
         return [next(self._items) for _ in range(number)]
 
-    def _numbers(self, number: int) -> list[int]:
+    def _new_questions(self, number: int) -> list[int]:
         return [next(self._questions) for _ in range(number)]
 
 
-def results(case: str, side: str, outcomes: list[Outcome]) -> Iterator[dict[str, object]]:
-    """Medians over the rounds; times of single requests and items are medians of all rounds together."""
-    cpu = [outcome.cpu / len(outcome.times) for outcome in outcomes if outcome.cpu is not None]
-    if cpu:
-        yield value(case, side, "CPU", median(cpu) * 1e3)
-    yield value(case, side, "rate", median(len(outcome.times) / outcome.wall for outcome in outcomes))
-    yield value(case, side, "time", median(time for outcome in outcomes for time in outcome.times))
+class Rows:
+    """The rows of a run."""
+
+    def __init__(self, run: Run, dynamo: str) -> None:
+        self._values = run.values
+        version = vllm.__version__
+        self._names = {
+            "render": f"vllm launch render {version}",
+            "render, no tensors": f"render without tensors (vLLM {version})",
+            "in one process": f"one process (vLLM {version}, as Dynamo {dynamo})",
+            "alone": f"decoding and processing alone (vLLM {version})",
+        }
+
+    def print(self) -> None:
+        for kind in NEW:
+            self._equality(kind)
+            self._requests(kind)
+            self._new(kind)
+        self._clips()
+
+    def _equality(self, kind: str) -> None:
+        row(kind, "prompt", "tokens", self._values[kind, OURS, "prompt tokens"])
+        for side, name in self._names.items():
+            different = self._values[kind, side, "different"]
+            unit = "items" if side == "alone" else "prompts"
+            row(kind, "others", unit, COMPARED, name, different, equal=different == 0)
+
+    def _requests(self, kind: str) -> None:
+        new, repeated = f"new {kind}", f"repeated {kind}"
+        for case, ours, theirs in (
+            (f"{repeated}, theirs new", repeated, new),
+            (f"{repeated}, theirs repeated too", repeated, repeated),
+            (new, new, new),
+        ):
+            for metric, measured in ("CPU per request", "CPU"), ("latency p50", "time"):
+                for side in list(self._names)[:3]:
+                    sides = (ours, OURS), (theirs, side)
+                    self._compare(case, metric, "ms", kind, sides, measured)
+
+    def _new(self, kind: str) -> None:
+        many = f"many {kind}s"
+        sides = (many, "helpers"), (many, "alone")
+        self._compare(f"new {kind}s", "items per second", "items/s", kind, sides, "rate")
+        self._compare(f"new {kind}s", "CPU per item", "ms", kind, sides, "CPU")
+        sides = (many, "item"), (many, "alone")
+        self._compare(f"new {kind}", "one call", "ms", kind, sides, "time")
+
+    def _clips(self) -> None:
+        case, side = "captioning of clips", ("clips", "helpers")
+        row(case, "clips at once", "clips", self._values[*side, "clips"])
+        row(case, "prompt", "tokens", self._values[*side, "prompt tokens"])
+        sides = side, ("clips", "alone")
+        metric = "clips per second of CPU time"
+        self._compare(case, metric, "clips/s", "video", sides, "CPU")
+        self._compare(case, "clips per second", "clips/s", "video", sides, "rate")
+
+    def _compare(
+        self,
+        case: str,
+        metric: str,
+        unit: str,
+        kind: str,
+        sides: tuple[tuple[str, str], tuple[str, str]],
+        measured: str,
+    ) -> None:
+        """Prints the row of a measured value of two sides, which are given by case and side."""
+        ours, theirs = (self._values[*side, measured] for side in sides)
+        # A call is a multiple of its limit. Other ratios are the factor by which we are better.
+        ratio = ours / theirs if measured == "rate" or metric == "one call" else theirs / ours
+        if unit == "clips/s" and measured == "CPU":
+            ours, theirs = 1e3 / ours, 1e3 / theirs
+        peer = sides[1][1]
+        equal = self._values[kind, peer, "different"] == 0
+        row(case, metric, unit, ours, self._names[peer], theirs, ratio, equal)
 
 
-def value(case: str, side: str, metric: str, number: float) -> dict[str, object]:
-    return {"case": case, "side": side, "metric": metric, "value": number}
+def row(
+    case: str,
+    metric: str,
+    unit: str,
+    ours: float,
+    peer_name: str = OURS,
+    peer: float | None = None,
+    ratio: float | None = None,
+    equal: bool | None = None,
+) -> None:
+    fields = {"case": case, "metric": metric, "unit": unit, "ours": ours}
+    fields |= {"peer_name": peer_name, "peer": peer, "ratio": ratio, "equal": equal}
+    print(json.dumps(fields), flush=True)
 
 
 def measure(arguments: argparse.Namespace, scratch: Path) -> None:
     files, model = scratch / "media", scratch / "model"
     files.mkdir()
     media.make(files)
-    copy_of_model(Path(arguments.model), model)
+    copy_model(Path(arguments.model), model)
     helpers = max(cores() - 1, 1)
-    sizes = {kind: (files / kind).stat().st_size for kind in media.KINDS}
-    say({"vllm": vllm.__version__, "av": av.__version__, "helpers": helpers, "bytes": sizes})
-    with started(arguments.chiasm, arguments.vllm, arguments.item, model, files, scratch, helpers, CLIPS) as sides:
+    row("all", "rounds", "rounds", arguments.rounds, peer=arguments.rounds)
+    row("all", "helpers", "processes", helpers)
+    for kind in media.KINDS:
+        maker = "Pillow" if kind == "image" else f"libx264 of PyAV {av.__version__}"
+        row(kind, "file", "kB", (files / kind).stat().st_size / 1e3, maker)
+    with started(arguments, model, files, scratch, helpers, CLIPS) as sides:
         run = Run(sides, helpers, arguments.short)
-        for results in (run.compare(), run.rounds(arguments.rounds), run.clips()):
-            for result in results:
-                say(result)
-
-
-def say(result: object) -> None:
-    print(json.dumps(result), flush=True)
+        run.compare()
+        run.rounds(arguments.rounds)
+        run.clips()
+    Rows(run, arguments.dynamo).print()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for flag in ("chiasm", "vllm", "item", "model"):
+    for flag in ("chiasm", "vllm", "item", "model", "dynamo"):
         parser.add_argument(f"--{flag}", required=True)
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--short", action="store_true")

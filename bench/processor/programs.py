@@ -1,4 +1,4 @@
-"""Programs beside this one: started, told, their CPU time read, ended."""
+"""Programs: their start, orders, CPU time and end."""
 
 import json
 import os
@@ -7,28 +7,36 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Those that would have a program do otherwise than it comes.
+# The environment variables that affect programs.
 SETTINGS = ("CHIASM_", "DYN_", "PYTHON", "TOKIO_", "RUST_")
 PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
-GRACE = 5.0
-# Lines of a log that go into an error.
-TAIL = 15
+GRACE_S = 5.0
+# The number of log lines in an error.
+TAIL_LINES = 15
 
 
 class Program:
-    """Ends with `stop`. With `speaks`, it is one that takes orders as lines and answers with lines."""
+    """A program that runs until `stop`. With `has_pipes` it gets orders and answers by lines."""
 
-    def __init__(self, name: str, command: list[str], folder: Path, *, speaks: bool = False, more: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: list[str],
+        folder: Path,
+        *,
+        has_pipes: bool = False,
+        variables: dict[str, str] | None = None,
+    ) -> None:
         self.name = name
         self._log = folder / f"{name}.log"
-        pipe = subprocess.PIPE if speaks else None
+        pipe = subprocess.PIPE if has_pipes else None
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 command,
                 stdin=pipe or subprocess.DEVNULL,
                 stdout=pipe or log,
                 stderr=log,
-                env=environment() | (more or {}),
+                env=environment() | (variables or {}),
                 cwd=folder,
             )
 
@@ -37,7 +45,7 @@ class Program:
             raise RuntimeError(self.failed(f"ended with {self._process.returncode}"))
 
     def failed(self, what: str) -> str:
-        lines = self._log.read_text(errors="replace").splitlines()[-TAIL:]
+        lines = self._log.read_text(errors="replace").splitlines()[-TAIL_LINES:]
         return "\n".join([f"{self.name} {what}; the end of its log:", *lines])
 
     def answer(self) -> Any:
@@ -47,15 +55,16 @@ class Program:
             raise RuntimeError(self.failed("has ended"))
         return json.loads(line)
 
-    def tell(self, order: dict[str, Any]) -> Any:
+    def send(self, order: dict[str, Any]) -> Any:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
         self._process.stdin.flush()
         return self.answer()
 
     def cpu(self) -> float:
-        """Seconds of CPU time, user and system, of all its threads and those of its processes that run."""
-        return sum(spent(process) for process in family(self._process.pid))
+        """Returns the seconds of CPU time, user and system, of all threads of the program and of
+        its running processes."""
+        return sum(cpu_time(process) for process in family(self._process.pid))
 
     def stop(self) -> None:
         processes = family(self._process.pid)
@@ -64,47 +73,48 @@ class Program:
         else:
             self._process.terminate()
         try:
-            self._process.wait(GRACE)
+            self._process.wait(GRACE_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        wait_for_the_end(processes)
+        end = time.monotonic() + GRACE_S
+        paths = [Path(f"/proc/{process}") for process in processes]
+        while any(path.exists() for path in paths) and time.monotonic() < end:
+            time.sleep(0.02)
 
 
 def environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS) and name.lower() not in PROXIES}
-    # Nothing is to be fetched from anywhere.
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(SETTINGS) and name.lower() not in PROXIES
+    }
     return kept | {"HF_HUB_OFFLINE": "1"}
 
 
 def family(process: int) -> list[int]:
-    """A process, its children and theirs."""
-    parents: dict[int, list[int]] = {}
+    """Returns a process and its descendants."""
+    children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                # The parent is the second field after the name, which may hold spaces.
+                # The parent is the second field after the name, which may contain spaces.
                 parent = int((entry / "stat").read_text().rpartition(") ")[2].split()[1])
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            parents.setdefault(parent, []).append(int(entry.name))
+            children.setdefault(parent, []).append(int(entry.name))
     found = [process]
-    for one in found:
-        found += parents.get(one, [])
+    for parent in found:
+        found += children.get(parent, [])
     return found
 
 
-def spent(process: int) -> float:
-    """To the nanosecond, with threads that have ended. `/proc` tells it in steps of 10 ms."""
+def cpu_time(process: int) -> float:
+    """Returns the CPU time to the nanosecond, including ended threads. `/proc` has steps of 10
+    ms."""
     # MAKE_PROCESS_CPUCLOCK of the kernel, with CPUCLOCK_SCHED.
     clock = (~process << 3) | 2
     try:
         return time.clock_gettime(clock)
     except OSError:
         return 0.0
-
-
-def wait_for_the_end(processes: list[int]) -> None:
-    end = time.monotonic() + GRACE
-    while any(Path(f"/proc/{process}").exists() for process in processes) and time.monotonic() < end:
-        time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Sides that are asked over HTTP: `chiasm serve` and `vllm launch render`."""
+"""The sides with HTTP: `chiasm serve` and `vllm launch render`."""
 
 import http.client
 import json
@@ -6,42 +6,58 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from chat import MODEL
-from outcome import Outcome
+from media import MODEL
 from programs import Program
 
-START = 300.0
-PATIENCE = 600.0
-# How long a frontend gets, after its last answer, for what it does behind them.
-SETTLE = 0.05
-# Most of a refusal that goes into an error.
-SHOWN = 500
+START_TIMEOUT_S = 300.0
+TIMEOUT_S = 600.0
+# The pause after the last answer, in which a frontend finishes its work on the requests.
+SETTLE_S = 0.05
+# The maximum number of bytes of a refusal in an error.
+MAX_SHOWN_BYTES = 500
 GIB = 1 << 30
-# Of a frame, at most: 32 frames are then what an engine with vLLM's defaults encodes at once, 8,192 tokens, and not a third more.
+# The maximum number of pixels of a frame. With it, 32 frames are the 8,192 tokens that an engine
+# with vLLM's defaults encodes at once, instead of a third more.
 FRAME_PIXELS = 512 * 28 * 28
 
 
+class Outcome(NamedTuple):
+    """The results of some requests or items."""
+
+    # The milliseconds of each.
+    times: list[float]
+    # The wall-clock seconds and CPU seconds of all. There is no CPU time of the side `item`.
+    wall: float
+    cpu: float | None
+    # The prompt tokens of each, or the sum of the tensors' bytes.
+    results: list[int]
+
+
 class Server:
-    """A frontend that is measured, at a port of this machine."""
+    """A frontend at a port of this machine, and its engines."""
 
-    def __init__(self, name: str, frontend: Program, engines: list[Program], port: int, path: str, more: dict[str, Any]) -> None:
-        self.name = name
-        self._frontend, self._engines = frontend, engines
-        self._port, self._path, self._more = port, path, more
+    def __init__(
+        self, programs: list[Program], port: int, path: str, fields: dict[str, Any] | None = None
+    ) -> None:
+        self._programs, self._frontend = programs, programs[0]
+        self._port, self._path, self._fields = port, path, fields or {}
 
-    def wait(self, ready: str) -> None:
-        end = time.monotonic() + START
+    def _connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self._port, timeout=TIMEOUT_S)
+
+    def wait(self, path: str) -> None:
+        """Waits until the response for this path is 200."""
+        end = time.monotonic() + START_TIMEOUT_S
         while True:
-            for program in (self._frontend, *self._engines):
+            for program in self._programs:
                 program.check()
             try:
-                connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE)
-                connection.request("GET", ready)
+                connection = self._connect()
+                connection.request("GET", path)
                 if connection.getresponse().status == 200:
                     return
             except OSError:
@@ -51,98 +67,104 @@ class Server:
             time.sleep(0.1)
 
     def ask(self, bodies: list[dict[str, Any]], clients: int) -> Outcome:
-        """Asks all, so many at once."""
-        texts = [json.dumps(body | self._more).encode() for body in bodies]
-        connections = [http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE) for _ in range(clients)]
+        """Sends all requests with concurrent clients."""
+        texts = [json.dumps(body | self._fields).encode() for body in bodies]
+        connections = [self._connect() for _ in range(clients)]
         for connection in connections:
             connection.connect()
             connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         free = list(connections)
 
-        def one(text: bytes) -> tuple[float, int]:
+        def send(text: bytes) -> tuple[float, int]:
             connection = free.pop()
             start = time.perf_counter()
-            answer = self._one(connection, text)
-            taken = (time.perf_counter() - start) * 1e3
+            answer = self._send(connection, text)
+            ms = (time.perf_counter() - start) * 1e3
             free.append(connection)
-            return taken, prompt_tokens(answer)
+            return ms, prompt_tokens(answer)
 
         cpu, start = self._frontend.cpu(), time.perf_counter()
         with ThreadPoolExecutor(clients) as threads:
-            answers = list(threads.map(one, texts))
+            answers = list(threads.map(send, texts))
         wall = time.perf_counter() - start
-        time.sleep(SETTLE)
+        time.sleep(SETTLE_S)
         cpu = self._frontend.cpu() - cpu
         for connection in connections:
             connection.close()
-        return Outcome([taken for taken, _ in answers], wall, cpu, [tokens for _, tokens in answers])
+        return Outcome([ms for ms, _ in answers], wall, cpu, [tokens for _, tokens in answers])
 
-    def _one(self, connection: http.client.HTTPConnection, text: bytes) -> bytes:
+    def _send(self, connection: http.client.HTTPConnection, text: bytes) -> bytes:
         connection.request("POST", self._path, text, {"content-type": "application/json"})
-        answer = connection.getresponse()
-        content = answer.read()
-        if answer.status != 200:
-            raise RuntimeError(self._frontend.failed(f"answered {answer.status}: {content[:SHOWN].decode(errors='replace')}"))
+        response = connection.getresponse()
+        content = response.read()
+        if response.status != 200:
+            shown = content[:MAX_SHOWN_BYTES].decode(errors="replace")
+            raise RuntimeError(self._frontend.failed(f"answered {response.status}: {shown}"))
         return content
 
     def stop(self) -> None:
-        for program in (self._frontend, *self._engines):
+        for program in self._programs:
             program.stop()
 
 
 def prompt_tokens(answer: bytes) -> int:
-    """How many tokens the prompt had. A rendered one is there as a whole, before its tensors, which are not looked at."""
+    """Returns the number of prompt tokens. A rendered prompt is in front of its tensors, which are
+    not parsed."""
     head = answer[: answer.find(b"]") + 1]
     if b'"token_ids":[' in head:
         return head.count(b",", head.find(b"[")) + 1
     return int(json.loads(answer)["usage"]["prompt_tokens"])
 
 
-def chiasm(program: str, vllm: str, model: Path, helpers: int, clients: int, scratch: Path) -> Server:
+def chiasm(
+    program: str, vllm: str, model: Path, helpers: int, clients: int, scratch: Path
+) -> Server:
     port, handshake = free_port(), f"tcp://127.0.0.1:{free_port()}"
-    # Holds a repeated item, and is soon full of new ones, as it is in an engine that has run for a while.
+    # As in an engine that has run for a while, the cache holds a repeated item and is soon full of
+    # new ones.
     cache = ["--receiver-cache-gb", "0.5"]
-    engine = [program, "sim-engine", "--model", str(model), "--handshake", handshake, "--sim-speedup", "1000000"]
-    engine += ["--sim-max-model-len", "32768", "--sim-blocks", "65536", *cache]
-    frontend = [program, "serve", str(model), "--served-model-name", MODEL, "--port", str(port), "--attach", handshake]
-    frontend += ["--processor", "vllm", "--vllm", vllm, "--processors", str(helpers), "--mm-arena-gb", "1.5", *cache]
-    frontend += ["--processor-queue", str(2 * clients), "--max-bytes-in-flight", str(8 * GIB), "--processor-timeout", str(int(PATIENCE))]
-    more = {"CHIASM_STATE_DIR": str(scratch / "state")}
-    engines = [Program("simulated engine", engine, scratch)]
-    return Server("chiasm", Program("chiasm", frontend, scratch, more=more), engines, port, "/v1/chat/completions", {})
+    engine = [program, "sim-engine", "--model", str(model), "--handshake", handshake, *cache]
+    engine += ["--sim-speedup", "1000000", "--sim-max-model-len", "32768", "--sim-blocks", "65536"]
+    frontend = [program, "serve", str(model), "--served-model-name", MODEL, "--port", str(port)]
+    frontend += ["--attach", handshake, "--processor", "vllm", "--vllm", vllm]
+    frontend += ["--processors", str(helpers), "--processor-queue", str(2 * clients)]
+    frontend += ["--processor-timeout", str(int(TIMEOUT_S)), "--mm-arena-gb", "1.5", *cache]
+    frontend += ["--max-bytes-in-flight", str(8 * GIB)]
+    variables = {"CHIASM_STATE_DIR": str(scratch / "state")}
+    engines = Program("simulated engine", engine, scratch)
+    server = Program("chiasm", frontend, scratch, variables=variables)
+    return Server([server, engines], port, "/v1/chat/completions")
 
 
 def render(vllm: str, model: Path, scratch: Path) -> tuple[Server, Server]:
-    """As it comes, and asked to leave out the tensors."""
-    port = free_port()
-    command = [vllm, "launch", "render", str(model), "--served-model-name", MODEL, "--port", str(port), "--host", "127.0.0.1"]
-    program = Program("render", command, scratch)
-    path = "/v1/chat/completions/render"
-    return Server("render", program, [], port, path, {}), Server("render, no tensors", program, [], port, path, {"mm_payload": "none"})
+    """Returns the server with its defaults, and with requests that leave out the tensors."""
+    port, path = free_port(), "/v1/chat/completions/render"
+    command = [vllm, "launch", "render", str(model), "--served-model-name", MODEL]
+    command += ["--port", str(port), "--host", "127.0.0.1"]
+    programs = [Program("render", command, scratch)]
+    without_tensors = Server(programs, port, path, {"mm_payload": "none"})
+    return Server(programs, port, path), without_tensors
 
 
 def free_port() -> int:
-    """One that nobody listens on now."""
+    """Returns a port on which no process listens now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
 
 
-def copy_of_model(model: Path, target: Path) -> None:
-    """The tiny model with the type and the length of prompts of one that is served."""
+def copy_model(model: Path, target: Path) -> None:
+    """Copies the tiny model, with the type and the prompt length of a model that is served."""
     shutil.copytree(model, target)
-
-    def change(name: str, changes: Callable[[dict[str, Any]], None]) -> None:
-        settings = json.loads((target / name).read_text())
-        changes(settings)
-        (target / name).write_text(json.dumps(settings))
-
-    def of_model(settings: dict[str, Any]) -> None:
-        settings["dtype"] = settings["text_config"]["dtype"] = "bfloat16"
-        settings["text_config"]["max_position_embeddings"] = 32_768
-
-    change("config.json", of_model)
-    change("processor_config.json", lambda settings: settings["video_processor"]["size"].update(longest_edge=FRAME_PIXELS))
+    file = target / "config.json"
+    config = json.loads(file.read_text())
+    config["dtype"] = config["text_config"]["dtype"] = "bfloat16"
+    config["text_config"]["max_position_embeddings"] = 32_768
+    file.write_text(json.dumps(config))
+    file = target / "processor_config.json"
+    config = json.loads(file.read_text())
+    config["video_processor"]["size"].update(longest_edge=FRAME_PIXELS)
+    file.write_text(json.dumps(config))
 
 
 def cores() -> int:

@@ -1,5 +1,6 @@
-"""All sides of a run: started at once, asked by turns, ended together."""
+"""All sides of a run, which start and end together."""
 
+import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -8,77 +9,92 @@ from functools import partial
 from pathlib import Path
 
 import servers
-from chat import Chats
-from outcome import Outcome
+from media import Requests
 from programs import Program
-from servers import Server
+from servers import Outcome, Server
 
 HERE = Path(__file__).parent
-# Asks a side about items, with these questions.
+# Measures a side with a kind, items and questions.
 Ask = Callable[[str, list[int], list[int]], Outcome]
 
 
-class Told:
-    """A side that is told over pipes."""
-
-    def __init__(self, name: str, command: list[str], scratch: Path) -> None:
-        self._program = Program(name, command, scratch, speaks=True)
-
-    def wait(self) -> None:
-        self._program.answer()
+class Process(Program):
+    """A side that gets orders over pipes."""
 
     def ask(self, kind: str, items: list[int], questions: list[int]) -> Outcome:
-        answer = self._program.tell({"kind": kind, "items": items, "questions": questions})
-        return Outcome(answer["ms"], sum(answer["ms"]) / 1e3, answer.get("cpu"), answer["said"])
-
-    def stop(self) -> None:
-        self._program.stop()
+        answer = self.send({"kind": kind, "items": items, "questions": questions})
+        seconds = sum(answer["ms"]) / 1e3
+        return Outcome(answer["ms"], seconds, answer.get("cpu"), answer["said"])
 
 
 class Sides:
-    def __init__(self, chats: Chats, server: Server, render: tuple[Server, Server], told: dict[str, Told]) -> None:
-        self._chats, self._server, self._render, self._told = chats, server, render, told
-        # Frontends, which are asked one request after the other.
+    def __init__(
+        self,
+        requests: Requests,
+        server: Server,
+        render: tuple[Server, Server],
+        processes: dict[str, Process],
+    ) -> None:
+        self._requests, self._server, self._render = requests, server, render
+        self._processes = processes
+        # The frontends get sequential requests.
         self.frontends: dict[str, Ask] = {
-            "chiasm": partial(self._over_http, server),
-            "render": partial(self._over_http, render[0]),
-            "render, no tensors": partial(self._over_http, render[1]),
-            "in one process": told["in one process"].ask,
+            "chiasm": partial(self._ask, server),
+            "render": partial(self._ask, render[0]),
+            "render, no tensors": partial(self._ask, render[1]),
+            "in one process": processes["in one process"].ask,
         }
-        self.alone, self.item = told["alone"].ask, told["item"].ask
+        self.alone, self.item = processes["alone"].ask, processes["item"].ask
 
     def serve(self, kind: str, items: list[int], questions: list[int], clients: int) -> Outcome:
-        return self._over_http(self._server, kind, items, questions, clients)
+        """Measures `chiasm serve` with concurrent clients."""
+        return self._ask(self._server, kind, items, questions, clients)
 
-    def _over_http(self, server: Server, kind: str, items: list[int], questions: list[int], clients: int = 1) -> Outcome:
-        bodies = [self._chats.chat(kind, item, question) for item, question in zip(items, questions, strict=True)]
-        return server.ask(bodies, clients)
+    def _ask(
+        self,
+        server: Server,
+        kind: str,
+        items: list[int],
+        questions: list[int],
+        clients: int = 1,
+    ) -> Outcome:
+        pairs = zip(items, questions, strict=True)
+        return server.ask([self._requests.chat(kind, *pair) for pair in pairs], clients)
 
     def wait(self) -> None:
         self._server.wait("/ready")
         self._render[0].wait("/health")
-        for side in self._told.values():
-            side.wait()
+        for process in self._processes.values():
+            process.answer()
 
 
 @contextmanager
-def started(chiasm: str, vllm: str, item: str, model: Path, media: Path, scratch: Path, helpers: int, clients: int) -> Iterator[Sides]:
-    with ExitStack() as ends:
+def started(
+    arguments: argparse.Namespace,
+    model: Path,
+    media: Path,
+    scratch: Path,
+    helpers: int,
+    clients: int,
+) -> Iterator[Sides]:
+    vllm, chiasm = arguments.vllm, arguments.chiasm
+    with ExitStack() as stack:
         render = servers.render(vllm, model, scratch)
-        ends.callback(render[0].stop)
+        stack.callback(render[0].stop)
         server = servers.chiasm(chiasm, vllm, model, helpers, clients, scratch)
-        ends.callback(server.stop)
+        stack.callback(server.stop)
         python = [sys.executable, "-s", "-B"]
+        item = [arguments.item, "--python", sys.executable, "--model", str(model)]
         commands = {
             "in one process": [*python, str(HERE / "in_one_process.py"), str(model), str(media)],
             "alone": [*python, str(HERE / "alone.py"), str(model), str(media)],
-            "item": [item, "--python", sys.executable, "--model", str(model), "--media", str(media)],
+            "item": [*item, "--media", str(media)],
         }
-        told = {}
+        processes = {}
         for name, command in commands.items():
-            told[name] = Told(name, command, scratch)
-            ends.callback(told[name].stop)
-        sides = Sides(Chats(media), server, render, told)
+            processes[name] = Process(name, command, scratch, has_pipes=True)
+            stack.callback(processes[name].stop)
+        sides = Sides(Requests(media), server, render, processes)
         start = time.monotonic()
         sides.wait()
         print(f"all sides are ready after {time.monotonic() - start:.0f} s", file=sys.stderr)

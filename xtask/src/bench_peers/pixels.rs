@@ -1,208 +1,199 @@
-//! Converts the results of `pixels run` to rows, with the project's targets.
+//! The benchmark `pixels`: image preprocessing.
 
-use std::collections::BTreeMap;
+use crate::bench_peers::page::{Table, decimals, distinct, missed, sections};
+use crate::bench_peers::row::Target::{AtLeast, AtMost};
+use crate::bench_peers::row::{Goal, RUN, Row, Target};
+use crate::bench_peers::runs;
+use crate::bench_peers::spec::{Columns, Spec};
 
-use serde::Deserialize;
-
-use crate::bench_peers::row::{Mandatory, OURS, Row, Target};
-
-/// The name of the benchmark in rows and files.
-pub(crate) const BENCH: &str = "pixels";
-/// The name of the floor, a side that is a limit and not a peer.
-pub(crate) const FLOOR: &str = "floor";
-/// The metric of the share of a peer's values that differ from ours.
-pub(crate) const DIFFERS: &str = "differing values";
-/// The stages in the order of rows.
-const STAGES: [&str; 5] = ["whole", "decode", "process", "resize", "layout"];
-
-/// A line of the output of `pixels run`, whose fields are documented there.
-#[derive(Debug, Deserialize)]
-pub(crate) struct Measurement {
-    case: String,
-    side: String,
-    times: BTreeMap<String, f64>,
-    differs: Option<f64>,
-    refused: Option<String>,
-}
-
+/// Decoding and one copy, a side that is a limit and not a peer.
+const FLOOR: &str = "floor";
+/// The share of a peer's values that differ from ours.
+const DIFFERS: &str = "differing values";
 const QWEN2: &str = "qwen2_vl 1920x1080.jpg u8";
 const QWEN3: &str = "qwen3_vl 1920x1080.jpg u8";
 const LLM_MULTIMODAL: &str = "llm-multimodal";
-const TRANSFORMERS: &str = "transformers";
 
-/// The minimum ratios: case, stage, peer and ratio.
-const TARGETS: [(&str, &str, &str, f64); 4] = [
-    (QWEN2, "whole", LLM_MULTIMODAL, 2.5),
-    (QWEN2, "resize", LLM_MULTIMODAL, 5.0),
-    (QWEN3, "whole", LLM_MULTIMODAL, 1.8),
-    (QWEN3, "resize", LLM_MULTIMODAL, 5.0),
+const GOALS: [Goal; 4] = [
+    Goal { case: QWEN2, metric: "whole", peer: LLM_MULTIMODAL, target: AtLeast(2.5) },
+    Goal { case: QWEN2, metric: "resize", peer: LLM_MULTIMODAL, target: AtLeast(5.0) },
+    Goal { case: QWEN3, metric: "whole", peer: LLM_MULTIMODAL, target: AtLeast(1.8) },
+    Goal { case: QWEN3, metric: "resize", peer: LLM_MULTIMODAL, target: AtLeast(5.0) },
 ];
 
-/// The maximum time of `whole` for raw patches, as a multiple of the floor. `transformers` has no
-/// target: it decodes about as fast as we do, so the floor alone is more than a quarter of its
-/// time.
-const FLOOR_LIMIT: f64 = 1.2;
-
-/// The mandatory comparisons: all pictures of the models that take raw patches, and one picture of
-/// each other format.
-pub(crate) const MANDATORY: [Mandatory; 3] = [
-    Mandatory {
-        cases: &["qwen2_vl", "qwen3_vl"],
-        ends: &[
-            " 512x512.jpg u8",
-            " 1024x1024.jpg u8",
-            " 1920x1080.jpg u8",
-            " 3840x2160.jpg u8",
-            " 512x512.png u8",
-            " 1024x1024.png u8",
-            " 1920x1080.png u8",
-            " 3840x2160.png u8",
-        ],
-        lines: &[("whole", FLOOR), ("whole", LLM_MULTIMODAL), ("whole", TRANSFORMERS)],
+pub(crate) const SPEC: Spec = Spec {
+    name: "pixels",
+    min_rounds: 15,
+    has_short_run: false,
+    measure: runs::pixels,
+    target,
+    is_optional: |_, _| false,
+    template: include_str!("templates/pixels.md"),
+    columns: Columns {
+        heads: "case | stage | against | ours, ms | theirs, ms",
+        cells: |row| format!("{} | {} | {}", row.case, row.metric, short(&row.peer_name)),
+        number,
+        outputs: "other bits",
     },
-    Mandatory { cases: &[QWEN2, QWEN3], ends: &[""], lines: &[("resize", LLM_MULTIMODAL)] },
-    Mandatory {
-        cases: &[
-            "qwen2_vl 1920x1080.jpg f32",
-            "qwen3_vl 1920x1080.jpg f32",
-            "llava_1_5 1920x1080.jpg bf16",
-            "llama4 1920x1080.jpg bf16",
-        ],
-        ends: &[""],
-        lines: &[("whole", LLM_MULTIMODAL), ("whole", TRANSFORMERS)],
-    },
-];
-
-/// Returns the cases that Chiasm does not support, with the reasons.
-pub(crate) fn refusals(measurements: &[Measurement]) -> Vec<String> {
-    let refusal = |it: &Measurement| Some(format!("{}: {}", it.case, it.refused.as_deref()?));
-    measurements.iter().filter_map(refusal).collect()
-}
-
-/// Returns all rows of a run.
-pub(crate) fn rows(measurements: &[Measurement], rounds: u32) -> Vec<Row> {
-    let ours = measurements.iter().find(|it| it.refused.is_none()).map_or(OURS, |it| &it.side);
-    let mut rows = vec![Row::rounds(BENCH, rounds, ours)];
-    for case in measurements.chunk_by(|a, b| a.case == b.case) {
-        if let [ours, peers @ ..] = case {
-            rows.extend(peers.iter().flat_map(|peer| compare(ours, peer)));
-        }
-    }
-    rows
-}
-
-/// Returns the rows of a case and a peer.
-fn compare(ours: &Measurement, peer: &Measurement) -> Vec<Row> {
-    let is_floor = peer.side == FLOOR;
-    let equal = peer.differs.map(|share| share == 0.0);
-    let mut rows = Vec::new();
-    for stage in STAGES {
-        let Some(peer_time) = peer.times.get(stage).copied() else { continue };
-        // The floor has the same decoder as our side.
-        if is_floor && stage == "decode" {
-            continue;
-        }
-        let our_time = ours.times.get(stage).copied();
-        let ratio = our_time
-            .map(|our_time| if is_floor { our_time / peer_time } else { peer_time / our_time });
-        let target = if is_floor {
-            (stage == "whole" && ours.case.ends_with(" u8")).then_some(Target::AtMost(FLOOR_LIMIT))
-        } else {
-            let is_match = |it: &&(&str, &str, &str, f64)| {
-                (it.0, it.1) == (&*ours.case, stage) && peer.side.starts_with(it.2)
-            };
-            TARGETS.iter().find(is_match).map(|it| Target::AtLeast(it.3))
-        };
-        let row = row(&ours.case, stage, "ms", &peer.side).numbers(our_time, Some(peer_time));
-        let row = Row { equal, ..row }.judged(ratio, target);
-        // The floor has no output. The output of a peer that was not compared reaches no target.
-        rows.push(Row { ok: row.ok.map(|ok| ok && (is_floor || equal == Some(true))), ..row });
-    }
-    if let Some(share) = peer.differs.filter(|&share| share > 0.0) {
-        let peer_share = Some((100.0 * share).max(0.001));
-        rows.push(Row {
-            equal,
-            ..row(&ours.case, DIFFERS, "%", &peer.side).numbers(None, peer_share)
+    values: |rows| {
+        let ours = rows.iter().find(|row| row.metric == "rounds").map(|row| &*row.peer_name);
+        let peers = distinct(cases(rows).map(|row| &*row.peer_name).filter(|peer| *peer != FLOOR));
+        let missed = missed(rows, "The parts of the times whose target was missed:", |row| {
+            let peer = short(&row.peer_name);
+            format!("{}, {}, {peer}: {}", row.case, row.metric, profile(rows, row))
         });
-    }
-    rows
+        vec![
+            ("ours", ours.unwrap_or_default().to_owned()),
+            ("peers", peers.join("; ")),
+            ("missed", missed),
+            ("tables", tables(rows)),
+        ]
+    },
+};
+
+/// Returns the rows of cases.
+fn cases(rows: &[Row]) -> impl Iterator<Item = &Row> + Clone {
+    rows.iter().filter(|row| row.case != RUN)
 }
 
-fn row(case: &str, metric: &str, unit: &'static str, peer: &str) -> Row {
-    Row::new(BENCH, case, metric, unit, peer)
+/// Returns the target of a row. `transformers` has none: it decodes about as fast as we do, so the
+/// floor alone is more than a quarter of its time.
+fn target(row: &Row, _: &[Row]) -> Option<Target> {
+    let has_limit = row.peer_name == FLOOR && row.metric == "whole" && row.case.ends_with(" u8");
+    Goal::find(&GOALS, row).or(has_limit.then_some(AtMost(1.2)))
+}
+
+/// Describes the parts of our time. For the whole preprocessing, also what could be gained if
+/// everything except decoding cost nothing.
+fn profile(rows: &[Row], missed: &Row) -> String {
+    let mut case = rows.iter().filter(|row| row.case == missed.case);
+    let ours =
+        |metric: &str| case.clone().find(|row| row.metric == metric && row.ours.is_some())?.ours;
+    if missed.metric != "whole" {
+        let copy = case.find(|row| row.peer_name == FLOOR && row.metric == "process");
+        let [ours, copy] = [missed.ours, copy.and_then(|row| row.peer)].map(number);
+        return format!("{ours} ms; one copy of the tensor takes {copy} ms");
+    }
+    let (Some(decode), Some(process)) = (ours("decode"), ours("process")) else {
+        return "not supported yet".to_owned();
+    };
+    let share = 100.0 * decode / (decode + process);
+    let left = missed.peer.map(|peer| match missed.peer_name.as_str() {
+        FLOOR => format!("; the floor leaves {:.2} ms for the rest", (peer - decode).max(0.0)),
+        _ => format!("; without the rest the ratio would be {:.2}", peer / decode),
+    });
+    let left = left.unwrap_or_default();
+    format!("decoding takes {decode:.2} ms ({share:.0} %), the rest {process:.2} ms{left}")
+}
+
+/// Returns a section for each model and format: for each picture a line per side.
+fn tables(rows: &[Row]) -> String {
+    let all: Vec<&Row> = cases(rows).collect();
+    let by_case: Vec<&[&Row]> = all.chunk_by(|a, b| a.case == b.case).collect();
+    let titles = distinct(by_case.iter().map(|case| title(case[0])));
+    sections(titles.iter().map(String::as_str), |name| {
+        let cases = by_case.iter().filter(|case| title(case[0]) == name);
+        let lines = cases.flat_map(|case| lines(case));
+        Table::new(
+            "picture | side | decode | resize | layout | process | whole | ratio | same bits",
+        )
+        .rows(lines)
+    })
+}
+
+/// Returns the lines of a case: our side, the floor, the peers.
+fn lines(case: &[&Row]) -> Vec<String> {
+    let picture = case[0].case.split(' ').nth(1).unwrap_or_default();
+    let ours =
+        |metric: &str| case.iter().find(|row| row.metric == metric && row.ours.is_some())?.ours;
+    let our_line = match ours("whole") {
+        Some(_) => line([picture, "**chiasm**"], ours, None, ""),
+        None => format!("{picture} | **chiasm** | | | | | **not supported yet** | |"),
+    };
+    let mut peers: Vec<&[&Row]> = case.chunk_by(|a, b| a.peer_name == b.peer_name).collect();
+    peers.sort_by_key(|rows| rows[0].peer_name != FLOOR);
+    let peer_line = |rows: &[&Row]| {
+        let row = |metric: &str| rows.iter().find(|row| row.metric == metric);
+        let equal = match (rows[0].equal, row(DIFFERS).and_then(|row| row.peer)) {
+            (_, Some(percent)) => format!("**no**: {percent} % differ"),
+            (Some(true), None) => "yes".to_owned(),
+            _ => String::new(),
+        };
+        let ratio = row("whole").and_then(|row| row.ratio);
+        line(["", short(&rows[0].peer_name)], |metric| row(metric)?.peer, ratio, &equal)
+    };
+    [our_line].into_iter().chain(peers.into_iter().map(peer_line)).collect()
+}
+
+/// Returns the line of a side.
+fn line(
+    names: [&str; 2],
+    time: impl Fn(&str) -> Option<f64>,
+    ratio: Option<f64>,
+    equal: &str,
+) -> String {
+    let times = ["decode", "resize", "layout", "process", "whole"].map(time);
+    let numbers = times.into_iter().chain([ratio]).map(|number| decimals(number, 2, ""));
+    format!("{} | {} | {equal}", names.join(" | "), numbers.collect::<Vec<_>>().join(" | "))
+}
+
+/// Returns the title of a row's table: model and format.
+fn title(row: &Row) -> String {
+    let words: Vec<&str> = row.case.splitn(3, ' ').collect();
+    [words[0], words[words.len() - 1]].join(", ")
+}
+
+/// Returns a peer's name without its version; a name with "without" is kept whole.
+fn short(name: &str) -> &str {
+    if name.contains("without") { name } else { name.split(' ').next().unwrap_or(name) }
+}
+
+fn number(number: Option<f64>) -> String {
+    decimals(number, 2, "not supported yet")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench_peers::measured::parse;
-
-    fn measurement(side: &str, whole: f64, differs: Option<f64>) -> Measurement {
-        let times =
-            BTreeMap::from([("whole".to_owned(), whole), ("decode".to_owned(), whole / 2.0)]);
-        Measurement { case: QWEN3.to_owned(), side: side.to_owned(), times, differs, refused: None }
-    }
 
     #[test]
-    fn target_needs_ratio_with_equal_bits() {
-        let ours = measurement("chiasm", 10.0, Some(0.0));
-        let whole = |peer: &Measurement| compare(&ours, peer).remove(0);
-        let row = whole(&measurement("llm-multimodal 1.14.0", 18.0, Some(0.0)));
+    fn refused_case_has_no_time_of_ours() {
+        let row = |peer: &str| Row {
+            peer: Some(3.0),
+            ..Row::new("llama4 512x512.jpg bf16", "whole", "ms", peer)
+        };
         assert_eq!(
-            (row.ratio, row.target, row.ok, row.equal),
-            (Some(1.8), Some(1.8), Some(true), Some(true))
-        );
-        let row = whole(&measurement("llm-multimodal 1.14.0", 17.9, Some(0.0)));
-        assert_eq!(row.ok, Some(false));
-        let peer = measurement("llm-multimodal 1.14.0", 30.0, Some(0.25));
-        assert_eq!((whole(&peer).ok, whole(&peer).equal), (Some(false), Some(false)));
-        let differs = compare(&ours, &peer).pop().unwrap();
-        assert_eq!(
-            (differs.metric.as_str(), differs.peer, differs.unit),
-            (DIFFERS, Some(25.0), "%")
+            tables(&[row("llm-multimodal 1.14.0")]).lines().skip(4).collect::<Vec<_>>(),
+            [
+                "| 512x512.jpg | **chiasm** | | | | | **not supported yet** | | |",
+                "|  | llm-multimodal |  |  |  |  | 3.00 |  |  |",
+            ]
         );
     }
 
     #[test]
-    fn floor_is_upper_limit_of_ratio() {
-        let mut ours = measurement("chiasm", 12.0, Some(0.0));
-        let rows = compare(&ours, &measurement(FLOOR, 10.0, None));
-        assert_eq!(rows.len(), 1);
-        assert_eq!((rows[0].ratio, rows[0].target, rows[0].ok), (Some(1.2), Some(1.2), Some(true)));
-        let rows = compare(&ours, &measurement(FLOOR, 9.0, None));
-        assert_eq!(rows[0].ok, Some(false));
-        for (case, target) in
-            [("qwen2_vl 512x512.png u8", Some(1.2)), ("qwen2_vl 1920x1080.jpg f32", None)]
-        {
-            ours.case = case.to_owned();
-            assert_eq!(compare(&ours, &measurement(FLOOR, 10.0, None))[0].target, target);
-        }
-    }
-
-    #[test]
-    fn refused_case_is_row_without_our_time() {
-        let text = r#"{"case":"x 1x1.png u8","side":"chiasm","times":{},"differs":null,"refused":"no such family"}"#;
-        let peer = r#"{"case":"x 1x1.png u8","side":"p 1","times":{"whole":3.0},"differs":null,"refused":null}"#;
-        let measurements = parse("pixels", &[text.to_owned(), peer.to_owned()]).unwrap();
-        assert_eq!(refusals(&measurements), ["x 1x1.png u8: no such family"]);
-        let rows = rows(&measurements, 15);
-        assert_eq!(rows.len(), 2);
+    fn missed_targets_are_described_by_parts() {
+        let row = |metric: &str, peer: &str, [ours, theirs]: [f64; 2]| Row {
+            ours: Some(ours),
+            peer: Some(theirs),
+            ..Row::new(QWEN3, metric, "ms", peer)
+        };
+        let rows = [
+            row("decode", "llm-multimodal 1.14.0", [10.0, 11.0]),
+            row("process", FLOOR, [2.0, 1.0]),
+            row("whole", "llm-multimodal 1.14.0", [12.0, 18.0]),
+            row("whole", FLOOR, [12.0, 11.0]),
+            row("resize", "llm-multimodal 1.14.0", [2.0, 8.0]),
+        ];
+        let decoding = "decoding takes 10.00 ms (83 %), the rest 2.00 ms; ";
         assert_eq!(
-            (rows[1].ours, rows[1].peer, rows[1].ratio, rows[1].equal),
-            (None, Some(3.0), None, None)
+            profile(&rows, &rows[2]),
+            format!("{decoding}without the rest the ratio would be 1.80")
         );
-    }
-
-    #[test]
-    fn targets_are_found_by_case_stage_peer() {
-        for (case, stage, peer, target) in TARGETS {
-            let mut ours = measurement("chiasm", 1.0, Some(0.0));
-            ours.case = case.to_owned();
-            ours.times.insert(stage.to_owned(), 1.0);
-            let mut peer = measurement(peer, 1.0, None);
-            peer.times.insert(stage.to_owned(), 1.0);
-            let rows = compare(&ours, &peer);
-            assert!(rows.iter().any(|row| row.target == Some(target) && row.metric == stage));
-        }
+        assert_eq!(
+            profile(&rows, &rows[3]),
+            format!("{decoding}the floor leaves 1.00 ms for the rest")
+        );
+        assert_eq!(profile(&rows, &rows[4]), "2.00 ms; one copy of the tensor takes 1.00 ms");
     }
 }

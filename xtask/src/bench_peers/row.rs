@@ -1,33 +1,43 @@
 //! The rows of comparisons with peers: one row per case, metric and peer.
 
-use std::fs;
 use std::path::Path;
+use std::{fs, thread};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 
-/// The metric of the number of rounds behind the medians.
-pub(crate) const ROUNDS: &str = "rounds";
 /// The name of Chiasm's side.
 pub(crate) const OURS: &str = "chiasm";
+/// The name of a `chiasm` of another commit.
+pub(crate) const BASELINE: &str = "chiasm (baseline)";
+/// The case of numbers of a whole run.
+pub(crate) const RUN: &str = "all";
+/// The metric of the load before a run. In its row, `ours` is the average number of running or
+/// runnable processes over a minute, and `peer` the number of cores.
+pub(crate) const LOAD: &str = "load before";
+/// The metric of prompt lengths. In its row, `ours` is the number of compared prompts and `peer`
+/// the number of prompts whose lengths differ.
+pub(crate) const LENGTHS: &str = "prompts of another length";
 
 /// A comparison. Numbers that were not measured are null, and so are the values derived from them.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[cfg_attr(test, derive(serde::Deserialize))]
+///
+/// Measuring programs print rows without `bench`, `target` and `ok`.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub(crate) struct Row {
-    pub(crate) bench: &'static str,
+    #[serde(default)]
+    pub(crate) bench: String,
     pub(crate) case: String,
     pub(crate) metric: String,
-    pub(crate) unit: &'static str,
+    pub(crate) unit: String,
     pub(crate) ours: Option<f64>,
     /// The name and version of the peer.
     pub(crate) peer_name: String,
     pub(crate) peer: Option<f64>,
-    /// The factor by which Chiasm is better than the peer. For a floor, which is a limit and not a
-    /// peer, Chiasm's number as a multiple of it.
+    /// The factor by which Chiasm is better than the peer. For a peer that is a limit, Chiasm's
+    /// number as a multiple of the limit.
     pub(crate) ratio: Option<f64>,
-    /// The minimum ratio, or for a floor the maximum.
+    /// The minimum ratio, or for a limit the maximum ratio.
     pub(crate) target: Option<f64>,
     /// `true` if the ratio reaches the target and the outputs are equal; `None` without a target.
     pub(crate) ok: Option<bool>,
@@ -42,125 +52,110 @@ pub(crate) enum Target {
     AtMost(f64),
 }
 
+/// A target and its rows: the beginnings of the names of case and peer, and the metric.
+pub(crate) struct Goal {
+    pub(crate) case: &'static str,
+    pub(crate) metric: &'static str,
+    pub(crate) peer: &'static str,
+    pub(crate) target: Target,
+}
+
+impl Goal {
+    /// Returns the target of the first goal that matches a row.
+    pub(crate) fn find(goals: &[Self], row: &Row) -> Option<Target> {
+        let is_match = |it: &&Self| {
+            row.case.starts_with(it.case)
+                && row.metric == it.metric
+                && row.peer_name.starts_with(it.peer)
+        };
+        goals.iter().find(is_match).map(|it| it.target)
+    }
+}
+
 impl Row {
     /// Creates a row without numbers.
-    pub(crate) fn new(
-        bench: &'static str,
-        case: &str,
-        metric: &str,
-        unit: &'static str,
-        peer: &str,
-    ) -> Self {
-        Self {
-            bench,
-            case: case.to_owned(),
-            metric: metric.to_owned(),
-            unit,
-            ours: None,
-            peer_name: peer.to_owned(),
-            peer: None,
-            ratio: None,
-            target: None,
-            ok: None,
-            equal: None,
-        }
+    pub(crate) fn new(case: &str, metric: &str, unit: &str, peer: &str) -> Self {
+        let [case, metric, unit, peer_name] = [case, metric, unit, peer].map(str::to_owned);
+        Self { case, metric, unit, peer_name, ..Self::default() }
     }
 
-    /// Creates the row with the number of rounds of a run.
-    pub(crate) fn rounds(bench: &'static str, rounds: u32, peer: &str) -> Self {
-        let rounds = Some(f64::from(rounds));
-        Self { ours: rounds, peer: rounds, ..Self::new(bench, "all", ROUNDS, "rounds", peer) }
+    /// Creates the row of the current load; `None` if the system does not report it.
+    pub(crate) fn load() -> Option<Self> {
+        let text = fs::read_to_string("/proc/loadavg").ok()?;
+        let ours = Some(text.split(' ').next()?.parse().ok()?);
+        let peer = Some(thread::available_parallelism().ok()?.get() as f64);
+        Some(Self { ours, peer, ..Self::new(RUN, LOAD, "processes", "cores") })
     }
 
-    /// Sets both sides' numbers, rounded.
-    pub(crate) fn numbers(self, ours: Option<f64>, peer: Option<f64>) -> Self {
-        Self { ours: ours.map(rounded), peer: peer.map(rounded), ..self }
-    }
-
-    /// Sets the ratio, the target and `ok`. Unequal outputs reach no target, so `equal` has to be
-    /// set before.
-    pub(crate) fn judged(self, ratio: Option<f64>, target: Option<Target>) -> Self {
+    /// Rounds the numbers and sets `bench`, `target` and `ok`. Unequal outputs reach no target.
+    pub(crate) fn judged(self, bench: &str, target: Option<Target>) -> Self {
         let is_reached = |target| match target {
-            Target::AtLeast(target) => ratio.is_some_and(|ratio| ratio >= target),
-            Target::AtMost(target) => ratio.is_some_and(|ratio| ratio <= target),
+            Target::AtLeast(target) => self.ratio.is_some_and(|ratio| ratio >= target),
+            Target::AtMost(target) => self.ratio.is_some_and(|ratio| ratio <= target),
         };
         let ok = target.map(|target| is_reached(target) && self.equal != Some(false));
-        let target =
-            target.map(|(Target::AtLeast(target) | Target::AtMost(target))| rounded(target));
-        Self { ratio: ratio.map(rounded), target, ok, ..self }
+        let target = target.map(|(Target::AtLeast(target) | Target::AtMost(target))| target);
+        let [ours, peer, ratio, target] =
+            [self.ours, self.peer, self.ratio, target].map(|number| number.map(rounded));
+        Self { bench: bench.to_owned(), ours, peer, ratio, target, ok, ..self }
     }
 }
 
-/// Comparisons that a run must contain. Without this check, a run in which a peer did not start or
-/// a case was skipped would leave a page that looks complete.
-pub(crate) struct Mandatory {
-    /// The beginnings of the names of cases.
-    pub(crate) cases: &'static [&'static str],
-    /// The ends of the names of cases, combined with each beginning.
-    pub(crate) ends: &'static [&'static str],
-    /// The metrics, each with the name of a peer without its version.
-    pub(crate) lines: &'static [(&'static str, &'static str)],
-}
-
-impl Mandatory {
-    /// Returns the case, metric and peer of each comparison.
-    pub(crate) fn comparisons(&self) -> impl Iterator<Item = (String, &'static str, &'static str)> {
-        let cases = self
-            .cases
-            .iter()
-            .flat_map(|case| self.ends.iter().map(move |end| format!("{case}{end}")));
-        cases.flat_map(|case| {
-            self.lines.iter().map(move |(metric, peer)| (case.clone(), *metric, *peer))
-        })
-    }
-}
-
-/// Returns the mandatory comparisons for which no row has the numbers of both sides.
-pub(crate) fn missing(rows: &[Row], mandatory: &[Mandatory]) -> Vec<String> {
+/// Returns the comparisons of `expected` for which `rows` have no row with the numbers of both
+/// sides. Versions of peers may differ.
+pub(crate) fn missing<'a>(
+    rows: &[Row],
+    expected: impl IntoIterator<Item = &'a Row>,
+) -> Vec<String> {
+    let is_measured = |row: &Row| row.ours.is_some() && row.peer.is_some();
     let is_against = |row: &Row, peer: &str| {
-        row.peer_name
+        unversioned(&row.peer_name)
             .strip_prefix(peer)
             .is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
     };
-    let is_measured = |case: &str, metric: &str, peer: &str| {
-        let mut found = rows
-            .iter()
-            .filter(|row| row.case == case && row.metric == metric && is_against(row, peer));
-        found.any(|row| row.ours.is_some() && row.peer.is_some())
+    let is_missing = |it: &&Row| {
+        let peer = unversioned(&it.peer_name);
+        !rows.iter().any(|row| {
+            row.case == it.case
+                && row.metric == it.metric
+                && is_measured(row)
+                && is_against(row, &peer)
+        })
     };
-    let absent = mandatory.iter().flat_map(Mandatory::comparisons);
-    let absent = absent.filter(|(case, metric, peer)| !is_measured(case, metric, peer));
-    absent.map(|(case, metric, peer)| format!("{case}, {metric}, {peer}")).collect()
+    let expected = expected.into_iter().filter(|it| is_measured(it)).filter(is_missing);
+    expected.map(|it| format!("{}, {}, {}", it.case, it.metric, it.peer_name)).collect()
 }
 
-/// Checks that no mandatory comparison is missing.
-///
-/// # Errors
-/// `MissingRows` with all missing comparisons.
-pub(crate) fn check_complete(
-    bench: &'static str,
-    rows: &[Row],
-    mandatory: &[Mandatory],
-) -> Result<(), Error> {
-    let missing = missing(rows, mandatory);
-    if missing.is_empty() {
-        return Ok(());
-    }
-    Err(Error::MissingRows { bench, rows: missing.join("; ") })
+/// Returns a peer's name without the numbers of versions.
+fn unversioned(name: &str) -> String {
+    name.replace(|letter: char| letter.is_ascii_digit() || letter == '.', "").trim_end().to_owned()
 }
 
 /// Rounds to three decimals, which keeps files readable.
-pub(crate) fn rounded(number: f64) -> f64 {
+fn rounded(number: f64) -> f64 {
     (number * 1e3).round() / 1e3
+}
+
+/// Parses the lines that `what` printed.
+pub(crate) fn parse<T: serde::de::DeserializeOwned>(
+    what: &str,
+    lines: &[String],
+) -> Result<Vec<T>, Error> {
+    let parsed: Result<_, _> = lines.iter().map(|line| serde_json::from_str(line)).collect();
+    parsed.map_err(|source| Error::Json { what: format!("the output of {what}"), source })
 }
 
 /// Returns a JSON object per row.
 pub(crate) fn lines(rows: &[Row]) -> Result<Vec<String>, Error> {
-    let line = |row| {
-        serde_json::to_string(row)
-            .map_err(|source| Error::Json { what: "a row".to_owned(), source })
-    };
-    rows.iter().map(line).collect()
+    let lines: Result<_, _> = rows.iter().map(serde_json::to_string).collect();
+    lines.map_err(|source| Error::Json { what: "a row".to_owned(), source })
+}
+
+/// Reads the rows of a file; none if there is no file.
+pub(crate) fn read(path: &Path) -> Result<Vec<Row>, Error> {
+    let Ok(text) = fs::read(path) else { return Ok(Vec::new()) };
+    serde_json::from_slice(&text)
+        .map_err(|source| Error::Json { what: path.display().to_string(), source })
 }
 
 /// Writes a JSON array with a row per line.
@@ -170,43 +165,53 @@ pub(crate) fn write(path: &Path, rows: &[Row]) -> Result<(), Error> {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
 
-    /// Returns the first row of this case and metric whose peer's name starts with `peer`.
-    pub(crate) fn find<'a>(rows: &'a [Row], case: &str, metric: &str, peer: &str) -> &'a Row {
-        rows.iter()
-            .find(|row| row.case == case && row.metric == metric && row.peer_name.starts_with(peer))
-            .unwrap()
+    fn row(case: &str, peer: &str, ours: Option<f64>) -> Row {
+        Row { ours, peer: Some(1.0), ..Row::new(case, "whole", "ms", peer) }
+    }
+
+    #[test]
+    fn target_needs_ratio_with_equal_outputs() {
+        let ok = |ratio, equal, target| {
+            let row = Row { ratio: Some(ratio), equal, ..row("c", "p", Some(1.0)) };
+            row.judged("b", Some(target)).ok
+        };
+        assert_eq!(ok(2.0, None, Target::AtLeast(2.0)), Some(true));
+        assert_eq!(ok(1.9, Some(true), Target::AtLeast(2.0)), Some(false));
+        assert_eq!(ok(2.0, Some(true), Target::AtMost(2.0)), Some(true));
+        assert_eq!(ok(2.1, None, Target::AtMost(2.0)), Some(false));
+        assert_eq!(ok(3.0, Some(false), Target::AtLeast(2.0)), Some(false));
+        assert_eq!(row("c", "p", None).judged("b", Some(Target::AtLeast(2.0))).ok, Some(false));
+        assert_eq!(row("c", "p", None).judged("b", None).ok, None);
     }
 
     #[test]
     fn row_without_both_numbers_counts_as_missing() {
-        const MANDATORY: [Mandatory; 1] =
-            [Mandatory { cases: &["a", "b"], ends: &[""], lines: &[("whole", "memcpy")] }];
-        let row = |case, peer, ours| {
-            Row::new("handoff", case, "whole", "ms", peer).numbers(ours, Some(1.0))
-        };
-        let complete = [row("a", "memcpy", Some(1.0)), row("b", "memcpy 1.0", Some(1.0))];
-        assert!(missing(&complete, &MANDATORY).is_empty());
-        assert_eq!(missing(&complete[..1], &MANDATORY), ["b, whole, memcpy"]);
-        let incomplete = [row("a", "memcpy, in turn", Some(1.0)), row("b", "memcpy", None)];
-        assert_eq!(missing(&incomplete, &MANDATORY), ["a, whole, memcpy", "b, whole, memcpy"]);
+        let expected = [row("a", "peer 1.0", Some(1.0)), row("b", "peer", Some(1.0))];
+        let complete = [row("a", "peer 2.0", Some(1.0)), row("b", "peer without x", Some(1.0))];
+        assert!(missing(&complete, &expected).is_empty());
+        assert_eq!(missing(&complete[..1], &expected), ["b, whole, peer"]);
+        let incomplete = [row("a", "peer, in turn", Some(1.0)), row("b", "peer", None)];
+        assert_eq!(missing(&incomplete, &expected), ["a, whole, peer 1.0", "b, whole, peer"]);
+        assert!(missing(&[], &incomplete[1..]).is_empty());
     }
 
     #[test]
     fn rows_are_written_as_json_with_ordered_keys() {
-        let row = Row::new("pixels", "c", "whole", "ms", "p 1.0").numbers(Some(1.000_46), None);
-        let row = row.judged(None, Some(Target::AtLeast(2.5)));
+        let row = row("c", "p 1.0", Some(1.000_46)).judged("pixels", Some(Target::AtLeast(2.5)));
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("rows.json");
-        write(&path, &[row.clone(), row]).unwrap();
-        let text = fs::read_to_string(path).unwrap();
-        let read: Vec<serde_json::Value> = serde_json::from_str(&text).unwrap();
-        assert_eq!(read.len(), 2);
+        write(&path, &[row.clone(), row.clone()]).unwrap();
+        assert_eq!(read(&path).unwrap(), [row.clone(), row]);
         assert_eq!(
-            text.lines().nth(2).unwrap(),
-            r#"{"bench":"pixels","case":"c","metric":"whole","unit":"ms","ours":1.0,"peer_name":"p 1.0","peer":null,"ratio":null,"target":2.5,"ok":false,"equal":null}"#
+            fs::read_to_string(path).unwrap().lines().nth(2).unwrap(),
+            concat!(
+                r#"{"bench":"pixels","case":"c","metric":"whole","unit":"ms","ours":1.0,"#,
+                r#""peer_name":"p 1.0","peer":1.0,"ratio":null,"target":2.5,"ok":false,"#,
+                r#""equal":null}"#
+            )
         );
     }
 }

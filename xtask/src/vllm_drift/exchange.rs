@@ -31,14 +31,14 @@ impl fmt::Display for Exchange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Same => {
-                write!(f, "the wire: its own types read our requests, and we read what they write")
+                write!(f, "the wire: vLLM's types decode our requests, and ours decode its outputs")
             }
             Self::Wrong(output) => write!(f, "the wire DIFFERS:\n{output}"),
             Self::NotDone(reason) => {
                 write!(
                     f,
-                    "the wire: its own types could not be imported: {reason}; \
-                     the wire was NOT exchanged"
+                    "the wire: vLLM's types could not be imported: {reason}; \
+                     the wire was NOT tested"
                 )
             }
         }
@@ -100,7 +100,7 @@ mod tests {
     fn failed_import_is_reported() {
         let text = Exchange::NotDone("ImportError: no _C".into()).to_string();
         assert!(
-            text.contains("could not be imported: ImportError: no _C; the wire was NOT exchanged"),
+            text.contains("could not be imported: ImportError: no _C; the wire was NOT tested"),
             "{text}"
         );
         assert!(Exchange::Wrong("x".into()).to_string().contains("DIFFERS:\nx"));

@@ -1,116 +1,219 @@
-//! One connection of the load: a request, its answer, the next request.
+//! HTTP connections to frontends that speak OpenAI's protocol.
 
 use std::error::Error;
 use std::net::SocketAddr;
 use std::time::SystemTime;
 
 use http_body_util::BodyExt;
-use hyper::client::conn::http1::SendRequest;
+use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::{HeaderMap, Request, StatusCode};
-use peers::body::Pieces;
-use peers::http::{chat, check, connect, last_event};
+use hyper_util::rt::TokioIo;
 use serde::Deserialize;
+use tokio::net::TcpStream;
 
-use crate::workload::MODEL;
+use crate::pieces::Pieces;
 
-/// The header in which Chiasm names the worker that has computed a prompt, if it is not the one
-/// that answers.
-const PREFILL_WORKER: &str = "x-chiasm-prefill-worker";
+/// The maximum length of a refusal in an error, in characters.
+const MAX_SHOWN: usize = 500;
 
 pub(crate) struct Connection {
     sender: SendRequest<Pieces>,
     host: String,
 }
 
-/// What a side counted.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+/// The tokens that a frontend counted.
+#[derive(Clone, Copy, Debug, Deserialize)]
 pub(crate) struct Usage {
     pub(crate) prompt_tokens: u64,
     pub(crate) completion_tokens: u64,
+    prompt_tokens_details: Option<Details>,
 }
 
-#[derive(Deserialize)]
-struct Completion {
-    usage: Usage,
+#[derive(Clone, Copy, Debug, Deserialize)]
+struct Details {
+    cached_tokens: Option<u64>,
 }
 
-/// What was read of any answer.
-struct Received {
-    status: StatusCode,
-    headers: HeaderMap,
-    text: String,
-    /// When its pieces came.
-    arrivals: Vec<u64>,
+impl Usage {
+    /// Returns the number of prompt tokens that were in the engine's cache.
+    pub(crate) fn cached_tokens(&self) -> u64 {
+        self.prompt_tokens_details.and_then(|details| details.cached_tokens).unwrap_or_default()
+    }
 }
 
-/// An answer that was read to its end.
-pub(crate) struct Answer {
-    pub(crate) usage: Usage,
-    /// Events of a stream but for its `[DONE]`; 0 if it was none.
-    pub(crate) events: u64,
-    /// When its pieces came, of which one mostly is an event: [`nanoseconds`].
-    pub(crate) arrivals: Vec<u64>,
-    /// It says that another worker than the one that answers has computed the prompt.
-    pub(crate) is_split: bool,
+/// A complete response.
+pub(crate) struct Response {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) text: String,
+    /// The time at which the request was sent, see [`nanoseconds`].
+    sent: u64,
+    /// The arrival of each piece, and the length of the text up to its end. Mostly a piece is one
+    /// event.
+    pieces: Vec<(u64, usize)>,
+}
+
+impl Response {
+    /// Parses the usage of an answer, which a stream has in the event before its `[DONE]`.
+    fn usage(&self) -> Result<Usage, Box<dyn Error>> {
+        #[derive(Deserialize)]
+        struct Completion {
+            usage: Usage,
+        }
+        let mut completion = &*self.text;
+        if completion.starts_with("data:") {
+            let lines = completion.lines().rev();
+            let mut events = lines.filter_map(|line| line.strip_prefix("data: "));
+            let is_complete = events.next() == Some("[DONE]");
+            let last = events.next().filter(|_| is_complete);
+            completion = last.ok_or("the stream does not end with its usage")?;
+        }
+        Ok(serde_json::from_str::<Completion>(completion)?.usage)
+    }
+
+    /// Returns the number of events of a stream, without its `[DONE]`; 0 if it is none.
+    pub(crate) fn events(&self) -> u64 {
+        self.text.lines().filter(|line| line.starts_with("data: {")).count() as u64
+    }
+
+    /// Returns the arrivals of pieces.
+    pub(crate) fn arrivals(&self) -> impl Iterator<Item = u64> {
+        self.pieces.iter().map(|(arrival, _)| *arrival)
+    }
+
+    /// Returns the milliseconds from sending the request to the first event with text.
+    pub(crate) fn ttft_ms(&self) -> Option<f64> {
+        let mut end = 0;
+        self.text.split_inclusive('\n').find(|line| {
+            end += line.len();
+            has_text(line)
+        })?;
+        let piece = self.pieces.partition_point(|(_, piece_end)| *piece_end < end);
+        Some(self.pieces.get(piece)?.0.saturating_sub(self.sent) as f64 / 1e6)
+    }
+}
+
+/// Returns `true` if a line of a stream is an event with text. The first event of some frontends
+/// only has the role.
+fn has_text(line: &str) -> bool {
+    #[derive(Deserialize)]
+    struct Event {
+        choices: Vec<Choice>,
+    }
+    #[derive(Deserialize)]
+    struct Choice {
+        delta: Delta,
+    }
+    #[derive(Deserialize)]
+    struct Delta {
+        content: Option<String>,
+    }
+    let event = line.strip_prefix("data: ").and_then(|it| serde_json::from_str::<Event>(it).ok());
+    let choice = event.and_then(|event| event.choices.into_iter().next());
+    choice.and_then(|choice| choice.delta.content).is_some_and(|content| !content.is_empty())
 }
 
 impl Connection {
     pub(crate) async fn open(address: SocketAddr) -> Result<Self, Box<dyn Error>> {
-        Ok(Self { sender: connect(address).await?, host: address.to_string() })
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        let (sender, connection) = handshake(TokioIo::new(stream)).await?;
+        // An error of the connection fails the request too.
+        tokio::spawn(async { drop(connection.await) });
+        Ok(Self { sender, host: address.to_string() })
     }
 
-    /// Sends a chat and reads the answer to its end.
-    pub(crate) async fn chat(&mut self, body: Pieces) -> Result<Answer, Box<dyn Error>> {
-        let Received { status, headers, text, arrivals } = self.send(chat(&self.host, body)?).await?;
-        check(status, &text)?;
-        let mut completion = &*text;
-        let mut events = 0;
-        if text.starts_with("data:") {
-            completion = last_event(&text).ok_or("the stream does not end with its usage")?;
-            events = text.lines().filter(|line| line.starts_with("data: {")).count() as u64;
+    /// Sends a chat request and reads the whole answer.
+    pub(crate) async fn chat(&mut self, body: Pieces) -> Result<(Usage, Response), Box<dyn Error>> {
+        let request = Request::post("/v1/chat/completions").header("host", &self.host);
+        let request = request.header("content-type", "application/json").body(body)?;
+        let response = self.send(request).await?;
+        if response.status != StatusCode::OK {
+            let shown: String = response.text.chars().take(MAX_SHOWN).collect();
+            return Err(format!("{}: {shown}", response.status).into());
         }
-        let usage = serde_json::from_str::<Completion>(completion)?.usage;
-        Ok(Answer { usage, events, arrivals, is_split: headers.contains_key(PREFILL_WORKER) })
+        Ok((response.usage()?, response))
     }
 
-    /// How many engines the side says are ready, at the address where ours tells it.
-    pub(crate) async fn ready_engines(&mut self) -> Result<u64, Box<dyn Error>> {
-        #[derive(Deserialize)]
-        struct Ready {
-            workers: u64,
-        }
-        Ok(serde_json::from_str::<Ready>(&self.get("/ready").await?.1)?.workers)
-    }
-
-    /// Whether the side knows the model.
-    pub(crate) async fn serves_the_model(&mut self) -> Result<bool, Box<dyn Error>> {
-        let (status, text) = self.get("/v1/models").await?;
-        Ok(status == StatusCode::OK && text.contains(&format!("{MODEL:?}")))
-    }
-
-    /// What the side says at a path: the status and the body.
-    pub(crate) async fn get(&mut self, path: &str) -> Result<(StatusCode, String), Box<dyn Error>> {
+    pub(crate) async fn get(&mut self, path: &str) -> Result<Response, Box<dyn Error>> {
         let request = Request::get(path).header("host", &self.host).body(Pieces::default())?;
-        let Received { status, text, .. } = self.send(request).await?;
-        Ok((status, text))
+        self.send(request).await
     }
 
-    async fn send(&mut self, request: Request<Pieces>) -> Result<Received, Box<dyn Error>> {
+    async fn send(&mut self, request: Request<Pieces>) -> Result<Response, Box<dyn Error>> {
         self.sender.ready().await?;
-        let answer = self.sender.send_request(request).await?;
-        let (head, mut pieces) = answer.into_parts();
-        let (mut text, mut arrivals) = (Vec::new(), Vec::new());
-        while let Some(piece) = pieces.frame().await {
+        let sent = nanoseconds();
+        let (head, mut body) = self.sender.send_request(request).await?.into_parts();
+        let mut text = Vec::new();
+        let mut pieces = Vec::new();
+        while let Some(piece) = body.frame().await {
             if let Some(data) = piece?.data_ref() {
-                arrivals.push(nanoseconds());
                 text.extend_from_slice(data);
+                pieces.push((nanoseconds(), text.len()));
             }
         }
-        Ok(Received { status: head.status, headers: head.headers, text: String::from_utf8(text)?, arrivals })
+        let text = String::from_utf8(text)?;
+        Ok(Response { status: head.status, headers: head.headers, text, sent, pieces })
     }
 }
 
-/// Nanoseconds since 1970, which all processes count alike.
+/// Sends a GET request over a new connection.
+pub(crate) async fn get(address: SocketAddr, path: &str) -> Result<Response, Box<dyn Error>> {
+    Connection::open(address).await?.get(path).await
+}
+
+/// Returns the number of ready engines that `chiasm serve` reports.
+pub(crate) async fn ready_engines(address: SocketAddr) -> Result<usize, Box<dyn Error>> {
+    #[derive(Deserialize)]
+    struct Ready {
+        workers: usize,
+    }
+    Ok(serde_json::from_str::<Ready>(&get(address, "/ready").await?.text)?.workers)
+}
+
+/// Returns nanoseconds since 1970, a clock that all processes share.
 pub(crate) fn nanoseconds() -> u64 {
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_nanos() as u64)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn role_is_no_text() {
+        assert!(!has_text(r#"data: {"choices":[{"delta":{"role":"assistant","content":""}}]}"#));
+        assert!(has_text(r#"data: {"choices":[{"delta":{"content":" a"}}]}"#));
+        assert!(!has_text(r#"data: {"choices":[],"usage":{}}"#) && !has_text("data: [DONE]"));
+    }
+
+    #[test]
+    fn stream_has_time_of_first_text_with_usage() {
+        let events = [
+            "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\"}}]}\n\n",
+            "data: {\"choices\":[{\"delta\":{\"content\":\" a\"}}]}\n\n",
+            "data: {\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":2}}\n\n",
+            "data: [DONE]\n\n",
+        ];
+        let mut text = String::new();
+        let pieces = events.iter().zip([2_000_000, 3_000_000, 4_000_000, 5_000_000]);
+        let pieces = pieces.map(|(event, arrival)| {
+            text.push_str(event);
+            (arrival, text.len())
+        });
+        let pieces = pieces.collect();
+        let headers = HeaderMap::new();
+        let mut response =
+            Response { status: StatusCode::OK, headers, text, sent: 1_000_000, pieces };
+        assert_eq!((response.ttft_ms(), response.events()), (Some(2.0), 3));
+        let usage = response.usage().unwrap();
+        assert_eq!(
+            (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens()),
+            (3, 2, 0)
+        );
+        response.text.truncate(response.text.len() - events[3].len());
+        assert!(response.usage().is_err());
+    }
 }

@@ -1,128 +1,124 @@
-//! Dynamo's frontend before its own simulated engine, the mocker.
+//! Dynamo's frontend with its own simulated engine, the mocker.
 
 use std::error::Error;
 use std::ffi::OsString;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
-use peers::programs::free_address;
-
 use crate::origin::Origin;
-use crate::program::Program;
-use crate::side::{Counts, Inputs, Side, command};
+use crate::program::{Program, free_address};
+use crate::side::{Counts, Inputs, Side, Versioned, command};
 use crate::splits::Splits;
-use crate::workload::{MODEL, MOST_STREAMS, Pace};
+use crate::workload::{MAX_STREAMS, MODEL, Pace};
 
-/// By what its processes find each other.
-pub(crate) enum Discovery<'a> {
-    /// Files of this run.
-    Files,
-    /// This program, started for them.
-    Etcd(&'a Path),
-}
-
-/// What its simulated engines compute, one for each of these.
+/// The stages that an engine computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Prompts and answers.
     All,
     Prompts,
     Answers,
 }
 
-/// Starts it, by a Python that has it in the version that is named.
+/// Starts the frontend, with an engine for each of `stages`. The processes find each other by files
+/// of this run, or by the program `etcd`, which is started for them.
 pub(crate) fn start(
     inputs: &Inputs,
-    (program, version): &(PathBuf, String),
+    (program, version): &Versioned,
     pace: Pace,
     origin: &Origin,
-    discovery: Discovery,
+    etcd: Option<&Path>,
     stages: &[Stage],
 ) -> Result<Side, Box<dyn Error>> {
     let address = free_address()?;
-    let store = inputs.scratch.join(format!("dynamo-store-{}", address.port()));
+    let port = address.port().to_string();
+    let store = inputs.scratch.join(format!("dynamo-store-{port}"));
     fs::create_dir(&store)?;
-    let (etcd, found) = match discovery {
-        Discovery::Files => (None, [("DYN_DISCOVERY_BACKEND", "file".into()), ("DYN_FILE_KV", store.into_os_string())]),
-        Discovery::Etcd(program) => {
-            let (etcd, url) = etcd(inputs, program, &store)?;
-            (Some(etcd), [("DYN_DISCOVERY_BACKEND", "etcd".into()), ("ETCD_ENDPOINTS", url.into())])
+    let mut engines = Vec::new();
+    let discovery: [(&str, OsString); 2] = match etcd {
+        None => [("DYN_DISCOVERY_BACKEND", "file".into()), ("DYN_FILE_KV", store.into())],
+        Some(program) => {
+            let (etcd, url) = start_etcd(inputs, program, &store)?;
+            engines.push(etcd);
+            [("DYN_DISCOVERY_BACKEND", "etcd".into()), ("ETCD_ENDPOINTS", url.into())]
         }
     };
-    let mut frontend = python(program, &found, "dynamo.frontend");
-    frontend.args(["--http-host", "127.0.0.1", "--http-port", &address.port().to_string(), "--router-mode", "kv"]);
-    let (mut engines, mut splits) = (Vec::new(), Splits::Never);
+    let mut splits = Splits::Never;
     for (number, &stage) in stages.iter().enumerate() {
-        let mut engine = mocker(inputs, program, &found, pace, stage);
+        let mut engine = mocker(inputs, python(program, &discovery, "dynamo.mocker"), pace, stage);
         if stage == Stage::Prompts {
-            let told_at = free_address()?;
-            engine.env("DYN_SYSTEM_PORT", told_at.port().to_string());
-            splits = Splits::Counted(told_at);
+            let metrics = free_address()?;
+            engine.env("DYN_SYSTEM_PORT", metrics.port().to_string());
+            splits = Splits::ByCounter(metrics);
         }
-        let name = format!("dynamo-mocker-{}-{number}", address.port());
+        let name = format!("dynamo-mocker-{port}-{number}");
         engines.push(Program::start(&name, &mut engine, &inputs.scratch)?);
     }
-    engines.extend(etcd);
-    let name = format!("dynamo-frontend-{}", address.port());
+    // etcd ends last.
+    engines.rotate_left(usize::from(etcd.is_some()));
+    let mut frontend = python(program, &discovery, "dynamo.frontend");
+    frontend.args(["--http-host", "127.0.0.1", "--http-port", &port, "--router-mode", "kv"]);
+    let name = format!("dynamo-frontend-{port}");
     let frontend = Program::start(&name, &mut frontend, &inputs.scratch)?;
     Ok(Side {
         counts: Counts::Text,
         engines,
         splits,
-        // Its mocker knows no log probabilities, and registers no parser of calls.
-        tells_text_alone: true,
+        // The mocker has no log probabilities, and registers no parser of calls.
+        streams_text_only: true,
         ..Side::new(&format!("Dynamo {version}"), address, origin.url(), frontend)
     })
 }
 
-/// One of its simulated engines.
-fn mocker(inputs: &Inputs, program: &Path, found: &[(&str, OsString)], pace: Pace, stage: Stage) -> Command {
-    let mut engine = python(program, found, "dynamo.mocker");
-    engine.arg("--model-path").arg(&inputs.model).args(["--model-name", MODEL, "--block-size", "16"]);
-    match pace {
-        // 0, said to be infinite, costs 20 ms.
-        Pace::Unbounded | Pace::Steps => engine.args(["--speedup-ratio", "1000000"]),
-        // Its steps take as long as it thinks they do on some GPU; no flag says how many there are
-        // per second.
-        Pace::Calls(_) => engine.args(["--max-num-seqs", &MOST_STREAMS.to_string()]),
-    };
+/// Completes the command of an engine.
+fn mocker(inputs: &Inputs, mut engine: Command, pace: Pace, stage: Stage) -> Command {
+    engine.arg("--model-path").arg(&inputs.model);
+    engine.args(["--model-name", MODEL, "--block-size", "16"]);
+    if pace.has_long_answers() {
+        // A step takes as long as on a GPU that the mocker models; no flag sets a rate.
+        engine.args(["--max-num-seqs", &MAX_STREAMS.to_string()]);
+    } else {
+        // 0, which is documented as infinite, costs 20 ms.
+        engine.args(["--speedup-ratio", "1000000"]);
+    }
     let mode = match stage {
         Stage::All => return engine,
         Stage::Prompts => "prefill",
         Stage::Answers => "decode",
     };
-    // Else it waits for as long as it thinks that keys and values take from one GPU to another.
+    // Without the bandwidth it waits for the modelled time of a transfer between GPUs.
     engine.args(["--disaggregation-mode", mode, "--kv-transfer-bandwidth", "0"]);
     engine
 }
 
-/// Starts etcd and waits until it listens; returns it with its address.
-fn etcd(inputs: &Inputs, program: &Path, store: &Path) -> Result<(Program, String), Box<dyn Error>> {
-    let (client, peer) = (free_address()?, format!("http://{}", free_address()?));
+/// Starts etcd and waits until it listens. Returns it with its URL.
+fn start_etcd(
+    inputs: &Inputs,
+    program: &Path,
+    store: &Path,
+) -> Result<(Program, String), Box<dyn Error>> {
+    let client = free_address()?;
     let url = format!("http://{client}");
+    let peer = format!("http://{}", free_address()?);
     let mut command = command(program);
-    command.arg("--data-dir").arg(store.join("etcd")).args(["--initial-cluster", &format!("default={peer}")]);
-    for flag in ["--listen-client-urls", "--advertise-client-urls"] {
-        command.args([flag, &url]);
-    }
-    for flag in ["--listen-peer-urls", "--initial-advertise-peer-urls"] {
-        command.args([flag, &peer]);
-    }
+    command.arg("--data-dir").arg(store.join("etcd"));
+    command.args(["--initial-cluster", &format!("default={peer}")]);
+    command.args(["--listen-client-urls", &url, "--advertise-client-urls", &url]);
+    command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
     let mut etcd = Program::start("etcd", &mut command, &inputs.scratch)?;
-    etcd.listens(client)?;
+    etcd.wait_for_listener(client)?;
     Ok((etcd, url))
 }
 
-/// A module that finds others by what `found` says, and talks to them on this machine only.
-fn python(program: &Path, found: &[(&str, OsString)], module: &str) -> Command {
+/// Returns the command of a module, which uses addresses of this machine only.
+fn python(program: &Path, discovery: &[(&str, OsString)], module: &str) -> Command {
     let mut python = command(program);
-    python.args(["-B", "-m", module]).envs(found.iter().map(|(name, value)| (name, value)));
+    python.args(["-B", "-m", module]).envs(discovery.iter().map(|(name, value)| (name, value)));
     python.env("DYN_REQUEST_PLANE", "tcp").env("DYN_EVENT_PLANE", "zmq");
-    // The origin is on this machine. It only looks at the URL: who fetches is the worker.
+    // The origin is on this machine. The frontend only checks the URL; workers would fetch it.
     python.env("DYN_MM_ALLOW_INTERNAL", "1");
-    for name in ["DYN_TCP_RPC_HOST", "DYN_TCP_RESPONSE_STREAM_HOST", "DYN_EVENT_PLANE_HOST", "DYN_SYSTEM_HOST"] {
-        python.env(name, "127.0.0.1");
+    for host in ["TCP_RPC_HOST", "TCP_RESPONSE_STREAM_HOST", "EVENT_PLANE_HOST", "SYSTEM_HOST"] {
+        python.env(format!("DYN_{host}"), "127.0.0.1");
     }
     python
 }

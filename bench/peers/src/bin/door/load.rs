@@ -1,160 +1,189 @@
-//! A number of clients that each ask again when they are answered, for a while.
+//! Load: concurrent clients, each of which sends its next request when the last one is answered.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::error::Error;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
-use rustix::time::{ClockId, clock_gettime};
+use peers::clock::thread_cpu;
 
-use tokio::time::timeout;
-
-use crate::client::{Answer, Connection};
+use crate::client::{Connection, Response, Usage};
+use crate::pieces::Pieces;
 use crate::side::Side;
+use crate::splits::PREFILL_WORKER;
 use crate::workload::{Case, Workload};
 
-/// How long a frontend gets, after its last answer, for what it does behind them.
-const SETTLE: Duration = Duration::from_millis(50);
+/// The pause after the last answer, in which a frontend finishes its work on the requests.
+pub(crate) const SETTLE: Duration = Duration::from_millis(50);
+/// The number of tokens at both ends of a stream whose times are ignored, because other streams
+/// begin and end at that time.
+const EDGE_TOKENS: usize = 8;
+/// The timeout of the last answers.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Tokens at both ends of a stream whose times are not looked at: while others begin and end.
-const EDGE: usize = 8;
-
-/// How long the last answers may take.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// What one measurement of a side yields, counted on both sides of the frontend.
-pub(crate) struct Outcome {
-    pub(crate) answered: Answered,
-    /// CPU time of the frontend and its agents until [`SETTLE`] after the last answer.
+/// The measurements of all clients.
+pub(crate) struct Answered<T> {
+    /// The results of all requests.
+    pub(crate) results: Vec<T>,
+    /// The time between the first request and the end of the last answer.
+    pub(crate) wall: Duration,
+    /// The CPU time of the clients, all of which share one thread.
     pub(crate) cpu: Duration,
-    /// The part of it that the frontend spent.
-    pub(crate) of_frontend: Duration,
-    /// CPU time of all engines behind the frontend, over the same span.
-    pub(crate) engines: Duration,
-    /// Requests that the origin got.
-    pub(crate) origin: u64,
-    /// Nanoseconds from what an engine had to say until it was here, for tokens of streams where
-    /// the engine writes down when that was.
+}
+
+/// Sends the requests of each client over a connection, one after the other. `keep` gets the key of
+/// a request, its latency and its answer.
+pub(crate) async fn send<K, T, R: Iterator<Item = (K, Pieces)>>(
+    address: SocketAddr,
+    clients: impl Iterator<Item = R>,
+    timeout: Duration,
+    keep: impl Fn(K, Duration, Usage, Response) -> Result<T, Box<dyn Error>>,
+) -> Result<Answered<T>, Box<dyn Error>> {
+    let mut connections = Vec::new();
+    for requests in clients {
+        connections.push((Connection::open(address).await?, requests));
+    }
+    let cpu = thread_cpu();
+    let start = Instant::now();
+    let clients = connections.into_iter().map(async |(mut connection, requests)| {
+        let mut results = Vec::new();
+        for (key, body) in requests {
+            let start = Instant::now();
+            let (usage, response) = connection.chat(body).await?;
+            results.push(keep(key, start.elapsed(), usage, response)?);
+        }
+        Ok::<_, Box<dyn Error>>(results)
+    });
+    let results = tokio::time::timeout(timeout, try_join_all(clients)).await;
+    let results = results.map_err(|_| "some requests were not answered in time")??;
+    let wall = start.elapsed();
+    let cpu = thread_cpu().saturating_sub(cpu);
+    Ok(Answered { results: results.into_iter().flatten().collect(), wall, cpu })
+}
+
+/// An answered request.
+#[derive(Default)]
+pub(crate) struct Reply {
+    pub(crate) latency: Duration,
+    pub(crate) tokens: u64,
+    /// The number of events of a stream.
+    pub(crate) events: u64,
+    /// `true` if the answer says that another worker computed the prompt.
+    pub(crate) is_split: bool,
+    /// The arrivals of the tokens of a stream, without those at its ends.
+    pub(crate) arrivals: Vec<u64>,
+}
+
+/// A measurement of a side.
+pub(crate) struct Outcome {
+    pub(crate) latencies: Vec<Duration>,
+    /// The number of tokens of all answers.
+    pub(crate) tokens: u64,
+    /// The number of events of all streams.
+    pub(crate) events: u64,
+    pub(crate) wall: Duration,
+    /// The CPU time of the clients.
+    pub(crate) clients_cpu: Duration,
+    /// The CPU time of the frontend and its agents until [`SETTLE`] after the last answer.
+    pub(crate) cpu: Duration,
+    /// The part of `cpu` that the frontend took.
+    pub(crate) frontend_cpu: Duration,
+    /// The CPU time of all engines of the frontend.
+    pub(crate) engines_cpu: Duration,
+    /// The number of requests to the origin.
+    pub(crate) origin_requests: u64,
+    /// Nanoseconds from an engine's output to its arrival here, for tokens of streams whose engine
+    /// writes a step log.
     pub(crate) delays: Vec<u64>,
 }
 
-/// What the clients measured, whatever answered them.
-#[derive(Default)]
-pub(crate) struct Answered {
-    /// One entry per request: the time between sending it and the end of its answer.
-    pub(crate) latencies: Vec<Duration>,
-    /// Tokens of all answers together.
-    pub(crate) tokens: u64,
-    /// Events of all streams together.
-    pub(crate) events: u64,
-    /// Answers that say that another worker has computed their prompts.
-    pub(crate) split: u64,
-    /// When tokens of streams came, but the first and the last of each, which come with something
-    /// else.
-    pub(crate) arrivals: Vec<u64>,
-    /// Time between the first request and the end of the last answer.
-    pub(crate) wall: Duration,
-    /// CPU time of the clients, all of which share one thread.
-    pub(crate) cpu: Duration,
-}
-
-/// Asks with `clients` at once until `time` is over; what was asked by then is waited for.
+/// Sends requests with `clients` at once until `time` has passed, and waits for the last answers.
 ///
 /// # Errors
-/// Any answer that is not a 200 with a number of prompt tokens in `expected` and as many of its own
-/// as the case has, and any that was split where the side splits none, or was not where it splits
-/// all.
+/// An answer is not a 200, has a number of prompt tokens that is not in `expected` or another
+/// number of tokens than the case has, or was computed by other engines than the side should use.
 pub(crate) async fn run(
-    side: &mut Side,
+    side: &Side,
     workload: &RefCell<Workload>,
     case: Case,
     clients: usize,
     time: Duration,
     expected: &RangeInclusive<u64>,
 ) -> Result<Outcome, Box<dyn Error>> {
-    // What other cases have pushed out of caches comes back untold.
-    let before = side.splits.counted().await?;
-    let asks_first = case.has_image() || !case.is_streamed();
-    if asks_first {
+    let split_before = side.splits.count().await?;
+    // Other cases may have evicted the repeated image.
+    let has_first = case.has_image() || !case.is_streamed();
+    if has_first {
         let first = workload.borrow_mut().next(case, &side.url);
         Connection::open(side.address).await?.chat(first).await?;
     }
-    let origin = workload.borrow().origin().requests();
-    let (cpu, of_frontend, engines) = (side.cpu()?, side.frontend.cpu()?, side.engines_cpu()?);
-    let answered = ask(side.address, workload, (case, &side.url), clients, time, expected).await;
-    let answered =
-        answered.map_err(|error| side.frontend.failed(&format!("was asked for '{}': {error}", case.name())))?;
-    tokio::time::sleep(SETTLE).await;
-    let (cpu, of_frontend) = (side.cpu()?.since(&cpu), side.frontend.cpu()?.since(&of_frontend));
-    let engines = side.engines_cpu()?.since(&engines);
-    side.splits
-        .check(before, asks_first.into(), &answered)
-        .await
-        .map_err(|error| format!("{}, '{}': {error}", side.name, case.name()))?;
-    let delays = delays(&side.steps()?, &answered.arrivals);
-    let origin = workload.borrow().origin().requests() - origin;
-    Ok(Outcome { answered, cpu, of_frontend, engines, origin, delays })
-}
-
-/// Does what [`run`] does, without counting what the frontend spends, so for any frontend at an
-/// address that finds the picture at `url`.
-pub(crate) async fn ask(
-    address: SocketAddr,
-    workload: &RefCell<Workload>,
-    (case, url): (Case, &str),
-    clients: usize,
-    time: Duration,
-    expected: &RangeInclusive<u64>,
-) -> Result<Answered, Box<dyn Error>> {
-    let mut connections = Vec::new();
-    for _ in 0..clients {
-        connections.push(Connection::open(address).await?);
-    }
-    let (cpu, start) = (thread_cpu(), Instant::now());
-    let end = start + time;
-    let clients = connections.into_iter().map(async |mut connection| {
-        let (mut latencies, mut tokens, mut events, mut split, mut arrivals) = (Vec::new(), 0, 0, 0, Vec::new());
-        while latencies.is_empty() || Instant::now() < end {
-            let body = workload.borrow_mut().next(case, url);
-            let start = Instant::now();
-            let Answer { usage, events: of_answer, arrivals: pieces, is_split } = connection.chat(body).await?;
-            latencies.push(start.elapsed());
-            let answer = case.answer_tokens();
-            if !expected.contains(&usage.prompt_tokens) || !answer.contains(&usage.completion_tokens) {
-                return Err(format!("{usage:?}, expected {expected:?} prompt tokens and {answer:?} more").into());
-            }
-            tokens += usage.completion_tokens;
-            events += of_answer;
-            split += u64::from(is_split);
-            arrivals.extend(pieces.get(EDGE..pieces.len().saturating_sub(EDGE)).unwrap_or_default());
-        }
-        Ok::<_, Box<dyn Error>>(Answered { latencies, tokens, events, split, arrivals, ..Answered::default() })
+    let origin_before = workload.borrow().origin().requests();
+    let cpu_before = side.cpu()?;
+    let frontend_before = side.frontend.cpu()?;
+    let engines_before = side.engines_cpu()?;
+    // The end is set by the first request, after all connections are open.
+    let end = &Cell::new(None::<Instant>);
+    let requests = (0..clients).map(|_| {
+        let mut is_first = true;
+        std::iter::from_fn(move || {
+            let now = Instant::now();
+            let deadline = end.get().unwrap_or(now + time);
+            end.set(Some(deadline));
+            let is_next = std::mem::take(&mut is_first) || now < deadline;
+            is_next.then(|| ((), workload.borrow_mut().next(case, &side.url)))
+        })
     });
-    let answered =
-        timeout(time + PATIENCE, try_join_all(clients)).await.map_err(|_| "some requests get no answer")??;
-    let (wall, cpu) = (start.elapsed(), thread_cpu().saturating_sub(cpu));
-    let mut all = Answered { wall, cpu, ..Answered::default() };
-    for Answered { latencies, tokens, events, split, arrivals, .. } in answered {
-        all.latencies.extend(latencies);
-        all.tokens += tokens;
-        all.events += events;
-        all.split += split;
-        all.arrivals.extend(arrivals);
-    }
-    Ok(all)
+    let answer_tokens = case.spec().answer_tokens;
+    let keep = |(), latency, usage: Usage, response: Response| {
+        let Usage { prompt_tokens, completion_tokens: tokens, .. } = usage;
+        if !expected.contains(&prompt_tokens) || !answer_tokens.contains(&tokens) {
+            let expected =
+                format!("expected {expected:?} prompt tokens and {answer_tokens:?} more");
+            return Err(format!("{usage:?}, {expected}").into());
+        }
+        let arrivals: Vec<u64> = response.arrivals().collect();
+        let inner = EDGE_TOKENS..arrivals.len().saturating_sub(EDGE_TOKENS);
+        Ok::<_, Box<dyn Error>>(Reply {
+            latency,
+            tokens,
+            events: response.events(),
+            is_split: response.headers.contains_key(PREFILL_WORKER),
+            arrivals: arrivals.get(inner).unwrap_or_default().to_vec(),
+        })
+    };
+    let answered = send(side.address, requests, time + TIMEOUT, keep).await;
+    let answered = answered.map_err(|error| {
+        side.frontend.failed(&format!("failed in the case '{}': {error}", case.name()))
+    })?;
+    tokio::time::sleep(SETTLE).await;
+    let cpu = side.cpu()?.since(&cpu_before);
+    let frontend_cpu = side.frontend.cpu()?.since(&frontend_before);
+    let engines_cpu = side.engines_cpu()?.since(&engines_before);
+    let Answered { results: replies, wall, cpu: clients_cpu } = answered;
+    let checked = side.splits.check(split_before, has_first.into(), &replies).await;
+    checked.map_err(|error| format!("{}, '{}': {error}", side.name, case.name()))?;
+    let arrivals: Vec<u64> = replies.iter().flat_map(|reply| &reply.arrivals).copied().collect();
+    Ok(Outcome {
+        latencies: replies.iter().map(|reply| reply.latency).collect(),
+        tokens: replies.iter().map(|reply| reply.tokens).sum(),
+        events: replies.iter().map(|reply| reply.events).sum(),
+        wall,
+        clients_cpu,
+        cpu,
+        frontend_cpu,
+        engines_cpu,
+        origin_requests: workload.borrow().origin().requests() - origin_before,
+        delays: delays(&side.steps()?, &arrivals),
+    })
 }
 
-/// How long before each arrival the latest step was.
+/// Returns the time from the latest step to each arrival.
 pub(crate) fn delays(steps: &[u64], arrivals: &[u64]) -> Vec<u64> {
-    let before =
-        |arrival: &u64| steps[..steps.partition_point(|step| step <= arrival)].last().map(|step| arrival - step);
-    arrivals.iter().filter_map(before).collect()
-}
-
-fn thread_cpu() -> Duration {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    // Neither is negative: it is time spent.
-    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+    let delay = |arrival: &u64| {
+        let before = steps[..steps.partition_point(|step| step <= arrival)].last()?;
+        Some(arrival - before)
+    };
+    arrivals.iter().filter_map(delay).collect()
 }

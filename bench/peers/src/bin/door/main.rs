@@ -1,21 +1,22 @@
 //! Frontends under the same load, in turns: the measuring half of `cargo xtask bench-peers` for
-//! `door`, `stream`, `machines`, `roles` and `upstream`. Its commands and flags are in
-//! `bench/peers/README.md`; it prints [`Measurement`]s.
+//! `door`, `stream`, `machines`, `roles`, `upstream` and `serve`. Its commands and flags are in
+//! `bench/peers/README.md`; it prints [`Row`]s.
 //!
 //! | file | is |
 //! |---|---|
 //! | `workload` | the cases, and the requests of each |
-//! | `words` | texts, no two alike |
-//! | `origin` | the server that images are fetched from |
-//! | `client`, `load` | a connection, many at once |
-//! | `program` | another program: its start, its CPU time, its end |
-//! | `side`, `splits` | what all sides have in common; whether two engines had a request |
-//! | `ours`, `vllm_rs`, `dynamo` | the sides |
-//! | `relay` | a frontend that does nothing, and what stands for its engine |
-//! | `measure` | in which order what is asked, and what comes of it |
-//! | `machines` | the same, where an agent is between frontend and engine |
-//! | `roles` | the same, where one engine computes prompts and another one answers |
-//! | `routers` | the same, before servers of models that somebody else runs |
+//! | `words`, `picture` | texts and JPEG files that are all different |
+//! | `origin` | the server from which images are fetched |
+//! | `client`, `pieces`, `load` | connections, request bodies, concurrent clients |
+//! | `program` | other programs: start, CPU time, end |
+//! | `side`, `splits` | sides, and a check that requests are split between engines |
+//! | `ours`, `vllm_rs`, `dynamo` | the frontends |
+//! | `relay` | a frontend that only relays |
+//! | `measure` | rounds and their results |
+//! | `machines` | an agent between frontend and engine |
+//! | `roles` | engines that prefill and engines that decode |
+//! | `routers` | routers in front of servers of models |
+//! | `real_engines` | frontends with real engines |
 
 #![forbid(unsafe_code)]
 
@@ -26,7 +27,10 @@ mod machines;
 mod measure;
 mod origin;
 mod ours;
+mod picture;
+mod pieces;
 mod program;
+mod real_engines;
 mod relay;
 mod roles;
 mod routers;
@@ -41,158 +45,186 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use peers::arguments::Flags;
-use peers::ending;
-use serde::Serialize;
+use peers::flags::Flags;
+use peers::row::{OURS, Row};
+use peers::{USAGE, exit_code};
 
-use crate::dynamo::{Discovery, Stage};
-use crate::ours::{BASELINE, OURS};
-use crate::side::{Inputs, Peers, Side};
+use crate::dynamo::Stage;
+use crate::measure::CaseResults;
+use crate::ours::BASELINE;
+use crate::side::{Inputs, Side, Versioned};
 use crate::workload::{Case, Pace, Rate, Workload};
 
-const USAGE: &str = "usage: see bench/peers/README.md";
-
-/// One side's result for one case.
-#[derive(Serialize)]
-struct Measurement<'a> {
-    /// Name of the case, such as `1k-token text`.
-    case: &'static str,
-    /// Number of clients that asked at once; none for a value that does not depend on it.
-    clients: Option<usize>,
-    /// `chiasm`, `chiasm (baseline)`, or a peer's name and version.
-    side: &'a str,
-    /// See `measure`.
-    metric: &'static str,
-    value: f64,
-}
-
-/// Prints a result.
-fn print(
-    case: Case,
-    clients: Option<usize>,
-    side: &str,
-    metric: &'static str,
-    value: f64,
-) -> Result<(), Box<dyn Error>> {
-    Measurement { case: case.name(), clients, side, metric, value }.print()
-}
-
-impl Measurement<'_> {
-    fn print(&self) -> Result<(), Box<dyn Error>> {
-        println!("{}", serde_json::to_string(self)?);
-        Ok(())
-    }
-}
-
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    // What was started ends when this is dropped, and so does the link to another machine.
-    ending::run(run(&arguments))
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    exit_code(runtime.map_err(Into::into).and_then(|runtime| {
+        runtime.block_on(async {
+            // The programs that were started end when `run` is dropped, and so does the link to
+            // another machine.
+            tokio::select! {
+                result = run() => result,
+                signal = wait_for_signal() => signal,
+            }
+        })
+    }))
 }
 
-async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
-    let (command, flags) = arguments.split_first().ok_or(USAGE)?;
-    let flags = Flags::new(flags);
-    match command.as_str() {
-        "relay" => return relay::relay(flags.parse("--listen")?, flags.get("--engine")?).await,
-        "beat" => return relay::beat(flags.get("--relay")?, flags.parse("--rate")?, flags.get("--step-log")?).await,
-        "echo" => return machines::echo(flags.parse("--listen")?, &flags.path("--certificates")?).await,
-        "pass" => return roles::pass([flags.parse("--outputs")?, flags.parse("--requests")?]).await,
-        "sink" => return machines::sink(flags.parse("--listen")?),
-        "upstream" => {
-            let rate = flags.find("--prefill-rate").map(str::parse).transpose()?;
-            let events = [flags.parse("--events")?, flags.parse("--replay")?];
-            return routers::serve(flags.parse("--listen")?, flags.parse("--blocks")?, rate, events).await;
+/// Returns when this process should end.
+async fn wait_for_signal() -> Result<(), Box<dyn Error>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        interrupt = tokio::signal::ctrl_c() => interrupt?,
+    }
+    Err("ended by a signal".into())
+}
+
+async fn run() -> Result<(), Box<dyn Error>> {
+    let (command, flags) = Flags::parse_arguments()?;
+    let listen = || flags.parse("--listen");
+    match &*command {
+        "relay" => return relay::serve(listen()?, flags.get("--engine")?).await,
+        "relay-source" => {
+            let rate = flags.parse("--rate")?;
+            return relay::send(flags.get("--relay")?, rate, flags.get("--step-log")?).await;
         }
+        "echo" => return machines::echo(listen()?, &flags.path("--certificates")?).await,
+        "pass" => {
+            return roles::pass([flags.parse("--outputs")?, flags.parse("--requests")?]).await;
+        }
+        "sink" => return machines::sink(listen()?),
+        "upstream" => return routers::serve(&flags).await,
         _ => {}
     }
-    let model = flags.path("--model")?;
-    let workload = RefCell::new(Workload::new(&flags.path("--pictures")?, &model)?);
-    let rounds = flags.parse("--rounds")?;
-    let dynamo = || Ok::<_, Box<dyn Error>>((flags.path("--python")?, flags.get("--dynamo")?.to_owned()));
     let scratch = tempfile::tempdir()?;
-    let alone = Inputs {
-        chiasm: flags.path("--chiasm")?,
-        engines: 1,
-        baseline: None,
-        peers: None,
-        model,
-        scratch: scratch.path().into(),
-        call: workload.borrow_mut().call(),
+    let scratch_dir = scratch.path().to_owned();
+    let rounds = flags.parse("--rounds")?;
+    if command == "serve" {
+        return real_engines::run(&flags, scratch_dir, rounds).await;
+    }
+    let model = flags.path("--model")?;
+    let mut workload = Workload::new(&flags.path("--pictures")?, &model)?;
+    let chiasm = flags.path("--chiasm")?;
+    let inputs = Inputs { chiasm, model, scratch: scratch_dir, call: workload.call() };
+    let workload = RefCell::new(workload);
+    let versioned = |program: &str, version: &str| -> Result<Versioned, Box<dyn Error>> {
+        Ok((flags.path(program)?, flags.get(version)?.to_owned()))
     };
-    match command.as_str() {
+    let dynamo = || versioned("--python", "--dynamo");
+    match &*command {
         "run" | "streams" => {
-            let paces = match command.as_str() {
-                "run" => [Pace::Unbounded, Pace::Steps],
-                _ => [Pace::Calls(Rate::Hundred), Pace::Calls(Rate::TwentyFive)],
-            };
             let mut peers = None;
-            if flags.find("--vllm-rs").or(flags.find("--dynamo")).is_some() {
-                peers = Some(Peers {
-                    vllm_rs: (flags.path("--vllm-rs")?, flags.get("--vllm")?.to_owned()),
-                    libraries: flags.find("--libraries").map(PathBuf::from),
-                    dynamo: dynamo()?,
-                });
+            if flags.find("--vllm-rs").is_some() {
+                peers = Some((versioned("--vllm-rs", "--vllm")?, dynamo()?));
             }
-            let engines = flags.parse("--engines")?;
-            let inputs = Inputs { engines, baseline: flags.find("--baseline").map(PathBuf::from), peers, ..alone };
-            for pace in paces {
-                all(&inputs, pace, rounds, &workload).await?;
-            }
-            Ok(())
-        }
-        "machines" => machines::run(&alone, &dynamo()?, &flags.path("--etcd")?, rounds, &workload).await,
-        "roles" => roles::run(&alone, &dynamo()?, rounds, &workload).await,
-        "routers" => {
-            let versioned = |name| {
-                let (program, version) = flags.get(name)?.rsplit_once(',').ok_or(USAGE)?;
-                Ok::<_, Box<dyn Error>>((PathBuf::from(program), version.to_owned()))
+            let frontends = Frontends {
+                engines: flags.parse("--engines")?,
+                baseline: flags.find("--baseline").map(PathBuf::from),
+                peers,
+                libraries: flags.find("--libraries"),
             };
-            let programs = routers::Programs {
-                smg: versioned("--smg")?,
-                envoy: versioned("--envoy")?,
-                nginx: versioned("--nginx")?,
-                dynamo: dynamo()?,
-            };
-            routers::run(&alone, &programs, rounds, flags.parse("--conversations")?, &workload).await
+            frontends.run(&inputs, command == "streams", rounds, &workload).await
         }
+        "machines" => {
+            machines::run(&inputs, &dynamo()?, &flags.path("--etcd")?, rounds, &workload).await
+        }
+        "roles" => roles::run(&inputs, &dynamo()?, rounds, &workload).await,
+        "routers" => routers::run(&inputs, &dynamo()?, &flags, rounds, &workload).await,
         _ => Err(USAGE.into()),
     }
 }
 
-/// Measures all cases of a pace, with sides started for it.
-async fn all(inputs: &Inputs, pace: Pace, rounds: usize, workload: &RefCell<Workload>) -> Result<(), Box<dyn Error>> {
-    let mut sides = start(inputs, pace, workload)?;
-    for side in &mut sides {
-        side.wait(workload).await?;
-    }
-    let cases: Vec<_> = Case::at(pace).into_iter().map(|case| (case, case.clients())).collect();
-    let outcomes = measure::measure(&mut sides, 0, &cases, rounds, workload, async |_, _| Ok(())).await?;
-    let Some(baseline) = sides.iter().position(|side| side.name == BASELINE) else { return Ok(()) };
-    for (&(number, clients, _), of_baseline) in outcomes.iter().filter(|((_, _, side), _)| *side == baseline) {
-        let case = cases[number].0;
-        // Ours is the first side, and takes part in all cases.
-        let share = measure::share(case, &outcomes[&(number, clients, 0)], of_baseline, rounds);
-        print(case, Some(clients), BASELINE, "our share of its CPU time", share)?;
-    }
-    Ok(())
+/// The frontends of `door run` and `door streams`.
+struct Frontends<'a> {
+    /// The number of engines of `chiasm` and its baseline, when these do not wait.
+    engines: usize,
+    /// The binary of another commit.
+    baseline: Option<PathBuf>,
+    /// `vllm-rs` and a Python with Dynamo.
+    peers: Option<(Versioned, Versioned)>,
+    /// The folder of libturbojpeg, for `vllm-rs`.
+    libraries: Option<&'a str>,
 }
 
-fn start(inputs: &Inputs, pace: Pace, workload: &RefCell<Workload>) -> Result<Vec<Side>, Box<dyn Error>> {
-    let workload = workload.borrow();
-    let origin = workload.origin();
-    let mut sides = vec![ours::start(inputs, (OURS, &inputs.chiasm), pace, origin)?];
-    if let Some(baseline) = &inputs.baseline {
-        sides.push(ours::start(inputs, (BASELINE, baseline), pace, origin)?);
+impl Frontends<'_> {
+    /// Measures all cases and prints the rows.
+    async fn run(
+        &self,
+        inputs: &Inputs,
+        has_streams: bool,
+        rounds: usize,
+        workload: &RefCell<Workload>,
+    ) -> Result<(), Box<dyn Error>> {
+        Row::for_run("rounds", rounds, OURS).print()?;
+        let mut paces = [Pace::Calls(Rate::Hundred), Pace::Calls(Rate::TwentyFive)];
+        if !has_streams {
+            paces = [Pace::Unbounded, Pace::Steps];
+            let row = Row::for_run("engines of chiasm", self.engines, OURS);
+            Row { unit: "engines", peer: f64::NAN, ..row }.print()?;
+        }
+        for pace in paces {
+            let mut sides = self.start(inputs, pace, &workload.borrow())?;
+            for side in &mut sides {
+                side.wait(workload).await?;
+            }
+            let cases: Vec<_> =
+                Case::with_pace(pace).into_iter().map(|case| (case, case.spec().clients)).collect();
+            let results =
+                measure::measure(&mut sides, 0, &cases, rounds, workload, async |_, _| Ok(()));
+            let (results, lengths) = results.await?;
+            lengths.iter().try_for_each(Row::print)?;
+            for results in &results {
+                print_rows(results, &sides)?;
+            }
+        }
+        Ok(())
     }
-    if let Pace::Calls(rate) = pace {
-        sides.push(relay::start(inputs, rate)?);
+
+    fn start(
+        &self,
+        inputs: &Inputs,
+        pace: Pace,
+        workload: &Workload,
+    ) -> Result<Vec<Side>, Box<dyn Error>> {
+        let origin = workload.origin();
+        let mut sides = vec![ours::start(inputs, None, self.engines, pace, origin)?];
+        if let Some(baseline) = &self.baseline {
+            sides.push(ours::start(inputs, Some(baseline), self.engines, pace, origin)?);
+        }
+        if let Some(rate) = pace.steps_per_second().filter(|_| pace.has_long_answers()) {
+            sides.push(relay::start(inputs, rate)?);
+        }
+        if let Some((vllm_rs, dynamo)) = &self.peers {
+            sides.push(vllm_rs::start(inputs, vllm_rs, self.libraries, pace, origin)?);
+            // The mocker has no such pace.
+            if pace != Pace::Steps {
+                sides.push(dynamo::start(inputs, dynamo, pace, origin, None, &[Stage::All])?);
+            }
+        }
+        Ok(sides)
     }
-    if let Some(peers) = &inputs.peers {
-        sides.push(vllm_rs::start(inputs, peers, pace, origin)?);
-        if pace != Pace::Steps {
-            sides.push(dynamo::start(inputs, &peers.dynamo, pace, origin, Discovery::Files, &[Stage::All])?);
+}
+
+/// Prints the rows of a case with all sides. Our side is the first one.
+fn print_rows(results: &CaseResults, sides: &[Side]) -> Result<(), Box<dyn Error>> {
+    let is_long = matches!(results.case, Case::Long(..));
+    let noun = if is_long { "stream" } else { "client" };
+    let name = results.name_with(results.case.name(), noun);
+    for (peer, side) in sides.iter().enumerate().skip(1) {
+        for row in results.rows(&name, [0, peer], &side.name) {
+            let ratio = match (&*side.name, row.metric) {
+                (BASELINE, "CPU per request" | "CPU per output token") => {
+                    results.cpu_share(0, peer)
+                }
+                // The relay is a limit.
+                ("null relay", "engine to client p99") => row.ours / row.peer,
+                _ => row.ratio,
+            };
+            if !row.peer.is_nan() {
+                Row { ratio, ..row }.print()?;
+            }
         }
     }
-    Ok(sides)
+    Ok(())
 }

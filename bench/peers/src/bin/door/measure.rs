@@ -1,5 +1,5 @@
-//! First whether all sides understand the same, then what each costs: case by case, side by side,
-//! round by round.
+//! Measures all sides: compares prompt lengths, fills caches, then sends load side by side, case by
+//! case, round by round.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -8,82 +8,169 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use peers::numbers::{median, quantile};
+use peers::row::{Metric, Row, less, more, neutral};
 
 use crate::client::Connection;
 use crate::load::{self, Outcome};
 use crate::ours::BASELINE;
-use crate::print;
 use crate::side::Side;
 use crate::workload::{Case, PROMPT_TOKENS, Workload};
 
-/// Requests by which text prompts are made as long as they should be.
-const COUNTED: usize = 20;
-/// Time for which [`WARM_UP_CLIENTS`] ask a side before it is measured.
+/// The number of requests by which the length of text prompts is calibrated.
+const CALIBRATION_REQUESTS: usize = 20;
+/// The time of load before a side is measured.
 const WARM_UP: Duration = Duration::from_secs(1);
 const WARM_UP_CLIENTS: usize = 16;
-/// Distinct images go twice around our shared memory, which has no room for more than 300 when
-/// there are three engines: a side that has run for a while uses memory that was used before. Sides
-/// that are slow are not waited for so long; they have none.
+/// The number of distinct images before a side is measured. They fill our shared memory twice, so
+/// that used memory is measured: with three engines it holds 300 images. Slow sides, which have no
+/// shared memory, get fewer images.
 const WARM_UP_IMAGES: usize = 600;
-const WARM_UP_AT_MOST: u32 = 15;
+const MAX_WARM_UPS: u32 = 15;
 
-/// What was measured in all rounds so far: by the number of the case, the clients and the number of
-/// the side.
-pub(crate) type Outcomes = BTreeMap<(usize, usize, usize), Vec<Outcome>>;
-/// The prompt tokens to expect, by the numbers of the side and of the case.
+/// The cases to measure, each with its numbers of concurrent clients.
+pub(crate) type Cases<'a> = [(Case, &'a [usize])];
+/// The expected prompt tokens by the numbers of side and case.
 pub(crate) type Expected = BTreeMap<(usize, usize), RangeInclusive<u64>>;
 
-/// The cases to ask for, each with numbers of clients that ask at once.
-pub(crate) type Cases<'a> = [(Case, &'a [usize])];
+/// The results of a case with a number of concurrent clients.
+pub(crate) struct CaseResults {
+    pub(crate) case: Case,
+    pub(crate) clients: usize,
+    rounds: usize,
+    /// The outcomes of all rounds by side; none for a side that does not take part.
+    pub(crate) outcomes: Vec<Vec<Outcome>>,
+    /// For each side, `true` if its prompts have the same lengths as the first side's; `None` if
+    /// they were not compared.
+    equal: Vec<Option<bool>>,
+}
 
-/// Makes text prompts as long as they should be, by the count of the first side.
+impl CaseResults {
+    /// Returns the name of the case with the number of clients.
+    pub(crate) fn name(&self) -> String {
+        self.name_with(self.case.name(), "client")
+    }
+
+    /// Returns a name of the case with the number of clients, which are called `noun`.
+    pub(crate) fn name_with(&self, case: &str, noun: &str) -> String {
+        let plural = if self.clients == 1 { "" } else { "s" };
+        format!("{case}, {} {noun}{plural}", self.clients)
+    }
+
+    /// Returns our CPU time for the same work as a multiple of a peer's: the median over rounds.
+    /// In each round both sides had the same number of measurements.
+    pub(crate) fn cpu_share(&self, ours: usize, peer: usize) -> f64 {
+        let cpu = |outcomes: &[Outcome]| {
+            let cpu: f64 = outcomes.iter().map(|it| it.cpu.as_secs_f64()).sum();
+            cpu / outcomes.iter().map(|it| work(self.case, it)).sum::<f64>()
+        };
+        let [ours, peer] = [ours, peer].map(|side| {
+            let outcomes = &self.outcomes[side];
+            outcomes.chunks((outcomes.len() / self.rounds).max(1))
+        });
+        median(ours.zip(peer).map(|(ours, peer)| cpu(ours) / cpu(peer)).collect())
+    }
+
+    /// Returns the rows of all metrics that our side has, in comparison with a peer.
+    pub(crate) fn rows(&self, name: &str, [ours, peer]: [usize; 2], peer_name: &str) -> Vec<Row> {
+        let equal = self.equal[peer].map(|equal| equal && self.equal[ours].unwrap_or(true));
+        let [ours, peer] = [ours, peer].map(|side| metrics(self.case, &self.outcomes[side]));
+        let rows = ours.into_iter().zip(peer).map(|((metric, ours), (_, peer))| Row {
+            equal,
+            ..metric.row(name, peer_name, ours, peer)
+        });
+        rows.filter(|row| !row.ours.is_nan()).collect()
+    }
+
+    /// Returns the rows of cost and latency. Only the CPU time has a ratio, `cpu_ratio`, which was
+    /// measured in pairs.
+    pub(crate) fn cost_rows(
+        &self,
+        name: &str,
+        sides: [usize; 2],
+        peer_name: &str,
+        cpu_ratio: f64,
+    ) -> Vec<Row> {
+        let mut rows = self.rows(name, sides, peer_name);
+        rows.retain(|row| {
+            let is_other = |part: &str| row.metric.contains(part);
+            !["CPU second", "events per", "origin requests"].into_iter().any(is_other)
+        });
+        for row in &mut rows {
+            let is_cpu = row.metric.starts_with("CPU per");
+            row.ratio = if is_cpu { cpu_ratio } else { f64::NAN };
+            row.equal = row.equal.filter(|_| is_cpu);
+        }
+        rows
+    }
+}
+
+/// Converts CPU time per request from ms to µs.
+pub(crate) fn in_microseconds(row: Row) -> Row {
+    if row.unit != "ms" || !row.metric.starts_with("CPU per") {
+        return row;
+    }
+    Row { unit: "µs", ours: 1e3 * row.ours, peer: 1e3 * row.peer, ..row }
+}
+
+/// Sets the length of text prompts, by the tokens that a side counts.
 async fn calibrate(side: &Side, workload: &RefCell<Workload>) -> Result<(), Box<dyn Error>> {
     let mut connection = Connection::open(side.address).await?;
     let mut tokens = 0;
-    for _ in 0..COUNTED {
+    for _ in 0..CALIBRATION_REQUESTS {
         let body = workload.borrow_mut().next(Case::Text, &side.url);
-        tokens += connection.chat(body).await?.usage.prompt_tokens;
+        tokens += connection.chat(body).await?.0.prompt_tokens;
     }
     let mut workload = workload.borrow_mut();
-    let words = workload.length() as u64 * COUNTED as u64 * PROMPT_TOKENS / tokens.max(1);
-    workload.set_length(usize::try_from(words)?);
+    let all_words = workload.prompt_words() as u64 * CALIBRATION_REQUESTS as u64;
+    workload.set_prompt_words(usize::try_from(all_words * PROMPT_TOKENS / tokens.max(1))?);
     Ok(())
 }
 
-/// Sends the same requests to all sides; what they count has to be what the first counts, where
-/// they count alike. Prints how many were compared, and how many differ.
-async fn compare(sides: &[Side], case: Case, workload: &RefCell<Workload>) -> Result<(), Box<dyn Error>> {
-    let counts_alike = |side: &Side| side.takes(case) && side.counts_alike(case);
-    let compared = case.compared();
-    let mut different = vec![0; sides.len()];
+/// Sends the same requests to all sides that count alike. Returns for each side whether its counts
+/// equal the first side's, and the rows of prompt lengths.
+async fn compare_lengths(
+    sides: &[Side],
+    case: Case,
+    workload: &RefCell<Workload>,
+) -> Result<(Vec<Option<bool>>, Vec<Row>), Box<dyn Error>> {
+    let compared = case.spec().compared;
+    let mut different = vec![None; sides.len()];
     for _ in 0..compared {
         let text = workload.borrow_mut().next(case, "");
         let mut first = None;
-        for (side, different) in sides.iter().zip(&mut different).filter(|(side, _)| counts_alike(side)) {
-            // Images differ without a difference to how many tokens they are, texts do not.
-            let body = if case.has_image() { workload.borrow_mut().next(case, &side.url) } else { text.clone() };
+        for (side, different) in sides.iter().zip(&mut different) {
+            if !side.supports(case) || !side.counts_alike(case) {
+                continue;
+            }
+            // All images have the same number of tokens; texts have not.
+            let body = if case.has_image() {
+                workload.borrow_mut().next(case, &side.url)
+            } else {
+                text.clone()
+            };
             let answer = Connection::open(side.address).await?.chat(body).await;
-            let answer = answer.map_err(|error| format!("{}, '{}': {error}", side.name, case.name()))?;
-            let count = answer.usage.prompt_tokens;
-            *different += usize::from(*first.get_or_insert(count) != count);
+            let (usage, _) =
+                answer.map_err(|error| format!("{}, '{}': {error}", side.name, case.name()))?;
+            let count = usage.prompt_tokens;
+            *different.get_or_insert(0) += usize::from(*first.get_or_insert(count) != count);
         }
     }
-    for (side, different) in sides.iter().zip(different).skip(1).filter(|(side, _)| compared > 0 && counts_alike(side))
-    {
-        if different > 0 {
-            eprintln!("{}: {different} of {compared} prompts of '{}' have another length", side.name, case.name());
-        }
-        print(case, None, &side.name, "compared", compared as f64)?;
-        print(case, None, &side.name, "different", different as f64)?;
+    let lengths = neutral("prompts of another length", "prompts");
+    let mut rows = Vec::new();
+    for (side, different) in sides.iter().zip(&different).skip(1) {
+        let Some(different) = *different else { continue };
+        let row = lengths.row(case.name(), &side.name, compared as f64, different as f64);
+        rows.push(Row { equal: Some(different == 0), ..row });
     }
-    Ok(())
+    let equal = different.into_iter().map(|different| different.map(|count| count == 0));
+    Ok((equal.collect(), rows))
 }
 
-/// Asks all sides in turns, round by round, and prints what comes of each; calls `after_round`
-/// after each.
+/// Measures all sides in turns, round by round, and calls `after_round` after each round. Returns
+/// the results of all cases, and the rows of prompt lengths.
 ///
-/// Before, text prompts are made as long as they should be by the count of the side of the number
-/// `calibrating`, the sides' counts are compared, and caches are filled.
+/// Before, the length of text prompts is calibrated with the side `calibrating`, the sides' counts
+/// of tokens are compared, and caches are filled.
 pub(crate) async fn measure(
     sides: &mut [Side],
     calibrating: usize,
@@ -91,83 +178,71 @@ pub(crate) async fn measure(
     rounds: usize,
     workload: &RefCell<Workload>,
     mut after_round: impl AsyncFnMut(&mut [Side], &Expected) -> Result<(), Box<dyn Error>>,
-) -> Result<Outcomes, Box<dyn Error>> {
+) -> Result<(Vec<CaseResults>, Vec<Row>), Box<dyn Error>> {
     calibrate(&sides[calibrating], workload).await?;
-    for (case, _) in cases {
-        compare(sides, *case, workload).await?;
+    let mut results = Vec::new();
+    let mut length_rows = Vec::new();
+    for (number, &(case, clients)) in cases.iter().enumerate() {
+        let (equal, rows) = compare_lengths(sides, case, workload).await?;
+        length_rows.extend(rows);
+        results.extend(clients.iter().map(|&clients| {
+            let outcomes = sides.iter().map(|_| Vec::new()).collect();
+            (number, CaseResults { case, clients, rounds, outcomes, equal: equal.clone() })
+        }));
     }
     let expected = warm_up(sides, cases, workload).await?;
-    let mut outcomes = Outcomes::new();
-    for number in 0..rounds {
-        eprintln!("round {} of {rounds}", number + 1);
-        round(number, sides, cases, workload, &expected, &mut outcomes).await?;
-        after_round(sides, &expected).await?;
-    }
-    for (&(number, clients, index), of_side) in &outcomes {
-        let case = cases[number].0;
-        for (metric, value) in summary(case, of_side) {
-            print(case, Some(clients), &sides[index].name, metric, value)?;
-        }
-    }
-    Ok(outcomes)
-}
-
-/// Asks all sides in turn, for each case with each number of clients.
-///
-/// The order of the sides turns round with each round. Where there is a baseline, small differences
-/// count, so each round then goes through the sides there and back: what gets slower or faster
-/// evenly meanwhile does so for all alike.
-async fn round(
-    round: usize,
-    sides: &mut [Side],
-    cases: &Cases<'_>,
-    workload: &RefCell<Workload>,
-    expected: &Expected,
-    outcomes: &mut Outcomes,
-) -> Result<(), Box<dyn Error>> {
+    // Small differences count against a baseline. There and back again, a steady change of the
+    // machine's speed affects all sides alike.
     let there_and_back = sides.iter().any(|side| side.name == BASELINE);
-    for (number, (case, clients)) in cases.iter().enumerate() {
-        for &clients in *clients {
-            let mut turns: Vec<usize> = (0..sides.len()).map(|turn| (turn + round) % sides.len()).collect();
+    for round in 0..rounds {
+        eprintln!("round {} of {rounds}", round + 1);
+        for (number, results) in &mut results {
+            let CaseResults { case, clients, outcomes, .. } = results;
+            // Each round begins with another side.
+            let mut turns: Vec<usize> =
+                (0..sides.len()).map(|turn| (turn + round) % sides.len()).collect();
             if there_and_back {
                 turns.extend(turns.clone().iter().rev());
             }
-            turns.retain(|&index| sides[index].takes(*case));
-            for index in turns {
-                let range = &expected[&(index, number)];
-                let outcome = load::run(&mut sides[index], workload, *case, clients, case.time(), range).await?;
-                outcomes.entry((number, clients, index)).or_default().push(outcome);
+            turns.retain(|&side| sides[side].supports(*case));
+            for side in turns {
+                let expected = &expected[&(side, *number)];
+                let time = case.spec().time;
+                let outcome =
+                    load::run(&sides[side], workload, *case, *clients, time, expected).await?;
+                outcomes[side].push(outcome);
             }
         }
+        after_round(sides, &expected).await?;
     }
-    Ok(())
+    Ok((results.into_iter().map(|(_, results)| results).collect(), length_rows))
 }
 
-/// Fills caches; the prompt tokens to expect of each side for each case.
+/// Fills caches. Returns the expected prompt tokens of each side and case.
 async fn warm_up(
-    sides: &mut [Side],
+    sides: &[Side],
     cases: &Cases<'_>,
     workload: &RefCell<Workload>,
 ) -> Result<Expected, Box<dyn Error>> {
     let mut expected = Expected::new();
-    for (index, side) in sides.iter_mut().enumerate() {
+    for (index, side) in sides.iter().enumerate() {
         for (number, &(case, _)) in cases.iter().enumerate() {
-            if !side.takes(case) {
+            if !side.supports(case) {
                 continue;
             }
             eprintln!("warming up {}, {}", side.name, case.name());
-            let range = match case {
-                // Seconds for a number that is not looked at.
-                Case::Long(..) => case.prompt_tokens(0),
-                _ => {
-                    let body = workload.borrow_mut().next(case, &side.url);
-                    case.prompt_tokens(Connection::open(side.address).await?.chat(body).await?.usage.prompt_tokens)
-                }
-            };
+            let mut counted = 0;
+            // A long answer takes seconds, and its count would not be used.
+            if !matches!(case, Case::Long(..)) {
+                let body = workload.borrow_mut().next(case, &side.url);
+                counted = Connection::open(side.address).await?.chat(body).await?.0.prompt_tokens;
+            }
+            let range = case.prompt_tokens(counted);
             let mut answered = 0;
-            for _ in 0..WARM_UP_AT_MOST {
-                let outcome = load::run(side, workload, case, WARM_UP_CLIENTS, WARM_UP, &range).await?;
-                answered += outcome.answered.latencies.len();
+            for _ in 0..MAX_WARM_UPS {
+                let outcome =
+                    load::run(side, workload, case, WARM_UP_CLIENTS, WARM_UP, &range).await?;
+                answered += outcome.latencies.len();
                 if case != Case::Distinct || answered >= WARM_UP_IMAGES {
                     break;
                 }
@@ -178,59 +253,60 @@ async fn warm_up(
     Ok(expected)
 }
 
-/// What is asked for: requests, or the tokens of a stream.
+/// Returns the number of requests, or of tokens of streams.
 fn work(case: Case, outcome: &Outcome) -> f64 {
-    if case.is_streamed() { outcome.answered.tokens as f64 } else { outcome.answered.latencies.len() as f64 }
+    if case.is_streamed() { outcome.tokens as f64 } else { outcome.latencies.len() as f64 }
 }
 
-/// CPU seconds of a frontend for each request, or each token of a stream.
+/// Returns the CPU seconds of a frontend per request, or per token of a stream.
 pub(crate) fn cpu(case: Case, outcome: &Outcome) -> f64 {
     outcome.cpu.as_secs_f64() / work(case, outcome)
 }
 
-/// Medians over these outcomes of a side, by metric; latencies are those of all together.
-fn summary(case: Case, outcomes: &[Outcome]) -> Vec<(&'static str, f64)> {
-    let requests = |outcome: &Outcome| outcome.answered.latencies.len() as f64;
+/// Returns the metrics of a side: medians of all outcomes, and quantiles of all times together.
+fn metrics(case: Case, outcomes: &[Outcome]) -> Vec<(Metric, f64)> {
     let of = |number: &dyn Fn(&Outcome) -> f64| median(outcomes.iter().map(number).collect());
-    let latencies = outcomes.iter().flat_map(|outcome| &outcome.answered.latencies);
-    let mut latencies: Vec<f64> = latencies.map(|time| time.as_secs_f64() * 1e3).collect();
-    latencies.sort_by(f64::total_cmp);
-    let mut delays: Vec<f64> = outcomes.iter().flat_map(|it| &it.delays).map(|&time| time as f64 / 1e3).collect();
-    delays.sort_by(f64::total_cmp);
+    let sorted = |mut times: Vec<f64>| {
+        times.sort_by(f64::total_cmp);
+        times
+    };
+    let latencies = outcomes.iter().flat_map(|it| &it.latencies);
+    let latencies = sorted(latencies.map(|time| time.as_secs_f64() * 1e3).collect());
+    let delays = outcomes.iter().flat_map(|it| &it.delays);
+    let delays = sorted(delays.map(|&time| time as f64 / 1e3).collect());
     let per_cpu = of(&|it| work(case, it) / it.cpu.as_secs_f64());
     let cpu = of(&|it| cpu(case, it));
-    let rate = of(&|it| work(case, it) / it.answered.wall.as_secs_f64());
-    let mut values = if case.is_streamed() {
+    let rate = of(&|it| work(case, it) / it.wall.as_secs_f64());
+    let mut metrics = if case.is_streamed() {
         vec![
-            ("output tokens per CPU second", per_cpu),
-            ("CPU per output token", cpu * 1e6),
-            ("output tokens per second", rate),
-            ("events per output token", of(&|it| it.answered.events as f64 / work(case, it))),
+            (more("output tokens per CPU second", "tokens/s"), per_cpu),
+            (less("CPU per output token", "µs"), cpu * 1e6),
+            (neutral("output tokens per second", "tokens/s"), rate),
+            (
+                neutral("events per output token", "events"),
+                of(&|it| it.events as f64 / work(case, it)),
+            ),
         ]
     } else {
-        vec![("requests per CPU second", per_cpu), ("CPU per request", cpu * 1e3), ("requests per second", rate)]
+        vec![
+            (more("requests per CPU second", "requests/s"), per_cpu),
+            (less("CPU per request", "ms"), cpu * 1e3),
+            (more("requests per second", "requests/s"), rate),
+        ]
     };
-    values.extend([
-        ("latency p50", quantile(&latencies, 0.5)),
-        ("latency p99", quantile(&latencies, 0.99)),
-        ("origin requests per request", of(&|it| it.origin as f64 / requests(it))),
-        ("engines", of(&|it| it.engines.as_secs_f64() / it.answered.wall.as_secs_f64())),
-        ("engine to client p50", quantile(&delays, 0.5)),
-        ("engine to client p99", quantile(&delays, 0.99)),
-        ("load generator", of(&|it| it.answered.cpu.as_secs_f64() / it.answered.wall.as_secs_f64())),
+    metrics.extend([
+        (less("engine to client p50", "µs"), quantile(&delays, 0.5)),
+        (less("engine to client p99", "µs"), quantile(&delays, 0.99)),
+        (less("latency p50", "ms"), quantile(&latencies, 0.5)),
+        (less("latency p99", "ms"), quantile(&latencies, 0.99)),
+        (
+            neutral("origin requests per request", "requests"),
+            of(&|it| it.origin_requests as f64 / it.latencies.len() as f64),
+        ),
+        // Shows the bottleneck: on a saturated machine it is the busier of frontend and engines.
+        (neutral("engines", "cores"), of(&|it| it.engines_cpu.div_duration_f64(it.wall))),
+        // The load generator has one thread.
+        (neutral("load generator", "cores"), of(&|it| it.clients_cpu.div_duration_f64(it.wall))),
     ]);
-    values.retain(|(_, value)| !value.is_nan());
-    values
-}
-
-/// Our CPU time for the same work as a part of theirs: the median over the rounds, in each of which
-/// both were asked equally often.
-pub(crate) fn share(case: Case, ours: &[Outcome], theirs: &[Outcome], rounds: usize) -> f64 {
-    let cpu = |outcomes: &[Outcome]| {
-        let cpu: f64 = outcomes.iter().map(|it| it.cpu.as_secs_f64()).sum();
-        cpu / outcomes.iter().map(|it| work(case, it)).sum::<f64>()
-    };
-    let rounds = [ours, theirs].map(|outcomes| outcomes.chunks(outcomes.len() / rounds));
-    let [ours, theirs] = rounds;
-    median(ours.zip(theirs).map(|(ours, theirs)| cpu(ours) / cpu(theirs)).collect())
+    metrics
 }

@@ -1,4 +1,4 @@
-//! The server that images are fetched from. As origins do, it says how long its answers stay good.
+//! The server from which images are fetched. Its answers say how long they may be cached.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use http_body_util::Full;
-use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, ETAG, IF_NONE_MATCH};
+use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, ETAG, HeaderValue, IF_NONE_MATCH};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
@@ -17,9 +17,10 @@ use tokio::net::TcpListener;
 
 const TAG: &str = "\"picture\"";
 
-/// Serves one picture, on a thread of its own, as long as this process lives.
+/// A server of one picture, on a thread that lives as long as this process.
 pub(crate) struct Origin {
-    address: SocketAddr,
+    /// The address. The server ignores the host of requests, so it can also be a proxy.
+    pub(crate) address: SocketAddr,
     requests: Arc<AtomicU64>,
 }
 
@@ -35,47 +36,45 @@ impl Origin {
         Ok(Self { address, requests })
     }
 
-    /// It answers alike whatever host a request names, so it can be a proxy too.
-    pub(crate) fn address(&self) -> SocketAddr {
-        self.address
-    }
-
     pub(crate) fn url(&self) -> String {
         format!("http://{}/picture.jpg", self.address)
     }
 
-    /// How often it was asked so far.
+    /// Returns the number of requests so far.
     pub(crate) fn requests(&self) -> u64 {
         self.requests.load(Ordering::Relaxed)
     }
 }
 
-/// Answers every connection. Ends when one can't be accepted, which shows as failed requests.
+/// Serves until a connection can't be accepted, which shows as failed requests.
 async fn serve(listener: std::net::TcpListener, picture: Bytes, requests: Arc<AtomicU64>) {
     let Ok(listener) = TcpListener::from_std(listener) else { return };
     while let Ok((stream, _)) = listener.accept().await {
-        let (picture, requests) = (picture.clone(), requests.clone());
+        let picture = picture.clone();
+        let requests = requests.clone();
         tokio::spawn(async move {
-            let answer = service_fn(|request| {
+            let service = service_fn(|request| {
                 requests.fetch_add(1, Ordering::Relaxed);
-                let answer = answer(&request, &picture);
-                async { answer }
+                let response = respond(&request, &picture);
+                async { Ok::<_, Infallible>(response) }
             });
-            // A side that closes a connection is no failure.
-            drop(http1::Builder::new().serve_connection(TokioIo::new(stream), answer).await);
+            // A closed connection is no failure.
+            drop(http1::Builder::new().serve_connection(TokioIo::new(stream), service).await);
         });
     }
 }
 
-fn answer<B>(request: &Request<B>, picture: &Bytes) -> Result<Response<Full<Bytes>>, Infallible> {
-    let known = request.headers().get(IF_NONE_MATCH).is_some_and(|tag| tag == TAG);
-    let (status, body) =
-        if known { (StatusCode::NOT_MODIFIED, Bytes::new()) } else { (StatusCode::OK, picture.clone()) };
-    let mut answer = Response::new(Full::new(body));
-    *answer.status_mut() = status;
-    let headers = answer.headers_mut();
-    for (name, value) in [(CACHE_CONTROL, "public, max-age=3600"), (ETAG, TAG), (CONTENT_TYPE, "image/jpeg")] {
-        headers.insert(name, hyper::header::HeaderValue::from_static(value));
+fn respond<B>(request: &Request<B>, picture: &Bytes) -> Response<Full<Bytes>> {
+    let is_cached = request.headers().get(IF_NONE_MATCH).is_some_and(|tag| tag == TAG);
+    let body = if is_cached { Bytes::new() } else { picture.clone() };
+    let mut response = Response::new(Full::new(body));
+    if is_cached {
+        *response.status_mut() = StatusCode::NOT_MODIFIED;
     }
-    Ok(answer)
+    for (name, value) in
+        [(CACHE_CONTROL, "public, max-age=3600"), (ETAG, TAG), (CONTENT_TYPE, "image/jpeg")]
+    {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    response
 }

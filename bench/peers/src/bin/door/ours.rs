@@ -1,91 +1,95 @@
-//! `chiasm serve` before engines of processes of their own: ours, and the baseline that is a binary
-//! of another commit.
+//! `chiasm serve` with engines in separate processes: ours, and a baseline, which is the binary of
+//! another commit.
 
 use std::error::Error;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 
-use peers::programs::free_address;
+use peers::row::OURS;
 
 use crate::origin::Origin;
-use crate::program::Program;
+use crate::program::{Program, free_address};
 use crate::side::{Inputs, RECEIVER_CACHE_GB, Side, command, engine_arguments};
 use crate::workload::{MODEL, Pace};
 
-/// Side of the binary that is measured.
-pub(crate) const OURS: &str = "chiasm";
-/// Side of the binary that it is compared with.
 pub(crate) const BASELINE: &str = "chiasm (baseline)";
-/// What outlives a frontend is none of the user's, so it goes elsewhere: by a variable, as a
-/// baseline may not know the flag.
+/// The environment variable with the folder of state, which must not be the user's. A baseline may
+/// not have the flag.
 pub(crate) const STATE_DIR: &str = "CHIASM_STATE_DIR";
 
-/// Both sides have the engines of our binary, so that only frontends differ.
+/// Starts our side, or the one with the binary `baseline`. Both have engines of our binary, so only
+/// frontends differ. With small requests a frontend has `engines`.
 pub(crate) fn start(
     inputs: &Inputs,
-    (name, program): (&str, &Path),
+    baseline: Option<&Path>,
+    engines: usize,
     pace: Pace,
     origin: &Origin,
 ) -> Result<Side, Box<dyn Error>> {
-    let address = free_address()?;
-    // A step is to hold as many streams as there are clients, so one engine gets them all.
-    let count = if pace == Pace::Unbounded { inputs.engines } else { 1 };
-    let (mut engines, mut handshakes) = (Vec::new(), Vec::new());
-    let steps = inputs.scratch.join(format!("{name}.steps"));
+    let name = if baseline.is_some() { BASELINE } else { OURS };
+    // A step holds as many streams as there are clients only if one engine gets all streams.
+    let count = if pace == Pace::Unbounded { engines } else { 1 };
+    let step_log = inputs.scratch.join(format!("{name}.steps"));
+    let mut engines = Vec::new();
+    let mut handshakes = Vec::new();
     for number in 0..count {
         let name = format!("{name} engine {number}");
-        let (engine, handshake) = engine(inputs, pace, &name, command(&inputs.chiasm), &steps, &[])?;
+        let (engine, handshake) =
+            engine(inputs, pace, &name, command(&inputs.chiasm), &step_log, &[])?;
         engines.push(engine);
         handshakes.push(handshake);
     }
-    let mut frontend = frontend(inputs, program, address);
-    frontend.args(attach(&handshakes)?);
-    let is_old = name == BASELINE;
-    if matches!(pace, Pace::Calls(_)) && !is_old {
+    let address = free_address()?;
+    let mut frontend = frontend(inputs, baseline.unwrap_or(&inputs.chiasm), address);
+    frontend.args(attach_flags(&handshakes)?);
+    if pace.has_long_answers() && baseline.is_none() {
         frontend.args(["--tool-call-parser", "hermes"]);
     }
+    let frontend = Program::start(name, &mut frontend, &inputs.scratch)?;
     Ok(Side {
         engines,
-        tells_engines: true,
-        // It may be of a time before there were tools.
-        tells_text_alone: is_old,
-        steps: matches!(pace, Pace::Calls(_)).then_some(steps),
-        ..Side::new(name, address, origin.url(), Program::start(name, &mut frontend, &inputs.scratch)?)
+        reports_engines: true,
+        // A baseline may be older than tools.
+        streams_text_only: baseline.is_some(),
+        step_log: pace.has_long_answers().then_some(step_log),
+        ..Side::new(name, address, origin.url(), frontend)
     })
 }
 
-/// Starts a simulated engine by `command`, which runs our binary, with `more` flags; returns it
-/// with the address at which it waits to be attached.
+/// Starts a simulated engine with `command`, which runs our binary, and additional `flags`. Returns
+/// it with the address of its handshake.
 pub(crate) fn engine(
     inputs: &Inputs,
     pace: Pace,
     name: &str,
     mut command: Command,
-    steps: &Path,
-    more: &[String],
+    step_log: &Path,
+    flags: &[String],
 ) -> Result<(Program, String), Box<dyn Error>> {
     let handshake = format!("tcp://{}", free_address()?);
-    command.args(engine_arguments(inputs, pace, steps)).args(["--handshake", &handshake]).args(more);
+    command.args(engine_arguments(inputs, pace, step_log));
+    command.args(["--handshake", &handshake]).args(flags);
     Ok((Program::start(name, &mut command, &inputs.scratch)?, handshake))
 }
 
-/// The flags of a process that attaches these engines.
-pub(crate) fn attach(handshakes: &[String]) -> Result<Vec<String>, Box<dyn Error>> {
-    // Each arena is 1 GiB larger than the receiver cache by default; here that GiB is divided among
-    // the engines.
-    let arena = RECEIVER_CACHE_GB.parse::<f64>()? + 1.0 / handshakes.len() as f64;
-    let [handshakes, arena] = [handshakes.join(","), format!("{arena:.2}")];
-    let flags = ["--attach", &*handshakes, "--receiver-cache-gb", RECEIVER_CACHE_GB, "--mm-arena-gb", &*arena];
-    Ok(flags.map(str::to_owned).into())
+/// Returns the flags of a process that attaches these engines.
+pub(crate) fn attach_flags(handshakes: &[String]) -> Result<Vec<String>, Box<dyn Error>> {
+    // By default each arena is 1 GiB larger than the receiver cache; here the engines share 1 GiB.
+    let arena_gb = RECEIVER_CACHE_GB.parse::<f64>()? + 1.0 / handshakes.len() as f64;
+    let arena_gb = format!("{arena_gb:.2}");
+    let handshakes = handshakes.join(",");
+    let cache = ["--receiver-cache-gb", RECEIVER_CACHE_GB, "--mm-arena-gb", &arena_gb];
+    let flags = ["--attach", &handshakes].into_iter().chain(cache);
+    Ok(flags.map(str::to_owned).collect())
 }
 
-/// A frontend that listens at `address`, of whatever engines flags will name.
+/// Returns the command of a frontend at `address`, without flags for engines.
 pub(crate) fn frontend(inputs: &Inputs, program: &Path, address: SocketAddr) -> Command {
     let mut frontend = command(program);
     frontend.arg("serve").arg(&inputs.model).args(["--served-model-name", MODEL]);
     frontend.args(["--port", &address.port().to_string()]);
-    frontend.env(STATE_DIR, inputs.state());
+    frontend.env(STATE_DIR, inputs.scratch.join("state"));
     // The origin is on this machine.
     frontend.arg("--allow-private-media");
     frontend

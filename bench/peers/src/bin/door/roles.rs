@@ -1,11 +1,11 @@
-//! What a request costs in the frontend whose prompt one engine computes and whose answer another
-//! one gives, beside one that a single engine has whole: ours, and Dynamo's before its mockers.
+//! The cost of a request whose prompt one engine computes and whose answer another one computes,
+//! compared with a request that one engine computes: in our frontend, and in Dynamo's with mockers.
 //!
 //! | file | is |
 //! |---|---|
 //! | `fleet` | our frontend and its engines |
-//! | `hop` | the way of a prompt from one engine to the other |
-//! | `pass` | a frontend that does nothing but pass it on: the limit for that |
+//! | `hop` | the time from one engine to the other |
+//! | `pass` | a relay between two sockets: the limit for that time |
 
 mod fleet;
 mod hop;
@@ -13,15 +13,13 @@ mod pass;
 
 use std::cell::RefCell;
 use std::error::Error;
-use std::path::PathBuf;
 
 use peers::numbers::median;
+use peers::row::{OURS, Row, neutral};
 
-use crate::dynamo::{self, Discovery, Stage};
-use crate::load::Outcome;
-use crate::measure::{self, Outcomes};
-use crate::print;
-use crate::side::{Inputs, Side};
+use crate::dynamo::{self, Stage};
+use crate::measure::{self, CaseResults, in_microseconds};
+use crate::side::{Inputs, Side, Versioned};
 use crate::workload::{Case, Pace, Rate, Workload};
 
 pub(crate) use pass::serve as pass;
@@ -29,87 +27,89 @@ pub(crate) use pass::serve as pass;
 use fleet::HopLogs;
 use hop::Hop;
 
-/// Sides' names, of which Dynamo's begin with its version's.
-const OURS: [&str; 2] = ["chiasm, aggregated", "chiasm, split"];
-const AGGREGATED: &str = "aggregated";
-const SPLIT: &str = "split";
-/// Where among the sides are those of Dynamo: in the order of [`OURS`].
+/// The ways in which engines compute a request, as the ends of names of sides and cases.
+const WAYS: [&str; 2] = ["aggregated", "split"];
+/// The number of the first side of Dynamo. Our sides and Dynamo's are in the order of [`WAYS`].
 const DYNAMO: usize = 2;
-
-/// One client tells what a request costs that comes alone, many what a busy frontend spends.
+/// One client shows the cost of a single request, many clients that of a busy frontend.
 const REQUESTS: [(Case, &[usize]); 1] = [(Case::Text, &[1, 16, 32])];
 const ANSWERS: [(Case, &[usize]); 1] = [(Case::TextAnswered, &[64])];
 
-/// Measures all of it and prints the results.
+/// Measures everything and prints the rows.
 pub(crate) async fn run(
     inputs: &Inputs,
-    dynamo: &(PathBuf, String),
+    dynamo: &Versioned,
     rounds: usize,
     workload: &RefCell<Workload>,
 ) -> Result<(), Box<dyn Error>> {
+    Row::for_run("rounds", rounds, OURS).print()?;
+    let dynamo_name = format!("Dynamo {}", dynamo.1);
     for (pace, cases) in [(Pace::Unbounded, &REQUESTS), (Pace::Calls(Rate::Hundred), &ANSWERS)] {
         let (mut sides, logs) = start(inputs, dynamo, pace, workload)?;
         let mut hop = Hop::new(inputs, logs).await?;
         for side in &mut sides {
-            eprintln!("waiting for {}", side.name);
             side.wait(workload).await?;
         }
-        let outcomes = measure::measure(&mut sides, 0, cases, rounds, workload, async |sides, expected| {
-            if pace == Pace::Unbounded {
-                hop.round(&mut sides[1], workload, &expected[&(1, 0)]).await?;
-            }
-            Ok(())
-        });
-        let outcomes = outcomes.await?;
-        costs(&sides, cases, &outcomes, rounds)?;
+        let results =
+            measure::measure(&mut sides, 0, cases, rounds, workload, async |sides, expected| {
+                if pace == Pace::Unbounded {
+                    hop.round(&sides[1], workload, &expected[&(1, 0)]).await?;
+                }
+                Ok(())
+            });
+        let (results, lengths) = results.await?;
+        for results in &results {
+            print_costs(results, &dynamo_name)?;
+        }
         if pace == Pace::Unbounded {
-            let [p50, p99, null] = hop.medians();
-            print(Case::Text, Some(1), OURS[1], "engine to engine p50", p50)?;
-            print(Case::Text, Some(1), OURS[1], "engine to engine p99", p99)?;
-            print(Case::Text, Some(1), "null relay", "engine to engine p50", null)?;
+            hop.print(&results[0].name())?;
+        }
+        for row in lengths {
+            let (peer, way) = row.peer_name.rsplit_once(", ").ok_or("a side has no way")?;
+            Row { case: format!("{}, {way}", row.case), peer_name: peer.to_owned(), ..row.clone() }
+                .print()?;
         }
     }
     Ok(())
 }
 
-/// Starts all four: ours and Dynamo, each before two engines that do everything and before one of
-/// either role.
+/// Starts our sides and Dynamo's.
 fn start(
     inputs: &Inputs,
-    dynamo: &(PathBuf, String),
+    dynamo: &Versioned,
     pace: Pace,
     workload: &RefCell<Workload>,
 ) -> Result<(Vec<Side>, HopLogs), Box<dyn Error>> {
     let workload = workload.borrow();
     let origin = workload.origin();
-    let aggregated = fleet::aggregated(inputs, OURS[0], pace, origin)?;
-    let (split, logs) = fleet::split(inputs, OURS[1], pace, origin)?;
+    let names = WAYS.map(|way| format!("{OURS}, {way}"));
+    let aggregated = fleet::aggregated(inputs, &names[0], pace, origin)?;
+    let (split, logs) = fleet::split(inputs, &names[1], pace, origin)?;
     let mut sides = vec![aggregated, split];
-    for (name, stages) in [(AGGREGATED, [Stage::All, Stage::All]), (SPLIT, [Stage::Prompts, Stage::Answers])] {
-        let side = dynamo::start(inputs, dynamo, pace, origin, Discovery::Files, &stages)?;
-        sides.push(Side { name: format!("{}, {name}", side.name), ..side });
+    for (way, stages) in
+        WAYS.into_iter().zip([[Stage::All, Stage::All], [Stage::Prompts, Stage::Answers]])
+    {
+        let side = dynamo::start(inputs, dynamo, pace, origin, None, &stages)?;
+        sides.push(Side { name: format!("{}, {way}", side.name), ..side });
     }
     Ok((sides, logs))
 }
 
-/// Prints what Dynamo's sides spent in times of ours, and what splitting adds to a request.
-fn costs(sides: &[Side], cases: &[(Case, &[usize])], outcomes: &Outcomes, rounds: usize) -> Result<(), Box<dyn Error>> {
-    for (&(number, clients, index), of_side) in outcomes {
-        let case = cases[number].0;
-        let print = |metric, value| print(case, Some(clients), &sides[index].name, metric, value);
-        let of = |index| &*outcomes[&(number, clients, index)];
-        if let Some(ours) = index.checked_sub(DYNAMO) {
-            print("CPU in times of ours", measure::share(case, of_side, of(ours), rounds))?;
-        }
-        if index % DYNAMO == 1 {
-            print("CPU added by the second hop", added(case, of_side, of(index - 1)))?;
+/// Prints the rows of both ways and of the CPU time that splitting adds.
+fn print_costs(results: &CaseResults, dynamo: &str) -> Result<(), Box<dyn Error>> {
+    for (number, way) in WAYS.into_iter().enumerate() {
+        let name = format!("{}, {way}", results.name());
+        let ratio = results.cpu_share(DYNAMO + number, number);
+        for row in results.cost_rows(&name, [number, DYNAMO + number], dynamo, ratio) {
+            in_microseconds(row).print()?;
         }
     }
-    Ok(())
-}
-
-/// Median of the rounds' differences of CPU time, in µs per request.
-fn added(case: Case, split: &[Outcome], aggregated: &[Outcome]) -> f64 {
-    let pairs = split.iter().zip(aggregated);
-    median(pairs.map(|(split, whole)| 1e6 * (measure::cpu(case, split) - measure::cpu(case, whole))).collect())
+    // The median of the rounds' differences.
+    let added = |side: usize| {
+        let [aggregated, split] = [0, 1].map(|way| results.outcomes[side + way].iter());
+        let cpu_us = |it| 1e6 * measure::cpu(results.case, it);
+        median(split.zip(aggregated).map(|(split, whole)| cpu_us(split) - cpu_us(whole)).collect())
+    };
+    let metric = neutral("CPU added by the second hop", "µs");
+    metric.row(&results.name(), dynamo, added(0), added(DYNAMO)).print()
 }

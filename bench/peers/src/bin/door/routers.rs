@@ -1,15 +1,14 @@
-//! What a router costs before servers of models that somebody else runs, and how much of what it
-//! sends there these find in their caches.
+//! The cost of a router in front of servers of models that run already, and the part of its prompts
+//! that these find in their caches.
 //!
 //! | file | is |
 //! |---|---|
 //! | `server` | the upstream of all routers |
-//! | `prompt`, `cache` | what a request holds, and what the upstream keeps of it |
-//! | `kv_events` | how the upstream says what it keeps |
-//! | `answer` | what it answers |
-//! | `fleet` | upstreams, and the routers before them |
-//! | `proxies` | how Envoy and nginx are configured |
-//! | `conversations` | what shared pictures are asked about |
+//! | `prompt`, `cache` | the tokens of a request, and the upstream's prefix cache |
+//! | `kv_events` | the upstream's KV events |
+//! | `answer` | the upstream's answers |
+//! | `fleet` | upstreams, and the routers in front of them |
+//! | `conversations` | conversations about shared pictures |
 
 mod answer;
 mod cache;
@@ -17,47 +16,46 @@ mod conversations;
 mod fleet;
 mod kv_events;
 mod prompt;
-mod proxies;
 mod server;
 
 use std::cell::RefCell;
 use std::error::Error;
 
-use crate::dynamo::{self, Discovery, Stage};
-use crate::measure;
-use crate::side::{Counts, Inputs, Side};
-use crate::workload::{Case, Pace, Workload};
-use crate::{Measurement, print};
+use peers::flags::Flags;
+use peers::numbers::quantile;
+use peers::row::{Row, neutral};
 
-pub(crate) use fleet::Programs;
+use crate::dynamo::{self, Stage};
+use crate::measure::{self, in_microseconds};
+use crate::side::{Counts, Inputs, Side, Versioned};
+use crate::workload::{Case, Pace, Workload};
+
 pub(crate) use server::serve;
 
 use conversations::{Conversations, TURNS};
-use fleet::{Held, Router, SMG_DEFAULT, Upstreams, stats};
+use fleet::{Capacity, Programs, Router, SMG_DEFAULT, Upstreams, stats};
 use server::Stats;
 
-/// Upstreams before which routers are when their CPU time counts.
-const BEFORE: usize = 2;
-/// How many blocks such an upstream holds, as many as an engine with much memory: of a million
-/// tokens.
+/// The number of upstreams of each router when its CPU time is measured.
+const UPSTREAMS: usize = 2;
+/// The number of blocks of such an upstream, a million tokens, as of an engine with much memory.
 const BLOCKS: usize = 1 << 16;
-/// One client tells what a request costs that comes alone, many what a busy router spends.
+/// One client shows the cost of a single request, many clients that of a busy router.
 const CASES: [(Case, &[usize]); 4] = [
     (Case::Text, &[1, 16, 64]),
     (Case::TextStreamed, &[16, 64]),
     (Case::RepeatedInline, &[1, 16]),
     (Case::Distinct, &[1, 16]),
 ];
-/// Sides that are Chiasm: the first of all, in this order. What others spend is told in times of
-/// what each of them does.
-const OURS: [(Router, &str); 2] =
-    [(Router::Passing, "CPU in times of chiasm, http's"), (Router::Tokens, "CPU in times of chiasm, vllm+http's")];
+/// The kinds of upstream that our sides use, which are the first sides, as the ends of the names of
+/// cases.
+const WAYS: [&str; 2] = ["http", "vllm+http"];
 
-/// What is asked where upstreams' caches are looked at.
+/// A case in which the caches of upstreams are measured.
 struct Shared {
     case: &'static str,
     upstreams: usize,
-    /// Questions of a conversation. Where there is one, there are more conversations.
+    /// The number of questions of a conversation.
     turns: usize,
 }
 
@@ -67,36 +65,59 @@ const SHARED: [Shared; 4] = [
     Shared { case: "shared images, single questions, 2 upstreams", upstreams: 2, turns: 1 },
     Shared { case: "shared images, single questions, 4 upstreams", upstreams: 4, turns: 1 },
 ];
-/// Clients for each upstream there: as many as keep it busy, so that a router has a reason to leave
-/// a cache alone.
+/// The number of clients for each upstream in these cases. They keep it busy, so a router has a
+/// reason to use an upstream with a colder cache.
 const CLIENTS: usize = 32;
-/// Tokens that an upstream computes per second there: a picture takes it 27 ms, so that upstreams
-/// are what is waited for, and not this machine.
-const RATE: f64 = 50_000.0;
-/// Routers whose upstreams' caches are looked at: all but Envoy, which goes round as nginx does.
-const LOOKED_AT: [Router; 5] =
-    [Router::Passing, Router::Tokens, Router::Smg(SMG_DEFAULT), Router::Smg("round_robin"), Router::Nginx];
-/// No router, but one upstream with the memory of all.
-const ONE: &str = "one upstream with the memory of all";
+/// The prompt tokens per second of an upstream in these cases. A picture takes 27 ms, so upstreams
+/// are the bottleneck and not this machine.
+const PREFILL_RATE: f64 = 50_000.0;
+/// The routers in these cases, ours first: all but Envoy, which uses round robin as nginx does.
+const SHARED_ROUTERS: [Router; 5] = [
+    Router::Passing,
+    Router::Tokens,
+    Router::Smg(SMG_DEFAULT),
+    Router::Smg("round_robin"),
+    Router::Nginx,
+];
 
-/// Measures both and prints the results.
+/// Measures everything and prints the rows.
 pub(crate) async fn run(
     inputs: &Inputs,
-    programs: &Programs,
+    dynamo: &Versioned,
+    flags: &Flags,
     rounds: usize,
-    conversations: usize,
     workload: &RefCell<Workload>,
 ) -> Result<(), Box<dyn Error>> {
-    costs(inputs, programs, rounds, workload).await?;
-    let conversations = (Conversations::new(workload), conversations);
+    let programs = Programs::from_flags(flags)?;
+    let conversations = flags.parse("--conversations")?;
+    Row::for_run("rounds", rounds, "all").print()?;
+    Row::for_run("conversations", conversations, "all").print()?;
+    measure_costs(inputs, &programs, dynamo, rounds, workload).await?;
+    let all = Conversations::new(workload);
     for shared in &SHARED {
-        for router in LOOKED_AT {
-            eprintln!("{}: {}", shared.case, router.name(programs));
-            shared.measure(inputs, programs, router, &conversations, workload).await?;
+        let mut found = Vec::new();
+        for router in SHARED_ROUTERS {
+            let name = router.name(&programs);
+            eprintln!("{}: {name}", shared.case);
+            let metrics =
+                shared.measure(inputs, &programs, router, &all, conversations, workload).await?;
+            found.push((name, metrics));
         }
-        shared.limit(inputs, &conversations).await?;
+        let limit = shared.measure_limit(inputs, &all, conversations).await?;
+        found.push(("one upstream with the memory of all".to_owned(), limit));
+        shared.print(&found)?;
     }
     Ok(())
+}
+
+/// The metrics of a router in a case with shared pictures.
+struct Found {
+    /// The part of all prompt tokens that upstreams had in their caches, in percent.
+    cached: f64,
+    /// The part of all requests at the busiest upstream, in percent.
+    busiest: f64,
+    /// The times of answers in ms, sorted.
+    times: Vec<f64>,
 }
 
 impl Shared {
@@ -105,45 +126,50 @@ impl Shared {
         inputs: &Inputs,
         programs: &Programs,
         router: Router,
-        (all, count): &(Conversations<'_>, usize),
+        all: &Conversations<'_>,
+        conversations: usize,
         workload: &RefCell<Workload>,
-    ) -> Result<(), Box<dyn Error>> {
-        let (name, case) = (router.name(programs), self.case);
-        let held = Held { blocks: conversations::blocks() / self.upstreams, rate: Some(RATE) };
-        let upstreams = Upstreams::start(inputs, &format!("{name}, {case}"), self.upstreams, held)?;
+    ) -> Result<Found, Box<dyn Error>> {
+        let name = format!("{}, {}", router.name(programs), self.case);
+        let blocks = conversations::blocks() / self.upstreams;
+        let capacity = Capacity { blocks, prefill_rate: Some(PREFILL_RATE) };
+        let upstreams = Upstreams::start(inputs, &name, self.upstreams, capacity)?;
         let addresses = upstreams.addresses.clone();
         let mut side = router.start(inputs, programs, upstreams)?;
         router.wait(&mut side, workload).await?;
         let before = stats(&addresses).await?;
-        let times = all.all(side.address, self.asked(*count), self.clients()).await;
-        let mut times = times.map_err(|error| side.frontend.failed(&format!("was asked for '{case}': {error}")))?;
-        times.sort();
-        let found = Found::since(&before, &stats(&addresses).await?);
-        if found.requests != times.len() as u64 {
-            return Err(format!("{name} has sent {} requests on, and was sent {}", found.requests, times.len()).into());
-        }
-        // It still believes what they say of their caches.
+        let times = all.hold(side.address, self.counts(conversations), self.clients()).await;
+        let mut times =
+            times.map_err(|error| side.frontend.failed(&format!("failed in {name}: {error}")))?;
+        times.sort_by(f64::total_cmp);
+        let after = stats(&addresses).await?;
+        // The router still trusts what upstreams report of their caches.
         router.wait(&mut side, workload).await?;
-        self.print(&name, "cached prompt tokens", found.cached)?;
-        self.print(&name, "requests at the busiest upstream", found.busiest)?;
-        for (metric, part) in [("time to answer p50", 0.5), ("time to answer p90", 0.9)] {
-            let time = times.get((times.len() as f64 * part) as usize).copied().unwrap_or_default();
-            self.print(&name, metric, time.as_secs_f64() * 1e3)?;
-        }
-        Ok(())
+        Found::new(&name, &before, &after, times)
     }
 
-    /// What all of it comes to where no upstream keeps what another has too.
-    async fn limit(&self, inputs: &Inputs, (all, count): &(Conversations<'_>, usize)) -> Result<(), Box<dyn Error>> {
-        let whole = Held { blocks: conversations::blocks(), rate: None };
-        let upstream = Upstreams::start(inputs, &format!("{ONE}, {}", self.case), 1, whole)?;
-        all.all(upstream.addresses[0], self.asked(*count), self.clients()).await?;
-        let found = Found::since(&[Stats::default()], &stats(&upstream.addresses).await?);
-        self.print(ONE, "cached prompt tokens", found.cached)
+    /// Measures one upstream with the memory of all and without a router: the limit, because no
+    /// block is held twice.
+    async fn measure_limit(
+        &self,
+        inputs: &Inputs,
+        all: &Conversations<'_>,
+        conversations: usize,
+    ) -> Result<Found, Box<dyn Error>> {
+        let name = format!("one upstream, {}", self.case);
+        let capacity = Capacity { blocks: conversations::blocks(), prefill_rate: None };
+        let upstream = Upstreams::start(inputs, &name, 1, capacity)?;
+        let counts = self.counts(conversations);
+        let times = all.hold(upstream.addresses[0], counts, self.clients()).await?;
+        let after = stats(&upstream.addresses).await?;
+        let found = Found::new(&name, &[Stats::default()], &after, times)?;
+        // Only the cache is comparable.
+        Ok(Found { busiest: f64::NAN, times: Vec::new(), ..found })
     }
 
-    /// Conversations and their questions: as many questions whatever a conversation has.
-    fn asked(&self, conversations: usize) -> (usize, usize) {
+    /// Returns the number of conversations and of questions in each. The number of all questions
+    /// is the same in all cases.
+    fn counts(&self, conversations: usize) -> (usize, usize) {
         (conversations * TURNS / self.turns, self.turns)
     }
 
@@ -151,72 +177,105 @@ impl Shared {
         self.upstreams * CLIENTS
     }
 
-    fn print(&self, side: &str, metric: &'static str, value: f64) -> Result<(), Box<dyn Error>> {
-        Measurement { case: self.case, clients: Some(self.clients()), side, metric, value }.print()
+    /// Prints the rows of our sides in comparison with each other side.
+    fn print(&self, found: &[(String, Found)]) -> Result<(), Box<dyn Error>> {
+        let (ours, peers) = found.split_at(WAYS.len());
+        for (way, (_, ours)) in WAYS.into_iter().zip(ours) {
+            for (peer_name, peer) in peers {
+                let case = format!("{}, {way}", self.case);
+                let rows = [
+                    (neutral("cached prompt tokens", "%"), [ours, peer].map(|it| it.cached)),
+                    (
+                        neutral("requests at the busiest upstream", "%"),
+                        [ours, peer].map(|it| it.busiest),
+                    ),
+                    (
+                        neutral("time to answer p50", "ms"),
+                        [ours, peer].map(|it| quantile(&it.times, 0.5)),
+                    ),
+                    (
+                        neutral("time to answer p90", "ms"),
+                        [ours, peer].map(|it| quantile(&it.times, 0.9)),
+                    ),
+                ];
+                for (metric, [ours, peer]) in rows {
+                    if !peer.is_nan() {
+                        metric.row(&case, peer_name, ours, peer).print()?;
+                    }
+                }
+            }
+        }
+        Ok(())
     }
-}
-
-/// What upstreams have found in their caches.
-struct Found {
-    requests: u64,
-    /// Part of all prompt tokens, in percent.
-    cached: f64,
-    /// Part of the requests that the one had which had most, in percent.
-    busiest: f64,
 }
 
 impl Found {
-    fn since(before: &[Stats], after: &[Stats]) -> Self {
-        let each = |number: fn(&Stats) -> u64| {
+    /// Computes the metrics from the counts of upstreams.
+    fn new(
+        name: &str,
+        before: &[Stats],
+        after: &[Stats],
+        times: Vec<f64>,
+    ) -> Result<Self, Box<dyn Error>> {
+        let counts = |count: fn(&Stats) -> u64| {
             let pairs = before.iter().zip(after);
-            pairs.map(|(before, after)| number(after) - number(before)).collect::<Vec<u64>>()
+            pairs.map(|(before, after)| count(after) - count(before)).collect::<Vec<u64>>()
         };
-        let requests = each(|it| it.requests);
-        let [all, prompt, cached] = [&requests, &each(|it| it.prompt_tokens), &each(|it| it.cached_tokens)]
-            .map(|counts| counts.iter().sum::<u64>());
-        let busiest = requests.iter().max().copied().unwrap_or_default();
-        let percent = |part: u64, whole: u64| 100.0 * part as f64 / whole as f64;
-        Self { requests: all, cached: percent(cached, prompt), busiest: percent(busiest, all) }
+        let sum = |count| counts(count).iter().sum::<u64>() as f64;
+        let requests = sum(|it| it.requests);
+        if requests != times.len() as f64 {
+            return Err(format!("{name}: {requests} requests arrived of {}", times.len()).into());
+        }
+        let busiest = counts(|it| it.requests).into_iter().max().unwrap_or_default();
+        Ok(Self {
+            cached: 100.0 * sum(|it| it.cached_tokens) / sum(|it| it.prompt_tokens),
+            busiest: 100.0 * busiest as f64 / requests,
+            times,
+        })
     }
 }
 
-/// Asks all routers in turns and prints what each spends.
-async fn costs(
+/// Measures the CPU time of all routers in turns and prints the rows.
+async fn measure_costs(
     inputs: &Inputs,
     programs: &Programs,
+    dynamo: &Versioned,
     rounds: usize,
     workload: &RefCell<Workload>,
 ) -> Result<(), Box<dyn Error>> {
-    let held = Held { blocks: BLOCKS, rate: None };
+    let capacity = Capacity { blocks: BLOCKS, prefill_rate: None };
     let mut sides = Vec::new();
     for router in Router::ALL {
-        let upstreams = Upstreams::start(inputs, &router.name(programs), BEFORE, held)?;
+        let upstreams = Upstreams::start(inputs, &router.name(programs), UPSTREAMS, capacity)?;
         sides.push(router.start(inputs, programs, upstreams)?);
     }
     let dynamo = {
         let workload = workload.borrow();
-        dynamo::start(inputs, &programs.dynamo, Pace::Unbounded, workload.origin(), Discovery::Files, &[Stage::All])?
+        dynamo::start(inputs, dynamo, Pace::Unbounded, workload.origin(), None, &[Stage::All])?
     };
-    // Neither does it count images, nor is what it counts what an upstream here does.
+    // Dynamo counts no images, and its tokens are the model's and not an upstream's.
     sides.push(Side { counts: Counts::Nothing, ..dynamo });
     for (number, side) in sides.iter_mut().enumerate() {
-        eprintln!("waiting for {}", side.name);
         match Router::ALL.get(number) {
             Some(router) => router.wait(side, workload).await?,
             None => side.wait(workload).await?,
         }
     }
-    // Only the one that makes tokens counts those of the model.
-    let outcomes = measure::measure(&mut sides, 1, &CASES, rounds, workload, async |_, _| Ok(())).await?;
-    for (&(number, clients, index), of_side) in &outcomes {
-        let case = CASES[number].0;
-        let side = &sides[index].name;
-        for (ours, (_, metric)) in OURS.iter().enumerate() {
-            if index >= OURS.len() {
-                let share = measure::share(case, of_side, &outcomes[&(number, clients, ours)], rounds);
-                print(case, Some(clients), side, metric, share)?;
+    // Only the side that makes tokens counts those of the model.
+    let results = measure::measure(&mut sides, 1, &CASES, rounds, workload, async |_, _| Ok(()));
+    let (results, lengths) = results.await?;
+    for results in &results {
+        for (ours, way) in WAYS.into_iter().enumerate() {
+            let name = format!("{}, {way}", results.name());
+            for (peer, side) in sides.iter().enumerate().skip(WAYS.len()) {
+                let multiple = results.cpu_share(peer, ours);
+                let is_floor = side.name.starts_with("Envoy") || side.name.starts_with("nginx");
+                let ratio = if is_floor { multiple.recip() } else { multiple };
+                for row in results.cost_rows(&name, [ours, peer], &side.name, ratio) {
+                    in_microseconds(row).print()?;
+                }
             }
         }
     }
-    Ok(())
+    lengths.iter().try_for_each(Row::print)
 }

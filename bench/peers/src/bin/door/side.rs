@@ -1,5 +1,4 @@
-//! What all sides have in common: a frontend that is measured, an engine that is not, and an
-//! address.
+//! Sides: a frontend that is measured, engines that are not, and an address.
 
 use std::cell::RefCell;
 use std::error::Error;
@@ -8,54 +7,37 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::client::Connection;
+use crate::client::{Connection, get, ready_engines};
 use crate::program::{CpuTime, Program};
 use crate::splits::Splits;
-use crate::workload::{Case, MOST_STREAMS, Pace, Rate, Told, Workload};
+use crate::workload::{Case, MAX_STREAMS, MODEL, Output, Pace, Workload};
 
-/// How long a side may take to serve its first request. Python imports much.
-const START: Duration = Duration::from_secs(120);
+/// The timeout of a side's first answer. Python imports many modules.
+const START_TIMEOUT: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(100);
+/// The size of an engine's receiver cache. It holds the repeated image. With 40 distinct images it
+/// is full, as in an engine that has run for a while.
+pub(crate) const RECEIVER_CACHE_GB: &str = "0.25";
 
-/// What the sides are started with.
+/// The inputs of all sides.
 pub(crate) struct Inputs {
     /// Our binary: a frontend, and the simulated engine of all sides that have vLLM's wire.
     pub(crate) chiasm: PathBuf,
-    /// Engines before which `chiasm` and its baseline stand when these wait for nothing.
-    pub(crate) engines: usize,
-    /// The binary of another commit: a frontend to compare ours with.
-    pub(crate) baseline: Option<PathBuf>,
-    pub(crate) peers: Option<Peers>,
     pub(crate) model: PathBuf,
-    /// A folder for this run alone: logs, scripts and the store of Dynamo.
+    /// The folder of this run: logs, scripts and stores.
     pub(crate) scratch: PathBuf,
-    /// What engines answer where answers are long.
+    /// The text of long answers.
     pub(crate) call: String,
 }
 
-impl Inputs {
-    /// The folder of what outlives our processes.
-    pub(crate) fn state(&self) -> PathBuf {
-        self.scratch.join("state")
-    }
-}
+/// A program of another project, and its version.
+pub(crate) type Versioned = (PathBuf, String);
 
-/// Other projects' frontends.
-pub(crate) struct Peers {
-    /// The program `vllm-rs`, taken out of a wheel of vLLM, and the wheel's version.
-    pub(crate) vllm_rs: (PathBuf, String),
-    /// The folder of libturbojpeg, if the loader does not look there anyway. `vllm-rs` decodes with
-    /// it if it finds it.
-    pub(crate) libraries: Option<PathBuf>,
-    /// A Python that has Dynamo, and Dynamo's version.
-    pub(crate) dynamo: (PathBuf, String),
-}
-
-/// The tokens of a prompt that a side counts.
+/// The prompt tokens that a side counts as the other sides do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Counts {
     All,
-    /// Not those of images.
+    /// All but those of images.
     Text,
     Nothing,
 }
@@ -63,33 +45,31 @@ pub(crate) enum Counts {
 pub(crate) struct Side {
     pub(crate) name: String,
     pub(crate) address: SocketAddr,
-    /// The URL at which this side finds the repeated picture.
+    /// The URL of the repeated picture for this side.
     pub(crate) url: String,
-    /// The prompt tokens that it counts.
     pub(crate) counts: Counts,
     pub(crate) frontend: Program,
-    /// Processes that the frontend itself starts: its engine.
+    /// The number of processes that the frontend starts: its engine.
     pub(crate) children: usize,
-    /// Whether the processes that the frontend starts are part of it, and no engines.
+    /// `true` if the processes that the frontend starts are a part of it and not engines.
     pub(crate) has_workers: bool,
-    /// Agents between it and its engines: their CPU time counts as the frontend's does.
+    /// The agents between frontend and engines. Their CPU time counts as the frontend's.
     pub(crate) agents: Vec<Program>,
-    /// Its engines, if the frontend has not started them. Ended after the frontend.
+    /// The engines that the frontend has not started. They end after the frontend.
     pub(crate) engines: Vec<Program>,
-    /// Whether its prompts are computed by other engines than its answers.
     pub(crate) splits: Splits,
-    /// Whether it tells how many of them are ready.
-    pub(crate) tells_engines: bool,
-    /// It can tell nothing of a long answer but its text.
-    pub(crate) tells_text_alone: bool,
-    /// Where its engine writes down when it has said something:
-    /// [`nanoseconds`](crate::client::nanoseconds), eight bytes each.
-    pub(crate) steps: Option<PathBuf>,
+    /// `true` if the side reports the number of ready engines.
+    pub(crate) reports_engines: bool,
+    /// `true` if the side streams nothing but text.
+    pub(crate) streams_text_only: bool,
+    /// The file of the times of an engine's outputs: [`nanoseconds`](crate::client::nanoseconds) of
+    /// eight bytes each.
+    pub(crate) step_log: Option<PathBuf>,
 }
 
 impl Side {
     /// Creates a side without engines, whose frontend starts nothing, counts all tokens and splits
-    /// no prompts.
+    /// no requests.
     pub(crate) fn new(name: &str, address: SocketAddr, url: String, frontend: Program) -> Self {
         Self {
             name: name.to_owned(),
@@ -102,13 +82,13 @@ impl Side {
             agents: Vec::new(),
             engines: Vec::new(),
             splits: Splits::Never,
-            tells_engines: false,
-            tells_text_alone: false,
-            steps: None,
+            reports_engines: false,
+            streams_text_only: false,
+            step_log: None,
         }
     }
 
-    /// Whether the prompt tokens of a case mean what they mean elsewhere.
+    /// Returns `true` if the side counts the prompt tokens of a case as the other sides do.
     pub(crate) fn counts_alike(&self, case: Case) -> bool {
         match self.counts {
             Counts::All => true,
@@ -117,120 +97,119 @@ impl Side {
         }
     }
 
-    /// When its engine said something, from the earliest.
+    /// Returns the times of the engine's outputs, in ascending order.
     pub(crate) fn steps(&self) -> Result<Vec<u64>, Box<dyn Error>> {
-        self.steps.as_deref().map_or(Ok(Vec::new()), moments)
+        self.step_log.as_deref().map_or(Ok(Vec::new()), read_log)
     }
 
-    /// Whether it takes part in a case.
-    pub(crate) fn takes(&self, case: Case) -> bool {
-        !(self.tells_text_alone && matches!(case, Case::Long(Told::Call | Told::Logprobs, _)))
+    /// Returns `true` if the side takes part in a case.
+    pub(crate) fn supports(&self, case: Case) -> bool {
+        let is_text = !matches!(case, Case::Long(Output::Call | Output::Logprobs, _));
+        is_text || !self.streams_text_only
     }
 
-    /// Waits until a text is answered, by two workers if the side splits requests.
-    pub(crate) async fn wait(&mut self, workload: &RefCell<Workload>) -> Result<(), Box<dyn Error>> {
+    /// Waits until a text is answered, and split if the side splits requests.
+    pub(crate) async fn wait(
+        &mut self,
+        workload: &RefCell<Workload>,
+    ) -> Result<(), Box<dyn Error>> {
+        eprintln!("waiting for {}", self.name);
         let start = Instant::now();
-        loop {
+        while let Err(error) = self.try_once(workload).await {
             self.frontend.check()?;
             for program in self.agents.iter_mut().chain(&mut self.engines) {
                 program.check()?;
             }
-            match self.try_once(workload).await {
-                Ok(()) => break,
-                Err(error) if start.elapsed() > START => {
-                    return Err(self.frontend.failed(&format!("is not ready: {error}")));
-                }
-                Err(_) => tokio::time::sleep(POLL).await,
+            if start.elapsed() > START_TIMEOUT {
+                return Err(self.frontend.failed(&format!("is not ready: {error}")));
             }
+            tokio::time::sleep(POLL).await;
         }
-        match self.frontend.children()?.len() {
-            children if children == self.children || self.has_workers => Ok(()),
-            children => Err(format!("{} runs {children} processes, whose CPU time would not count", self.name).into()),
+        let children = self.frontend.children()?.len();
+        if children != self.children && !self.has_workers {
+            let name = &self.name;
+            return Err(format!("{name} runs {children} processes, not {}", self.children).into());
         }
+        Ok(())
     }
 
-    /// CPU time so far of what is measured: the frontend, with processes that are part of it, and
-    /// its agents.
+    /// Returns the CPU time so far of the frontend, of processes that are a part of it, and of
+    /// agents.
     pub(crate) fn cpu(&self) -> Result<CpuTime, Box<dyn Error>> {
         let workers = if self.has_workers { self.frontend.children()? } else { Vec::new() };
-        CpuTime::of([&self.frontend].into_iter().chain(&self.agents).map(Program::id).chain(workers))
+        let programs = [&self.frontend].into_iter().chain(&self.agents);
+        CpuTime::read(programs.map(Program::id).chain(workers))
     }
 
-    /// CPU time of its engines so far: those beside the frontend, or those that it has started.
+    /// Returns the CPU time so far of all engines.
     pub(crate) fn engines_cpu(&self) -> Result<CpuTime, Box<dyn Error>> {
         let started = if self.has_workers { Vec::new() } else { self.frontend.children()? };
-        CpuTime::of(self.engines.iter().map(Program::id).chain(started))
+        CpuTime::read(self.engines.iter().map(Program::id).chain(started))
     }
 
     async fn try_once(&self, workload: &RefCell<Workload>) -> Result<(), Box<dyn Error>> {
-        let mut connection = Connection::open(self.address).await?;
-        if !connection.serves_the_model().await? {
-            return Err("it does not know the model".into());
+        let models = get(self.address, "/v1/models").await?;
+        if !models.status.is_success() || !models.text.contains(&format!("{MODEL:?}")) {
+            return Err("it does not serve the model".into());
         }
-        if self.tells_engines && connection.ready_engines().await? < self.engines.len() as u64 {
+        if self.reports_engines && ready_engines(self.address).await? < self.engines.len() {
             return Err("not all engines are ready".into());
         }
-        let counted = self.splits.counted().await?;
+        let split_before = self.splits.count().await?;
         let body = workload.borrow_mut().next(Case::Text, &self.url);
-        let is_split = connection.chat(body).await?.is_split;
-        if is_split || self.splits.counted().await? > counted || self.splits == Splits::Never {
-            return Ok(());
-        }
-        Err("requests are not split".into())
+        let (_, response) = Connection::open(self.address).await?.chat(body).await?;
+        let is_split = match self.splits {
+            Splits::Never => return Ok(()),
+            Splits::ByHeader => response.headers.contains_key(crate::splits::PREFILL_WORKER),
+            Splits::ByCounter(_) => self.splits.count().await? > split_before,
+        };
+        if is_split { Ok(()) } else { Err("requests are not split".into()) }
     }
 }
 
-/// The moments that an engine has written down, from the earliest:
-/// [`nanoseconds`](crate::client::nanoseconds).
-pub(crate) fn moments(path: &Path) -> Result<Vec<u64>, Box<dyn Error>> {
+/// Reads the times that an engine has written, in ascending order.
+pub(crate) fn read_log(path: &Path) -> Result<Vec<u64>, Box<dyn Error>> {
     let bytes = std::fs::read(path)?;
-    Ok(bytes.chunks_exact(8).filter_map(|moment| Some(u64::from_le_bytes(moment.try_into().ok()?))).collect())
+    let times = bytes.chunks_exact(8).filter_map(|time| time.try_into().ok());
+    Ok(times.map(u64::from_le_bytes).collect())
 }
 
-/// The simulated engine that all sides with vLLM's wire have: so fast that frontends are what is
-/// measured, or one that takes the time of its steps and none for prompts.
+/// Returns the arguments of a simulated engine. With [`Pace::Unbounded`] it is so fast that only
+/// frontends are measured; else it takes the time of its steps and none for prompts.
 pub(crate) fn engine_arguments(inputs: &Inputs, pace: Pace, step_log: &Path) -> Vec<String> {
-    let [model, step_log] = [&inputs.model, step_log].map(|path| path.display().to_string());
-    let streams = MOST_STREAMS.to_string();
-    let steps = |rate: &'static str| ["--sim-decode-rate", rate, "--sim-prefill-rate", "1000000000"];
-    // All streams at once have some 20,000 blocks at most.
-    let of_calls = [
-        "--sim-max-num-seqs",
-        &streams,
-        "--sim-blocks",
-        "32768",
-        "--sim-answer",
-        &inputs.call,
-        "--sim-step-log",
-        &step_log,
-    ];
-    let pace = match pace {
-        Pace::Unbounded => ["--sim-speedup", "1000000"].to_vec(),
-        Pace::Steps => steps("100").to_vec(),
-        Pace::Calls(Rate::Hundred) => [&steps("100")[..], &of_calls].concat(),
-        Pace::Calls(Rate::TwentyFive) => [&steps("25")[..], &of_calls].concat(),
-    };
-    let arguments = [&["sim-engine", "--model", &model, "--receiver-cache-gb", RECEIVER_CACHE_GB][..], &pace].concat();
+    let model = inputs.model.display().to_string();
+    let mut arguments = vec!["sim-engine", "--model", &model];
+    arguments.extend(["--receiver-cache-gb", RECEIVER_CACHE_GB]);
+    let rate = pace.steps_per_second().map(|rate| rate.to_string());
+    match &rate {
+        None => arguments.extend(["--sim-speedup", "1000000"]),
+        Some(rate) => {
+            arguments.extend(["--sim-decode-rate", rate, "--sim-prefill-rate", "1000000000"]);
+        }
+    }
+    let step_log = step_log.display().to_string();
+    let streams = MAX_STREAMS.to_string();
+    if pace.has_long_answers() {
+        // All streams together have 20,000 blocks at most.
+        arguments.extend(["--sim-max-num-seqs", &streams, "--sim-blocks", "32768"]);
+        arguments.extend(["--sim-answer", &inputs.call, "--sim-step-log", &step_log]);
+    }
     arguments.into_iter().map(str::to_owned).collect()
 }
 
-/// Enough for the repeated image, and soon full of distinct ones, as it is in an engine that has
-/// run for a while: of 40 here.
-pub(crate) const RECEIVER_CACHE_GB: &str = "0.25";
-
-/// A program without what the environment would have it do otherwise.
+/// Returns a command without environment variables that affect frontends or engines.
 pub(crate) fn command(program: &Path) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
-        let ours = ["CHIASM_", "VLLM_", "DYN_", "PYTHON", "TOKIO_", "RUST_"];
-        if name.to_str().is_some_and(|name| ours.iter().any(|prefix| name.starts_with(prefix))) {
+        let prefixes = ["CHIASM_", "VLLM_", "DYN_", "PYTHON", "OMP_", "TOKIO_", "RUST_"];
+        if name.to_str().is_some_and(|name| prefixes.iter().any(|prefix| name.starts_with(prefix)))
+        {
             command.env_remove(name);
         }
     }
     for name in ["http_proxy", "https_proxy", "all_proxy", "no_proxy"] {
         command.env_remove(name).env_remove(name.to_uppercase());
     }
-    // Nothing is to be fetched from anywhere.
     command.env("HF_HUB_OFFLINE", "1");
     command
 }

@@ -1,55 +1,59 @@
-//! Whether a prompt was computed by another worker than the one that answers: a measurement of a
-//! side that splits requests says nothing if it did not split all of them.
+//! Checks that one engine computed a request's prompt and another one answered, or that one engine
+//! did both.
 
 use std::error::Error;
 use std::net::SocketAddr;
 
-use crate::client::Connection;
-use crate::load::Answered;
+use crate::client::get;
+use crate::load::Reply;
 
-/// The counter of a worker of Dynamo, of requests to the endpoint at which it computes.
+/// The header with which Chiasm names the worker that computed a prompt, if it is not the worker
+/// that answers.
+pub(crate) const PREFILL_WORKER: &str = "x-chiasm-prefill-worker";
+/// The counter of requests of a worker of Dynamo, and the endpoint at which it computes.
 const COUNTER: &str = "dynamo_component_requests_total{";
 const ENDPOINT: &str = r#"dynamo_endpoint="generate""#;
 
-/// How it is known of a side.
+/// The splits of a side's requests, and how they are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Splits {
-    /// None of its prompts is.
     Never,
-    /// Each answer has a header that names the worker: ours.
-    Told,
-    /// The worker that computes prompts says at this address how many it was asked for: Dynamo's.
-    Counted(SocketAddr),
+    /// All requests are split. Answers have the header [`PREFILL_WORKER`].
+    ByHeader,
+    /// All requests are split. Dynamo's worker for prompts counts its requests at this address.
+    ByCounter(SocketAddr),
 }
 
 impl Splits {
-    /// Prompts that were computed so far, where they are counted; 0 elsewhere.
-    pub(crate) async fn counted(self) -> Result<u64, Box<dyn Error>> {
-        let Self::Counted(address) = self else { return Ok(0) };
-        let (_, metrics) = Connection::open(address).await?.get("/metrics").await?;
+    /// Returns the number of prompts so far that were counted; 0 without a counter.
+    pub(crate) async fn count(self) -> Result<u64, Box<dyn Error>> {
+        let Self::ByCounter(address) = self else { return Ok(0) };
+        let metrics = get(address, "/metrics").await?.text;
         counter(&metrics).ok_or_else(|| "the worker does not count its requests".into())
     }
 
-    /// Checks all of these answers; `before` is what was counted before them, and before `unlooked`
-    /// requests that are not among them.
-    ///
-    /// # Errors
-    /// One was not split although it had to be, or was although it had not.
-    pub(crate) async fn check(self, before: u64, unlooked: u64, answered: &Answered) -> Result<(), Box<dyn Error>> {
-        let answers = answered.latencies.len() as u64;
+    /// Checks all replies. `before` is the count before them and before `other` requests.
+    pub(crate) async fn check(
+        self,
+        before: u64,
+        other: u64,
+        replies: &[Reply],
+    ) -> Result<(), Box<dyn Error>> {
+        let with_header = replies.iter().filter(|reply| reply.is_split).count() as u64;
+        let replies = replies.len() as u64;
         let (split, expected) = match self {
-            Self::Never => (answered.split, 0),
-            Self::Told => (answered.split, answers),
-            Self::Counted(_) => (self.counted().await? - before, answers + unlooked),
+            Self::Never => (with_header, 0),
+            Self::ByHeader => (with_header, replies),
+            Self::ByCounter(_) => (self.count().await? - before, replies + other),
         };
-        match split == expected {
-            true => Ok(()),
-            false => Err(format!("{split} prompts were computed by another worker, not {expected}").into()),
+        if split != expected {
+            return Err(format!("{split} requests were split, not {expected}").into());
         }
+        Ok(())
     }
 }
 
-/// The sum over all that a worker counts by.
+/// Returns the sum of the counters of a worker's own endpoint.
 fn counter(metrics: &str) -> Option<u64> {
     let lines = metrics.lines().filter(|line| line.starts_with(COUNTER) && line.contains(ENDPOINT));
     let counts: Vec<u64> = lines.filter_map(|line| line.rsplit_once(' ')?.1.parse().ok()).collect();
@@ -59,26 +63,32 @@ fn counter(metrics: &str) -> Option<u64> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
-    fn a_workers_own_endpoint_is_counted_and_no_other() {
-        let metrics = r#"# TYPE dynamo_component_requests_total counter
-dynamo_component_requests_total{dynamo_component="prefill",dynamo_endpoint="generate",worker_id="2"} 37
-dynamo_component_requests_total{dynamo_component="prefill",dynamo_endpoint="worker_kv_query_1",worker_id="2"} 1
-dynamo_component_request_bytes_total{dynamo_component="prefill",dynamo_endpoint="generate"} 3309"#;
-        assert_eq!(counter(metrics), Some(37));
+    fn only_own_endpoint_is_counted() {
+        let line = |name: &str, endpoint: &str, value: u32| {
+            let labels = format!(r#"dynamo_component="prefill",dynamo_endpoint="{endpoint}""#);
+            format!("dynamo_component_{name}{{{labels},worker_id=\"2\"}} {value}\n")
+        };
+        let metrics = [
+            "# TYPE dynamo_component_requests_total counter\n".to_owned(),
+            line("requests_total", "generate", 37),
+            line("requests_total", "worker_kv_query_1", 1),
+            line("request_bytes_total", "generate", 3309),
+        ];
+        assert_eq!(counter(&metrics.concat()), Some(37));
         assert_eq!(counter("dynamo_engine_request 0"), None);
     }
 
     #[tokio::test]
-    async fn one_answer_that_was_not_split_is_an_error() {
-        let answered = |split| Answered { latencies: vec![Duration::ZERO; 3], split, ..Answered::default() };
-        Splits::Told.check(0, 1, &answered(3)).await.unwrap();
-        Splits::Told.check(0, 1, &answered(2)).await.unwrap_err();
-        Splits::Never.check(0, 1, &answered(0)).await.unwrap();
-        Splits::Never.check(0, 1, &answered(1)).await.unwrap_err();
+    async fn each_reply_has_to_be_split_or_none() {
+        let replies = |split| -> Vec<Reply> {
+            (0..3).map(|number| Reply { is_split: number < split, ..Reply::default() }).collect()
+        };
+        Splits::ByHeader.check(0, 1, &replies(3)).await.unwrap();
+        Splits::ByHeader.check(0, 1, &replies(2)).await.unwrap_err();
+        Splits::Never.check(0, 1, &replies(0)).await.unwrap();
+        Splits::Never.check(0, 1, &replies(1)).await.unwrap_err();
     }
 }

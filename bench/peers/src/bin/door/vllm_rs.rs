@@ -1,49 +1,56 @@
-//! vLLM's Rust frontend, which starts its engine itself: a Python module in its mind, our simulated
-//! engine here.
+//! vLLM's Rust frontend. It starts its engine itself; here a script runs our simulated engine in
+//! place of Python.
 
 use std::error::Error;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use peers::programs::free_address;
-
 use crate::origin::Origin;
-use crate::program::Program;
-use crate::side::{Inputs, Peers, Side, command, engine_arguments};
+use crate::program::{Program, free_address};
+use crate::side::{Inputs, Side, Versioned, command, engine_arguments};
 use crate::workload::{MODEL, Pace};
 
-/// It fetches nothing from this machine's addresses, and no flag lets it. So it is given one that
-/// is for examples (RFC 5737), and the origin as its proxy: it opens the same connection and gets
-/// the same answers.
+/// The URL of the repeated picture, with an address for examples (RFC 5737). The frontend fetches
+/// nothing from this machine's addresses, and no flag changes that. With the origin as its proxy it
+/// opens the same connection and gets the same answers.
 const PUBLIC_URL: &str = "http://203.0.113.10/picture.jpg";
 
-pub(crate) fn start(inputs: &Inputs, peers: &Peers, pace: Pace, origin: &Origin) -> Result<Side, Box<dyn Error>> {
-    let ((program, version), address) = (&peers.vllm_rs, free_address()?);
+/// Starts the frontend. `libraries` is the folder of libturbojpeg, with which it decodes.
+pub(crate) fn start(
+    inputs: &Inputs,
+    (program, version): &Versioned,
+    libraries: Option<&str>,
+    pace: Pace,
+    origin: &Origin,
+) -> Result<Side, Box<dyn Error>> {
+    let address = free_address()?;
+    let step_log = inputs.scratch.join("vllm-rs.steps");
     let mut frontend = command(program);
-    let steps = inputs.scratch.join("vllm-rs.steps");
-    frontend.env("VLLM_RS_PYTHON", engine_script(inputs, pace, &steps)?).arg("serve").arg(&inputs.model);
-    frontend.env("http_proxy", format!("http://{}", origin.address()));
-    if let Some(libraries) = &peers.libraries {
+    frontend.env("VLLM_RS_PYTHON", engine_script(inputs, pace, &step_log)?);
+    frontend.env("http_proxy", format!("http://{}", origin.address));
+    if let Some(libraries) = libraries {
         frontend.env("LD_LIBRARY_PATH", libraries);
     }
+    frontend.arg("serve").arg(&inputs.model);
     frontend.args(["--served-model-name", MODEL, "--port", &address.port().to_string()]);
-    if matches!(pace, Pace::Calls(_)) {
+    if pace.has_long_answers() {
         frontend.args(["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]);
     }
     let frontend = Program::start("vllm-rs", &mut frontend, &inputs.scratch)?;
     Ok(Side {
         children: 1,
-        steps: matches!(pace, Pace::Calls(_)).then_some(steps),
+        step_log: pace.has_long_answers().then_some(step_log),
         ..Side::new(&format!("vllm-rs {version}"), address, PUBLIC_URL.to_owned(), frontend)
     })
 }
 
-/// Stands for the Python that is called as `python -m … --data-parallel-address HOST
+/// Writes the script that stands in for `python -m … --data-parallel-address HOST
 /// --data-parallel-rpc-port PORT …`.
-fn engine_script(inputs: &Inputs, pace: Pace, steps: &Path) -> Result<PathBuf, Box<dyn Error>> {
-    let quoted = |text: &str| format!("'{}'", text.replace('\'', r"'\''"));
-    let engine: Vec<String> = engine_arguments(inputs, pace, steps).iter().map(|argument| quoted(argument)).collect();
+fn engine_script(inputs: &Inputs, pace: Pace, step_log: &Path) -> Result<PathBuf, Box<dyn Error>> {
+    let mut engine = vec![inputs.chiasm.display().to_string()];
+    engine.extend(engine_arguments(inputs, pace, step_log));
+    let quoted = engine.iter().map(|argument| format!("'{}'", argument.replace('\'', r"'\''")));
     let script = format!(
         r#"#!/bin/sh
 while [ $# -gt 1 ]; do
@@ -53,10 +60,9 @@ while [ $# -gt 1 ]; do
     esac
     shift
 done
-exec {} {} --handshake "tcp://$host:$port"
+exec {} --handshake "tcp://$host:$port"
 "#,
-        quoted(&inputs.chiasm.display().to_string()),
-        engine.join(" "),
+        quoted.collect::<Vec<_>>().join(" "),
     );
     let path = inputs.scratch.join("engine.sh");
     fs::write(&path, script)?;

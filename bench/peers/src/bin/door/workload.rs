@@ -1,4 +1,4 @@
-//! Who asks what: nine cases of requests and three of long streams, and the next request of each.
+//! The cases of load, and the requests of each case.
 
 use std::error::Error;
 use std::ops::RangeInclusive;
@@ -9,387 +9,395 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use fastrand::Rng;
-use peers::body::Pieces;
-use peers::picture::{self, Picture};
 
 use crate::origin::Origin;
+use crate::picture::{self, Picture};
+use crate::pieces::Pieces;
 use crate::words::Words;
 
 /// The name under which all sides serve the model.
 pub(crate) const MODEL: &str = "door";
-/// Tokens of an answer that is not [`Case::Streaming`]: a few steps, as what comes before the first
-/// token is to be measured.
+/// The number of tokens of an answer where the time before the first token is measured.
 const ANSWER_TOKENS: u64 = 4;
-/// Tokens of an answer in [`Case::Streaming`]: so many that what comes before the first of them
-/// hardly counts.
+/// The number of tokens of an answer in [`Case::Streaming`]. It is so large that the time before
+/// the first token hardly counts.
 const STREAM_TOKENS: u64 = 128;
-/// Words of the prompt before such a stream.
+/// The number of words of the prompt of a stream.
 const STREAM_WORDS: usize = 16;
-/// Tokens of an answer in [`Case::TextAnswered`].
+/// The number of tokens of an answer in [`Case::TextAnswered`].
 const CHAT_TOKENS: u64 = 64;
-/// Tokens of an answer in [`Case::Long`].
+/// The number of tokens of an answer in [`Case::Long`].
 pub(crate) const LONG_TOKENS: u64 = 256;
-/// Streams that an engine runs at once where answers are long.
-pub(crate) const MOST_STREAMS: usize = 512;
-/// A function that a request may have the model call, by an engine that calls it in any case.
-const TOOLS: &str = r#","tools":[{"type":"function","function":{"name":"note","description":"Keeps a text.","parameters":{"type":"object","properties":{"text":{"type":"string"}},"required":["text"]}}}]"#;
-/// Tokens of a text prompt, with what the chat template adds.
+/// The maximum number of concurrent streams of an engine with long answers.
+pub(crate) const MAX_STREAMS: usize = 512;
+/// A function that the model may call. The engine calls it in any case.
+const TOOLS: &str = concat!(
+    r#","tools":[{"type":"function","function":{"name":"note","description":"Keeps a text.","#,
+    r#""parameters":{"type":"object","properties":{"text":{"type":"string"}},"#,
+    r#""required":["text"]}}}]"#
+);
+/// The number of tokens of a text prompt, including the chat template's, and its tolerance.
 pub(crate) const PROMPT_TOKENS: u64 = 1_000;
-/// A text prompt may be so much shorter or longer than it should.
-const TOLERANCE: u64 = 150;
-/// The part of it that is a system prompt, where there is one.
+const TOLERANCE_TOKENS: u64 = 150;
+/// The part of a prompt that is the system prompt, if it has one.
 const SYSTEM_PART: f64 = 0.7;
-/// Conversations that go on at once in [`Case::Conversation`], each at another length.
+/// The number of concurrent conversations in [`Case::Conversation`], each of another length.
 const CONVERSATIONS: usize = 16;
-/// Questions of a conversation until another one begins in its place: some 6,000 tokens.
+/// The number of questions until a conversation ends and another one begins: 6,000 tokens.
 const TURNS: usize = 24;
 const QUESTION_WORDS: usize = 40;
 const ANSWER_WORDS: usize = 200;
-/// Seed of all that is drawn, so that each run asks the same. The number has no meaning.
+/// The seed of all requests, so that each run has the same. The number has no meaning.
 const SEED: u64 = 20_261_122;
 
-/// What is asked over and over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Case {
-    /// One picture in every request, in the body.
+    /// The same picture in the body of each request.
     RepeatedInline,
-    /// One picture in every request, by its URL.
+    /// The same picture by its URL in each request.
     RepeatedUrl,
-    /// A new picture in every request, in the body.
+    /// A new picture in the body of each request.
     Distinct,
-    /// A new text in every request.
+    /// A new text in each request.
     Text,
-    /// A new text in every request, its short answer streamed.
+    /// The same with a short, streamed answer.
     TextStreamed,
-    /// The same with an answer as chats have, token by token.
+    /// The same with a streamed answer of a chat's length.
     TextAnswered,
-    /// A new text in every request after a system prompt that all have.
+    /// A new text after a shared system prompt.
     TextAfterSystem,
-    /// The next question of a conversation, after all that was said in it.
+    /// The next question of a conversation, after all its earlier messages.
     Conversation,
-    /// A short text, and an answer that is streamed token by token.
+    /// A short text with a streamed answer.
     Streaming,
-    /// The same with longer answers, of which something is told besides their text.
-    Long(Told, Rate),
+    /// The same with longer answers and a kind of output.
+    Long(Output, Rate),
 }
 
-/// What is asked for beside the text of an answer.
+/// The output of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Told {
-    /// Nothing: the function call that the engine writes is text.
+pub(crate) enum Output {
+    /// Text. The function call that the engine writes is text too.
     Plain,
-    /// The function call, read from the text.
+    /// The function call, parsed from the text.
     Call,
-    /// The log probability of each token and of the most likely one.
+    /// Text with the log probability of each token and of the most likely one.
     Logprobs,
 }
 
-/// Steps of an engine per second.
+/// The steps of an engine per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rate {
-    /// This is for few streams.
+    /// 100 steps, for few streams.
     Hundred,
-    /// This is for so many streams that a machine of two cores, with frontend, engine and clients,
-    /// could not keep up with more.
+    /// 25 steps, for as many streams as a machine of two cores can handle with frontend, engine and
+    /// clients.
     TwentyFive,
 }
 
-/// How fast an engine is.
+/// The speed of engines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pace {
-    /// It waits for nothing.
     Unbounded,
-    /// 100 steps per second, in each of which every stream gets a token.
+    /// 100 steps per second, each with a token of every stream.
     Steps,
-    /// So many steps per second, and an answer that is a function call of more tokens than are
-    /// asked for.
+    /// Steps at a rate, with answers that are a function call of more tokens than requested.
     Calls(Rate),
 }
 
-impl Rate {
-    /// The number.
-    pub(crate) fn steps(self) -> u32 {
+impl Pace {
+    pub(crate) fn steps_per_second(self) -> Option<u32> {
         match self {
-            Self::Hundred => 100,
-            Self::TwentyFive => 25,
+            Self::Unbounded => None,
+            Self::Steps | Self::Calls(Rate::Hundred) => Some(100),
+            Self::Calls(Rate::TwentyFive) => Some(25),
         }
+    }
+
+    pub(crate) fn has_long_answers(self) -> bool {
+        matches!(self, Self::Calls(_))
     }
 }
 
-impl Case {
-    pub(crate) const ALL: [Self; 7] = [
-        Self::RepeatedInline,
-        Self::RepeatedUrl,
-        Self::Distinct,
-        Self::Text,
-        Self::TextAfterSystem,
-        Self::Conversation,
-        Self::Streaming,
-    ];
+/// The properties of a case.
+pub(crate) struct CaseSpec {
+    pub(crate) name: &'static str,
+    /// The numbers of concurrent clients, with a measurement for each.
+    pub(crate) clients: &'static [usize],
+    /// The duration of a measurement.
+    pub(crate) time: Duration,
+    /// The number of tokens of an answer. Dynamo's mocker ends some answers early.
+    pub(crate) answer_tokens: RangeInclusive<u64>,
+    /// The number of requests whose prompt tokens are compared.
+    pub(crate) compared: usize,
+}
 
-    /// Cases that are measured before engines of this pace.
-    pub(crate) fn at(pace: Pace) -> Vec<Self> {
+impl Case {
+    /// Returns the cases that `door` and `stream` measure with engines of this pace.
+    pub(crate) fn with_pace(pace: Pace) -> Vec<Self> {
         match pace {
-            Pace::Calls(rate) => [Told::Plain, Told::Call, Told::Logprobs].map(|told| Self::Long(told, rate)).into(),
-            _ => Self::ALL.into_iter().filter(|case| case.pace() == pace).collect(),
+            Pace::Unbounded => vec![
+                Self::RepeatedInline,
+                Self::RepeatedUrl,
+                Self::Distinct,
+                Self::Text,
+                Self::TextAfterSystem,
+                Self::Conversation,
+            ],
+            Pace::Steps => vec![Self::Streaming],
+            Pace::Calls(rate) => [Output::Plain, Output::Call, Output::Logprobs]
+                .map(|output| Self::Long(output, rate))
+                .into(),
+        }
+    }
+
+    pub(crate) fn spec(self) -> CaseSpec {
+        let request = |name| CaseSpec {
+            name,
+            clients: &[1, 16, 64],
+            time: Duration::from_millis(800),
+            answer_tokens: 1..=ANSWER_TOKENS,
+            compared: 20,
+        };
+        let stream = |name, tokens, time_ms| CaseSpec {
+            clients: &[64],
+            time: Duration::from_millis(time_ms),
+            answer_tokens: tokens..=tokens,
+            ..request(name)
+        };
+        match self {
+            Self::RepeatedInline => request("repeated image, data URI"),
+            Self::RepeatedUrl => request("repeated image, URL"),
+            Self::Distinct => request("distinct images, data URI"),
+            Self::Text => request("1k-token text"),
+            Self::TextStreamed => request("1k-token text, streamed"),
+            Self::TextAfterSystem => request("1k-token text, shared system prompt"),
+            Self::Conversation => request("conversation"),
+            // Enough time for two streams of 1.3 s for each client.
+            Self::Streaming => stream("streaming", STREAM_TOKENS, 1_500),
+            Self::TextAnswered => CaseSpec {
+                compared: 1,
+                ..stream("1k-token text, 64 tokens streamed", CHAT_TOKENS, 3_000)
+            },
+            Self::Long(output, rate) => {
+                let name = match output {
+                    Output::Plain => "plain",
+                    Output::Call => "tools",
+                    Output::Logprobs => "logprobs",
+                };
+                // Two streams of 2.6 s for each client, or one of 10.3 s.
+                let stream = stream(name, LONG_TOKENS, 3_000);
+                match rate {
+                    Rate::Hundred => CaseSpec { clients: &[1, 64], compared: 1, ..stream },
+                    Rate::TwentyFive => CaseSpec { clients: &[MAX_STREAMS], compared: 0, ..stream },
+                }
+            }
         }
     }
 
     pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::RepeatedInline => "repeated image, data URI",
-            Self::RepeatedUrl => "repeated image, URL",
-            Self::Distinct => "distinct images, data URI",
-            Self::Text => "1k-token text",
-            Self::TextStreamed => "1k-token text, streamed",
-            Self::TextAnswered => "1k-token text, 64 tokens streamed",
-            Self::TextAfterSystem => "1k-token text, shared system prompt",
-            Self::Conversation => "conversation",
-            Self::Streaming => "streaming",
-            Self::Long(Told::Plain, _) => "plain",
-            Self::Long(Told::Call, _) => "tools",
-            Self::Long(Told::Logprobs, _) => "logprobs",
-        }
+        self.spec().name
     }
 
-    pub(crate) fn pace(self) -> Pace {
-        match self {
-            Self::Streaming => Pace::Steps,
-            Self::Long(_, rate) => Pace::Calls(rate),
-            Self::TextAnswered => Pace::Calls(Rate::Hundred),
-            _ => Pace::Unbounded,
-        }
-    }
-
-    /// Whether answers are streamed and long, so that tokens are what is asked for.
+    /// Returns `true` if answers are long streams, whose tokens are measured instead of requests.
     pub(crate) fn is_streamed(self) -> bool {
         matches!(self, Self::Streaming | Self::Long(..))
-    }
-
-    /// Clients at once, one measurement for each number.
-    pub(crate) fn clients(self) -> &'static [usize] {
-        match self {
-            Self::Streaming | Self::TextAnswered => &[64],
-            Self::Long(_, Rate::Hundred) => &[1, 64],
-            Self::Long(_, Rate::TwentyFive) => &[MOST_STREAMS],
-            _ => &[1, 16, 64],
-        }
-    }
-
-    /// Time for which a side is asked each time it is measured: enough for two streams of 1.3 s or
-    /// 2.6 s for each client, and for one of 10.3 s.
-    pub(crate) fn time(self) -> Duration {
-        Duration::from_millis(match self {
-            Self::Streaming => 1_500,
-            Self::Long(..) | Self::TextAnswered => 3_000,
-            _ => 800,
-        })
-    }
-
-    /// Prompt tokens that a request of this case may have, if one had `counted`.
-    pub(crate) fn prompt_tokens(self, counted: u64) -> RangeInclusive<u64> {
-        match self {
-            Self::Text | Self::TextStreamed | Self::TextAnswered | Self::TextAfterSystem => {
-                PROMPT_TOKENS - TOLERANCE..=PROMPT_TOKENS + TOLERANCE
-            }
-            // The words of a short text are of one token or of two.
-            Self::Streaming | Self::Long(..) => 1..=PROMPT_TOKENS,
-            // The words of a conversation are of up to a third more tokens, and each message has
-            // some of its own.
-            Self::Conversation => 1..=(TURNS * (QUESTION_WORDS + ANSWER_WORDS)) as u64 * 4 / 3,
-            Self::RepeatedInline | Self::RepeatedUrl | Self::Distinct => counted..=counted,
-        }
-    }
-
-    /// Tokens that an answer may have. Dynamo's mocker ends some of them early.
-    pub(crate) fn answer_tokens(self) -> RangeInclusive<u64> {
-        match self {
-            Self::Streaming => STREAM_TOKENS..=STREAM_TOKENS,
-            Self::TextAnswered => CHAT_TOKENS..=CHAT_TOKENS,
-            Self::Long(..) => LONG_TOKENS..=LONG_TOKENS,
-            _ => 1..=ANSWER_TOKENS,
-        }
-    }
-
-    /// Requests whose prompt tokens are compared.
-    pub(crate) fn compared(self) -> usize {
-        match self {
-            // One takes a part of a second, or seconds.
-            Self::TextAnswered | Self::Long(_, Rate::Hundred) => 1,
-            Self::Long(_, Rate::TwentyFive) => 0,
-            _ => 20,
-        }
     }
 
     pub(crate) fn has_image(self) -> bool {
         matches!(self, Self::RepeatedInline | Self::RepeatedUrl | Self::Distinct)
     }
+
+    /// Returns the possible numbers of prompt tokens of a case in which one request had `counted`.
+    pub(crate) fn prompt_tokens(self, counted: u64) -> RangeInclusive<u64> {
+        match self {
+            Self::Text | Self::TextStreamed | Self::TextAnswered | Self::TextAfterSystem => {
+                PROMPT_TOKENS - TOLERANCE_TOKENS..=PROMPT_TOKENS + TOLERANCE_TOKENS
+            }
+            // The words of a short text have one token or two.
+            Self::Streaming | Self::Long(..) => 1..=PROMPT_TOKENS,
+            // A conversation has up to a third more tokens than words, with those of the template.
+            Self::Conversation => 1..=(TURNS * (QUESTION_WORDS + ANSWER_WORDS)) as u64 * 4 / 3,
+            Self::RepeatedInline | Self::RepeatedUrl | Self::Distinct => counted..=counted,
+        }
+    }
 }
 
-/// What was said in a conversation.
 struct Conversation {
-    /// Messages as JSON writes them in a list.
+    /// The messages as a JSON list, without brackets.
     messages: String,
-    /// Questions that it may have yet.
-    left: usize,
+    remaining_questions: usize,
 }
 
-/// Makes requests, no two alike.
+/// A generator of requests that are all different.
 pub(crate) struct Workload {
     origin: Origin,
     pictures: Vec<Picture>,
+    /// The file of the repeated picture, in base64.
     repeated: Bytes,
     words: Words,
-    /// Words of a text prompt.
-    length: usize,
+    /// The number of words of a text prompt.
+    prompt_words: usize,
     system: String,
     conversations: Vec<Conversation>,
     rng: Rng,
-    made: u64,
+    requests: u64,
 }
 
 impl Workload {
-    /// A workload of the JPEG files in a folder and the words of a model. The file that sorts first
-    /// is the repeated picture.
+    /// Creates a workload from the JPEG files in a folder and the words of a model. The first file
+    /// by name is the repeated picture.
     pub(crate) fn new(pictures: &Path, model: &Path) -> Result<Self, Box<dyn Error>> {
         let files = picture::read(pictures)?;
         let first = &files[0];
+        // The conversations start with different lengths.
+        let conversation = |number| Conversation {
+            messages: String::new(),
+            remaining_questions: TURNS * number / CONVERSATIONS,
+        };
         let mut workload = Self {
             origin: Origin::start(Bytes::copy_from_slice(first))?,
             pictures: files.iter().map(|file| Picture::new(file)).collect::<Result<_, _>>()?,
             repeated: STANDARD.encode(first).into(),
-            words: Words::of(model)?,
-            length: 0,
+            words: Words::read(model)?,
+            prompt_words: 0,
             system: String::new(),
-            // Else all would be short at once, and long at once.
-            conversations: (1..=CONVERSATIONS)
-                .map(|nth| Conversation { messages: String::new(), left: TURNS * nth / CONVERSATIONS })
-                .collect(),
+            conversations: (1..=CONVERSATIONS).map(conversation).collect(),
             rng: Rng::with_seed(SEED),
-            made: 0,
+            requests: 0,
         };
-        workload.set_length(PROMPT_TOKENS as usize / 2);
+        workload.set_prompt_words(PROMPT_TOKENS as usize / 2);
         Ok(workload)
     }
 
-    /// Makes text prompts of so many words.
-    pub(crate) fn set_length(&mut self, words: usize) {
-        self.length = words;
+    pub(crate) fn set_prompt_words(&mut self, words: usize) {
+        self.prompt_words = words;
         self.system = self.words.text((words as f64 * SYSTEM_PART) as usize, &mut self.rng);
     }
 
-    pub(crate) fn length(&self) -> usize {
-        self.length
+    pub(crate) fn prompt_words(&self) -> usize {
+        self.prompt_words
     }
 
-    /// The server that has the repeated picture.
+    /// Returns the server of the repeated picture.
     pub(crate) fn origin(&self) -> &Origin {
         &self.origin
     }
 
-    /// Bytes of the picture in the last request, if that was [`Case::Distinct`].
+    /// Returns the size of the picture in the last request of [`Case::Distinct`].
     pub(crate) fn picture_bytes(&self) -> Result<usize, Box<dyn Error>> {
-        Ok(STANDARD.decode(self.picture(self.made).concat())?.len())
+        Ok(STANDARD.decode(self.picture(self.requests).concat())?.len())
     }
 
-    /// The file of this number in base64, in two pieces.
+    /// Returns the file of this number in base64, in two pieces.
     pub(crate) fn picture(&self, number: u64) -> [Bytes; 2] {
         self.pictures[number as usize % self.pictures.len()].numbered(number)
     }
 
-    /// The words that texts are made of.
     pub(crate) fn words(&self) -> &Words {
         &self.words
     }
 
-    /// The next request, to a side that finds the repeated picture at `url`.
+    /// Returns the next request to a side for which the repeated picture is at `url`.
     pub(crate) fn next(&mut self, case: Case, url: &str) -> Pieces {
-        self.made += 1;
+        self.requests += 1;
         match case {
-            Case::RepeatedInline => self.image("data:image/jpeg;base64,", [self.repeated.clone(), Bytes::new()]),
+            Case::RepeatedInline => self.image(DATA_URI, [self.repeated.clone(), Bytes::new()]),
             Case::RepeatedUrl => self.image(url, [Bytes::new(), Bytes::new()]),
-            Case::Distinct => {
-                let picture = self.picture(self.made);
-                self.image("data:image/jpeg;base64,", picture)
-            }
+            Case::Distinct => self.image(DATA_URI, self.picture(self.requests)),
             Case::Text => {
-                let text = self.words.text(self.length, &mut self.rng);
-                chat(&format!(r#"{{"role":"user","content":"{text}"}}"#))
+                let text = self.words.text(self.prompt_words, &mut self.rng);
+                chat(&user_message(&text))
             }
-            Case::TextStreamed => {
-                let text = self.words.text(self.length, &mut self.rng);
-                streamed(ANSWER_TOKENS, &text, "")
-            }
-            Case::TextAnswered => {
-                let text = self.words.text(self.length, &mut self.rng);
-                streamed(CHAT_TOKENS, &text, "")
-            }
+            Case::TextStreamed => self.stream(self.prompt_words, ANSWER_TOKENS, ""),
+            Case::TextAnswered => self.stream(self.prompt_words, CHAT_TOKENS, ""),
             Case::TextAfterSystem => {
-                let own = self.length - (self.length as f64 * SYSTEM_PART) as usize;
-                let (system, text) = (&self.system, self.words.text(own, &mut self.rng));
-                chat(&format!(r#"{{"role":"system","content":"{system}"}},{{"role":"user","content":"{text}"}}"#))
+                let words = self.prompt_words - (self.prompt_words as f64 * SYSTEM_PART) as usize;
+                let system = &self.system;
+                let question = user_message(&self.words.text(words, &mut self.rng));
+                chat(&format!(r#"{{"role":"system","content":"{system}"}},{question}"#))
             }
-            Case::Conversation => self.turn(),
-            Case::Streaming => self.stream(STREAM_TOKENS, ""),
-            Case::Long(Told::Plain, _) => self.stream(LONG_TOKENS, ""),
-            Case::Long(Told::Call, _) => self.stream(LONG_TOKENS, TOOLS),
-            Case::Long(Told::Logprobs, _) => self.stream(LONG_TOKENS, r#","logprobs":true,"top_logprobs":1"#),
+            Case::Conversation => self.question(),
+            Case::Streaming => self.stream(STREAM_WORDS, STREAM_TOKENS, ""),
+            Case::Long(Output::Plain, _) => self.stream(STREAM_WORDS, LONG_TOKENS, ""),
+            Case::Long(Output::Call, _) => self.stream(STREAM_WORDS, LONG_TOKENS, TOOLS),
+            Case::Long(Output::Logprobs, _) => {
+                self.stream(STREAM_WORDS, LONG_TOKENS, r#","logprobs":true,"top_logprobs":1"#)
+            }
         }
     }
 
-    /// The text of a function call that has more tokens than any answer: the engine's.
+    /// Returns the text of a function call with more tokens than any answer, for engines.
     pub(crate) fn call(&mut self) -> String {
         let text = self.words.text(LONG_TOKENS as usize, &mut self.rng);
-        format!("<tool_call>\n{{\"name\": \"note\", \"arguments\": {{\"text\": \"{text}\"}}}}\n</tool_call>")
+        let call = format!(r#"{{"name": "note", "arguments": {{"text": "{text}"}}}}"#);
+        format!("<tool_call>\n{call}\n</tool_call>")
     }
 
-    /// The next question of the conversation whose turn it is.
-    fn turn(&mut self) -> Pieces {
-        let [question, answer] = [QUESTION_WORDS, ANSWER_WORDS].map(|words| self.words.text(words, &mut self.rng));
-        let at = self.made as usize % CONVERSATIONS;
-        let conversation = &mut self.conversations[at];
-        if conversation.left == 0 {
-            *conversation = Conversation { messages: String::new(), left: TURNS };
+    /// Returns the next question of the conversation whose turn it is.
+    fn question(&mut self) -> Pieces {
+        let [question, answer] =
+            [QUESTION_WORDS, ANSWER_WORDS].map(|words| self.words.text(words, &mut self.rng));
+        let number = self.requests as usize % CONVERSATIONS;
+        let conversation = &mut self.conversations[number];
+        if conversation.remaining_questions == 0 {
+            *conversation = Conversation { messages: String::new(), remaining_questions: TURNS };
         }
-        conversation.left -= 1;
+        conversation.remaining_questions -= 1;
         if !conversation.messages.is_empty() {
             conversation.messages.push(',');
         }
-        conversation.messages += &format!(r#"{{"role":"user","content":"{question}"}}"#);
+        conversation.messages += &user_message(&question);
         let request = chat(&conversation.messages);
         conversation.messages += &format!(r#",{{"role":"assistant","content":"{answer}"}}"#);
         request
     }
 
-    /// A request for a streamed answer to a short text, with `more` fields.
-    fn stream(&mut self, tokens: u64, more: &str) -> Pieces {
-        let text = self.words.text(STREAM_WORDS, &mut self.rng);
-        streamed(tokens, &text, more)
+    /// Returns a request for a streamed answer to a text, with additional `fields`.
+    fn stream(&mut self, words: usize, tokens: u64, fields: &str) -> Pieces {
+        let message = user_message(&self.words.text(words, &mut self.rng));
+        let options = streaming(tokens);
+        let body = format!(r#"{{"model":"{MODEL}",{options},"messages":[{message}]{fields}}}"#);
+        [Bytes::from(body)].into()
     }
 
-    /// A request with one image and a question that no other has.
-    fn image(&self, url: &str, [first, second]: [Bytes; 2]) -> Pieces {
-        let head = format!(
-            r#"{{"model":"{MODEL}","max_tokens":{ANSWER_TOKENS},"messages":[{{"role":"user","content":[{{"type":"image_url","image_url":{{"url":"{url}"#
-        );
-        // The number always has eight digits, so that all questions are of equally many tokens.
-        let tail =
-            format!(r#""}}}},{{"type":"text","text":"Question {:08}: what is in this picture?"}}]}}]}}"#, self.made);
-        [head.into(), first, second, tail.into()].into()
+    /// Returns a request with one image and a new question.
+    fn image(&self, url: &str, picture: [Bytes; 2]) -> Pieces {
+        image_request(&format!(r#""max_tokens":{ANSWER_TOKENS}"#), url, picture, self.requests)
     }
 }
 
-/// A request for an answer of so many tokens that is streamed, with `more` fields. The text holds
-/// nothing that JSON would want escaped.
-fn streamed(tokens: u64, text: &str, more: &str) -> Pieces {
-    let body = format!(
-        r#"{{"model":"{MODEL}","max_tokens":{tokens},"ignore_eos":true,"stream":true,"stream_options":{{"include_usage":true}},"messages":[{{"role":"user","content":"{text}"}}]{more}}}"#
-    );
-    [Bytes::from(body)].into()
+/// The beginning of the URL of a picture in the body.
+pub(crate) const DATA_URI: &str = "data:image/jpeg;base64,";
+
+/// Returns the fields of a request for a streamed answer of this length.
+pub(crate) fn streaming(tokens: u64) -> String {
+    let stream = r#""stream":true,"stream_options":{"include_usage":true}"#;
+    format!(r#""max_tokens":{tokens},"ignore_eos":true,{stream}"#)
 }
 
-/// The messages hold nothing that JSON would want escaped.
+/// Returns a request with one image and a question with a number. All questions have the same
+/// number of tokens, because the number always has eight digits.
+pub(crate) fn image_request(
+    options: &str,
+    url: &str,
+    [first, second]: [Bytes; 2],
+    number: u64,
+) -> Pieces {
+    let message = r#"{"role":"user","content":[{"type":"image_url","image_url":{"url":""#;
+    let head = format!(r#"{{"model":"{MODEL}",{options},"messages":[{message}{url}"#);
+    let question = format!("Question {number:08}: what is in this picture?");
+    let tail = format!(r#""}}}},{{"type":"text","text":"{question}"}}]}}]}}"#);
+    [head.into(), first, second, tail.into()].into()
+}
+
+// The texts contain nothing that JSON would escape.
+
+fn user_message(text: &str) -> String {
+    format!(r#"{{"role":"user","content":"{text}"}}"#)
+}
+
 fn chat(messages: &str) -> Pieces {
-    let body = format!(r#"{{"model":"{MODEL}","max_tokens":{ANSWER_TOKENS},"messages":[{messages}]}}"#);
-    [Bytes::from(body)].into()
+    let options = format!(r#""model":"{MODEL}","max_tokens":{ANSWER_TOKENS}"#);
+    [Bytes::from(format!(r#"{{{options},"messages":[{messages}]}}"#))].into()
 }

@@ -1,28 +1,29 @@
-//! How long something takes.
+//! Time without the wait for a core.
 
 use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
+use peers::clock::process_cpu;
 
-/// CPU time of all threads of this process: what a call costs, whatever else the machine does.
+/// Returns the CPU time of all threads of this process: the cost of `work`, whatever else the
+/// machine does.
 pub(crate) fn cpu(work: impl FnOnce()) -> Duration {
-    let start = now();
+    let start = process_cpu();
     work();
-    now().saturating_sub(start)
+    process_cpu().saturating_sub(start)
 }
 
-/// Time on the wall, without what the calling thread and some `others` were ready to run in it but
-/// had no core: with waiting for locks and for each other, as it matters where several threads work
-/// at once, and without what the machine does besides. Where the system does not tell (`schedstat`,
-/// Linux) it is the time on the wall.
+/// Returns the wall-clock time of `work` without the time in which this thread and `others` were
+/// runnable without a core. It includes the wait for locks and other threads, which matters when
+/// several threads work at once. Without `schedstat` (Linux) it is the wall-clock time.
 pub(crate) fn wall(others: &[Thread], work: impl FnOnce()) -> Duration {
-    let waited = || -> Duration { others.iter().map(|thread| thread.waited()).sum() };
-    let this = Thread::this();
-    let (start, before) = (Instant::now(), this.waited() + waited());
+    let this = Thread::current();
+    let waited = || this.waited() + others.iter().map(Thread::waited).sum::<Duration>();
+    let start = Instant::now();
+    let before = waited();
     work();
-    start.elapsed().saturating_sub(this.waited() + waited() - before)
+    start.elapsed().saturating_sub(waited() - before)
 }
 
 /// A thread of this process.
@@ -31,23 +32,17 @@ pub(crate) struct Thread {
 }
 
 impl Thread {
-    /// The calling one.
-    pub(crate) fn this() -> Self {
-        let id = rustix::thread::gettid();
-        Self { schedstat: format!("/proc/self/task/{}/schedstat", id.as_raw_nonzero()).into() }
+    /// Returns the calling thread.
+    pub(crate) fn current() -> Self {
+        let id = rustix::thread::gettid().as_raw_nonzero();
+        Self { schedstat: format!("/proc/self/task/{id}/schedstat").into() }
     }
 
-    /// How long it was ready to run without a core, since it began.
+    /// Returns the time since the thread's start in which it was runnable without a core.
     fn waited(&self) -> Duration {
-        // Time on a core, time without one, and how often; in nanoseconds.
+        // The second number is the time in nanoseconds.
         let numbers = fs::read_to_string(&self.schedstat).unwrap_or_default();
         let waited = numbers.split_whitespace().nth(1).and_then(|number| number.parse().ok());
         Duration::from_nanos(waited.unwrap_or_default())
     }
-}
-
-fn now() -> Duration {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    // Neither is negative: it is time spent.
-    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }

@@ -1,8 +1,8 @@
-//! `ConcurrentRadixTreeCompressed`, which Dynamo's router uses unless told otherwise.
+//! `ConcurrentRadixTreeCompressed`, the default of Dynamo's router.
 //!
-//! It can only be given events as its pool of threads does: through a channel, to a thread that
-//! runs `SyncIndexer::worker`. The pool's own wrapper is left out, and so is the sweep that it
-//! starts every five minutes.
+//! It takes events only as from its pool of threads: through a channel, on a thread that runs
+//! `SyncIndexer::worker`. The pool's own wrapper is left out, and so is its sweep every five
+//! minutes.
 
 use std::hint::black_box;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -15,10 +15,10 @@ use tokio::sync::oneshot;
 
 use crate::clock::Thread;
 use crate::dynamo::{Listeners, Work, block_hashes, cleared, overlaps};
-use crate::subject::{From, Index, LANES, lane};
+use crate::subject::{Index, Input, LANES, lane};
 use crate::trace::Trace;
 
-/// The tree and its threads.
+/// The tree and its threads, which end with the process.
 pub(crate) struct Compressed {
     tree: Arc<ConcurrentRadixTreeCompressed>,
     lanes: [Lane; LANES],
@@ -27,9 +27,8 @@ pub(crate) struct Compressed {
 /// A thread that applies events.
 struct Lane {
     tasks: flume::Sender<WorkerTask>,
-    /// Known as soon as it runs.
+    /// Set by the thread when it starts.
     thread: Arc<OnceLock<Thread>>,
-    /// Listeners of the engines whose events go to this lane.
     listeners: Mutex<Listeners>,
 }
 
@@ -39,7 +38,7 @@ impl Lane {
         let thread = Arc::new(OnceLock::new());
         let this = Arc::clone(&thread);
         thread::spawn(move || {
-            this.get_or_init(Thread::this);
+            this.get_or_init(Thread::current);
             tree.worker(receiver, None)
         });
         Self { tasks, thread, listeners: Mutex::default() }
@@ -47,7 +46,6 @@ impl Lane {
 }
 
 impl Compressed {
-    /// Starts the threads. They end with the process.
     pub(crate) fn new() -> Self {
         let tree = Arc::new(ConcurrentRadixTreeCompressed::new());
         let lanes = [(); LANES].map(|()| Lane::start(Arc::clone(&tree)));
@@ -55,7 +53,7 @@ impl Compressed {
     }
 
     fn send(&self, lane: usize, task: WorkerTask) {
-        // A thread that is gone shows as overlaps that are missing.
+        // A thread that has ended shows as missing overlaps.
         let _ = self.lanes[lane].tasks.send(task);
     }
 }
@@ -66,19 +64,22 @@ impl Index for Compressed {
     type Key = LocalBlockHash;
     type Buffers = ();
 
-    fn work(&self, trace: &Trace, batch: usize, from: From) -> Work {
-        Work::new(trace, batch, from)
+    fn work(&self, trace: &Trace, batch: usize, input: Input) -> Work {
+        Work::new(trace, batch, input)
     }
 
     fn apply(&self, lane: usize, work: Vec<Work>) {
-        // All at once, so that its thread wakes up once and not for each event.
+        // All events are sent at once, so the thread wakes up once.
         let mut tasks = Vec::with_capacity(work.len());
-        let mut listeners = self.lanes[lane].listeners.lock().unwrap_or_else(PoisonError::into_inner);
-        work.into_iter().for_each(|work| work.each(&mut listeners, |event| tasks.push(WorkerTask::Event(event))));
+        let mut listeners =
+            self.lanes[lane].listeners.lock().unwrap_or_else(PoisonError::into_inner);
+        for work in work {
+            work.for_each(&mut listeners, |event| tasks.push(WorkerTask::Event(event)));
+        }
         tasks.into_iter().for_each(|task| self.send(lane, task));
     }
 
-    fn settle(&self, lane: usize) {
+    fn flush(&self, lane: usize) {
         let (sender, receiver) = oneshot::channel();
         self.send(lane, WorkerTask::Flush(sender));
         let _ = receiver.blocking_recv();

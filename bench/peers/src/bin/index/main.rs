@@ -1,17 +1,18 @@
-//! Chiasm's prefix index and those of `dynamo-kv-router` on the same traces, in turns: the
+//! Chiasm's prefix index and those of `dynamo-kv-router` with the same traces, in turns: the
 //! measuring half of `cargo xtask bench-peers index`. Its commands and flags are in
-//! `bench/peers/README.md`; it prints [`Measurement`]s.
+//! `bench/peers/README.md`; `index run` prints [`Row`]s.
 //!
 //! | file | is |
 //! |---|---|
-//! | `workload`, `cache` | who asks what, and what the workers' caches do |
-//! | `trace` | that as events, prompts and tokens, and its file |
-//! | `subject` | what all sides have in common |
+//! | `workload`, `cache` | requests, and the caches of simulated workers |
+//! | `trace` | the events and prompts of a workload, and their file |
+//! | `subject` | the interface of all sides |
 //! | `ours`, `radix_tree`, `compressed_tree`, `positional` | the sides |
-//! | `dynamo` | events and hashes as Dynamo has them |
-//! | `frame` | events as an engine publishes them |
-//! | `speed`, `memory` | what is measured |
-//! | `clock` | CPU time and the clock on the wall |
+//! | `dynamo` | Dynamo's events and hashes |
+//! | `frame` | events as engines publish them |
+//! | `speed`, `memory` | the measurements |
+//! | `clock` | time without the wait for a core |
+//! | `rows` | rows made from the measurements of a fleet |
 
 #![forbid(unsafe_code)]
 
@@ -24,20 +25,21 @@ mod memory;
 mod ours;
 mod positional;
 mod radix_tree;
+mod rows;
 mod speed;
 mod subject;
 mod trace;
 mod workload;
 
 use std::error::Error;
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Stdio};
 
-use peers::arguments::Flags;
-use peers::ending;
-use serde::Serialize;
+use peers::flags::Flags;
+use peers::row::{OURS, Row};
+use peers::{USAGE, exit_code};
 
 use crate::compressed_tree::Compressed;
-use crate::frame::Telling;
+use crate::frame::Variant;
 use crate::ours::Ours;
 use crate::positional::Positional;
 use crate::radix_tree::Single;
@@ -45,118 +47,95 @@ use crate::subject::{Ready, Subject};
 use crate::trace::Trace;
 use crate::workload::Fleet;
 
-/// One side's result for one fleet.
-#[derive(Serialize)]
-struct Measurement {
-    /// The size of the fleet, such as `64 workers`.
-    case: String,
-    /// `chiasm`, or the type's name and the crate's name and version.
-    side: String,
-    /// See `speed` and `memory`.
-    metric: &'static str,
-    value: f64,
-}
-
-const USAGE: &str = "usage: see bench/peers/README.md";
-
-/// Few, some and many workers, and as many blocks as fit.
+/// Fleets with few, some and many workers, and as many blocks as fit into memory.
 const FLEETS: [Fleet; 3] = [
     Fleet { workers: 8, blocks: 100_000 },
     Fleet { workers: 64, blocks: 30_000 },
     Fleet { workers: 1_000, blocks: 4_000 },
 ];
-
-/// Any.
+/// The seed of the traces. The number has no meaning.
 const SEED: u64 = 20_261_121;
+const SIDES: [&str; 4] = [OURS, "RadixTree", "ConcurrentRadixTreeCompressed", "PositionalIndexer"];
 
-const SIDES: [&str; 4] = ["chiasm", "RadixTree", "ConcurrentRadixTreeCompressed", "PositionalIndexer"];
+/// A measured value: the name of a side, the metric and the number.
+type Value = (&'static str, &'static str, f64);
 
-fn side(name: &str, workers: u32) -> Option<Box<dyn Subject>> {
-    Some(match name {
-        "chiasm" => Box::new(Ready::new(Ours::new(workers, Telling::Plain))),
+fn side(name: &str, workers: u32) -> Result<Box<dyn Subject>, Box<dyn Error>> {
+    Ok(match name {
+        OURS => Box::new(Ready::new(Ours::new(workers, Variant::Plain))),
         "RadixTree" => Box::new(Single::default()),
         "ConcurrentRadixTreeCompressed" => Box::new(Ready::new(Compressed::new())),
         "PositionalIndexer" => Box::new(Ready::new(Positional::new())),
-        _ => return None,
+        _ => return Err("no such side".into()),
     })
 }
 
-fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    ending::exit(run(&arguments))
+/// Returns all sides with their names.
+fn all_sides(workers: u32) -> Result<Vec<(&'static str, Box<dyn Subject>)>, Box<dyn Error>> {
+    SIDES.into_iter().map(|name| Ok::<_, Box<dyn Error>>((name, side(name, workers)?))).collect()
 }
 
-fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
-    let (command, flags) = arguments.split_first().ok_or(USAGE)?;
-    let flags = Flags::new(flags);
-    let read = || -> Result<Trace, Box<dyn Error>> { Ok(Trace::read(&flags.path("--trace")?)?) };
-    match command.as_str() {
-        "run" => all(flags.get("--rounds")?),
+fn main() -> ExitCode {
+    exit_code(run())
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
+    let (command, flags) = Flags::parse_arguments()?;
+    let rounds = || flags.parse("--rounds");
+    let read = || Trace::read(&flags.path("--trace")?).map_err(Box::<dyn Error>::from);
+    let values = match &*command {
+        "run" => return run_all(rounds()?),
         "trace" => {
-            let fleet = Fleet { workers: flags.parse("--workers")?, blocks: flags.parse("--blocks")? };
-            let trace = workload::make(&fleet, speed::blocks(flags.parse("--rounds")?), SEED);
-            Ok(trace.write(&flags.path("--trace")?)?)
+            let workers = flags.parse("--workers")?;
+            let fleet = Fleet { workers, blocks: flags.parse("--blocks")? };
+            let trace = workload::make(&fleet, speed::blocks(rounds()?), SEED);
+            return Ok(trace.write(&flags.path("--trace")?)?);
         }
         "speed" => {
             let trace = read()?;
-            let mut sides = Vec::new();
-            for name in SIDES {
-                sides.push((name, side(name, trace.workers).ok_or("no such side")?));
-            }
-            print(&trace, speed::measure(&trace, &mut sides, flags.parse("--rounds")?)?)
+            speed::measure(&trace, &mut all_sides(trace.workers)?, rounds()?)?
         }
-        "tellings" => {
-            let trace = read()?;
-            print(&trace, speed::measure_tellings(&trace, flags.parse("--rounds")?)?)
-        }
-        "scaling" => {
-            let trace = read()?;
-            print(&trace, speed::measure_scaling(&trace, flags.parse("--rounds")?)?)
-        }
+        "variants" => speed::measure_variants(&read()?, rounds()?)?,
+        "scaling" => speed::measure_scaling(&read()?, rounds()?)?,
         "memory" => {
             let trace = read()?;
-            let name = flags.get("--side")?;
-            let side = side(name, trace.workers).ok_or("no such side")?;
-            print(&trace, memory::measure(&trace, name, side)?)
+            let name = SIDES.into_iter().find(|name| flags.find("--side") == Some(*name));
+            let name = name.ok_or("no such side")?;
+            memory::measure(&trace, name, side(name, trace.workers)?)?
         }
-        _ => Err(USAGE.into()),
-    }
-}
-
-/// Starts this program again for each part of each fleet.
-fn all(rounds: &str) -> Result<(), Box<dyn Error>> {
-    let dir = tempfile::tempdir()?;
-    let file = dir.path().join("trace");
-    let again = |arguments: &[&str]| -> Result<(), Box<dyn Error>> {
-        let status = Command::new(std::env::current_exe()?).args(arguments).arg("--trace").arg(&file).status()?;
-        if status.success() {
-            Ok(())
-        } else {
-            Err(format!("index {} failed with {status}", arguments.join(" ")).into())
-        }
+        _ => return Err(USAGE.into()),
     };
-    for fleet in FLEETS {
-        eprintln!("{} workers", fleet.workers);
-        let [workers, blocks] = [fleet.workers.to_string(), fleet.blocks.to_string()];
-        again(&["trace", "--workers", &workers, "--blocks", &blocks, "--rounds", rounds])?;
-        again(&["speed", "--rounds", rounds])?;
-        again(&["tellings", "--rounds", rounds])?;
-        again(&["scaling", "--rounds", rounds])?;
-        for side in SIDES {
-            again(&["memory", "--side", side])?;
-        }
-    }
+    println!("{}", serde_json::to_string(&values)?);
     Ok(())
 }
 
-/// A side's name, what was measured, and the number.
-type Value = (&'static str, &'static str, f64);
-
-fn print(trace: &Trace, values: Vec<Value>) -> Result<(), Box<dyn Error>> {
-    for (side, metric, value) in values {
-        let side = if side == SIDES[0] { side.to_owned() } else { format!("{side} ({})", dynamo::CRATE) };
-        let measurement = Measurement { case: format!("{} workers", trace.workers), side, metric, value };
-        println!("{}", serde_json::to_string(&measurement)?);
+/// Runs this program for each part of each fleet, and prints the rows.
+fn run_all(rounds: usize) -> Result<(), Box<dyn Error>> {
+    Row::for_run("rounds", rounds, OURS).print()?;
+    let dir = tempfile::tempdir()?;
+    let file = dir.path().join("trace");
+    let rounds = rounds.to_string();
+    let run = |arguments: &[&str]| -> Result<Vec<u8>, Box<dyn Error>> {
+        let mut part = Command::new(std::env::current_exe()?);
+        part.args(arguments).arg("--trace").arg(&file).stderr(Stdio::inherit());
+        let output = part.output()?;
+        if !output.status.success() {
+            return Err(format!("index {} failed: {}", arguments.join(" "), output.status).into());
+        }
+        Ok(output.stdout)
+    };
+    for Fleet { workers, blocks } in FLEETS {
+        eprintln!("{workers} workers");
+        let [workers, blocks] = [workers.to_string(), blocks.to_string()];
+        run(&["trace", "--workers", &workers, "--blocks", &blocks, "--rounds", &rounds])?;
+        let mut parts: Vec<Vec<&str>> =
+            ["speed", "variants", "scaling"].map(|part| vec![part, "--rounds", &rounds]).into();
+        parts.extend(SIDES.map(|side| vec!["memory", "--side", side]));
+        let mut values = rows::Values::default();
+        for part in parts {
+            values.0.extend(serde_json::from_slice::<rows::Values>(&run(&part)?)?.0);
+        }
+        values.rows(&format!("{workers} workers")).iter().try_for_each(Row::print)?;
     }
     Ok(())
 }

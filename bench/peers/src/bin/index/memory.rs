@@ -1,49 +1,49 @@
-//! Memory of one side, alone in a process: growth of what is resident while the caches of a fleet
-//! fill.
+//! The memory of one side alone in a process: the growth of resident memory while the caches of a
+//! fleet fill.
 //!
 //! | metric | is |
 //! |---|---|
-//! | `memory` | growth of resident memory, bytes |
-//! | `memory, own count` | what the index says of itself, bytes; only ours can |
-//! | `memory, cleared` | what is left of the growth when all workers hold nothing any more, bytes |
-//! | `held` | pairs of a worker and a block |
+//! | `memory` | the growth of resident memory in bytes |
+//! | `memory, own count` | the index's own count of bytes; only ours has one |
+//! | `memory, cleared` | the rest of the growth in bytes when all workers have dropped all blocks |
+//! | `held` | the number of pairs of a worker and a block |
 
 use std::collections::HashMap;
 use std::error::Error;
 use std::fs;
 
+use peers::row::OURS;
+
 use crate::Value;
-use crate::subject::{From, Subject};
+use crate::subject::{Input, Subject};
 use crate::trace::Trace;
 
-/// Small, as the events that are ready at a time are resident too.
+/// The number of blocks that are loaded at once. It is small, as loaded events are resident too.
 const SLICE: usize = 4_000;
 
-/// Fills one side. `name` is one of the names of sides.
-pub(crate) fn measure(trace: &Trace, name: &str, mut side: Box<dyn Subject>) -> Result<Vec<Value>, Box<dyn Error>> {
-    let name = crate::SIDES.into_iter().find(|side| *side == name).ok_or("no such side")?;
-    let slices = trace.slices(0..trace.fill, SLICE);
-    side.load(trace, 0..1, From::Tokens);
+pub(crate) fn measure(
+    trace: &Trace,
+    name: &'static str,
+    mut side: Box<dyn Subject>,
+) -> Result<Vec<Value>, Box<dyn Error>> {
+    let slices = trace.filling_slices(SLICE);
+    side.load(trace, 0..1, Input::Tokens);
     let before = resident()?;
-    let mut end = 0;
     for slice in slices {
-        end = slice.end;
-        side.load(trace, slice, From::Tokens);
+        side.load(trace, slice, Input::Tokens);
         side.apply();
     }
-    side.load(trace, end..trace.fill, From::Tokens);
-    side.apply();
     let mut values = vec![(name, "memory", resident()?.saturating_sub(before) as f64)];
     values.extend(side.bytes().map(|bytes| (name, "memory, own count", bytes as f64)));
     side.clear(trace.workers);
     values.push((name, "memory, cleared", resident()?.saturating_sub(before) as f64));
-    if name == crate::SIDES[0] {
+    if name == OURS {
         values.push((name, "held", held(trace) as f64));
     }
     Ok(values)
 }
 
-/// Pairs of a worker and a block when the caches are full.
+/// Returns the number of pairs of a worker and a block when the caches are full.
 fn held(trace: &Trace) -> usize {
     let mut held: HashMap<u32, usize> = HashMap::new();
     for event in (0..trace.fill).flat_map(|batch| trace.batch(batch)) {
@@ -54,11 +54,11 @@ fn held(trace: &Trace) -> usize {
     held.values().sum()
 }
 
-/// Bytes of this process that are in memory.
+/// Returns the resident memory of this process in bytes.
 fn resident() -> Result<usize, Box<dyn Error>> {
     let numbers = fs::read_to_string("/proc/self/statm")?;
-    let pages: usize = numbers.split(' ').nth(1).ok_or("/proc/self/statm has no second number")?.parse()?;
-    Ok(pages * rustix::param::page_size())
+    let pages = numbers.split(' ').nth(1).ok_or("/proc/self/statm has no second number")?;
+    Ok(pages.parse::<usize>()? * rustix::param::page_size())
 }
 
 #[cfg(test)]
@@ -67,7 +67,7 @@ mod tests {
     use crate::workload::{Fleet, make};
 
     #[test]
-    fn full_caches_hold_nine_tenths_of_what_they_can() {
+    fn full_caches_hold_nine_tenths_of_capacity() {
         let held = held(&make(&Fleet { workers: 3, blocks: 3_000 }, 1_000, 2));
         assert!((8_100..=9_000).contains(&held), "{held}");
     }

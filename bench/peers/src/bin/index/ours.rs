@@ -2,19 +2,19 @@
 
 use std::hint::black_box;
 
-use chiasm_kv::event::{BlockRemoved, BlockStored, ExternalHash, KvEvent, KvEventBatch};
+use chiasm_kv::event::{KvEvent, KvEventBatch};
 use chiasm_kv::{BlockKey, Overlaps, PrefixIndex, PromptBlocks, block_keys};
 use chiasm_types::{BlockSize, TokenId, WorkerId};
 
-use crate::frame::{Telling, frame};
-use crate::subject::{From, Index};
-use crate::trace::{BLOCK_SIZE, Event, Trace};
+use crate::frame::{Variant, decoded_event, frame};
+use crate::subject::{Index, Input};
+use crate::trace::{BLOCK_SIZE, Trace};
 
-/// `chiasm_kv::PrefixIndex`, without a cap.
+/// `chiasm_kv::PrefixIndex` without a limit.
 pub(crate) struct Ours {
     index: PrefixIndex,
-    /// How its engines' frames tell of blocks; decoded events are plain.
-    telling: Telling,
+    /// The variant of frames; decoded events are plain.
+    variant: Variant,
 }
 
 const BLOCK: BlockSize = match BlockSize::new(BLOCK_SIZE as u32) {
@@ -23,37 +23,23 @@ const BLOCK: BlockSize = match BlockSize::new(BLOCK_SIZE as u32) {
 };
 
 impl Ours {
-    /// An index that knows the workers 0 to `workers` − 1, which hold nothing yet.
-    pub(crate) fn new(workers: u32, telling: Telling) -> Self {
+    /// Creates an index with the workers 0 to `workers` − 1.
+    pub(crate) fn new(workers: u32, variant: Variant) -> Self {
         let index = PrefixIndex::new();
         (0..workers).for_each(|worker| index.add_worker(WorkerId(worker), BLOCK));
-        Self { index, telling }
+        Self { index, variant }
     }
-}
-
-fn event(trace: &Trace, event: &Event) -> KvEvent {
-    let hash = |hash: &u64| ExternalHash::U64(*hash);
-    let block_hashes = trace.hashes(event).iter().map(hash);
-    if !event.stored {
-        return KvEvent::BlockRemoved(BlockRemoved {
-            block_hashes: block_hashes.rev().collect(),
-            ..Default::default()
-        });
-    }
-    KvEvent::BlockStored(BlockStored {
-        block_hashes: block_hashes.collect(),
-        parent_block_hash: trace.parent_hash(event).map(ExternalHash::U64),
-        token_ids: trace.tokens(event).map(TokenId).collect(),
-        block_size: BLOCK_SIZE as u32,
-        ..Default::default()
-    })
 }
 
 /// A batch of one worker.
 pub(crate) enum Work {
     Batch(WorkerId, KvEventBatch),
-    /// A worker and the payload that its engine published; decoding is part of applying.
+    /// A payload that the engine published. Decoding is a part of applying.
     Frame(WorkerId, Vec<u8>),
+}
+
+fn batch(events: Vec<KvEvent>) -> KvEventBatch {
+    KvEventBatch { timestamp: 0.0, events, data_parallel_rank: None }
 }
 
 impl Index for Ours {
@@ -62,14 +48,14 @@ impl Index for Ours {
     type Key = BlockKey;
     type Buffers = Overlaps;
 
-    fn work(&self, trace: &Trace, batch: usize, from: From) -> Work {
-        let events = trace.batch(batch);
+    fn work(&self, trace: &Trace, number: usize, input: Input) -> Work {
+        let events = trace.batch(number);
         let worker = WorkerId(events[0].worker);
-        if from == From::Frames {
-            return Work::Frame(worker, frame(trace, batch, self.telling));
+        if input == Input::Frames {
+            return Work::Frame(worker, frame(trace, number, self.variant));
         }
-        let events = events.iter().map(|it| event(trace, it)).collect();
-        Work::Batch(worker, KvEventBatch { timestamp: 0.0, events, data_parallel_rank: None })
+        let events = events.iter().map(|event| decoded_event(trace, event, Variant::Plain));
+        Work::Batch(worker, batch(events.collect()))
     }
 
     fn apply(&self, _: usize, work: Vec<Work>) {
@@ -79,7 +65,7 @@ impl Index for Ours {
                 Work::Batch(worker, batch) => drop(black_box(self.index.apply(worker, &batch))),
                 Work::Frame(worker, payload) => {
                     added.clear();
-                    // One that can't be read shows as overlaps that are missing.
+                    // A malformed payload shows as missing overlaps.
                     let _ = self.index.apply_payload(worker, &payload, &mut added, |_| ());
                     black_box(&added);
                 }
@@ -107,8 +93,8 @@ impl Index for Ours {
     }
 
     fn clear(&self, worker: u32) {
-        let (events, worker) = (vec![KvEvent::AllBlocksCleared], WorkerId(worker));
-        black_box(self.index.apply(worker, &KvEventBatch { timestamp: 0.0, events, data_parallel_rank: None }));
+        let cleared = batch(vec![KvEvent::AllBlocksCleared]);
+        black_box(self.index.apply(WorkerId(worker), &cleared));
     }
 
     fn bytes(&self) -> Option<usize> {

@@ -1,4 +1,4 @@
-//! `RadixTree`: for one thread only; Dynamo's router puts it behind a channel.
+//! `RadixTree`, for one thread; Dynamo's router puts a channel in front of it.
 
 use std::hint::black_box;
 use std::ops::Range;
@@ -7,10 +7,10 @@ use dynamo_kv_router::indexer::RadixTree;
 use dynamo_kv_router::protocols::LocalBlockHash;
 
 use crate::dynamo::{Listeners, Work, block_hashes, cleared, overlaps};
-use crate::subject::{From, Subject};
+use crate::subject::{Input, Subject};
 use crate::trace::Trace;
 
-/// The tree with what is ready for it.
+/// The tree with its loaded events and prompts.
 #[derive(Default)]
 pub(crate) struct Single {
     tree: RadixTree,
@@ -18,20 +18,21 @@ pub(crate) struct Single {
     work: Vec<Work>,
     tokens: Vec<Vec<u32>>,
     keys: Vec<Vec<LocalBlockHash>>,
-    /// Lookups take them away.
+    /// Copies of the keys, which lookups consume.
     copies: Vec<Vec<LocalBlockHash>>,
-    /// Events that it did not take.
-    refused: usize,
 }
 
 impl Subject for Single {
-    fn load(&mut self, trace: &Trace, batches: Range<usize>, from: From) {
-        self.work = batches.map(|batch| Work::new(trace, batch, from)).collect();
+    fn load(&mut self, trace: &Trace, batches: Range<usize>, input: Input) {
+        self.work = batches.map(|batch| Work::new(trace, batch, input)).collect();
     }
 
     fn apply(&mut self) {
         for work in std::mem::take(&mut self.work) {
-            work.each(&mut self.listeners, |event| self.refused += usize::from(self.tree.apply_event(event).is_err()));
+            // A refused event shows as missing overlaps.
+            work.for_each(&mut self.listeners, |event| {
+                let _ = self.tree.apply_event(event);
+            });
         }
     }
 
@@ -62,7 +63,7 @@ impl Subject for Single {
 
     fn clear(&mut self, workers: u32) {
         for worker in 0..workers {
-            self.refused += usize::from(self.tree.apply_event(cleared(worker)).is_err());
+            let _ = self.tree.apply_event(cleared(worker));
         }
     }
 }

@@ -1,324 +1,326 @@
-//! Speed of all sides in one process, which hold the same and take turns, and whether they answer
-//! the same.
+//! The speed of all sides in one process, with the same blocks and in turns, and a comparison of
+//! their answers.
 //!
-//! Medians over the rounds. Time on the wall is without what threads waited for a core, which
-//! others had.
+//! Rates are medians over the rounds. Wall-clock times exclude the time in which threads waited for
+//! a core.
 //!
 //! | metric | is |
 //! |---|---|
 //! | `events, filling` | stored and removed blocks per second of CPU time while the caches fill, from tokens |
-//! | `events` | the same when they are full |
-//! | `events, hashed` | the same where someone else has hashed the tokens for the peers, but not for us |
+//! | `events` | the same with full caches |
+//! | `events, hashed` | the same with tokens that another process has hashed for the peers, but not for us |
 //! | `events, from frames` | as `events`, from the bytes that an engine publishes |
-//! | `events, 2 threads` | blocks per second on the wall, from tokens, on two threads |
-//! | `events, from frames, 2 threads` | the same from the bytes that an engine publishes |
-//! | `lookups` | prompts per second of CPU time, by the hashes of their blocks, which were made just before |
+//! | `events, 2 threads`, `events, from frames, 2 threads` | blocks per second of wall-clock time on two threads |
+//! | `lookups` | prompts per second of CPU time, by hashes of their blocks that were just made |
 //! | `lookups, from tokens` | the same with hashing |
-//! | `lookups, 2 threads` | prompts per second on the wall, by hashes that were made long before, on two threads |
-//! | `lookup p50 beside events`, `lookup p99 beside events` | µs on the wall of one lookup by hashes, while another thread applies [`PACE`] blocks a second |
-//! | `compared`, `different` | prompts whose overlaps were compared with ours, and that differed |
-//! | `frames, plain`, `frames, own hashes`, `frames, twice` | blocks that were told of per second of CPU time, as `events, from frames`, by engines that tell in a [`Telling`] each; only ours |
-//! | the same, `different` | prompts whose overlaps are not those of `frames, plain` |
-//! | `lookups alone, N threads` | prompts per second on the wall, by hashes that were made long before; only ours, and only as far as there are cores |
-//! | `lookups beside few events`, `lookups beside no events` | prompts per second on the wall on one thread, while another applies [`FEW_EVENTS`] blocks a second, or waits as long |
-//! | `prompt blocks`, `prompt workers` | per prompt, means: blocks, and workers that hold some of them |
+//! | `lookups, 2 threads` | prompts per second of wall-clock time on two threads, by hashes that were made long before |
+//! | `lookup p50 beside events`, `lookup p99 beside events` | µs of wall-clock time of a lookup by hashes, while another thread applies [`PACE`] blocks per second |
+//! | `compared`, `different` | prompts whose overlaps were compared with ours, and those that differ |
+//! | `frames, plain`, `frames, own hashes`, `frames, twice` | as `events, from frames`, with each [`Variant`] of engines; only ours |
+//! | the same with `, different` | prompts whose overlaps differ from those with `frames, plain` |
+//! | `lookups alone, N threads` | prompts per second of wall-clock time, by hashes that were made long before; only ours, and only with as many cores |
+//! | `lookups beside few events`, `lookups beside no events` | prompts per second of wall-clock time on one thread, while another applies [`FEW_EVENTS`] blocks per second, or waits for that time |
+//! | `prompt blocks`, `prompt workers` | means per prompt: blocks, and workers that hold some of them |
 
 use std::error::Error;
 use std::ops::Range;
 use std::time::Duration;
 
 use peers::numbers;
+use peers::row::OURS;
 
+use crate::Value;
 use crate::clock::cpu;
-use crate::frame::Telling;
+use crate::frame::Variant;
 use crate::ours::Ours;
-use crate::subject::{From, Ready, Subject, Threaded};
-use crate::trace::Trace;
-use crate::{SIDES, Value};
+use crate::subject::{Input, Ready, Subject};
+use crate::trace::{BLOCK_SIZE, Trace};
 
-/// Blocks that a side stores and removes before it is the next one's turn.
+/// The number of blocks in a turn of a side.
 const SLICE: usize = 30_000;
-/// The same while prompts are looked up.
+/// The number of blocks in a turn with lookups.
 const SLICE_BESIDE: usize = 50_000;
-/// Prompts whose hashes are in a core's caches together.
+/// The number of prompts whose hashes fit into a core's caches.
 const JUST_HASHED: usize = 64;
-/// What 1,000 workers do that process 3,200 tokens a second each.
+/// The blocks per second of 1,000 workers that each process 3,200 tokens per second.
 const PACE: f64 = 200_000.0;
-/// Blocks a second that should cost lookups little.
+/// A rate of blocks per second that should cost lookups little.
 const FEW_EVENTS: f64 = 50_000.0;
-/// How often each of them looks up every prompt: some milliseconds, lest their start counts.
+/// The number of times that a thread looks up every prompt. It takes some milliseconds, so that the
+/// thread's start hardly counts.
 const TIMES: usize = 16;
-/// Threads that look up at once, as far as there are cores.
-const THREADS: [(usize, &str); 3] =
-    [(1, "lookups alone, 1 thread"), (2, "lookups alone, 2 threads"), (4, "lookups alone, 4 threads")];
+/// The numbers of threads with lookups, up to the number of cores.
+const THREADS: [(usize, &str); 3] = [
+    (1, "lookups alone, 1 thread"),
+    (2, "lookups alone, 2 threads"),
+    (4, "lookups alone, 4 threads"),
+];
+const TOO_SHORT: &str = "the trace is too short for the number of rounds";
 
 type Side = (&'static str, Box<dyn Subject>);
 
-/// How many blocks a trace needs after the caches are full.
+/// Returns the number of blocks that a trace needs after the caches are full.
 pub(crate) fn blocks(rounds: usize) -> usize {
-    // A slice is longer than asked for by a part of a batch.
+    // A slice is longer than its target by a part of a batch.
     rounds * (5 * SLICE + SLICE_BESIDE) / 100 * 110
 }
 
-/// Measures all metrics.
-pub(crate) fn measure(trace: &Trace, sides: &mut [Side], rounds: usize) -> Result<Vec<Value>, Box<dyn Error>> {
-    let mut values = Vec::new();
-    fill(trace, sides, &mut values);
+/// Measures all sides.
+pub(crate) fn measure(
+    trace: &Trace,
+    sides: &mut [Side],
+    rounds: usize,
+) -> Result<Vec<Value>, Box<dyn Error>> {
+    let mut values = fill(trace, sides);
 
-    let prompts: Vec<Vec<Vec<u32>>> =
-        trace.prompts.iter().map(|runs| runs.iter().map(|&run| trace.prompt(run)).collect()).collect();
+    let prompts = [0, 1].map(|time| trace.all_prompts(time));
     let mut answers = Answers::default();
-    sides.iter_mut().for_each(|(_, side)| side.load_prompts(&prompts[0]));
-    answers.compare(sides, prompts[0].len());
-    look_up(sides, rounds, &prompts[0], &mut values);
+    answers.compare(sides, &prompts[0]);
+    values.extend(look_up(sides, rounds, &prompts[0]));
 
     let mut slices = trace.slices(trace.fill..trace.batches.len(), SLICE).into_iter();
-    let mut events = |from, metric, threads| -> Result<usize, Box<dyn Error>> {
+    let mut end = trace.fill;
+    for (input, on_lanes, metric) in [
+        (Input::Tokens, false, "events"),
+        (Input::Hashes, false, "events, hashed"),
+        (Input::Frames, false, "events, from frames"),
+        (Input::Tokens, true, "events, 2 threads"),
+        (Input::Frames, true, "events, from frames, 2 threads"),
+    ] {
         let slices: Vec<_> = slices.by_ref().take(rounds).collect();
-        if slices.len() < rounds {
-            return Err("the trace is too short for so many rounds".into());
-        }
-        apply(trace, sides, &slices, from, threads, metric, &mut values);
-        Ok(slices.last().map_or(0, |slice| slice.end))
-    };
-    events(From::Tokens, "events", false)?;
-    events(From::Hashes, "events, hashed", false)?;
-    events(From::Frames, "events, from frames", false)?;
-    events(From::Tokens, "events, 2 threads", true)?;
-    let end = events(From::Frames, "events, from frames, 2 threads", true)?;
+        end = slices.get(rounds - 1).ok_or(TOO_SHORT)?.end;
+        values.extend(apply(trace, sides, &slices, input, on_lanes, metric));
+    }
     let slices = trace.slices(end..trace.batches.len(), SLICE_BESIDE);
-    let slices = slices.get(..rounds).ok_or("the trace is too short for so many rounds")?;
-    look_up_beside(trace, sides, slices, &mut values);
+    values.extend(look_up_beside(trace, sides, slices.get(..rounds).ok_or(TOO_SHORT)?));
 
     for prompts in &prompts {
-        sides.iter_mut().for_each(|(_, side)| side.load_prompts(prompts));
-        answers.compare(sides, prompts.len());
+        answers.compare(sides, prompts);
     }
-    answers.report(sides, &mut values);
-    let blocks: usize = prompts.iter().flatten().map(|tokens| tokens.len() / crate::trace::BLOCK_SIZE).sum();
-    values.push((sides[0].0, "prompt blocks", blocks as f64 / prompts.iter().flatten().count() as f64));
+    values.extend(answers.values(sides));
+    let blocks: usize = prompts.iter().flatten().map(|tokens| tokens.len() / BLOCK_SIZE).sum();
+    let count = prompts.iter().flatten().count();
+    values.push((OURS, "prompt blocks", blocks as f64 / count as f64));
     Ok(values)
 }
 
-/// Our index in turns with itself, before engines that tell of blocks in several ways. Says for
-/// each way how many blocks that were told of are applied per second of CPU time, and how many
-/// prompts have another answer than before plain engines.
-pub(crate) fn measure_tellings(trace: &Trace, rounds: usize) -> Result<Vec<Value>, Box<dyn Error>> {
-    const TELLINGS: [(&str, &str, Telling); 3] = [
-        ("frames, plain", "frames, plain, different", Telling::Plain),
-        ("frames, own hashes", "frames, own hashes, different", Telling::OwnHashes),
-        ("frames, twice", "frames, twice, different", Telling::Twice),
+/// Measures our index in turns with itself, with the frames of each [`Variant`] of engines. The
+/// values are rates of blocks, and numbers of prompts with other overlaps than with plain frames.
+pub(crate) fn measure_variants(trace: &Trace, rounds: usize) -> Result<Vec<Value>, Box<dyn Error>> {
+    const VARIANTS: [(&str, &str, Variant); 3] = [
+        ("frames, plain", "frames, plain, different", Variant::Plain),
+        ("frames, own hashes", "frames, own hashes, different", Variant::OwnHashes),
+        ("frames, twice", "frames, twice, different", Variant::Twice),
     ];
-    let side = |telling| -> Box<dyn Subject> { Box::new(Ready::new(Ours::new(trace.workers, telling))) };
-    let mut sides = TELLINGS.map(|(name, _, telling)| (name, side(telling)));
-    let mut slices = trace.slices(0..trace.fill, SLICE);
-    let rest = slices.last().map_or(0, |slice| slice.end)..trace.fill;
-    slices.push(rest);
-    for slice in slices {
+    let mut sides = VARIANTS.map(|(name, _, variant)| -> Side {
+        (name, Box::new(Ready::new(Ours::new(trace.workers, variant))))
+    });
+    for slice in trace.filling_slices(SLICE) {
         for (_, side) in &mut sides {
-            side.load(trace, slice.clone(), From::Frames);
+            side.load(trace, slice.clone(), Input::Frames);
             side.apply();
         }
     }
     let slices = trace.slices(trace.fill..trace.batches.len(), SLICE);
-    let slices = slices.get(..rounds).ok_or("the trace is too short for so many rounds")?;
-    let mut rates = TELLINGS.map(|_| Vec::new());
+    let slices = slices.get(..rounds).ok_or(TOO_SHORT)?;
+    let mut rates = VARIANTS.map(|_| Vec::new());
     for (round, slice) in slices.iter().enumerate() {
-        turns(&mut sides, round, |side, subject| {
-            subject.load(trace, slice.clone(), From::Frames);
-            let blocks = trace.blocks(slice.clone()) * TELLINGS[side].2.times();
+        take_turns(&mut sides, round, |side, subject| {
+            subject.load(trace, slice.clone(), Input::Frames);
+            let blocks = trace.blocks(slice.clone()) * VARIANTS[side].2.times();
             rates[side].push(blocks as f64 / cpu(|| subject.apply()).as_secs_f64());
         });
     }
-    let mut values = Vec::new();
-    for ((metric, _, _), rates) in TELLINGS.into_iter().zip(rates) {
-        values.extend(median(rates).map(|rate| (SIDES[0], metric, rate)));
-    }
-    let prompts: Vec<_> = trace.prompts[1].iter().map(|&run| trace.prompt(run)).collect();
     let mut answers = Answers::default();
-    sides.iter_mut().for_each(|(_, side)| side.load_prompts(&prompts));
-    answers.compare(&mut sides, prompts.len());
-    let different = TELLINGS.iter().zip(answers.different);
-    values.extend(different.map(|((_, metric, _), different)| (SIDES[0], *metric, different as f64)));
+    answers.compare(&mut sides, &trace.all_prompts(1));
+    let mut values = Vec::new();
+    for (((rate, different, _), rates), count) in
+        VARIANTS.into_iter().zip(rates).zip(answers.different)
+    {
+        values.extend(median(OURS, rate, rates));
+        values.push((OURS, different, count as f64));
+    }
     Ok(values)
 }
 
-/// Our index alone, with full caches: how lookups go on more and more threads, and beside few
+/// Measures our index alone with full caches: lookups on more and more threads, and beside few
 /// events.
 pub(crate) fn measure_scaling(trace: &Trace, rounds: usize) -> Result<Vec<Value>, Box<dyn Error>> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut side = Ready::new(Ours::new(trace.workers, Telling::Plain));
-    side.load(trace, 0..trace.fill, From::Frames);
+    let mut side = Ready::new(Ours::new(trace.workers, Variant::Plain));
+    side.load(trace, 0..trace.fill, Input::Frames);
     side.apply();
-    let prompts: Vec<_> = trace.prompts[0].iter().map(|&run| trace.prompt(run)).collect();
+    let prompts = trace.all_prompts(0);
     side.load_prompts(&prompts);
-    let count = prompts.len() as f64;
     let mut rates = THREADS.map(|_| Vec::new());
     for _ in 0..rounds {
-        for ((threads, _), rates) in THREADS.iter().zip(&mut rates).filter(|((threads, _), _)| *threads <= cores) {
-            rates.push((threads * TIMES) as f64 * count / side.look_up_on(*threads, TIMES).as_secs_f64());
+        for (&(threads, _), rates) in THREADS.iter().zip(&mut rates) {
+            if threads <= cores {
+                let time = side.look_up_on(threads, TIMES).unwrap_or_default();
+                rates.push((threads * TIMES * prompts.len()) as f64 / time.as_secs_f64());
+            }
         }
     }
-    let mut values = Vec::new();
-    for ((_, metric), rates) in THREADS.into_iter().zip(rates) {
-        values.extend(median(rates).map(|rate| (SIDES[0], metric, rate)));
-    }
+    let rates = THREADS.into_iter().zip(rates);
+    let mut values: Vec<Value> =
+        rates.filter_map(|((_, metric), rates)| median(OURS, metric, rates)).collect();
     let slices = trace.slices(trace.fill..trace.batches.len(), SLICE_BESIDE / 4);
-    let slices = slices.get(..rounds).ok_or("the trace is too short for so many rounds")?;
-    let mut rates = [false, true].map(|_| Vec::new());
+    let slices = slices.get(..rounds).ok_or(TOO_SHORT)?;
+    let mut rates = [Vec::new(), Vec::new()];
     for slice in slices {
-        // The same events twice: first they are only waited for.
+        // The same events twice; the first time the other thread only waits.
         for (applies, rates) in [false, true].into_iter().zip(&mut rates) {
-            side.load(trace, slice.clone(), From::Frames);
-            let times = side.look_up_beside(FEW_EVENTS, applies);
+            side.load(trace, slice.clone(), Input::Frames);
+            let times = side.look_up_beside(FEW_EVENTS, applies).unwrap_or_default();
             rates.push(times.len() as f64 / times.iter().sum::<Duration>().as_secs_f64());
         }
     }
-    for (metric, rates) in ["lookups beside no events", "lookups beside few events"].into_iter().zip(rates) {
-        values.extend(median(rates).map(|rate| (SIDES[0], metric, rate)));
-    }
+    let metrics = ["lookups beside no events", "lookups beside few events"];
+    let rates = metrics.into_iter().zip(rates);
+    values.extend(rates.filter_map(|(metric, rates)| median(OURS, metric, rates)));
     Ok(values)
 }
 
-/// Every side has its turn, in an order that turns round each time.
-fn turns(sides: &mut [Side], round: usize, mut turn: impl FnMut(usize, &mut dyn Subject)) {
-    for at in 0..sides.len() {
-        let side = if round.is_multiple_of(2) { at } else { sides.len() - 1 - at };
+/// Calls `turn` for every side. The order is reversed in every other round.
+fn take_turns(sides: &mut [Side], round: usize, mut turn: impl FnMut(usize, &mut dyn Subject)) {
+    for number in 0..sides.len() {
+        let side = if round.is_multiple_of(2) { number } else { sides.len() - 1 - number };
         turn(side, sides[side].1.as_mut());
     }
 }
 
-fn fill(trace: &Trace, sides: &mut [Side], values: &mut Vec<Value>) {
+fn fill(trace: &Trace, sides: &mut [Side]) -> Vec<Value> {
     let mut times = vec![Duration::ZERO; sides.len()];
-    let mut slices = trace.slices(0..trace.fill, SLICE);
-    let rest = slices.last().map_or(0, |slice| slice.end)..trace.fill;
-    slices.push(rest);
-    for (round, slice) in slices.into_iter().enumerate() {
-        turns(sides, round, |side, subject| {
-            subject.load(trace, slice.clone(), From::Tokens);
+    for (round, slice) in trace.filling_slices(SLICE).into_iter().enumerate() {
+        take_turns(sides, round, |side, subject| {
+            subject.load(trace, slice.clone(), Input::Tokens);
             times[side] += cpu(|| subject.apply());
         });
     }
     let blocks = trace.blocks(0..trace.fill) as f64;
-    values.extend(
-        sides.iter().zip(times).map(|((name, _), time)| (*name, "events, filling", blocks / time.as_secs_f64())),
-    );
+    let rates = sides.iter().zip(times);
+    rates.map(|((name, _), time)| (*name, "events, filling", blocks / time.as_secs_f64())).collect()
 }
 
 fn apply(
     trace: &Trace,
     sides: &mut [Side],
     slices: &[Range<usize>],
-    from: From,
-    threads: bool,
+    input: Input,
+    on_lanes: bool,
     metric: &'static str,
-    values: &mut Vec<Value>,
-) {
+) -> Vec<Value> {
     let mut rates = vec![Vec::new(); sides.len()];
     for (round, slice) in slices.iter().enumerate() {
         let blocks = trace.blocks(slice.clone()) as f64;
-        turns(sides, round, |side, subject| {
-            subject.load(trace, slice.clone(), from);
-            match subject.threaded() {
-                Some(subject) if threads => {
-                    rates[side].push(blocks / subject.apply_on_all().as_secs_f64());
-                }
-                // Stays up to date.
-                None if threads => subject.apply(),
-                _ => rates[side].push(blocks / cpu(|| subject.apply()).as_secs_f64()),
+        take_turns(sides, round, |side, subject| {
+            subject.load(trace, slice.clone(), input);
+            if !on_lanes {
+                rates[side].push(blocks / cpu(|| subject.apply()).as_secs_f64());
+            } else if let Some(time) = subject.apply_on_lanes() {
+                rates[side].push(blocks / time.as_secs_f64());
+            } else {
+                // The side stays up to date.
+                subject.apply();
             }
         });
     }
-    report(sides, metric, rates, values);
+    medians(sides, metric, rates)
 }
 
-fn look_up(sides: &mut [Side], rounds: usize, all: &[Vec<u32>], values: &mut Vec<Value>) {
+fn look_up(sides: &mut [Side], rounds: usize, prompts: &[Vec<u32>]) -> Vec<Value> {
     let [mut hashed, mut tokens, mut threads] = [(); 3].map(|()| vec![Vec::new(); sides.len()]);
-    let prompts = all.len() as f64;
+    let count = prompts.len() as f64;
     for round in 0..rounds {
-        turns(sides, round, |side, subject| {
-            // Who asks has just hashed the prompt.
-            let just_hashed = all.chunks(JUST_HASHED).map(|some| {
-                subject.load_prompts(some);
+        take_turns(sides, round, |side, subject| {
+            // A router has just hashed a prompt when it looks it up.
+            let times = prompts.chunks(JUST_HASHED).map(|prompts| {
+                subject.load_prompts(prompts);
                 subject.prepare();
                 cpu(|| subject.look_up())
             });
-            hashed[side].push(prompts / just_hashed.sum::<Duration>().as_secs_f64());
-            subject.load_prompts(all);
+            hashed[side].push(count / times.sum::<Duration>().as_secs_f64());
+            subject.load_prompts(prompts);
         });
-        turns(sides, round, |side, subject| {
-            tokens[side].push(prompts / cpu(|| subject.look_up_tokens()).as_secs_f64());
-            if let Some(subject) = subject.threaded() {
-                threads[side].push(2.0 * prompts / subject.look_up_on(2, 1).as_secs_f64());
-            }
+        take_turns(sides, round, |side, subject| {
+            tokens[side].push(count / cpu(|| subject.look_up_tokens()).as_secs_f64());
+            let time = subject.look_up_on(2, 1);
+            threads[side].extend(time.map(|time| 2.0 * count / time.as_secs_f64()));
         });
     }
-    report(sides, "lookups", hashed, values);
-    report(sides, "lookups, from tokens", tokens, values);
-    report(sides, "lookups, 2 threads", threads, values);
+    let mut values = medians(sides, "lookups", hashed);
+    values.extend(medians(sides, "lookups, from tokens", tokens));
+    values.extend(medians(sides, "lookups, 2 threads", threads));
+    values
 }
 
-fn look_up_beside(trace: &Trace, sides: &mut [Side], slices: &[Range<usize>], values: &mut Vec<Value>) {
+fn look_up_beside(trace: &Trace, sides: &mut [Side], slices: &[Range<usize>]) -> Vec<Value> {
     let mut times = vec![Vec::new(); sides.len()];
     for (round, slice) in slices.iter().enumerate() {
-        turns(sides, round, |side, subject| {
-            subject.load(trace, slice.clone(), From::Tokens);
-            match subject.threaded() {
-                Some(subject) => times[side].extend(subject.look_up_beside(PACE, true)),
+        take_turns(sides, round, |side, subject| {
+            subject.load(trace, slice.clone(), Input::Tokens);
+            match subject.look_up_beside(PACE, true) {
+                Some(lookups) => times[side].extend(lookups),
                 None => subject.apply(),
             }
         });
     }
+    let mut values = Vec::new();
     for ((name, _), mut times) in sides.iter().zip(times) {
         times.sort_unstable();
-        for (metric, percent) in [("lookup p50 beside events", 50), ("lookup p99 beside events", 99)] {
+        for (metric, percent) in
+            [("lookup p50 beside events", 50), ("lookup p99 beside events", 99)]
+        {
             let time = times.get(times.len() * percent / 100);
             values.extend(time.map(|time| (*name, metric, time.as_secs_f64() * 1e6)));
         }
     }
+    values
 }
 
-/// The median over the rounds, for those sides that have any.
-fn report(sides: &[Side], metric: &'static str, rates: Vec<Vec<f64>>, values: &mut Vec<Value>) {
-    for ((name, _), rates) in sides.iter().zip(rates) {
-        values.extend(median(rates).map(|rate| (*name, metric, rate)));
-    }
+/// Returns the medians of the sides that have rates.
+fn medians(sides: &[Side], metric: &'static str, rates: Vec<Vec<f64>>) -> Vec<Value> {
+    let rates = sides.iter().zip(rates);
+    rates.filter_map(|((name, _), rates)| median(name, metric, rates)).collect()
 }
 
-/// Returns the median, if there is any.
-fn median(rates: Vec<f64>) -> Option<f64> {
-    Some(numbers::median(rates)).filter(|rate| !rate.is_nan())
+/// Returns the median, if there are rates.
+fn median(side: &'static str, metric: &'static str, rates: Vec<f64>) -> Option<Value> {
+    let median = numbers::median(rates);
+    (!median.is_nan()).then_some((side, metric, median))
 }
 
-/// How many answers were compared with those of the first side.
+/// A comparison of the sides' answers with those of the first side.
 #[derive(Default)]
 struct Answers {
     compared: usize,
-    /// Answers that are not the first side's, one count for each side.
+    /// The number of different answers of each side.
     different: Vec<usize>,
-    /// Workers with an overlap, of all prompts.
+    /// The number of workers with an overlap, summed over all prompts.
     workers: usize,
 }
 
 impl Answers {
-    fn compare(&mut self, sides: &mut [Side], prompts: usize) {
+    fn compare(&mut self, sides: &mut [Side], prompts: &[Vec<u32>]) {
+        sides.iter_mut().for_each(|(_, side)| side.load_prompts(prompts));
         self.different.resize(sides.len(), 0);
-        for prompt in 0..prompts {
+        for prompt in 0..prompts.len() {
             let answers: Vec<_> = sides.iter_mut().map(|(_, side)| side.overlaps(prompt)).collect();
             for (different, answer) in self.different.iter_mut().zip(&answers) {
                 *different += usize::from(*answer != answers[0]);
             }
             self.workers += answers[0].len();
         }
-        self.compared += prompts;
+        self.compared += prompts.len();
     }
 
-    fn report(&self, sides: &[Side], values: &mut Vec<Value>) {
+    fn values(&self, sides: &[Side]) -> Vec<Value> {
+        let compared = self.compared as f64;
+        let mut values = vec![(OURS, "prompt workers", self.workers as f64 / compared)];
         for ((name, _), different) in sides.iter().zip(&self.different).skip(1) {
-            values.push((*name, "compared", self.compared as f64));
-            values.push((*name, "different", *different as f64));
+            values.extend([(*name, "compared", compared), (*name, "different", *different as f64)]);
         }
-        values.push((sides[0].0, "prompt workers", self.workers as f64 / self.compared as f64));
+        values
     }
 }
 
@@ -327,43 +329,46 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
-    use crate::side;
     use crate::workload::{Fleet, make};
+    use crate::{SIDES, all_sides};
 
     #[test]
-    fn all_sides_hold_the_same_and_what_can_be_measured_is() -> Result<(), Box<dyn Error>> {
+    fn sides_answer_alike_with_all_metrics() -> Result<(), Box<dyn Error>> {
         let trace = make(&Fleet { workers: 5, blocks: 3_000 }, blocks(1), 11);
-        let mut sides = Vec::new();
-        for name in SIDES {
-            sides.push((name, side(name, trace.workers).ok_or("no such side")?));
-        }
+        let mut sides = all_sides(trace.workers)?;
         let values = measure(&trace, &mut sides, 1)?;
-        let of = |side: &str, metric: &str| values.iter().find(|it| it.0 == side && it.1 == metric).map(|it| it.2);
+        let find = |values: &[Value], side: &str, metric: &str| {
+            values.iter().find(|it| it.0 == side && it.1 == metric).map(|it| it.2)
+        };
         for peer in &SIDES[1..] {
-            assert_eq!(of(peer, "different"), Some(0.0), "{peer}");
-            assert_eq!(of(peer, "compared"), Some(3.0 * 4096.0), "{peer}");
+            assert_eq!(find(&values, peer, "different"), Some(0.0), "{peer}");
+            assert_eq!(find(&values, peer, "compared"), Some(3.0 * 4096.0), "{peer}");
         }
-        let metrics = |side: &str| values.iter().filter(|it| it.0 == side).map(|it| it.1).collect::<HashSet<_>>();
-        let missing: HashSet<_> = metrics(SIDES[0]).difference(&metrics("RadixTree")).copied().collect();
-        let threaded = [
+        let metrics = |side: &str| -> HashSet<&str> {
+            values.iter().filter(|it| it.0 == side).map(|it| it.1).collect()
+        };
+        let missing: HashSet<_> =
+            metrics(OURS).difference(&metrics("RadixTree")).copied().collect();
+        let expected = HashSet::from([
             "events, 2 threads",
             "events, from frames, 2 threads",
             "lookups, 2 threads",
             "lookup p50 beside events",
             "lookup p99 beside events",
-        ];
-        assert_eq!(missing, threaded.into_iter().chain(["prompt blocks", "prompt workers"]).collect());
-        assert!(of(SIDES[0], "prompt workers").is_some_and(|workers| workers > 1.0));
-        let tellings = measure_tellings(&trace, 1)?;
-        let told = |metric: &str| tellings.iter().find(|it| it.1 == metric).map(|it| it.2);
-        for telling in ["frames, own hashes", "frames, twice"] {
-            assert!(told(telling).is_some_and(|rate| rate > 0.0));
-            assert_eq!(told(&format!("{telling}, different")), Some(0.0), "{telling}");
+            "prompt blocks",
+            "prompt workers",
+        ]);
+        assert_eq!(missing, expected);
+        assert!(find(&values, OURS, "prompt workers").is_some_and(|workers| workers > 1.0));
+        let variants = measure_variants(&trace, 1)?;
+        for variant in ["frames, own hashes", "frames, twice"] {
+            assert!(find(&variants, OURS, variant).is_some_and(|rate| rate > 0.0));
+            let different = find(&variants, OURS, &format!("{variant}, different"));
+            assert_eq!(different, Some(0.0), "{variant}");
         }
-        // A side that forgot everything answers otherwise.
         sides[1].1.clear(trace.workers);
         let mut answers = Answers::default();
-        answers.compare(&mut sides, 100);
+        answers.compare(&mut sides, &trace.all_prompts(1)[..100]);
         assert_eq!(answers.different, [0, 100, 0, 0]);
         Ok(())
     }

@@ -1,42 +1,44 @@
-//! Traces of a fleet that serves conversations: who asks what, which worker answers, what its cache
-//! does.
+//! Traces of a fleet that serves conversations: requests, their workers, and the workers' caches.
 //!
 //! | | |
 //! |---|---|
 //! | system prompts | 4, of 48 to 128 blocks; each request starts with one |
-//! | documents | two for each worker and at least 500, of 32 to 256 blocks; 4 of 10 conversations are about one; by Zipf's law, exponent 1 |
+//! | documents | two for each worker and at least 500, of 32 to 256 blocks, in 4 of 10 conversations; by Zipf's law, exponent 1 |
 //! | conversations | 1 to 12 turns; a question of 1 to 32 blocks, an answer of 2 to 24 |
 //! | workers | a conversation about a document starts at the document's worker or at any, with even chances; 1 of 10 later turns goes to another worker |
-//! | stored | a question, and what else of the prompt is missing: up to 64 blocks an event; an answer: block by block, up to 4 answers side by side |
-//! | removed | least recently used first, leaves before roots: up to 64 blocks an event |
+//! | stored | a question and missing blocks of the prompt: up to 64 blocks per event; answers: block by block, up to 4 answers side by side |
+//! | removed | least recently used first, leaves before roots: up to 64 blocks per event |
 
-use dynamo_kv_router::protocols::{BlockHashOptions, compute_block_hash_for_seq, compute_next_seq_hash};
+use std::ops::Range;
+
+use dynamo_kv_router::protocols::compute_next_seq_hash;
 use fastrand::Rng;
 use peers::numbers::Zipf;
 
 use crate::cache::Cache;
-use crate::trace::{BLOCK_SIZE, Event, NO_PARENT, Run, Trace, block_tokens};
+use crate::dynamo::block_hashes;
+use crate::trace::{Event, NO_PARENT, Run, Trace, block_tokens};
 
-/// How large the fleet is.
+/// The size of a fleet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Fleet {
     pub(crate) workers: u32,
-    /// Capacity of each worker's cache. A multiple of the longest prompt, which has about 1,000.
+    /// The capacity of each worker's cache, several times that of the longest prompt, which has
+    /// about 1,000 blocks.
     pub(crate) blocks: usize,
 }
 
 const SYSTEM_PROMPTS: usize = 4;
-const TURNS: u32 = 12;
-/// Answers that a worker makes side by side.
-const ACTIVE: usize = 4;
-/// Most blocks in an event.
-const EVENT: u32 = 64;
-/// Conversations that go on, per worker.
-const OPEN: usize = 6;
-/// How many prompts are written down each time.
+const MAX_TURNS: u32 = 12;
+/// The number of answers that a worker computes side by side.
+const ACTIVE_ANSWERS: usize = 4;
+const MAX_EVENT_BLOCKS: u32 = 64;
+/// The number of open conversations per worker.
+const OPEN_CONVERSATIONS: usize = 6;
+/// The number of prompts that are recorded each time.
 const PROMPTS: usize = 4096;
 
-/// Fills all caches to nine tenths, then goes on for so many stored and removed blocks.
+/// Fills all caches to nine tenths, then continues for `steady` stored and removed blocks.
 pub(crate) fn make(fleet: &Fleet, steady: usize, seed: u64) -> Trace {
     let mut workload = Workload::new(fleet, seed);
     let full = fleet.workers as usize * fleet.blocks / 10 * 9;
@@ -47,15 +49,17 @@ pub(crate) fn make(fleet: &Fleet, steady: usize, seed: u64) -> Trace {
         }
     }
     workload.trace.fill = workload.trace.batches.len();
-    let (mut prompts, fill) = (Vec::with_capacity(PROMPTS), workload.changed);
+    let mut prompts = Vec::with_capacity(PROMPTS);
+    let fill = workload.changed;
     while workload.changed - fill < steady || prompts.len() < PROMPTS {
         let prompt = workload.request();
         if prompts.len() < PROMPTS {
             prompts.push(prompt);
         }
     }
-    // What comes in next needs runs, but its events are not those of the trace.
-    let (events, batches) = (workload.trace.events.len(), workload.trace.batches.len());
+    // The next prompts need runs, but their events are not part of the trace.
+    let events = workload.trace.events.len();
+    let batches = workload.trace.batches.len();
     let after = (0..PROMPTS).map(|_| workload.request()).collect();
     let mut trace = workload.trace;
     trace.events.truncate(events);
@@ -72,63 +76,64 @@ struct Workload {
     popularity: Zipf,
     open: Vec<Conversation>,
     workers: Vec<Worker>,
-    /// Counts requests.
+    /// The number of requests so far.
     now: u32,
-    /// Counts stored and removed blocks.
+    /// The number of stored and removed blocks so far.
     changed: usize,
 }
 
 #[derive(Clone, Copy)]
 struct Conversation {
-    /// Its last run.
-    run: u32,
-    turns: u32,
+    last_run: u32,
+    remaining_turns: u32,
     worker: usize,
 }
 
 struct Worker {
     cache: Cache,
-    /// Answers that are being made, oldest first.
+    /// The answers that are being computed, oldest first.
     active: Vec<u32>,
 }
 
 impl Workload {
     fn new(fleet: &Fleet, seed: u64) -> Self {
-        let worker = || Worker { cache: Cache::new(fleet.blocks), active: Vec::new() };
+        let worker = |_| Worker { cache: Cache::new(fleet.blocks), active: Vec::new() };
+        let documents = (2 * fleet.workers).max(500) as usize;
         let mut workload = Self {
             rng: Rng::with_seed(seed),
             trace: Trace { workers: fleet.workers, ..Trace::default() },
             system_prompts: Vec::new(),
             documents: Vec::new(),
-            popularity: Zipf::new((2 * fleet.workers).max(500) as usize),
+            popularity: Zipf::new(documents),
             open: Vec::new(),
-            workers: (0..fleet.workers).map(|_| worker()).collect(),
+            workers: (0..fleet.workers).map(worker).collect(),
             now: 0,
             changed: 0,
         };
         for _ in 0..SYSTEM_PROMPTS {
             let blocks = workload.rng.u32(48..=128);
-            let run = workload.run(NO_PARENT, blocks);
+            let run = workload.add_run(NO_PARENT, blocks);
             workload.system_prompts.push(run);
         }
-        for rank in 1..=(2 * fleet.workers).max(500) as usize {
+        for rank in 1..=documents {
             let system_prompt = workload.system_prompts[rank % SYSTEM_PROMPTS];
             let blocks = workload.rng.u32(32..=256);
-            let document = workload.run(system_prompt, blocks);
+            let document = workload.add_run(system_prompt, blocks);
             workload.documents.push(document);
         }
         workload
     }
 
-    /// Adds a run that is like no other.
-    fn run(&mut self, parent: u32, blocks: u32) -> u32 {
+    /// Adds a run with new blocks.
+    fn add_run(&mut self, parent: u32, blocks: u32) -> u32 {
         let trace = &mut self.trace;
-        let depth = trace.runs.get(parent as usize).map_or(0, |before| before.depth + before.blocks);
+        let before = trace.runs.get(parent as usize);
+        let depth = before.map_or(0, |before| before.depth + before.blocks);
         let first = trace.hashes.len() as u32;
         let mut before = trace.last_hash(parent);
         let tokens: Vec<u32> = (first..first + blocks).flat_map(block_tokens).collect();
-        for local in compute_block_hash_for_seq(&tokens, BLOCK_SIZE as u32, BlockHashOptions::default()) {
-            // `compute_seq_hash_for_block` does the same, but can't go on from a parent.
+        for local in block_hashes(&tokens) {
+            // `compute_seq_hash_for_block` can't continue from a parent.
             let hash = before.map_or(local.0, |before| compute_next_seq_hash(before, local));
             trace.hashes.push(hash);
             before = Some(hash);
@@ -137,82 +142,86 @@ impl Workload {
         (trace.runs.len() - 1) as u32
     }
 
-    /// One turn of some conversation. Returns the last run of its prompt.
+    /// Computes a turn of a conversation. Returns the last run of its prompt.
     fn request(&mut self) -> u32 {
         self.now += 1;
-        let goes_on = self.open.len() >= OPEN * self.workers.len();
-        let mut conversation = if goes_on {
+        let mut conversation = if self.open.len() >= OPEN_CONVERSATIONS * self.workers.len() {
             let conversation = self.rng.usize(..self.open.len());
             self.open.swap_remove(conversation)
         } else {
-            self.conversation()
+            self.new_conversation()
         };
-        if conversation.turns < TURNS && self.rng.u32(..10) == 0 {
+        let is_later = conversation.remaining_turns < MAX_TURNS;
+        if is_later && self.rng.u32(..10) == 0 {
             conversation.worker = self.rng.usize(..self.workers.len());
         }
-        // Short ones are more frequent.
+        // Short questions are more frequent.
         let blocks = 1 + self.rng.u32(..32).min(self.rng.u32(..32));
-        let question = self.run(conversation.run, blocks);
+        let question = self.add_run(conversation.last_run, blocks);
         let blocks = self.rng.u32(2..=24);
-        conversation.run = self.run(question, blocks);
+        conversation.last_run = self.add_run(question, blocks);
         self.admit(conversation.worker, question);
-        self.workers[conversation.worker].active.push(conversation.run);
-        while self.workers[conversation.worker].active.len() >= ACTIVE {
+        self.workers[conversation.worker].active.push(conversation.last_run);
+        while self.workers[conversation.worker].active.len() >= ACTIVE_ANSWERS {
             self.step(conversation.worker);
         }
-        conversation.turns -= 1;
-        if conversation.turns > 0 {
+        conversation.remaining_turns -= 1;
+        if conversation.remaining_turns > 0 {
             self.open.push(conversation);
         }
         question
     }
 
-    fn conversation(&mut self) -> Conversation {
-        let turns = self.rng.u32(1..=TURNS);
+    fn new_conversation(&mut self) -> Conversation {
+        let remaining_turns = self.rng.u32(1..=MAX_TURNS);
         let mut worker = self.rng.usize(..self.workers.len());
         if self.rng.u32(..10) < 6 {
             // The first ones are more popular.
-            let system_prompt = self.rng.usize(..SYSTEM_PROMPTS).min(self.rng.usize(..SYSTEM_PROMPTS));
-            return Conversation { run: self.system_prompts[system_prompt], turns, worker };
+            let [first, second] = [0, 1].map(|_| self.rng.usize(..SYSTEM_PROMPTS));
+            let last_run = self.system_prompts[first.min(second)];
+            return Conversation { last_run, remaining_turns, worker };
         }
         let document = self.popularity.draw(&mut self.rng);
         if self.rng.bool() {
             worker = document % self.workers.len();
         }
-        Conversation { run: self.documents[document], turns, worker }
+        Conversation { last_run: self.documents[document], remaining_turns, worker }
     }
 
-    /// A worker takes in a prompt: uses what it holds, stores the rest.
+    /// Stores the blocks of a prompt that a worker does not hold.
     fn admit(&mut self, worker: usize, prompt: u32) {
         let chain = self.trace.chain(prompt);
-        // A prompt that goes on after an answer in the making waits for it.
+        // A prompt waits for an active answer that it continues.
         while self.workers[worker].active.iter().any(|answer| chain.contains(answer)) {
             self.step(worker);
         }
         let now = self.now;
-        chain.iter().for_each(|&run| self.workers[worker].cache.touch(run, now));
-        let missing = |cache: &Cache, run: u32, blocks: u32| (run, cache.held(run), blocks);
-        let cache = &self.workers[worker].cache;
-        let runs = chain.iter().map(|&run| missing(cache, run, self.trace.runs[run as usize].blocks));
-        let missing: Vec<_> = runs.filter(|(_, held, blocks)| held < blocks).collect();
-        self.make_room(worker, missing.iter().map(|(_, held, blocks)| (blocks - held) as usize).sum());
-        for (run, held, blocks) in missing {
-            self.store(worker, run, held..blocks, now);
+        let cache = &mut self.workers[worker].cache;
+        chain.iter().for_each(|&run| cache.touch(run, now));
+        let missing = |&run: &u32| {
+            let missing = cache.held(run)..self.trace.runs[run as usize].blocks;
+            (!missing.is_empty()).then_some((run, missing))
+        };
+        let missing: Vec<(u32, Range<u32>)> = chain.iter().filter_map(missing).collect();
+        self.make_room(worker, missing.iter().map(|(_, blocks)| blocks.len()).sum());
+        for (run, blocks) in missing {
+            self.store(worker, run, blocks, now);
         }
         self.end_batch();
     }
 
-    /// One more block of each answer that a worker makes.
+    /// Computes a block of each active answer of a worker.
     fn step(&mut self, worker: usize) {
         for answer in std::mem::take(&mut self.workers[worker].active) {
             let run = self.trace.runs[answer as usize];
             self.make_room(worker, 1);
             let cache = &self.workers[worker].cache;
-            let (held, question) = (cache.held(answer), run.parent);
-            // An answer is as old as its prompt, or it would outlive it. One whose prompt was
-            // evicted is given up.
-            let whole = cache.held(question) == self.trace.runs[question as usize].blocks;
-            let Some(used) = cache.used(question).filter(|_| whole) else { continue };
+            let held = cache.held(answer);
+            let question = run.parent;
+            // An answer is as old as its prompt, so that the prompt outlives it. An answer whose
+            // prompt was evicted is dropped.
+            let is_whole = cache.held(question) == self.trace.runs[question as usize].blocks;
+            let Some(used) = cache.used(question).filter(|_| is_whole) else { continue };
             if held < run.blocks {
                 self.store(worker, answer, held..held + 1, used);
             }
@@ -225,29 +234,29 @@ impl Workload {
 
     fn make_room(&mut self, worker: usize, blocks: usize) {
         for evicted in self.workers[worker].cache.make_room(blocks) {
-            // The last ones first.
+            // The last blocks are removed first.
             let mut end = evicted.start + evicted.blocks;
             while end > evicted.start {
-                let blocks = EVENT.min(end - evicted.start);
+                let blocks = MAX_EVENT_BLOCKS.min(end - evicted.start);
                 end -= blocks;
-                self.event(Event { worker: worker as u32, run: evicted.run, start: end, blocks, stored: false });
+                self.add_event(worker, evicted.run, end..end + blocks, false);
             }
         }
     }
 
-    fn store(&mut self, worker: usize, run: u32, range: std::ops::Range<u32>, now: u32) {
+    fn store(&mut self, worker: usize, run: u32, blocks: Range<u32>, now: u32) {
         let depth = self.trace.runs[run as usize].depth;
-        self.workers[worker].cache.store(run, depth, range.len() as u32, now);
-        let mut start = range.start;
-        while start < range.end {
-            let blocks = EVENT.min(range.end - start);
-            self.event(Event { worker: worker as u32, run, start, blocks, stored: true });
-            start += blocks;
+        self.workers[worker].cache.store(run, depth, blocks.len() as u32, now);
+        for start in blocks.clone().step_by(MAX_EVENT_BLOCKS as usize) {
+            let end = blocks.end.min(start + MAX_EVENT_BLOCKS);
+            self.add_event(worker, run, start..end, true);
         }
     }
 
-    fn event(&mut self, event: Event) {
-        self.changed += event.blocks as usize;
+    fn add_event(&mut self, worker: usize, run: u32, blocks: Range<u32>, stored: bool) {
+        let Range { start, end } = blocks;
+        self.changed += blocks.len();
+        let event = Event { worker: worker as u32, run, start, blocks: end - start, stored };
         self.trace.events.push(event);
     }
 
@@ -266,13 +275,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn caches_never_hold_a_block_without_its_parent_nor_more_than_they_can() {
+    fn caches_hold_blocks_with_parents_within_capacity() {
         let trace = make(&Fleet { workers: 3, blocks: 2_500 }, 100_000, 3);
         let mut held = vec![HashSet::new(); 3];
         let mut children = vec![HashMap::<u64, u32>::new(); 3];
         for event in &trace.events {
-            let worker = event.worker as usize;
-            let (held, children) = (&mut held[worker], &mut children[worker]);
+            let held = &mut held[event.worker as usize];
+            let children = &mut children[event.worker as usize];
             let mut parent = trace.parent_hash(event);
             let mut chain = Vec::new();
             for &hash in trace.hashes(event) {
@@ -290,7 +299,8 @@ mod tests {
             } else {
                 for (hash, parent) in chain.into_iter().rev() {
                     assert!(held.remove(&hash), "removed, not held");
-                    assert_eq!(children.get(&hash).copied().unwrap_or_default(), 0, "removed before its child");
+                    let count = children.get(&hash).copied().unwrap_or_default();
+                    assert_eq!(count, 0, "removed before its child");
                     if let Some(count) = parent.and_then(|parent| children.get_mut(&parent)) {
                         *count -= 1;
                     }
@@ -302,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_are_of_one_worker_and_prompts_share_and_differ() {
+    fn batches_have_one_worker_while_prompts_differ() {
         let trace = make(&Fleet { workers: 4, blocks: 3_000 }, 30_000, 5);
         assert!((0..trace.batches.len()).all(|batch| {
             let events = trace.batch(batch);

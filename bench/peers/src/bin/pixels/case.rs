@@ -1,23 +1,20 @@
-//! What is measured: every model with every picture.
+//! The cases: every model with every picture.
 
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
-
-/// What a value of the tensor is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+/// The type of the tensor's values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
-    /// The resized pixels, for an engine that normalises on its device.
+    /// The resized pixels, for an engine that normalizes on its device.
     U8,
-    /// Normalised, as bfloat16: what vLLM hands an engine that does not normalise.
+    /// Normalized values as bfloat16, as vLLM passes them to other engines.
     Bf16,
-    /// Normalised, as float32: what the image processors in transformers return unasked.
+    /// Normalized values as float32, the default of the image processors in transformers.
     F32,
 }
 
 impl Format {
-    /// The name that orders to the transformers peer and the results use.
+    /// Returns the name in rows and in orders to the peer `transformers`.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::U8 => "u8",
@@ -26,7 +23,7 @@ impl Format {
         }
     }
 
-    /// Bytes per value.
+    /// Returns the number of bytes per value.
     pub(crate) const fn size(self) -> usize {
         match self {
             Self::U8 => 1,
@@ -36,16 +33,15 @@ impl Format {
     }
 }
 
-/// A model whose settings lie in `models/`.
+/// A model with settings in `models/`.
 #[derive(Debug)]
 pub(crate) struct Model {
-    /// Name of the directory and in the results.
+    /// The name of the directory, and the name in rows.
     pub(crate) name: &'static str,
-    /// `model_type` of its config.json.
+    /// The `model_type` of its config.json.
     pub(crate) model_type: &'static str,
     /// A repository that publishes these settings.
     pub(crate) repository: &'static str,
-    /// Raw pixels first where vLLM normalises on the device.
     formats: &'static [Format],
 }
 
@@ -62,7 +58,12 @@ const MODELS: [Model; 4] = [
         repository: "Qwen/Qwen3-VL-8B-Instruct",
         formats: &[Format::U8, Format::F32],
     },
-    Model { name: "llava_1_5", model_type: "llava", repository: "llava-hf/llava-1.5-7b-hf", formats: &[Format::Bf16] },
+    Model {
+        name: "llava_1_5",
+        model_type: "llava",
+        repository: "llava-hf/llava-1.5-7b-hf",
+        formats: &[Format::Bf16],
+    },
     Model {
         name: "llama4",
         model_type: "llama4",
@@ -71,13 +72,14 @@ const MODELS: [Model; 4] = [
     },
 ];
 
-/// Sizes in the file names that `make_pictures.py` gives.
+/// The sizes in the names of the pictures of `make_pictures.py`.
 const SIZES: [&str; 4] = ["512x512", "1024x1024", "1920x1080", "3840x2160"];
-const EXTENSIONS: [&str; 2] = ["jpg", "png"];
 
-/// One model with one picture.
+/// A model with a picture.
 #[derive(Debug)]
 pub(crate) struct Case {
+    /// The name in rows, such as `qwen3_vl 1920x1080.jpg u8`.
+    pub(crate) name: String,
     pub(crate) model: &'static Model,
     pub(crate) format: Format,
     /// The model's directory.
@@ -85,21 +87,14 @@ pub(crate) struct Case {
     pub(crate) picture: PathBuf,
 }
 
-impl Case {
-    /// `qwen3_vl 1920x1080.jpg u8`
-    pub(crate) fn name(&self) -> String {
-        let picture = self.picture.file_name().unwrap_or_default().to_string_lossy();
-        format!("{} {picture} {}", self.model.name, self.format.name())
-    }
-}
-
-/// All cases, for directories of models and pictures.
+/// Returns all cases for directories of models and pictures.
 pub(crate) fn all(models: &Path, pictures: &Path) -> Vec<Case> {
     let mut cases = Vec::new();
     for model in &MODELS {
         for &format in model.formats {
-            for extension in EXTENSIONS {
+            for extension in ["jpg", "png"] {
                 cases.extend(SIZES.iter().map(|size| Case {
+                    name: format!("{} {size}.{extension} {}", model.name, format.name()),
                     model,
                     format,
                     settings: models.join(model.name),

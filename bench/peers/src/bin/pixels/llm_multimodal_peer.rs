@@ -1,9 +1,9 @@
-//! The peer `llm-multimodal`, which vLLM's Rust frontend and Dynamo use, through its public
-//! interface: a frame that decodes itself, and the processor that its registry finds. One thread:
-//! every task runs inline.
+//! The peer `llm-multimodal`, on which vLLM's Rust frontend and Dynamo build, through its public
+//! interface: a frame that decodes itself, and the processor from its registry. Every task runs on
+//! one thread.
 //!
-//! Raw pixels are taken in its own 8-bit form, normalised ones as the bytes that it would put on
-//! the wire.
+//! Raw pixels have its own 8-bit form. Normalized values are the bytes that it would put on the
+//! wire.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -12,24 +12,22 @@ use bytes::Bytes;
 use llm_multimodal::vision::processor::ModelSpecificValue;
 use llm_multimodal::vision::transforms::resize_bicubic_torch_aa;
 use llm_multimodal::{
-    EncoderDtype, EncoderInput, ImageDetail, ImageFrame, ImageSize, ImageSource, Parallelism, PreProcessorConfig,
-    PreprocessedEncoderInputs, TransparencyPolicy, VisionPreProcessor, VisionProcessorRegistry, configure_parallelism,
-    jpeg_turbo,
+    EncoderDtype, EncoderInput, ImageDetail, ImageFrame, ImageSize, ImageSource, Parallelism,
+    PreProcessorConfig, PreprocessedEncoderInputs, TransparencyPolicy, VisionPreProcessor,
+    VisionProcessorRegistry, configure_parallelism, jpeg_turbo,
 };
 
 use crate::case::{Case, Format};
-use crate::side::Side;
-use crate::times::{Clock, Stage, Times};
+use crate::side::{Clock, Side, Stage, Times, whole_times};
 
-/// The version that Cargo.toml pins.
+/// The version in Cargo.toml.
 const VERSION: &str = "1.14.0";
 
-/// Whether it found the library without which its JPEG pixels are not Pillow's.
+/// Returns `true` if the peer finds the library with which its JPEG pixels equal Pillow's.
 pub(crate) fn has_libturbojpeg() -> bool {
     jpeg_turbo::turbojpeg_available()
 }
 
-/// The peer, set up for one case.
 pub(crate) struct LlmMultimodal {
     registry: VisionProcessorRegistry,
     repository: &'static str,
@@ -42,7 +40,8 @@ pub(crate) struct LlmMultimodal {
 
 impl LlmMultimodal {
     pub(crate) fn open(case: &Case) -> Result<Self, Box<dyn Error>> {
-        configure_parallelism(Parallelism::Inline).map_err(|mode| format!("already runs as {mode:?}"))?;
+        let mode = configure_parallelism(Parallelism::Inline);
+        mode.map_err(|mode| format!("llm-multimodal already runs as {mode:?}"))?;
         let config = std::fs::read_to_string(case.settings.join("preprocessor_config.json"))?;
         Ok(Self {
             registry: VisionProcessorRegistry::with_defaults(),
@@ -55,81 +54,27 @@ impl LlmMultimodal {
         })
     }
 
-    /// A frame like those of its media connector, but without the size and the hash, which decoding
-    /// does not look at.
+    /// Returns a frame like those of its media connector, without the size and the hash, which
+    /// decoding does not use.
     fn frame(&self) -> ImageFrame {
-        let (detail, source, size) = (ImageDetail::Auto, ImageSource::InlineBytes, ImageSize::new(0, 0));
+        let detail = ImageDetail::Auto;
+        let source = ImageSource::InlineBytes;
+        let size = ImageSize::new(0, 0);
         ImageFrame::encoded(self.bytes.clone(), detail, source, String::new(), size, None)
             .with_transparency(TransparencyPolicy::CompositeOverWhite)
     }
-}
 
-/// The type that normalised values have on its wire; none for raw pixels.
-const fn wire(format: Format) -> Option<EncoderDtype> {
-    match format {
-        Format::U8 => None,
-        Format::Bf16 => Some(EncoderDtype::BFloat16),
-        Format::F32 => Some(EncoderDtype::Float32),
-    }
-}
-
-/// Pixels to the encoder's input.
-fn process(
-    processor: &dyn VisionPreProcessor,
-    image: &ImageFrame,
-    config: &PreProcessorConfig,
-    format: Format,
-) -> Result<PreprocessedEncoderInputs, Box<dyn Error>> {
-    let images = std::slice::from_ref(image.image()?);
-    let at_once = wire(format).and_then(|dtype| processor.preprocess_wire(images, config, dtype));
-    Ok(at_once.unwrap_or_else(|| processor.preprocess(images, config))?)
-}
-
-impl Side for LlmMultimodal {
-    fn name(&self) -> String {
-        let lacks = if has_libturbojpeg() { "" } else { " without libturbojpeg" };
-        format!("llm-multimodal {VERSION}{lacks}")
-    }
-
-    fn round(&mut self) -> Result<Times, Box<dyn Error>> {
-        let processor =
-            self.registry.find(self.repository, Some(self.model_type)).ok_or("llm-multimodal lacks the model")?;
-        let clock = Clock::start();
-        let frame = black_box(self.frame());
-        frame.image()?;
-        let decoded = clock.read();
-        let inputs = process(processor, &frame, &self.config, self.format)?;
-        let grid = inputs.model_specific.get("image_grid_thw").cloned();
-        let tensor = match (inputs.encoder_input, wire(self.format)) {
-            (EncoderInput::U8 { patches, .. }, None) => patches.into_raw_vec_and_offset().0,
-            (input, Some(dtype)) => input.into_bytes_as(dtype)?,
-            _ => return Err("llm-multimodal made no raw pixels".into()),
-        };
-        let processed = clock.read();
-        drop(frame);
-        let whole = clock.read();
-        self.tensor = black_box(tensor);
-        let mut times =
-            Times::from([(Stage::Decode, decoded), (Stage::Process, processed - decoded), (Stage::Whole, whole)]);
-        if let (Some(ModelSpecificValue::IntTensor { data, .. }), Format::U8) = (grid, self.format) {
-            times.extend(self.apart(processor, &data)?);
-        }
-        Ok(times)
-    }
-
-    fn tensor(&mut self) -> Result<Option<Vec<u8>>, Box<dyn Error>> {
-        Ok(Some(self.tensor.clone()))
-    }
-}
-
-impl LlmMultimodal {
-    /// Resize and layout by themselves, for raw patches of an image that is resized at all.
-    fn apart(&self, processor: &dyn VisionPreProcessor, grid: &[i64]) -> Result<Times, Box<dyn Error>> {
+    /// Measures resize and layout separately, for raw patches of an image that is resized.
+    fn separate_stages(
+        &self,
+        processor: &dyn VisionPreProcessor,
+        grid: &[i64],
+    ) -> Result<Times, Box<dyn Error>> {
         let patch = self.config.get_patch_size(0) as u32;
         let [_, height, width] = *grid else {
-            return Err("llm-multimodal's grid has not three sides".into());
+            return Err("llm-multimodal's grid does not have three numbers".into());
         };
-        let (width, height) = (width as u32 * patch, height as u32 * patch);
+        let [width, height] = [width, height].map(|patches| patches as u32 * patch);
         let frame = self.frame();
         let image = frame.image()?;
         if (image.width(), image.height()) == (width, height) {
@@ -144,8 +89,67 @@ impl LlmMultimodal {
         let layout = clock.read();
         match inputs.encoder_input {
             EncoderInput::U8 { patches, .. } if patches.iter().eq(&self.tensor) => {}
-            _ => return Err("llm-multimodal's stages make another tensor than together".into()),
+            _ => return Err("llm-multimodal's separate stages make another tensor".into()),
         }
         Ok(Times::from([(Stage::Resize, resize), (Stage::Layout, layout)]))
+    }
+}
+
+/// Returns the type of normalized values on its wire; `None` for raw pixels.
+const fn wire_type(format: Format) -> Option<EncoderDtype> {
+    match format {
+        Format::U8 => None,
+        Format::Bf16 => Some(EncoderDtype::BFloat16),
+        Format::F32 => Some(EncoderDtype::Float32),
+    }
+}
+
+/// Converts pixels to the encoder's input.
+fn process(
+    processor: &dyn VisionPreProcessor,
+    image: &ImageFrame,
+    config: &PreProcessorConfig,
+    format: Format,
+) -> Result<PreprocessedEncoderInputs, Box<dyn Error>> {
+    let images = std::slice::from_ref(image.image()?);
+    let for_wire =
+        wire_type(format).and_then(|dtype| processor.preprocess_wire(images, config, dtype));
+    Ok(for_wire.unwrap_or_else(|| processor.preprocess(images, config))?)
+}
+
+impl Side for LlmMultimodal {
+    fn name(&self) -> String {
+        let suffix = if has_libturbojpeg() { "" } else { " without libturbojpeg" };
+        format!("llm-multimodal {VERSION}{suffix}")
+    }
+
+    fn round(&mut self) -> Result<Times, Box<dyn Error>> {
+        let processor = self.registry.find(self.repository, Some(self.model_type));
+        let processor = processor.ok_or("llm-multimodal does not have the model")?;
+        let clock = Clock::start();
+        let frame = black_box(self.frame());
+        frame.image()?;
+        let decoded = clock.read();
+        let inputs = process(processor, &frame, &self.config, self.format)?;
+        let grid = inputs.model_specific.get("image_grid_thw").cloned();
+        let tensor = match (inputs.encoder_input, wire_type(self.format)) {
+            (EncoderInput::U8 { patches, .. }, None) => patches.into_raw_vec_and_offset().0,
+            (input, Some(dtype)) => input.into_bytes_as(dtype)?,
+            _ => return Err("llm-multimodal made no raw pixels".into()),
+        };
+        let processed = clock.read();
+        drop(frame);
+        let whole = clock.read();
+        self.tensor = black_box(tensor);
+        let mut times = whole_times(decoded, processed, whole);
+        if let (Some(ModelSpecificValue::IntTensor { data, .. }), Format::U8) = (grid, self.format)
+        {
+            times.extend(self.separate_stages(processor, &data)?);
+        }
+        Ok(times)
+    }
+
+    fn tensor(&mut self) -> Result<Option<Vec<u8>>, Box<dyn Error>> {
+        Ok(Some(self.tensor.clone()))
     }
 }

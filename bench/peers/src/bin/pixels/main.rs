@@ -1,14 +1,14 @@
-//! Chiasm and its peers make pixel tensors of the same files, in turns, in one run: the measuring
-//! half of `cargo xtask bench-peers pixels`. Its commands and flags are in `bench/peers/README.md`;
-//! it prints [`Measurement`]s.
+//! Pixel tensors of the same files by Chiasm and its peers, in turns: the measuring half of
+//! `cargo xtask bench-peers pixels`. Its commands and flags are in `bench/peers/README.md`; it
+//! prints [`Row`]s.
 //!
 //! | file | is |
 //! |---|---|
-//! | `case` | which models, which pictures |
-//! | `side` | what all sides have in common |
-//! | `ours`, `llm_multimodal_peer`, `transformers_peer` | the sides; `transformers_peer.py` is the last one's other end |
-//! | `times` | the clock and the stages |
-//! | `make_pictures.py`, `models/` | what is measured with: formulas, and settings as published |
+//! | `case` | models and pictures |
+//! | `side` | the sides' interface, and times |
+//! | `ours` | Chiasm, and the floor |
+//! | `llm_multimodal_peer` | the peer `llm-multimodal` |
+//! | `transformers_peer` | the peer `transformers`, in `transformers_peer.py` |
 
 #![forbid(unsafe_code)]
 
@@ -16,7 +16,6 @@ mod case;
 mod llm_multimodal_peer;
 mod ours;
 mod side;
-mod times;
 mod transformers_peer;
 
 use std::cell::RefCell;
@@ -24,62 +23,60 @@ use std::error::Error;
 use std::process::ExitCode;
 use std::rc::Rc;
 
-use peers::arguments::Flags;
-use peers::ending;
-use serde::Serialize;
+use peers::flags::Flags;
+use peers::row::{OURS, Row, less, neutral};
+use peers::{USAGE, exit_code};
 
 use crate::case::{Case, Format};
 use crate::llm_multimodal_peer::{LlmMultimodal, has_libturbojpeg};
-use crate::ours::Ours;
-use crate::side::Side;
-use crate::times::{Times, medians};
+use crate::ours::{FLOOR, Ours};
+use crate::side::{Side, Stage, Times, medians};
 use crate::transformers_peer::{Python, Transformers};
 
-/// One side's result for one case.
-#[derive(Serialize)]
-struct Measurement {
-    /// Model, picture and format, such as `qwen3_vl 1920x1080.jpg u8`.
-    case: String,
-    /// Name and version.
-    side: String,
-    /// Median CPU time of each stage, ms; of none if `refused`.
-    times: Times,
-    /// Share of the tensor's values that are not Chiasm's; none for a side without a tensor, or if
-    /// Chiasm has none.
-    differs: Option<f64>,
-    /// Why this side cannot do it.
-    refused: Option<String>,
-}
+const NO_LIBTURBOJPEG: &str = "\
+!!!
+!!!  llm-multimodal FINDS NO libturbojpeg: its JPEG pixels and its times are those of another
+!!!  decoder. Install Debian's libturbojpeg0 to measure it as it is meant to run.
+!!!";
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    ending::exit(match arguments.split_first() {
-        Some((command, [])) if command == "has-libturbojpeg" => {
+    exit_code(run())
+}
+
+fn run() -> Result<(), Box<dyn Error>> {
+    let (command, flags) = Flags::parse_arguments()?;
+    match &*command {
+        "has-libturbojpeg" => {
             println!("{}", has_libturbojpeg());
-            Ok(())
+            return Ok(());
         }
-        Some((command, flags)) if command == "run" => pixels(&Flags::new(flags)),
-        _ => Err("usage: see bench/peers/README.md".into()),
-    })
-}
-
-fn pixels(flags: &Flags<'_>) -> Result<(), Box<dyn Error>> {
-    let rounds = flags.parse("--rounds")?;
-    let python = Rc::new(RefCell::new(Python::start(&flags.path("--python")?, &flags.path("--script")?)?));
-    let exchange = tempfile::tempdir()?;
-    for case in case::all(&flags.path("--models")?, &flags.path("--pictures")?) {
-        eprintln!("{}", case.name());
-        let transformers = Transformers::open(Rc::clone(&python), &case, &exchange.path().join("tensor"));
-        for measurement in measure(&case, transformers, rounds)? {
-            println!("{}", serde_json::to_string(&measurement)?);
-        }
+        "run" => {}
+        _ => return Err(USAGE.into()),
     }
-    Ok(())
+    if !has_libturbojpeg() {
+        eprintln!("{NO_LIBTURBOJPEG}");
+    }
+    let rounds = flags.parse("--rounds")?;
+    let python = Python::start(&flags.path("--python")?, &flags.path("--script")?)?;
+    let python = Rc::new(RefCell::new(python));
+    let exchange = tempfile::tempdir()?;
+    let mut name = None;
+    for case in case::all(&flags.path("--models")?, &flags.path("--pictures")?) {
+        eprintln!("{}", case.name);
+        let tensor = exchange.path().join("tensor");
+        let transformers = Transformers::open(Rc::clone(&python), &case, tensor);
+        name = measure(&case, transformers, rounds)?.or(name);
+    }
+    Row::for_run("rounds", rounds, name.as_deref().unwrap_or(OURS)).print()
 }
 
-/// All sides on one case. Chiasm comes first in the answer.
-fn measure(case: &Case, transformers: Transformers<'_>, rounds: usize) -> Result<Vec<Measurement>, Box<dyn Error>> {
-    let mut measurements = Vec::new();
+/// Measures all sides with one case and prints the rows. Returns the name of our side; `None` if it
+/// does not support the model.
+fn measure(
+    case: &Case,
+    transformers: Transformers<'_>,
+    rounds: usize,
+) -> Result<Option<String>, Box<dyn Error>> {
     let mut sides: Vec<Box<dyn Side + '_>> = Vec::new();
     match Ours::open(case)? {
         Ok(ours) => {
@@ -87,55 +84,77 @@ fn measure(case: &Case, transformers: Transformers<'_>, rounds: usize) -> Result
             sides.push(Box::new(ours));
             sides.push(Box::new(floor));
         }
-        Err(error) => measurements.push(Measurement {
-            case: case.name(),
-            side: "chiasm".to_owned(),
-            times: Times::new(),
-            differs: None,
-            refused: Some(error.to_string()),
-        }),
+        Err(error) => eprintln!("!!! not supported yet: {}: {error}", case.name),
     }
-    let refused = !measurements.is_empty();
+    let is_supported = !sides.is_empty();
     sides.push(Box::new(LlmMultimodal::open(case)?));
     sides.push(Box::new(transformers));
 
-    // A round that does not count: it warms up, and its tensors are compared.
+    // A round that does not count warms up, and its tensors are compared.
     let mut tensors = Vec::new();
     for side in &mut sides {
         side.round()?;
         tensors.push(side.tensor()?);
     }
-    let ours = if refused { None } else { tensors[0].as_deref() };
-    let differs: Vec<_> =
-        (tensors.iter()).map(|tensor| Some(share_that_differs(ours?, tensor.as_deref()?, case.format))).collect();
-
     let mut times = vec![Vec::with_capacity(rounds); sides.len()];
     for round in 0..rounds {
-        let forward = round % 2 == 0;
         for turn in 0..sides.len() {
-            let side = if forward { turn } else { sides.len() - 1 - turn };
+            let side = if round % 2 == 0 { turn } else { sides.len() - 1 - turn };
             times[side].push(sides[side].round()?);
         }
     }
-    measurements.extend(sides.iter().zip(&times).zip(differs).map(|((side, times), differs)| Measurement {
-        case: case.name(),
-        side: side.name(),
-        times: medians(times),
-        differs,
-        refused: None,
-    }));
-    Ok(measurements)
+    let mut ours = Times::new();
+    let mut our_tensor = None;
+    if is_supported {
+        ours = medians(&times[0]);
+        our_tensor = tensors[0].as_deref();
+    }
+    let peers = sides.iter().zip(&times).zip(&tensors).skip(usize::from(is_supported));
+    for ((side, times), tensor) in peers {
+        let differs = our_tensor
+            .zip(tensor.as_deref())
+            .map(|(ours, theirs)| differing_share(ours, theirs, case.format));
+        print_rows(&case.name, &ours, &side.name(), &medians(times), differs)?;
+    }
+    Ok(is_supported.then(|| sides[0].name()))
 }
 
-/// Share of two tensors' values that differ: 0 is none, 1 is all. Tensors of different lengths
-/// differ in all.
-fn share_that_differs(ours: &[u8], theirs: &[u8], format: Format) -> f64 {
+/// Prints the rows of a peer. `differs` is the share of its values that differ from ours.
+fn print_rows(
+    case: &str,
+    ours: &Times,
+    peer: &str,
+    times: &Times,
+    differs: Option<f64>,
+) -> Result<(), Box<dyn Error>> {
+    let equal = differs.map(|share| share == 0.0);
+    for (stage, &theirs) in times {
+        // The floor has the same decoder as our side.
+        if peer == FLOOR && *stage == Stage::Decode {
+            continue;
+        }
+        let ours = ours.get(stage).copied().unwrap_or(f64::NAN);
+        let row = less(stage.name(), "ms").row(case, peer, ours, theirs);
+        let ratio = if peer == FLOOR { ours / theirs } else { row.ratio };
+        Row { ratio, equal, ..row }.print()?;
+    }
+    if let Some(share) = differs.filter(|&share| share > 0.0) {
+        let percent = (100.0 * share).max(0.001);
+        let row = neutral("differing values", "%").row(case, peer, f64::NAN, percent);
+        Row { equal, ..row }.print()?;
+    }
+    Ok(())
+}
+
+/// Returns the share of two tensors' values that differ, from 0 to 1. Tensors of different lengths
+/// differ in all values.
+fn differing_share(ours: &[u8], theirs: &[u8], format: Format) -> f64 {
     if ours.len() != theirs.len() {
         return 1.0;
     }
-    let values = ours.len() / format.size();
-    let different =
-        (ours.chunks_exact(format.size()).zip(theirs.chunks_exact(format.size()))).filter(|(a, b)| a != b).count();
+    let [ours, theirs] = [ours, theirs].map(|tensor| tensor.chunks_exact(format.size()));
+    let values = ours.len();
+    let different = ours.zip(theirs).filter(|(ours, theirs)| ours != theirs).count();
     different as f64 / values as f64
 }
 
@@ -144,10 +163,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_compared_and_not_bytes() {
-        assert_eq!(share_that_differs(&[1, 2, 3, 4], &[1, 2, 3, 4], Format::U8), 0.0);
-        assert_eq!(share_that_differs(&[1, 2, 3, 4], &[1, 2, 3, 5], Format::U8), 0.25);
-        assert_eq!(share_that_differs(&[1, 2, 3, 4], &[1, 2, 9, 9], Format::Bf16), 0.5);
-        assert_eq!(share_that_differs(&[1, 2], &[1, 2, 3, 4], Format::U8), 1.0);
+    fn values_are_compared_instead_of_bytes() {
+        assert_eq!(differing_share(&[1, 2, 3, 4], &[1, 2, 3, 4], Format::U8), 0.0);
+        assert_eq!(differing_share(&[1, 2, 3, 4], &[1, 2, 3, 5], Format::U8), 0.25);
+        assert_eq!(differing_share(&[1, 2, 3, 4], &[1, 2, 9, 9], Format::Bf16), 0.5);
+        assert_eq!(differing_share(&[1, 2], &[1, 2, 3, 4], Format::U8), 1.0);
     }
 }

@@ -1,22 +1,26 @@
-//! Chiasm, and the floor beneath it.
+//! Chiasm, and the floor, which is the limit for any side.
 
 use std::error::Error;
 use std::hint::black_box;
-use std::path::Path;
 
 use bytes::Bytes;
-use chiasm_media::{DecodeMemory, EncodedMedia, MediaHeader, MediaLimits, RgbImage, decode, decode_into};
+use chiasm_media::{
+    DecodeMemory, EncodedMedia, MediaHeader, MediaLimits, RgbImage, decode, decode_into,
+};
 use chiasm_types::{Dtype, TokenId};
 use chiasm_vision::{
-    ImageKwargs, ImagePlan, ImageSize, PixelFormat, RgbView, VisionError, VisionModel, Vocabulary, VocabularyError, resize_bicubic,
+    ImageKwargs, ImagePlan, ImageSize, PixelFormat, RgbView, VisionError, VisionModel, Vocabulary,
+    VocabularyError, resize_bicubic,
 };
 
 use crate::case::{Case, Format};
-use crate::side::Side;
-use crate::times::{Clock, Stage, Times};
+use crate::side::{Clock, Side, Stage, Times, whole_times};
 
-/// Chiasm as it serves: images are decoded into memory that the thread keeps, the tensor goes into
-/// a buffer that is the caller's and is used again.
+/// The name of the floor in rows.
+pub(crate) const FLOOR: &str = "floor";
+
+/// Chiasm as in a server: images are decoded into memory that the thread keeps, and the tensor is
+/// written into the caller's buffer, which is reused.
 pub(crate) struct Ours {
     model: VisionModel,
     format: PixelFormat,
@@ -24,29 +28,29 @@ pub(crate) struct Ours {
     memory: DecodeMemory,
     plan: ImagePlan,
     tensor: Vec<u8>,
-    apart: Option<Apart>,
+    separate: Option<SeparateStages>,
 }
 
-/// What the stages by themselves need. On the whole way, resize and layout are one: a band of lines
-/// is resized, then cut into patches from the CPU's cache.
-struct Apart {
+/// The buffers of resize and layout as separate stages. Together they are one stage: a band of
+/// lines is resized, then cut into patches from the CPU's cache.
+struct SeparateStages {
     decoded: RgbImage,
     narrowed: Vec<u8>,
     /// The image in the size of the plan.
     resized: Vec<u8>,
-    /// The plan of an image that has the planned size already, so that processing it is layout
-    /// alone.
+    /// The plan of an image of that size, whose processing is layout alone.
     plan: ImagePlan,
 }
 
 impl Ours {
-    /// `Ok(Err(_))` for a model whose family Chiasm does not know.
+    /// Opens a model. The inner error is that of a family that Chiasm does not support.
     pub(crate) fn open(case: &Case) -> Result<Result<Self, VisionError>, Box<dyn Error>> {
-        let model = match model(&case.settings) {
+        let model = match VisionModel::from_model_dir(&case.settings, &SpecialTokens) {
             Ok(model) => model.ok_or("the model takes no images")?,
-            Err(error @ (VisionError::UnknownFamily { .. } | VisionError::UnknownImageProcessor { .. })) => {
-                return Ok(Err(error));
-            }
+            Err(
+                error @ (VisionError::UnknownFamily { .. }
+                | VisionError::UnknownImageProcessor { .. }),
+            ) => return Ok(Err(error)),
             Err(error) => return Err(error.into()),
         };
         let format = match case.format {
@@ -54,25 +58,28 @@ impl Ours {
             Format::Bf16 => PixelFormat::Normalized(Dtype::BF16),
             Format::F32 => PixelFormat::Normalized(Dtype::F32),
         };
-        let encoded = EncodedMedia::from_bytes(Bytes::from(std::fs::read(&case.picture)?), &MediaLimits::default())?;
+        let file = Bytes::from(std::fs::read(&case.picture)?);
+        let encoded = EncodedMedia::from_bytes(file, &MediaLimits::default())?;
         let MediaHeader::Image(header) = encoded.header else {
             return Err("the picture is no image".into());
         };
-        let plan = model.plan(ImageSize { width: header.width, height: header.height }, &ImageKwargs::default())?;
+        let size = ImageSize { width: header.width, height: header.height };
+        let plan = model.plan(size, &ImageKwargs::default())?;
         let tensor = vec![0; plan.pixel_bytes(format)];
-        let apart = match case.format {
-            Format::U8 if plan.resized != plan.original => Some(Apart {
+        let mut separate = None;
+        if case.format == Format::U8 && plan.resized != plan.original {
+            separate = Some(SeparateStages {
                 decoded: decode(&encoded)?,
                 narrowed: Vec::new(),
                 resized: vec![0; 3 * plan.resized.area() as usize],
                 plan: model.plan(plan.resized, &ImageKwargs::default())?,
-            }),
-            _ => None,
-        };
-        Ok(Ok(Self { model, format, encoded, memory: DecodeMemory::new(), plan, tensor, apart }))
+            });
+        }
+        let memory = DecodeMemory::new();
+        Ok(Ok(Self { model, format, encoded, memory, plan, tensor, separate }))
     }
 
-    /// The floor of this case.
+    /// Returns the floor of this case.
     pub(crate) fn floor(&self) -> Floor {
         Floor {
             encoded: self.encoded.clone(),
@@ -83,13 +90,7 @@ impl Ours {
     }
 }
 
-/// The one place that knows how a model is opened.
-fn model(dir: &Path) -> Result<Option<VisionModel>, VisionError> {
-    VisionModel::from_model_dir(dir, &SpecialTokens)
-}
-
-/// The special tokens that the families ask for, with the numbers that the models publish: pixels
-/// do not depend on them.
+/// The special tokens of the families, with ids that models publish. Pixels do not depend on them.
 struct SpecialTokens;
 
 impl Vocabulary for SpecialTokens {
@@ -107,7 +108,8 @@ impl Vocabulary for SpecialTokens {
     }
 
     fn encode(&self, text: &str) -> Result<Vec<TokenId>, VocabularyError> {
-        self.id(text).map(|id| vec![id]).ok_or_else(|| VocabularyError::NoToken(text.to_owned()))
+        let id = self.id(text).ok_or_else(|| VocabularyError::NoToken(text.to_owned()))?;
+        Ok(vec![id])
     }
 }
 
@@ -122,24 +124,25 @@ impl Side for Ours {
         let decoded = clock.read();
         let size = ImageSize { width: image.width, height: image.height };
         let plan = self.model.plan(size, &ImageKwargs::default())?;
-        self.model.process(RgbView::new(size, image.pixels)?, &plan, self.format, black_box(&mut self.tensor))?;
+        let view = RgbView::new(size, image.pixels)?;
+        self.model.process(view, &plan, self.format, black_box(&mut self.tensor))?;
         let processed = clock.read();
         self.memory.trim();
         let whole = clock.read();
-        let mut times =
-            Times::from([(Stage::Decode, decoded), (Stage::Process, processed - decoded), (Stage::Whole, whole)]);
-        if let Some(Apart { decoded, narrowed, resized, plan }) = &mut self.apart {
-            let image = RgbView::new(self.plan.original, &decoded.pixels)?;
+        let mut times = whole_times(decoded, processed, whole);
+        if let Some(SeparateStages { decoded, narrowed, resized, plan }) = &mut self.separate {
+            let kernels = self.model.implementation();
+            let view = RgbView::new(self.plan.original, &decoded.pixels)?;
             let clock = Clock::start();
-            resize_bicubic(self.model.implementation(), image, plan.original, narrowed, black_box(resized))?;
+            resize_bicubic(kernels, view, plan.original, narrowed, black_box(resized))?;
             times.insert(Stage::Resize, clock.read());
             let expected = self.tensor.clone();
-            let image = RgbView::new(plan.original, resized)?;
+            let view = RgbView::new(plan.original, resized)?;
             let clock = Clock::start();
-            self.model.process(image, plan, self.format, black_box(&mut self.tensor))?;
+            self.model.process(view, plan, self.format, black_box(&mut self.tensor))?;
             times.insert(Stage::Layout, clock.read());
             if self.tensor != expected {
-                return Err("the stages by themselves make another tensor than together".into());
+                return Err("the separate stages make another tensor".into());
             }
         }
         Ok(times)
@@ -150,7 +153,7 @@ impl Side for Ours {
     }
 }
 
-/// What cannot be saved: decoding, and writing the tensor once, into a buffer that is used again.
+/// Decoding, and one copy of the tensor into a buffer that is reused.
 pub(crate) struct Floor {
     encoded: EncodedMedia,
     memory: DecodeMemory,
@@ -160,7 +163,7 @@ pub(crate) struct Floor {
 
 impl Side for Floor {
     fn name(&self) -> String {
-        "floor".to_owned()
+        FLOOR.to_owned()
     }
 
     fn round(&mut self) -> Result<Times, Box<dyn Error>> {
@@ -170,7 +173,7 @@ impl Side for Floor {
         let decoded = clock.read();
         black_box(&mut self.to).copy_from_slice(black_box(&self.from));
         let whole = clock.read();
-        Ok(Times::from([(Stage::Decode, decoded), (Stage::Process, whole - decoded), (Stage::Whole, whole)]))
+        Ok(whole_times(decoded, whole, whole))
     }
 
     fn tensor(&mut self) -> Result<Option<Vec<u8>>, Box<dyn Error>> {

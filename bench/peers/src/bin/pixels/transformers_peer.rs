@@ -1,4 +1,4 @@
-//! The peer `transformers`: a Python process that is told one round at a time.
+//! The peer `transformers`: a Python process that gets an order for each round.
 
 use std::cell::RefCell;
 use std::error::Error;
@@ -10,10 +10,9 @@ use std::rc::Rc;
 use serde::{Deserialize, Serialize};
 
 use crate::case::Case;
-use crate::side::Side;
-use crate::times::Times;
+use crate::side::{Side, Times};
 
-/// One order, as `transformers_peer.py` documents it.
+/// An order, see `transformers_peer.py`.
 #[derive(Serialize)]
 struct Order<'a> {
     model: &'a Path,
@@ -22,7 +21,7 @@ struct Order<'a> {
     tensor: Option<&'a Path>,
 }
 
-/// Its first line.
+/// The first line of output.
 #[derive(Deserialize)]
 struct Versions {
     transformers: String,
@@ -30,7 +29,7 @@ struct Versions {
     pillow: String,
 }
 
-/// The process; it ends when its input does.
+/// The process, which ends when its input ends.
 pub(crate) struct Python {
     child: Child,
     orders: Option<ChildStdin>,
@@ -39,29 +38,25 @@ pub(crate) struct Python {
 }
 
 impl Python {
-    /// Starts the script and waits until it has imported what it needs.
+    /// Starts the script and waits until it has imported its modules.
     pub(crate) fn start(python: &Path, script: &Path) -> Result<Self, Box<dyn Error>> {
-        // -I: packages and settings of the user are not those of the environment. -B: leaves no
-        // __pycache__.
-        let mut child = Command::new(python)
-            .args(["-I", "-B"])
-            .arg(script)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(|error| format!("could not start {}: {error}", python.display()))?;
+        let mut command = Command::new(python);
+        // -I: ignores packages and settings of the user. -B: leaves no __pycache__.
+        command.args(["-I", "-B"]).arg(script).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let child = command.spawn();
+        let mut child =
+            child.map_err(|error| format!("could not start {}: {error}", python.display()))?;
         let orders = child.stdin.take();
         let answers = BufReader::new(child.stdout.take().ok_or("a pipe is missing")?);
         let mut python = Self { child, orders, answers, name: String::new() };
-        let versions: Versions = serde_json::from_str(&python.answer()?)?;
-        let Versions { transformers, torch, pillow } = versions;
-        // Behind the plus sign is what torch was built for.
+        let Versions { transformers, torch, pillow } = serde_json::from_str(&python.answer()?)?;
+        // After the plus sign is the platform of the build.
         let torch = torch.split('+').next().unwrap_or_default();
         python.name = format!("transformers {transformers} (torch {torch}, Pillow {pillow})");
         Ok(python)
     }
 
-    fn ask(&mut self, order: &Order<'_>) -> Result<Times, Box<dyn Error>> {
+    fn send(&mut self, order: &Order<'_>) -> Result<Times, Box<dyn Error>> {
         let orders = self.orders.as_mut().ok_or("a pipe is missing")?;
         writeln!(orders, "{}", serde_json::to_string(order)?)?;
         orders.flush()?;
@@ -70,37 +65,36 @@ impl Python {
 
     fn answer(&mut self) -> Result<String, Box<dyn Error>> {
         let mut line = String::new();
-        match self.answers.read_line(&mut line)? {
-            0 => Err("the transformers peer ended: it says above why".into()),
-            _ => Ok(line),
+        if self.answers.read_line(&mut line)? == 0 {
+            return Err("the peer transformers ended, see its output above".into());
         }
+        Ok(line)
     }
 }
 
 impl Drop for Python {
     fn drop(&mut self) {
+        // The end of its input ends the process, whose status does not matter any more.
         self.orders = None;
-        // It has answered every order, so that it is about to end; how does not matter any more.
         let _ = self.child.wait();
     }
 }
 
-/// The peer, set up for one case.
 pub(crate) struct Transformers<'a> {
     python: Rc<RefCell<Python>>,
     case: &'a Case,
+    /// The file in which the process passes tensors.
     tensor: PathBuf,
 }
 
 impl<'a> Transformers<'a> {
-    /// `tensor` is a file to hand tensors over.
-    pub(crate) fn open(python: Rc<RefCell<Python>>, case: &'a Case, tensor: &Path) -> Self {
-        Self { python, case, tensor: tensor.to_owned() }
+    pub(crate) fn open(python: Rc<RefCell<Python>>, case: &'a Case, tensor: PathBuf) -> Self {
+        Self { python, case, tensor }
     }
 
-    fn ask(&self, tensor: Option<&Path>) -> Result<Times, Box<dyn Error>> {
-        let Case { format, settings, picture, .. } = self.case;
-        self.python.borrow_mut().ask(&Order { model: settings, picture, format: format.name(), tensor })
+    fn send(&self, tensor: Option<&Path>) -> Result<Times, Box<dyn Error>> {
+        let Case { format, settings: model, picture, .. } = self.case;
+        self.python.borrow_mut().send(&Order { model, picture, format: format.name(), tensor })
     }
 }
 
@@ -110,11 +104,11 @@ impl Side for Transformers<'_> {
     }
 
     fn round(&mut self) -> Result<Times, Box<dyn Error>> {
-        self.ask(None)
+        self.send(None)
     }
 
     fn tensor(&mut self) -> Result<Option<Vec<u8>>, Box<dyn Error>> {
-        self.ask(Some(&self.tensor))?;
+        self.send(Some(&self.tensor))?;
         Ok(Some(std::fs::read(&self.tensor)?))
     }
 }

@@ -1,5 +1,4 @@
-//! A call over gRPC that carries nothing and does nothing, between processes with the certificates
-//! that frontends and agents have.
+//! An empty gRPC call between processes with the certificates of frontends and agents.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -9,23 +8,23 @@ use std::path::Path;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use peers::programs::free_address;
 use tonic::body::Body;
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::codegen::http::{Request as HttpRequest, Response as HttpResponse};
 use tonic::codegen::{BoxFuture, Service};
 use tonic::server::{NamedService, UnaryService};
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig};
+use tonic::transport::{
+    Certificate, Channel, ClientTlsConfig, Endpoint, Identity, Server, ServerTlsConfig,
+};
 use tonic::{Request, Response, Status};
 use tonic_prost::ProstCodec;
 
 use crate::machines::certificates::{self, Certificates};
 use crate::machines::machine::Machine;
-use crate::program::Program;
+use crate::program::{Program, free_address};
 use crate::side::Inputs;
 
-const NAME: &str = "null.Null";
 const CALL: &str = "/null.Null/Call";
 
 /// Serves until it is killed.
@@ -33,17 +32,17 @@ pub(crate) async fn serve(listen: SocketAddr, certificates: &Path) -> Result<(),
     let [authority, certificate, key] = certificates::read(certificates)?;
     let tls = ServerTlsConfig::new().identity(Identity::from_pem(certificate, key));
     let tls = tls.client_ca_root(Certificate::from_pem(authority));
-    Ok(Server::builder().tls_config(tls)?.add_service(Null).serve(listen).await?)
+    Ok(Server::builder().tls_config(tls)?.add_service(NullService).serve(listen).await?)
 }
 
 #[derive(Clone)]
-struct Null;
+struct NullService;
 
-impl NamedService for Null {
-    const NAME: &'static str = NAME;
+impl NamedService for NullService {
+    const NAME: &'static str = "null.Null";
 }
 
-impl Service<HttpRequest<Body>> for Null {
+impl Service<HttpRequest<Body>> for NullService {
     type Response = HttpResponse<Body>;
     type Error = Infallible;
     type Future = BoxFuture<Self::Response, Self::Error>;
@@ -53,13 +52,16 @@ impl Service<HttpRequest<Body>> for Null {
     }
 
     fn call(&mut self, request: HttpRequest<Body>) -> Self::Future {
-        Box::pin(async move { Ok(tonic::server::Grpc::new(ProstCodec::default()).unary(Call, request).await) })
+        Box::pin(async move {
+            let mut server = tonic::server::Grpc::new(ProstCodec::default());
+            Ok(server.unary(NullCall, request).await)
+        })
     }
 }
 
-struct Call;
+struct NullCall;
 
-impl UnaryService<()> for Call {
+impl UnaryService<()> for NullCall {
     type Response = ();
     type Future = Ready<Result<Response<()>, Status>>;
 
@@ -68,10 +70,10 @@ impl UnaryService<()> for Call {
     }
 }
 
-/// A connection to such a server on a machine.
+/// A connection to a server on a machine.
 pub(crate) struct Echo {
     client: Grpc<Channel>,
-    /// Ends with this value.
+    /// The server ends with this value.
     _server: Program,
 }
 
@@ -83,24 +85,29 @@ impl Echo {
     ) -> Result<Self, Box<dyn Error>> {
         let listen = SocketAddr::new(machine.host, free_address()?.port());
         let mut command = machine.command(&std::env::current_exe()?);
-        command.args(["echo", "--listen", &listen.to_string(), "--certificates"]).arg(&certificates.folder);
-        let mut server = Program::start(&format!("echo, {}", machine.link), &mut command, &inputs.scratch)?;
-        server.listens(listen)?;
+        command.args(["echo", "--listen", &listen.to_string()]);
+        command.arg("--certificates").arg(&certificates.folder);
+        let name = format!("echo, {}", machine.link);
+        let mut server = Program::start(&name, &mut command, &inputs.scratch)?;
+        server.wait_for_listener(listen)?;
         let [authority, certificate, key] = certificates::read(&certificates.folder)?;
         let tls = ClientTlsConfig::new().identity(Identity::from_pem(certificate, key));
-        let tls = tls.ca_certificate(Certificate::from_pem(authority)).domain_name(machine.host.to_string());
-        let channel = Endpoint::from_shared(format!("https://{listen}"))?.tls_config(tls)?.connect().await?;
-        Ok(Self { client: Grpc::new(channel), _server: server })
+        let tls = tls.ca_certificate(Certificate::from_pem(authority));
+        let tls = tls.domain_name(machine.host.to_string());
+        let endpoint = Endpoint::from_shared(format!("https://{listen}"))?.tls_config(tls)?;
+        Ok(Self { client: Grpc::new(endpoint.connect().await?), _server: server })
     }
 
-    /// How long each of the calls took that one after the other could be made in `time`.
-    pub(crate) async fn ask(&mut self, time: Duration) -> Result<Vec<Duration>, Box<dyn Error>> {
-        let (begin, mut times) = (Instant::now(), Vec::new());
+    /// Calls the server for `time`, one call after the other. Returns the time of each call.
+    pub(crate) async fn call(&mut self, time: Duration) -> Result<Vec<Duration>, Box<dyn Error>> {
+        let mut times = Vec::new();
+        let begin = Instant::now();
         while begin.elapsed() < time {
             let start = Instant::now();
             self.client.ready().await?;
             let codec = ProstCodec::<(), ()>::default();
-            self.client.unary(Request::new(()), PathAndQuery::from_static(CALL), codec).await?;
+            let path = PathAndQuery::from_static(CALL);
+            self.client.unary(Request::new(()), path, codec).await?;
             times.push(start.elapsed());
         }
         Ok(times)

@@ -1,5 +1,4 @@
-//! Bytes over a TCP connection, without TLS and without anybody who would do something with them:
-//! less than what anything that has to be sent can take.
+//! A plain transfer of bytes over TCP without TLS, which is the limit for anything that is sent.
 
 use std::error::Error;
 use std::io::{Read, Write};
@@ -7,14 +6,13 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use peers::programs::free_address;
 use serde::Deserialize;
 
 use crate::machines::machine::Machine;
-use crate::program::Program;
+use crate::program::{Program, free_address};
 use crate::side::Inputs;
 
-/// Bytes of the tensors that our binary makes of the picture at this URL.
+/// Returns the size of the tensors that our binary makes of the picture at this URL.
 pub(crate) fn tensor_bytes(inputs: &Inputs, url: &str) -> Result<usize, Box<dyn Error>> {
     #[derive(Deserialize)]
     struct Inspected {
@@ -25,22 +23,23 @@ pub(crate) fn tensor_bytes(inputs: &Inputs, url: &str) -> Result<usize, Box<dyn 
         dtype: String,
         shape: Vec<usize>,
     }
-    let output =
-        Command::new(&inputs.chiasm).args(["inspect", "--json", "--model"]).arg(&inputs.model).arg(url).output()?;
-    let inspected: Inspected = serde_json::from_slice(&output.stdout)?;
-    let bytes = inspected.tensors.iter().map(|Tensor { dtype, shape }| {
-        let size = match dtype.as_str() {
+    let mut inspect = Command::new(&inputs.chiasm);
+    inspect.args(["inspect", "--json", "--model"]).arg(&inputs.model).arg(url);
+    let inspected: Inspected = serde_json::from_slice(&inspect.output()?.stdout)?;
+    let mut bytes = 0;
+    for Tensor { dtype, shape } in inspected.tensors {
+        let size = match &*dtype {
             "uint8" => 1,
             "int64" => 8,
-            _ => return Err(format!("a tensor is of {dtype}")),
+            _ => return Err(format!("a tensor has the type {dtype}").into()),
         };
-        Ok(size * shape.iter().product::<usize>())
-    });
-    Ok(bytes.sum::<Result<usize, _>>()?)
+        bytes += size * shape.iter().product::<usize>();
+    }
+    Ok(bytes)
 }
 
-/// Takes a length, that many bytes into memory that is there, and answers with one; until it is
-/// killed.
+/// Receives a length and that many bytes into memory that was used before, and answers with one
+/// byte. Repeats until it is killed.
 pub(crate) fn sink(listen: SocketAddr) -> Result<(), Box<dyn Error>> {
     let mut memory = Vec::new();
     for stream in TcpListener::bind(listen)?.incoming() {
@@ -56,10 +55,10 @@ pub(crate) fn sink(listen: SocketAddr) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A connection to such a program on a machine.
+/// A connection to a sink on a machine.
 pub(crate) struct Transfer {
     stream: TcpStream,
-    /// Ends with this value.
+    /// The sink ends with this value.
     _sink: Program,
 }
 
@@ -68,14 +67,15 @@ impl Transfer {
         let listen = SocketAddr::new(machine.host, free_address()?.port());
         let mut command = machine.command(&std::env::current_exe()?);
         command.args(["sink", "--listen", &listen.to_string()]);
-        let mut sink = Program::start(&format!("sink, {}", machine.link), &mut command, &inputs.scratch)?;
-        sink.listens(listen)?;
+        let name = format!("sink, {}", machine.link);
+        let mut sink = Program::start(&name, &mut command, &inputs.scratch)?;
+        sink.wait_for_listener(listen)?;
         let stream = TcpStream::connect(listen)?;
         stream.set_nodelay(true)?;
         Ok(Self { stream, _sink: sink })
     }
 
-    /// The time from the first of these bytes until the answer to the last.
+    /// Returns the time from the first byte to the answer.
     pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<Duration, Box<dyn Error>> {
         let start = Instant::now();
         self.stream.write_all(&(bytes.len() as u64).to_le_bytes())?;

@@ -1,77 +1,82 @@
-//! Our frontend before two engines: both of which do everything, or one that prefills and one that
-//! decodes.
+//! Our frontend with two engines: both compute everything, or one prefills and one decodes.
 
 use std::error::Error;
 use std::path::PathBuf;
 
-use peers::programs::free_address;
-
 use crate::origin::Origin;
 use crate::ours;
-use crate::program::Program;
+use crate::program::{Program, free_address};
 use crate::side::{Inputs, Side, command};
 use crate::splits::Splits;
 use crate::workload::Pace;
 
-/// Weights by which a prompt that is not computed yet never stays with the engine that answers.
-/// What splitting costs is still worked out for each request.
-const ALWAYS: [&str; 4] = ["--disturb-weight", "1000", "--hop-weight", "0"];
+/// Weights with which no new prompt stays with the engine that answers. The router still computes
+/// the cost of splitting for each request.
+const ALWAYS_SPLIT: [&str; 4] = ["--disturb-weight", "1000", "--hop-weight", "0"];
 
-/// Where the engines of a side that splits write down the moments between which the frontend passes
-/// a prompt on.
+/// The logs of the times between which the frontend passes a prompt on.
 pub(crate) struct HopLogs {
-    /// When an engine had a prompt computed.
-    pub(crate) left: PathBuf,
-    /// When one was asked for the answer.
-    pub(crate) asked: PathBuf,
+    /// The times at which the prefilling engine had an output.
+    pub(crate) outputs: PathBuf,
+    /// The times at which the decoding engine received a request.
+    pub(crate) requests: PathBuf,
 }
 
-/// One before two engines without roles.
-pub(crate) fn aggregated(inputs: &Inputs, name: &str, pace: Pace, origin: &Origin) -> Result<Side, Box<dyn Error>> {
-    before(inputs, name, pace, origin, [("", vec![]), ("", vec![])])
+/// Starts a side with two engines without roles.
+pub(crate) fn aggregated(
+    inputs: &Inputs,
+    name: &str,
+    pace: Pace,
+    origin: &Origin,
+) -> Result<Side, Box<dyn Error>> {
+    start(inputs, name, pace, origin, [("", vec![]), ("", vec![])])
 }
 
-/// One before an engine of either role. Where engines wait for nothing they write down those
-/// moments.
+/// Starts a side with an engine of each role. Unbounded engines write logs.
 pub(crate) fn split(
     inputs: &Inputs,
     name: &str,
     pace: Pace,
     origin: &Origin,
 ) -> Result<(Side, HopLogs), Box<dyn Error>> {
-    let [left, asked] = ["left", "asked"].map(|moments| inputs.scratch.join(format!("{name}.{moments}")));
-    let arguments = |log: [&str; 2]| {
-        let connector = ["--sim-kv-connector"].into_iter();
-        let log = log.into_iter().filter(|_| pace == Pace::Unbounded);
-        connector.chain(log).map(str::to_owned).collect::<Vec<String>>()
+    let [outputs, requests] =
+        ["outputs", "requests"].map(|times| inputs.scratch.join(format!("{name}.{times}")));
+    let flags = |flag: &str, log: &PathBuf| {
+        let mut flags = vec!["--sim-kv-connector".to_owned()];
+        if pace == Pace::Unbounded {
+            flags.extend([flag.to_owned(), log.display().to_string()]);
+        }
+        flags
     };
     let engines = [
-        ("prefill=", arguments(["--sim-step-log", &left.display().to_string()])),
-        ("decode=", arguments(["--sim-request-log", &asked.display().to_string()])),
+        ("prefill=", flags("--sim-step-log", &outputs)),
+        ("decode=", flags("--sim-request-log", &requests)),
     ];
-    let side = before(inputs, name, pace, origin, engines)?;
-    Ok((Side { splits: Splits::Told, ..side }, HopLogs { left, asked }))
+    let side = start(inputs, name, pace, origin, engines)?;
+    Ok((Side { splits: Splits::ByHeader, ..side }, HopLogs { outputs, requests }))
 }
 
-/// Engines are what their handshake addresses begin with, and what they are told.
-fn before(
+/// Starts a side with engines, each given by the prefix of its handshake address and its flags.
+fn start(
     inputs: &Inputs,
     name: &str,
     pace: Pace,
     origin: &Origin,
-    of_engines: [(&str, Vec<String>); 2],
+    engine_flags: [(&str, Vec<String>); 2],
 ) -> Result<Side, Box<dyn Error>> {
-    let (mut engines, mut handshakes) = (Vec::new(), Vec::new());
-    for (number, (role, arguments)) in of_engines.iter().enumerate() {
+    let mut engines = Vec::new();
+    let mut handshakes = Vec::new();
+    for (number, (role, flags)) in engine_flags.iter().enumerate() {
         let name = format!("{name} engine {number}");
-        let steps = inputs.scratch.join(format!("{name}.steps"));
-        let (engine, handshake) = ours::engine(inputs, pace, &name, command(&inputs.chiasm), &steps, arguments)?;
+        let step_log = inputs.scratch.join(format!("{name}.steps"));
+        let (engine, handshake) =
+            ours::engine(inputs, pace, &name, command(&inputs.chiasm), &step_log, flags)?;
         engines.push(engine);
         handshakes.push(format!("{role}{handshake}"));
     }
     let address = free_address()?;
     let mut frontend = ours::frontend(inputs, &inputs.chiasm, address);
-    frontend.args(ours::attach(&handshakes)?).args(ALWAYS);
+    frontend.args(ours::attach_flags(&handshakes)?).args(ALWAYS_SPLIT);
     let frontend = Program::start(name, &mut frontend, &inputs.scratch)?;
-    Ok(Side { engines, tells_engines: true, ..Side::new(name, address, origin.url(), frontend) })
+    Ok(Side { engines, reports_engines: true, ..Side::new(name, address, origin.url(), frontend) })
 }

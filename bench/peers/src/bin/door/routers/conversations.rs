@@ -1,107 +1,98 @@
-//! Conversations about pictures that several of them share: a few pictures are asked about often
-//! and most seldom, each time something else.
+//! Conversations about shared pictures: a few pictures are frequent and most are rare.
 
 use std::cell::{Cell, RefCell};
 use std::error::Error;
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use fastrand::Rng;
-use futures_util::future::try_join_all;
-use peers::body::Pieces;
 use peers::numbers::Zipf;
-use tokio::time::timeout;
 
-use crate::client::Connection;
-use crate::routers::prompt::{BLOCK, PICTURE_TOKENS};
-use crate::workload::{MODEL, Workload};
+use crate::load;
+use crate::pieces::Pieces;
+use crate::routers::prompt::{BLOCK_SIZE, PICTURE_TOKENS};
+use crate::workload::{DATA_URI, MODEL, Workload};
 
-/// Pictures that conversations are about.
-pub(crate) const PICTURES: usize = 256;
-/// The part of their tokens that all upstreams together have room for.
+/// The number of pictures.
+const PICTURES: usize = 256;
+/// The part of the pictures' tokens for which all upstreams together have room.
 const ROOM: f64 = 0.75;
-/// Most questions of a conversation, each after all before it and their answers.
+/// The maximum number of questions of a conversation.
 pub(crate) const TURNS: usize = 3;
-/// Words of the system prompt, which all conversations have, of a question and of an answer.
+/// The numbers of words of the shared system prompt, of a question and of an answer.
 const SYSTEM_WORDS: usize = 100;
 const QUESTION_WORDS: usize = 20;
 const ANSWER_WORDS: usize = 4;
-/// Seed of what all of them have. The number has no meaning.
+/// The seed of all conversations. The number has no meaning.
 const SEED: u64 = 20_261_125;
-/// How long all of them may take.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Blocks that all upstreams together have room for.
+/// Returns the number of blocks of all upstreams together.
 pub(crate) fn blocks() -> usize {
-    (PICTURES as f64 * ROOM * PICTURE_TOKENS as f64 / BLOCK as f64) as usize
+    (PICTURES as f64 * ROOM * PICTURE_TOKENS as f64 / BLOCK_SIZE as f64) as usize
 }
 
-/// The same for every router.
+/// Conversations that are the same for every router.
 pub(crate) struct Conversations<'a> {
     workload: &'a RefCell<Workload>,
     pictures: Vec<[Bytes; 2]>,
-    /// Shares of the conversations that are about each.
     law: Zipf,
     system: String,
 }
 
 impl<'a> Conversations<'a> {
     pub(crate) fn new(workload: &'a RefCell<Workload>) -> Self {
-        let (pictures, system) = {
-            let workload = workload.borrow();
-            let pictures = (0..PICTURES).map(|number| workload.picture(number as u64)).collect();
-            (pictures, workload.words().text(SYSTEM_WORDS, &mut Rng::with_seed(SEED)))
-        };
+        let borrowed = workload.borrow();
+        let pictures = (0..PICTURES as u64).map(|number| borrowed.picture(number)).collect();
+        let system = borrowed.words().text(SYSTEM_WORDS, &mut Rng::with_seed(SEED));
         Self { workload, pictures, law: Zipf::new(PICTURES), system }
     }
 
-    /// Has so many conversations of so many questions, with so many clients at once, each of which
-    /// begins another when one is over. Returns the time that each answer took.
-    pub(crate) async fn all(
+    /// Holds `count` conversations of `turns` questions with concurrent clients, each of which
+    /// begins a conversation when its last one ends. Returns the time of each answer in ms.
+    pub(crate) async fn hold(
         &self,
         address: SocketAddr,
         (count, turns): (usize, usize),
         clients: usize,
-    ) -> Result<Vec<Duration>, Box<dyn Error>> {
-        let next = Cell::new(0);
-        let clients = (0..clients).map(async |_| {
-            let (mut connection, mut times) = (Connection::open(address).await?, Vec::new());
-            loop {
+    ) -> Result<Vec<f64>, Box<dyn Error>> {
+        let next = &Cell::new(0);
+        let clients = (0..clients).map(|_| {
+            let numbers = std::iter::from_fn(move || {
                 let number = next.replace(next.get() + 1);
-                if number >= count {
-                    return Ok::<_, Box<dyn Error>>(times);
-                }
-                for body in self.turns(number).into_iter().take(turns) {
-                    let start = Instant::now();
-                    connection.chat(body).await?;
-                    times.push(start.elapsed());
-                }
-            }
+                (number < count).then_some(number)
+            });
+            let requests =
+                numbers.flat_map(move |number| self.requests(number).into_iter().take(turns));
+            requests.map(|body| ((), body))
         });
-        let times = timeout(PATIENCE, try_join_all(clients)).await.map_err(|_| "some conversations never end")??;
-        Ok(times.concat())
+        let keep = |(), latency: Duration, _, _| Ok(latency.as_secs_f64() * 1e3);
+        Ok(load::send(address, clients, TIMEOUT, keep).await?.results)
     }
 
-    /// The requests of a conversation.
-    fn turns(&self, number: usize) -> [Pieces; TURNS] {
+    /// Returns the requests of a conversation, each with all messages so far.
+    fn requests(&self, number: usize) -> [Pieces; TURNS] {
         let mut rng = Rng::with_seed(SEED + 1 + number as u64);
         let [first, second] = &self.pictures[self.law.draw(&mut rng)];
-        let system = &self.system;
-        let head = Bytes::from(format!(
-            r#"{{"model":"{MODEL}","max_tokens":4,"messages":[{{"role":"system","content":"{system}"}},{{"role":"user","content":[{{"type":"image_url","image_url":{{"url":"data:image/jpeg;base64,"#
-        ));
+        let system = format!(r#"{{"role":"system","content":"{}"}}"#, self.system);
+        let image = format!(r#"{{"type":"image_url","image_url":{{"url":"{DATA_URI}"#);
+        let options = format!(r#""model":"{MODEL}","max_tokens":4"#);
+        let user = format!(r#"{{"role":"user","content":[{image}"#);
+        let head = Bytes::from(format!(r#"{{{options},"messages":[{system},{user}"#));
         let workload = self.workload.borrow();
         let mut text = |words| workload.words().text(words, &mut rng);
-        let mut said = format!(r#""}}}},{{"type":"text","text":"{}"}}]}}"#, text(QUESTION_WORDS));
+        let question = text(QUESTION_WORDS);
+        let mut messages = format!(r#""}}}},{{"type":"text","text":"{question}"}}]}}"#);
         std::array::from_fn(|turn| {
             if turn > 0 {
-                let [answer, question] = [text(ANSWER_WORDS), text(QUESTION_WORDS)];
-                said += &format!(
-                    r#",{{"role":"assistant","content":"{answer}"}},{{"role":"user","content":"{question}"}}"#
-                );
+                let answer = text(ANSWER_WORDS);
+                let question = text(QUESTION_WORDS);
+                messages += &format!(r#",{{"role":"assistant","content":"{answer}"}}"#);
+                messages += &format!(r#",{{"role":"user","content":"{question}"}}"#);
             }
-            [head.clone(), first.clone(), second.clone(), format!("{said}]}}").into()].into()
+            let tail = format!("{messages}]}}").into();
+            [head.clone(), first.clone(), second.clone(), tail].into()
         })
     }
 }

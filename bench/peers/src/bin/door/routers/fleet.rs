@@ -1,4 +1,4 @@
-//! Some upstreams, and a router before them.
+//! Upstreams, and the routers in front of them.
 
 use std::cell::RefCell;
 use std::error::Error;
@@ -8,77 +8,92 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use peers::programs::free_address;
+use peers::USAGE;
+use peers::flags::Flags;
 
-use crate::client::Connection;
+use crate::client::get;
 use crate::ours;
-use crate::program::Program;
-use crate::routers::proxies;
+use crate::program::{Program, free_address};
 use crate::routers::server::Stats;
-use crate::side::{Counts, Inputs, Side, command};
+use crate::side::{Counts, Inputs, Side, Versioned, command};
 use crate::workload::Workload;
 
-/// How long a router may take to know all its upstreams, once it has answered a request.
-const ALL_KNOWN: Duration = Duration::from_secs(30);
+/// The timeout until a router that has answered a request knows all its upstreams.
+const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(100);
-/// The policy that SMG has where none is named.
+/// The default policy of SMG.
 pub(crate) const SMG_DEFAULT: &str = "cache_aware";
 
-/// Other projects' routers: a program and its version.
+/// Other projects' routers.
 pub(crate) struct Programs {
-    /// A Python that has SMG.
-    pub(crate) smg: (PathBuf, String),
-    pub(crate) envoy: (PathBuf, String),
-    pub(crate) nginx: (PathBuf, String),
-    /// A Python that has Dynamo.
-    pub(crate) dynamo: (PathBuf, String),
+    /// A Python with SMG.
+    smg: Versioned,
+    envoy: Versioned,
+    nginx: Versioned,
 }
 
-/// What stands before upstreams.
+impl Programs {
+    /// Parses flags whose values are `PROGRAM,VERSION`.
+    pub(crate) fn from_flags(flags: &Flags) -> Result<Self, Box<dyn Error>> {
+        let versioned = |flag: &str| -> Result<Versioned, Box<dyn Error>> {
+            let (program, version) = flags.get(flag)?.rsplit_once(',').ok_or(USAGE)?;
+            Ok((PathBuf::from(program), version.to_owned()))
+        };
+        let [smg, envoy, nginx] = ["--smg", "--envoy", "--nginx"].map(versioned);
+        Ok(Self { smg: smg?, envoy: envoy?, nginx: nginx? })
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Router {
-    /// Chiasm, by `http://`: requests go on as they came.
+    /// Chiasm with `http://`: requests are passed on unchanged.
     Passing,
-    /// Chiasm, by `vllm+http://`: as tokens.
+    /// Chiasm with `vllm+http://`: requests are passed on as tokens.
     Tokens,
-    /// SMG with this policy.
+    /// SMG with a policy.
     Smg(&'static str),
-    /// SMG with its default policy, which says nothing of requests that go well.
+    /// SMG with its default policy, without log lines for successful requests.
     QuietSmg,
     Envoy,
     Nginx,
 }
 
-/// How an upstream is started.
+/// The capacity of an upstream.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Held {
-    /// Blocks that its cache holds.
+pub(crate) struct Capacity {
+    /// The number of blocks of the cache.
     pub(crate) blocks: usize,
-    /// Tokens that it computes per second; none if it waits for nothing.
-    pub(crate) rate: Option<f64>,
+    /// The prompt tokens per second; `None` if prompts take no time.
+    pub(crate) prefill_rate: Option<f64>,
 }
 
-/// Servers of models that somebody else runs.
 pub(crate) struct Upstreams {
     programs: Vec<Program>,
     pub(crate) addresses: Vec<SocketAddr>,
 }
 
 impl Upstreams {
-    /// Starts so many and waits until they listen.
-    pub(crate) fn start(inputs: &Inputs, name: &str, count: usize, held: Held) -> Result<Self, Box<dyn Error>> {
+    /// Starts `count` upstreams and waits until they listen.
+    pub(crate) fn start(
+        inputs: &Inputs,
+        name: &str,
+        count: usize,
+        capacity: Capacity,
+    ) -> Result<Self, Box<dyn Error>> {
         let mut upstreams = Self { programs: Vec::new(), addresses: Vec::new() };
         for number in 0..count {
-            let [listen, events, replay] = [free_address()?, free_address()?, free_address()?];
+            let listen = free_address()?;
             let mut upstream = command(&std::env::current_exe()?);
-            upstream.args(["upstream", "--blocks", &held.blocks.to_string()]);
-            for (flag, address) in [("--listen", listen), ("--events", events), ("--replay", replay)] {
-                upstream.args([flag, &address.to_string()]);
+            upstream.args(["upstream", "--blocks", &capacity.blocks.to_string()]);
+            upstream.args(["--listen", &listen.to_string()]);
+            upstream.args(["--events", &free_address()?.to_string()]);
+            upstream.args(["--replay", &free_address()?.to_string()]);
+            if let Some(rate) = capacity.prefill_rate {
+                upstream.args(["--prefill-rate", &rate.to_string()]);
             }
-            upstream.args(held.rate.map(|rate| ["--prefill-rate".to_owned(), rate.to_string()]).into_iter().flatten());
             let name = format!("{name}, upstream {number}");
             let mut program = Program::start(&name, &mut upstream, &inputs.scratch)?;
-            program.listens(listen)?;
+            program.wait_for_listener(listen)?;
             upstreams.programs.push(program);
             upstreams.addresses.push(listen);
         }
@@ -86,11 +101,11 @@ impl Upstreams {
     }
 }
 
-/// What each of these has counted.
+/// Returns the counts of each upstream.
 pub(crate) async fn stats(addresses: &[SocketAddr]) -> Result<Vec<Stats>, Box<dyn Error>> {
     let mut stats = Vec::new();
     for address in addresses {
-        stats.push(serde_json::from_str(&Connection::open(*address).await?.get("/stats").await?.1)?);
+        stats.push(serde_json::from_str(&get(*address, "/stats").await?.text)?);
     }
     Ok(stats)
 }
@@ -117,39 +132,45 @@ impl Router {
         }
     }
 
-    /// Starts it before these upstreams, which end with it.
+    /// Starts the router. The upstreams end with it.
     pub(crate) fn start(
         self,
         inputs: &Inputs,
         programs: &Programs,
         upstreams: Upstreams,
     ) -> Result<Side, Box<dyn Error>> {
-        let (name, address) = (self.name(programs), free_address()?);
-        let mut frontend = self.command(inputs, programs, address, &upstreams.addresses)?;
-        let frontend = Program::start(&format!("{name}, router"), &mut frontend, &inputs.scratch)?;
+        let name = self.name(programs);
+        let address = free_address()?;
+        let mut command = self.command(inputs, programs, address, &upstreams.addresses)?;
+        let router = Program::start(&format!("{name}, router"), &mut command, &inputs.scratch)?;
         Ok(Side {
-            // It passes on what the upstream has counted, but where it makes tokens itself.
+            // Routers pass on the upstream's count, unless they make tokens.
             counts: if self == Self::Tokens { Counts::Nothing } else { Counts::All },
             has_workers: self == Self::Nginx,
             engines: upstreams.programs,
-            tells_engines: matches!(self, Self::Passing | Self::Tokens),
-            ..Side::new(&name, address, String::new(), frontend)
+            reports_engines: matches!(self, Self::Passing | Self::Tokens),
+            ..Side::new(&name, address, String::new(), router)
         })
     }
 
-    /// Waits until it answers and knows as many upstreams as it has, where it tells.
-    pub(crate) async fn wait(self, side: &mut Side, workload: &RefCell<Workload>) -> Result<(), Box<dyn Error>> {
+    /// Waits until the router answers, and knows all its upstreams if it reports them.
+    pub(crate) async fn wait(
+        self,
+        side: &mut Side,
+        workload: &RefCell<Workload>,
+    ) -> Result<(), Box<dyn Error>> {
         side.wait(workload).await?;
-        // What Chiasm and SMG say of an upstream that they use; in token mode Chiasm has to know
-        // what it holds by its events.
+        // The text for each known upstream. With tokens, Chiasm has to know the upstream's cache by
+        // its events.
         let known = match self {
             Self::Tokens => r#""knowledge":"exact""#,
             Self::Smg(_) | Self::QuietSmg => r#""is_healthy":true"#,
             Self::Passing | Self::Envoy | Self::Nginx => return Ok(()),
         };
         let start = Instant::now();
-        while known_times(side, known).await? < side.engines.len() {
-            if start.elapsed() > ALL_KNOWN {
+        while get(side.address, "/workers").await?.text.matches(known).count() < side.engines.len()
+        {
+            if start.elapsed() > DISCOVERY_TIMEOUT {
                 return Err(side.frontend.failed("does not know all its upstreams"));
             }
             tokio::time::sleep(POLL).await;
@@ -164,60 +185,107 @@ impl Router {
         address: SocketAddr,
         upstreams: &[SocketAddr],
     ) -> Result<Command, Box<dyn Error>> {
-        Ok(match self {
+        match self {
             Self::Passing | Self::Tokens => {
                 let scheme = if self == Self::Tokens { "vllm+http" } else { "http" };
-                let mut frontend = ours::frontend(inputs, &inputs.chiasm, address);
-                frontend.args(upstreams.iter().flat_map(|at| ["--upstream".to_owned(), format!("{scheme}://{at}")]));
-                frontend
+                let mut chiasm = ours::frontend(inputs, &inputs.chiasm, address);
+                for upstream in upstreams {
+                    chiasm.args(["--upstream", &format!("{scheme}://{upstream}")]);
+                }
+                Ok(chiasm)
             }
-            Self::Smg(policy) => smg(&programs.smg.0, policy, address, upstreams)?,
+            Self::Smg(policy) => smg(&programs.smg.0, policy, address, upstreams),
             Self::QuietSmg => {
                 let mut smg = smg(&programs.smg.0, SMG_DEFAULT, address, upstreams)?;
                 smg.args(["--log-level", "warn"]);
-                smg
+                Ok(smg)
             }
             Self::Envoy => {
+                let config = config_folder(inputs, address)?.join("envoy.json");
+                fs::write(&config, envoy_config(address, upstreams))?;
                 let mut envoy = command(&programs.envoy.0);
-                let config = folder(inputs, address)?.join("envoy.json");
-                fs::write(&config, proxies::envoy(address, upstreams))?;
-                // As many threads as there are cores is its default.
+                // By default it has as many threads as there are cores.
                 envoy.arg("--config-path").arg(config).arg("--use-dynamic-base-id");
-                envoy
+                Ok(envoy)
             }
             Self::Nginx => {
-                let mut nginx = command(&programs.nginx.0);
-                let folder = folder(inputs, address)?;
+                let folder = config_folder(inputs, address)?;
                 let config = folder.join("nginx.conf");
-                fs::write(&config, proxies::nginx(address, upstreams))?;
+                fs::write(&config, nginx_config(address, upstreams))?;
+                let mut nginx = command(&programs.nginx.0);
                 nginx.arg("-p").arg(&folder).arg("-c").arg(config).args(["-e", "error.log"]);
-                nginx
+                Ok(nginx)
             }
-        })
+        }
     }
 }
 
-/// How often a router says this of its upstreams.
-async fn known_times(side: &Side, known: &str) -> Result<usize, Box<dyn Error>> {
-    let (_, workers) = Connection::open(side.address).await?.get("/workers").await?;
-    Ok(workers.matches(known).count())
-}
-
-fn smg(python: &Path, policy: &str, address: SocketAddr, upstreams: &[SocketAddr]) -> Result<Command, Box<dyn Error>> {
+fn smg(
+    python: &Path,
+    policy: &str,
+    address: SocketAddr,
+    upstreams: &[SocketAddr],
+) -> Result<Command, Box<dyn Error>> {
     let mut smg = command(python);
-    smg.args(["-B", "-m", "smg", "launch", "--host", "127.0.0.1", "--port", &address.port().to_string()]);
+    smg.args(["-B", "-m", "smg", "launch", "--host", "127.0.0.1"]);
+    smg.args(["--port", &address.port().to_string()]);
     smg.args(["--policy", policy, "--backend", "vllm", "--worker-urls"]);
     smg.args(upstreams.iter().map(|upstream| format!("http://{upstream}")));
-    // Its default is one port for all that run at once. It looks at workers that are not there yet
+    // By default all processes have the same port for metrics, and missing workers are checked
     // every half minute.
     let metrics = free_address()?.port().to_string();
-    smg.args(["--prometheus-host", "127.0.0.1", "--prometheus-port", &metrics, "--worker-startup-check-interval", "1"]);
+    smg.args(["--prometheus-host", "127.0.0.1", "--prometheus-port", &metrics]);
+    smg.args(["--worker-startup-check-interval", "1"]);
     Ok(smg)
 }
 
-/// A folder for what a router is configured with, and for what it writes.
-fn folder(inputs: &Inputs, address: SocketAddr) -> Result<PathBuf, Box<dyn Error>> {
+/// Creates a folder for a router's configuration and files.
+fn config_folder(inputs: &Inputs, address: SocketAddr) -> Result<PathBuf, Box<dyn Error>> {
     let folder = inputs.scratch.join(format!("router-{}", address.port()));
     fs::create_dir(&folder)?;
     Ok(folder)
+}
+
+// The configurations keep connections open on both sides and have defaults otherwise.
+
+fn envoy_config(address: SocketAddr, upstreams: &[SocketAddr]) -> String {
+    let endpoints = upstreams.iter().map(|upstream| {
+        let [host, port] = [upstream.ip().to_string(), upstream.port().to_string()];
+        let socket = format!(r#"{{"address":"{host}","port_value":{port}}}"#);
+        format!(r#"{{"endpoint":{{"address":{{"socket_address":{socket}}}}}}}"#)
+    });
+    include_str!("../../../../routers/envoy.json")
+        .replace("{{host}}", &address.ip().to_string())
+        .replace("{{port}}", &address.port().to_string())
+        .replace("{{endpoints}}", &endpoints.collect::<Vec<_>>().join(","))
+}
+
+fn nginx_config(address: SocketAddr, upstreams: &[SocketAddr]) -> String {
+    let servers: String =
+        upstreams.iter().map(|upstream| format!("        server {upstream};\n")).collect();
+    let config = include_str!("../../../../routers/nginx.conf");
+    config.replace("{{servers}}", &servers).replace("{{address}}", &address.to_string())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn configurations_have_all_upstreams() {
+        let addresses = [1, 2, 3].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+        let nginx = nginx_config(addresses[0], &addresses[1..]);
+        assert!(nginx.contains("listen 127.0.0.1:1;"), "{nginx}");
+        let servers = "        server 127.0.0.1:2;\n        server 127.0.0.1:3;\n        #";
+        assert!(nginx.contains(servers), "{nginx}");
+        let envoy = envoy_config(addresses[0], &addresses[1..]);
+        let envoy: Value = serde_json::from_str(&envoy).unwrap();
+        let cluster = &envoy["static_resources"]["clusters"][0]["load_assignment"];
+        let endpoints = cluster["endpoints"][0]["lb_endpoints"].as_array().unwrap();
+        let port = |it: &Value| it["endpoint"]["address"]["socket_address"]["port_value"].as_u64();
+        assert_eq!(endpoints.iter().map(port).collect::<Vec<_>>(), [Some(2), Some(3)]);
+    }
 }

@@ -1,5 +1,5 @@
-//! What a request holds, token by token, as an engine's cache sees it: of messages, or of token ids
-//! with files beside them.
+//! The tokens of a request as an engine's cache sees them, from messages or from token ids with
+//! files.
 
 use std::borrow::Cow;
 use std::hash::{Hash, Hasher};
@@ -8,16 +8,16 @@ use chiasm_types::TokenId;
 use rustc_hash::FxHasher;
 use serde::Deserialize;
 
-/// Tokens of a block.
-pub(crate) const BLOCK: usize = 16;
-/// What Qwen2-VL makes of a picture of 1024 × 1024 pixels.
+/// The number of tokens of a block.
+pub(crate) const BLOCK_SIZE: usize = 16;
+/// The number of tokens of a picture of 1024 × 1024 pixels in Qwen2-VL.
 pub(crate) const PICTURE_TOKENS: usize = 1_369;
-/// The token that stands for a picture, in the model of this benchmark.
+/// The token of a picture in the model of this benchmark.
 const PICTURE: TokenId = TokenId(151_655);
 
-/// What is read of a request's body. Everything else is as it may be.
+/// The relevant fields of a request.
 #[derive(Deserialize)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct RequestBody<'a> {
     #[serde(borrow, default)]
     messages: Vec<Message<'a>>,
     #[serde(default)]
@@ -26,7 +26,7 @@ pub(crate) struct Asked<'a> {
     content_parts: Vec<Part<'a>>,
     #[serde(default)]
     pub(crate) stream: bool,
-    /// Whether to tell what the prompt has become.
+    /// `true` if the answer should have the prompt's tokens.
     #[serde(default)]
     pub(crate) return_token_ids: bool,
 }
@@ -48,14 +48,14 @@ enum Content<'a> {
     Parts(Vec<Part<'a>>),
 }
 
-/// A part of a message, or one of token mode.
+/// A part of a message, or of a request of tokens.
 #[derive(Deserialize)]
 struct Part<'a> {
     #[serde(borrow)]
     text: Option<Cow<'a, str>>,
     #[serde(borrow)]
     image_url: Option<ImageUrl<'a>>,
-    /// The name of a picture, in token mode.
+    /// The name of a picture in a request of tokens.
     uuid: Option<String>,
 }
 
@@ -65,26 +65,25 @@ struct ImageUrl<'a> {
     url: Cow<'a, str>,
 }
 
-/// Where a picture's tokens lie.
+/// A picture in a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Picture {
-    /// What its blocks are known by.
     pub(crate) identifier: String,
     pub(crate) offset: usize,
 }
 
-/// A prompt with its pictures' tokens in it.
+/// A prompt with the tokens of its pictures.
 #[derive(Debug, Default)]
 pub(crate) struct Prompt {
     pub(crate) tokens: Vec<TokenId>,
     pub(crate) pictures: Vec<Picture>,
 }
 
-impl Asked<'_> {
-    /// The prompt; none of a request without token ids to a place that wants them.
-    pub(crate) fn prompt(&self, wants_tokens: bool) -> Option<Prompt> {
+impl RequestBody<'_> {
+    /// Returns the prompt. With `has_tokens` the request has to have token ids, else it has `None`.
+    pub(crate) fn prompt(&self, has_tokens: bool) -> Option<Prompt> {
         let mut prompt = Prompt::default();
-        if !wants_tokens {
+        if !has_tokens {
             self.messages.iter().for_each(|message| prompt.add_message(message));
             return Some(prompt);
         }
@@ -102,25 +101,27 @@ impl Asked<'_> {
 impl Prompt {
     fn add_message(&mut self, message: &Message<'_>) {
         self.tokens.push(token(&message.role));
-        match &message.content {
-            Content::Text(text) => self.add_text(text),
-            Content::Parts(parts) => {
-                for part in parts {
-                    if let Some(image) = &part.image_url {
-                        self.add_picture(format!("{:016x}", hash(&image.url)));
-                    }
-                    part.text.iter().for_each(|text| self.add_text(text));
-                }
+        let parts = match &message.content {
+            Content::Text(text) => return self.add_text(text),
+            Content::Parts(parts) => parts,
+        };
+        for part in parts {
+            if let Some(image) = &part.image_url {
+                self.add_picture(format!("{:016x}", hash(&image.url)));
+            }
+            if let Some(text) = &part.text {
+                self.add_text(text);
             }
         }
     }
 
-    /// Words and marks are tokens, which is what most of them are to a tokenizer.
+    /// Adds a token for each word and each mark, as most tokenizers do.
     fn add_text(&mut self, text: &str) {
         for word in text.split_ascii_whitespace() {
             let bare = word.trim_end_matches(|mark: char| mark.is_ascii_punctuation());
             self.tokens.extend((!bare.is_empty()).then(|| token(bare)));
-            self.tokens.extend(word[bare.len()..].chars().map(|mark| token(mark.encode_utf8(&mut [0; 4]))));
+            let marks = word[bare.len()..].chars();
+            self.tokens.extend(marks.map(|mark| token(mark.encode_utf8(&mut [0; 4]))));
         }
     }
 
@@ -129,26 +130,28 @@ impl Prompt {
         self.tokens.extend([PICTURE; PICTURE_TOKENS]);
     }
 
-    /// The pictures that touch a block.
-    pub(crate) fn touching(&self, block: usize) -> impl Iterator<Item = &Picture> {
-        let (start, end) = (block * BLOCK, (block + 1) * BLOCK);
-        self.pictures.iter().filter(move |it| it.offset < end && it.offset + PICTURE_TOKENS > start)
+    /// Returns the pictures with tokens in a block.
+    pub(crate) fn pictures_in(&self, block: usize) -> impl Iterator<Item = &Picture> {
+        let start = block * BLOCK_SIZE;
+        let overlaps = move |it: &&Picture| {
+            it.offset < start + BLOCK_SIZE && it.offset + PICTURE_TOKENS > start
+        };
+        self.pictures.iter().filter(overlaps)
     }
 
-    /// A name for each full block, of all that is before it too.
+    /// Returns a hash of each full block and all that is before it.
     pub(crate) fn blocks(&self) -> Vec<u64> {
         let mut parent = 0;
-        let full = self.tokens.chunks_exact(BLOCK).enumerate();
-        full.map(|(number, tokens)| {
+        let block = |(number, tokens): (usize, &[TokenId])| {
             let mut hasher = FxHasher::default();
             (parent, tokens).hash(&mut hasher);
-            for picture in self.touching(number) {
+            for picture in self.pictures_in(number) {
                 (&*picture.identifier, picture.offset).hash(&mut hasher);
             }
             parent = hasher.finish();
             parent
-        })
-        .collect()
+        };
+        self.tokens.chunks_exact(BLOCK_SIZE).enumerate().map(block).collect()
     }
 }
 
@@ -167,34 +170,35 @@ fn hash(text: &str) -> u64 {
 mod tests {
     use super::*;
 
-    fn prompt(body: &str, wants_tokens: bool) -> Option<Prompt> {
-        serde_json::from_str::<Asked>(body).unwrap().prompt(wants_tokens)
+    fn prompt(body: &str, has_tokens: bool) -> Option<Prompt> {
+        serde_json::from_str::<RequestBody>(body).unwrap().prompt(has_tokens)
     }
 
     #[test]
-    fn words_marks_and_pictures_are_tokens() {
+    fn words_with_marks_or_pictures_are_tokens() {
         let text = r#"{"messages":[{"role":"user","content":"What is \"this\", then?"}]}"#;
-        // The role, four words, three marks: the quote before the word is part of it.
+        // The role, four words, three marks. The quote before a word is part of it.
         assert_eq!(prompt(text, false).unwrap().tokens.len(), 1 + 4 + 3);
         let picture = |url: &str| {
             let image = format!(r#"{{"type":"image_url","image_url":{{"url":"{url}"}}}}"#);
-            let body =
-                format!(r#"{{"messages":[{{"role":"user","content":[{image},{{"type":"text","text":"a"}}]}}]}}"#);
-            prompt(&body, false).unwrap()
+            let content = format!(r#"[{image},{{"type":"text","text":"a"}}]"#);
+            let message = format!(r#"{{"role":"user","content":{content}}}"#);
+            prompt(&format!(r#"{{"messages":[{message}]}}"#), false).unwrap()
         };
-        let [one, again, other] = [picture("data:x"), picture("data:x"), picture("data:y")];
-        assert_eq!(one.tokens.len(), 1 + PICTURE_TOKENS + 1);
-        assert_eq!((one.blocks(), one.blocks().len()), (again.blocks(), one.tokens.len() / BLOCK));
-        assert!(one.blocks().iter().zip(other.blocks()).all(|(one, other)| *one != other));
+        let [first, same, other] = ["data:x", "data:x", "data:y"].map(picture);
+        assert_eq!(first.tokens.len(), 1 + PICTURE_TOKENS + 1);
+        assert_eq!(first.blocks().len(), first.tokens.len() / BLOCK_SIZE);
+        assert_eq!(first.blocks(), same.blocks());
+        assert!(first.blocks().iter().zip(other.blocks()).all(|(a, b)| *a != b));
     }
 
     #[test]
-    fn a_marker_becomes_its_pictures_tokens() {
-        let body =
-            format!(r#"{{"token_ids":[1,{},2],"content_parts":[{{"type":"image_url","uuid":"u"}}]}}"#, PICTURE.0);
-        let made = prompt(&body, true).unwrap();
-        assert_eq!((made.tokens.len(), made.pictures[0].offset), (2 + PICTURE_TOKENS, 1));
-        assert_eq!(made.touching(0).count(), 1);
+    fn picture_token_is_expanded() {
+        let part = r#"{"type":"image_url","uuid":"u"}"#;
+        let body = format!(r#"{{"token_ids":[1,{},2],"content_parts":[{part}]}}"#, PICTURE.0);
+        let found = prompt(&body, true).unwrap();
+        assert_eq!((found.tokens.len(), found.pictures[0].offset), (2 + PICTURE_TOKENS, 1));
+        assert_eq!(found.pictures_in(0).count(), 1);
         assert!(prompt("{}", true).is_none());
     }
 }

@@ -1,5 +1,4 @@
-//! The body of a request, in pieces: what many requests have in common is sent from where it is,
-//! and never copied here.
+//! Request bodies in pieces, so that what many requests share is not copied.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -9,9 +8,9 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 
-/// Sent one after the other; their length is known, so that it goes ahead of them.
+/// A body of known length, which is sent piece by piece.
 #[derive(Clone, Debug, Default)]
-pub struct Pieces(VecDeque<Bytes>);
+pub(crate) struct Pieces(VecDeque<Bytes>);
 
 impl<const N: usize> From<[Bytes; N]> for Pieces {
     fn from(pieces: [Bytes; N]) -> Self {
@@ -23,7 +22,10 @@ impl Body for Pieces {
     type Data = Bytes;
     type Error = Infallible;
 
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         Poll::Ready(self.0.pop_front().map(|piece| Ok(Frame::data(piece))))
     }
 
