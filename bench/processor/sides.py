@@ -24,7 +24,7 @@ class Process(Program):
     def ask(self, kind: str, items: list[int], questions: list[int]) -> Outcome:
         answer = self.send({"kind": kind, "items": items, "questions": questions})
         seconds = sum(answer["ms"]) / 1e3
-        return Outcome(answer["ms"], seconds, answer.get("cpu"), answer["said"])
+        return Outcome(answer["ms"], seconds, answer.get("cpu"), answer["results"])
 
 
 class Sides:

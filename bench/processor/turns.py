@@ -2,7 +2,7 @@
 per line.
 
     in   {"kind": kind, "items": [number, …], "questions": [number, …]}
-    out  {"ms": [milliseconds of each], "cpu": seconds of all, "said": [result of each]}
+    out  {"ms": [milliseconds of each], "cpu": seconds of all, "results": [result of each]}
 
 The first line out is sent when the process is ready.
 """
@@ -33,4 +33,4 @@ def serve(
             times.append((time.perf_counter() - start) * 1e3)
             cpu += time.process_time() - cpu_start
             results.append(result(processed))
-        send({"ms": times, "cpu": cpu, "said": results})
+        send({"ms": times, "cpu": cpu, "results": results})

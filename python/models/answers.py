@@ -64,7 +64,7 @@ def check_answers(family, model, processor, media):
         return tuple(output[0, inputs["input_ids"].shape[1] :].tolist())
 
     def answer_text(text):
-        # The tokenizer, because PaliGemma's processor requires an image.
+        # Uses the tokenizer alone, because PaliGemma's processor requires an image.
         return answer(processor.tokenizer([prompt(text)], return_tensors="pt"))
 
     def answer_item(medium, argument, item):

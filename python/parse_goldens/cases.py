@@ -167,7 +167,7 @@ def text_cases(format):
     yield "undeclared-function", format.calls(("unknown", {"x": 1, "y": "2"}))
     yield "undeclared-then-declared", format.calls(("unknown", {"x": 1}), PARIS)
     yield from name_cases(format)
-    yield from around_cases(format, one)
+    yield from surrounded_cases(format, one)
     yield from plain_cases(format)
     yield from broken_cases(format, one)
 
@@ -180,7 +180,7 @@ def name_cases(format):
         yield f"name-{at}", format.calls((name, {"city": "Paris"}))
 
 
-def around_cases(format, one):
+def surrounded_cases(format, one):
     """Yields calls with text and white space around them."""
     yield "text-before", f"Let me look.\n\n{one}"
     yield "text-right-before", f"Let me look.{one}"
@@ -269,8 +269,8 @@ def typed_cases(format):
             yield f"odd-{parameter}-{at}", format.calls(("set_values", {parameter: Raw(value)}))
 
 
-# The JSON objects of a call, for formats with the name in the JSON. KEY stands for the format's key
-# of the arguments.
+# The JSON objects of a call, for formats with the name in the JSON. KEY is replaced by the format's
+# name for the arguments.
 CALL_OBJECTS = {
     "order": '{"KEY": {"city": "Paris"}, "name": "get_weather"}',
     "pretty": '{\n  "name": "get_weather",\n  "KEY": {\n    "city": "Paris"\n  }\n}',

@@ -17,13 +17,14 @@
 //! | `door` | the frontend, and streamed answers |
 //! | `machines` | an agent between frontend and engine |
 //! | `roles` | engines that prefill and engines that decode |
-//! | `upstream` | routers in front of servers that run already |
+//! | `upstream` | routers in front of servers that are already running |
 //! | `processor` | vLLM's processor |
 //! | `serve` | frontend and real engines together |
 //! | `programs` | programs that cargo builds, and their output |
 //! | `door_peers` | frontends and routers to measure against |
 //! | `inputs` | models and pictures |
 
+mod cached;
 #[cfg(test)]
 mod committed;
 mod door;

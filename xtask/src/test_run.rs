@@ -50,7 +50,7 @@ struct StepResult {
     time: Duration,
     budget: Option<Duration>,
     outcome: Outcome,
-    /// The step failed for another reason than its time.
+    /// `true` if the step failed for another reason than its time.
     is_broken: bool,
 }
 
@@ -78,7 +78,7 @@ pub(crate) fn run(workspace: &Workspace, options: &TestOptions) -> Result<bool, 
     };
     run(&first_plan, first)?;
     let is_repeated =
-        |step: &&&Step| test_steps::engine_steps().iter().any(|other| other.name == step.name);
+        |step: &&&Step| test_steps::vllm_steps().iter().any(|other| other.name == step.name);
     let repeated: Vec<&'static Step> = first_plan.iter().filter(is_repeated).copied().collect();
     for version in other_versions {
         println!("\n==> vLLM {version}");
@@ -94,7 +94,7 @@ pub(crate) fn run(workspace: &Workspace, options: &TestOptions) -> Result<bool, 
 /// Returns the steps with real engines that passed with a version.
 fn version_result(version: &str, results: Vec<StepResult>) -> VersionResult {
     let is_listed = |title: &str| {
-        test_steps::engine_steps()
+        test_steps::vllm_steps()
             .iter()
             .any(|step| step.title == title && !matches!(step.action, Action::AwaitEngines))
     };
@@ -175,7 +175,7 @@ fn run_plan(
 struct Run<'a> {
     plan: &'a [&'static Step],
     enforces_budgets: bool,
-    /// Set by the first failure on the main thread; no further step begins.
+    /// `true` after the first failure on the main thread; no further step begins.
     has_failed: AtomicBool,
     /// Cancels the setup of the engines.
     cancel: Cancel,

@@ -266,8 +266,8 @@ pub(crate) fn select(names: &[String]) -> Result<Vec<&'static Step>, Error> {
     Ok(STEPS.iter().filter(|step| is_named(step) || is_needed(step)).collect())
 }
 
-/// Returns the steps that depend on the version of vLLM.
-pub(crate) fn engine_steps() -> Vec<&'static Step> {
+/// Returns the steps that need the environment with vLLM.
+pub(crate) fn vllm_steps() -> Vec<&'static Step> {
     STEPS.iter().filter(|step| step.needs_vllm()).collect()
 }
 
@@ -400,8 +400,8 @@ mod tests {
     }
 
     #[test]
-    fn engine_steps_begin_with_waiting_for_engines() {
-        let first = engine_steps()[0];
+    fn vllm_steps_begin_with_waiting_for_engines() {
+        let first = vllm_steps()[0];
         assert!(matches!(first.action, Action::AwaitEngines), "{}", first.title);
     }
 

@@ -118,11 +118,12 @@ pub enum Locality {
 /// The source of knowledge about a worker's KV cache.
 ///
 /// Every source is converted to one form for the index: a reset, then batches with consecutive
-/// numbers. A source that begins with a snapshot of revision R sends it as batch R, which clears
-/// everything and stores the snapshot's blocks; its deltas follow from R + 1 on.
+/// numbers. A source that begins with a snapshot of revision R sends the snapshot as batch R, which
+/// clears everything and stores the snapshot's blocks; the deltas follow from R + 1 on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvSource {
-    /// No source. The router assumes that the worker keeps the prompts it was sent for some time.
+    /// No source. The router assumes that the worker keeps each prompt for some time after it has
+    /// received it.
     Unknown {
         /// The reason, for operators.
         why: String,

@@ -22,10 +22,10 @@ pub use candidate::Candidate;
 pub use registration::Registration;
 pub use values::Values;
 
-use following::EtcdUpstream;
+use following::EtcdWatcher;
 use keys::AgentKeys;
 
-use crate::{DiscoveryError, SourceFollower, Tls, address, upstream};
+use crate::{DiscoveryError, SourceFollower, Tls, address, publisher};
 
 const DEFAULT_PREFIX: &str = "chiasm/agents/";
 /// The maximum number of servers in a URL. etcd recommends at most seven members.
@@ -57,7 +57,7 @@ impl Etcd {
 
     /// Follows the agents that keys below the prefix name.
     pub(crate) fn follow(self, tls: Tls) -> Result<SourceFollower, DiscoveryError> {
-        Ok(upstream::follow(EtcdUpstream::<AgentKeys>::new(self, tls)?))
+        Ok(publisher::follow(EtcdWatcher::<AgentKeys>::new(self, tls)?))
     }
 
     /// Follows the values of all keys below the prefix until the returned handle is dropped.
@@ -67,7 +67,7 @@ impl Etcd {
     /// [`DiscoveryError::Certificates`] and [`DiscoveryError::Tls`] if the files of `tls` can't be
     /// used.
     pub fn follow_values(self, tls: Tls) -> Result<SourceFollower<Values>, DiscoveryError> {
-        Ok(upstream::follow(EtcdUpstream::<values::StoredValues>::new(self, tls)?))
+        Ok(publisher::follow(EtcdWatcher::<values::StoredValues>::new(self, tls)?))
     }
 }
 

@@ -14,7 +14,7 @@ mod tests;
 use std::fmt;
 use std::str::FromStr;
 
-pub(crate) use following::KubernetesUpstream;
+pub(crate) use following::KubernetesWatcher;
 
 use crate::DiscoveryError;
 

@@ -29,7 +29,7 @@
 //! | `kubernetes` | agents named by the EndpointSlices of a service |
 //! | `access` | certificates, tokens and addresses for access to servers |
 //! | `snapshot` | the trait of the state of a source |
-//! | `upstream` | the loop that follows a server and reconnects after failures |
+//! | `publisher` | the loop that watches a server, reconnects and publishes snapshots |
 //! | `failure` | the reasons for which a server is unavailable |
 //! | `http` | calls and streams with timeouts and size limits |
 //! | `bounded_list` | deserialization of lists with a bound on their length |
@@ -53,10 +53,10 @@ mod http;
 mod kubernetes;
 mod lines;
 mod named;
+mod publisher;
 mod skipped;
 mod snapshot;
 mod source;
-mod upstream;
 
 #[cfg(test)]
 mod fake;

@@ -7,9 +7,9 @@ use std::str::FromStr;
 use tokio::sync::watch;
 
 use crate::access::HOST_VARIABLE;
-use crate::kubernetes::KubernetesUpstream;
+use crate::kubernetes::KubernetesWatcher;
 use crate::named::{NamedAgents, SourceFollower};
-use crate::{Access, DiscoveryError, Etcd, MAX_ADDRESSES, Service, address, upstream};
+use crate::{Access, DiscoveryError, Etcd, MAX_ADDRESSES, Service, address, publisher};
 
 /// A source of agents' addresses, parsed from a flag:
 ///
@@ -45,7 +45,7 @@ impl Source {
             Self::Kubernetes(service) => {
                 let cluster = access.cluster.clone();
                 let cluster = cluster.ok_or(DiscoveryError::NoCluster(HOST_VARIABLE))?;
-                Ok(upstream::follow(KubernetesUpstream::new(service, cluster)?))
+                Ok(publisher::follow(KubernetesWatcher::new(service, cluster)?))
             }
         }
     }

@@ -23,11 +23,14 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 /// The maximum sizes of one message. Dynamo's own limit of a message is 32 MiB.
 const BOUNDS: Bounds = Bounds { header: 128 << 10, body: 64 << 20 };
 
-/// An error that ends an answer early, with a message.
+/// An error that ends an answer early.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum AnswerError {
     /// The worker did not open its connection in time.
-    #[error("no answer within {} s after an acknowledged request", CALL_TIMEOUT.as_secs())]
+    #[error(
+        "the worker acknowledged the request but did not answer within {} s",
+        CALL_TIMEOUT.as_secs()
+    )]
     NotCalled,
     /// The connection was lost.
     #[error("the answer ended too early: {0}")]
@@ -40,7 +43,7 @@ pub(crate) enum AnswerError {
     Failed(String),
 }
 
-/// One answer. Dropping it before its end tells the worker to stop.
+/// One answer. If it is dropped before its end, the worker is told to stop.
 #[derive(Debug)]
 pub(crate) struct Answer {
     state: State,
@@ -162,7 +165,7 @@ impl Answer {
             if body.is_empty() {
                 // A complete answer ends with `complete_final`, which comes before the sentinel.
                 return Err(AnswerError::Protocol(format!(
-                    "an answer that ends with {}",
+                    "its answer ended with {}, not with complete_final",
                     prefix(&header)
                 )));
             }
@@ -173,7 +176,7 @@ impl Answer {
                     Ok(None)
                 }
                 Item { data: None, complete_final: false } => {
-                    Err(AnswerError::Protocol("a message without data".to_owned()))
+                    Err(AnswerError::Protocol("it sent a message without data".to_owned()))
                 }
             };
         }

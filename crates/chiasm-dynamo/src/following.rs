@@ -42,9 +42,9 @@ pub(crate) struct Follower {
     /// `false` while the worker can't report its whole cache.
     history_known: bool,
     is_caught_up: bool,
-    /// Set once a failed query was logged.
+    /// `true` once a failed query was logged.
     has_warned: bool,
-    /// Set once an unreadable publication was logged.
+    /// `true` once an unreadable publication was logged.
     has_warned_unreadable: bool,
 }
 

@@ -1,4 +1,5 @@
 //! Dynamo's messages about a worker's KV cache: published changes, and the answer to a query.
+//! `following` reads them.
 //!
 //! A message over ZMQ has four frames: the topic, the publisher and a sequence number (both u64,
 //! big-endian), and an envelope. The envelope is `1`, a length (u32, big-endian) and a msgpack map
@@ -13,7 +14,7 @@ const ENVELOPE_VERSION: u8 = 1;
 /// The number of bytes of an envelope before its map.
 const ENVELOPE_PREFIX_BYTES: usize = 5;
 
-/// An error of a malformed message, with a message.
+/// The reason why a message is malformed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("malformed message: {0}")]
 pub(crate) struct UnreadableMessage(String);

@@ -29,7 +29,7 @@
 //! | `tensors` | tensors in shared memory for workers on this machine |
 //! | `output` | one message of an answer |
 //! | `running` | a running job |
-//! | `kv_event` | messages about a KV cache |
+//! | `kv_event` | the format of messages about a KV cache; `following` reads them |
 //! | `blocks` | the blocks of a worker, as events for the index |
 //! | `following` | following a worker's KV cache, which also probes the worker |
 //! | `backend` | the backend of one start of a worker |

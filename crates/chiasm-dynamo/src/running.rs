@@ -35,7 +35,7 @@ struct ChoiceState {
     answer: Option<BoxStream<'static, Result<EngineOutput, AnswerError>>>,
     tokens: usize,
     has_begun: bool,
-    /// Set once an output has reported how the prompt was computed.
+    /// `true` once an output has reported how the prompt was computed.
     has_prefill: bool,
     has_ended: bool,
 }

@@ -19,14 +19,14 @@ pub use self::record::{Launched, Record};
 
 use crate::error::EngineError;
 
-/// The interval at which a lock is retried that another frontend holds.
+/// The interval between attempts to take a lock that another frontend holds.
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The locks that this process holds, by their paths. They are held until the process ends, because
 /// its tasks close sockets and remove paths that the next frontend would already have bound.
 static HELD_LOCKS: Mutex<Vec<(PathBuf, File)>> = Mutex::new(Vec::new());
 
-/// A folder of this user with one file per engine.
+/// The folder with the records of running engines, for the next frontend of this user.
 #[derive(Clone, Debug)]
 pub struct StateDir {
     path: PathBuf,

@@ -211,8 +211,7 @@ impl Fleet {
         *self.ready.borrow()
     }
 
-    /// Returns `true` if an available worker can answer requests, not only encode their media
-    /// items.
+    /// Returns `true` if an available worker can answer requests. Some workers can only encode.
     pub fn can_answer(&self) -> bool {
         let answers = |worker: &Arc<Worker>| {
             worker.is_available() && worker.backend.capabilities().role.can_answer()
@@ -225,9 +224,8 @@ impl Fleet {
         self.state().workers.values().any(|worker| worker.condition() == Condition::Suspect)
     }
 
-    /// Returns the number of available workers that accept new requests, as those of draining
-    /// agents do not. Returns `None` if none of them can answer requests, not only encode their
-    /// media items.
+    /// Returns the number of available workers that accept new requests. Workers of draining agents
+    /// do not. Returns `None` if all workers that accept requests can only encode.
     pub fn accepting_workers(&self) -> Option<usize> {
         let state = self.state();
         let accepting = || {
@@ -349,7 +347,10 @@ impl Fleet {
                 tracing::warn!(worker = %id, "the engine does not respond and gets no new requests")
             }
             Condition::Hung => {
-                tracing::error!(worker = %id, "the engine hangs; requests without a token move")
+                tracing::error!(
+                    worker = %id,
+                    "the engine hangs; requests that have no token yet move to another worker"
+                )
             }
         }
         worker.condition.send_replace(condition);

@@ -46,7 +46,7 @@ pub(crate) async fn keep(
         let run = run_backend(&fleet, id, connector.as_ref(), &mut shutdown, &mut ready_at);
         let reason = AssertUnwindSafe(run).catch_unwind().await.unwrap_or_else(|_| {
             // Dropping the future has ended the backend.
-            fleet.remove_ended(id, &EndReason::Panicked);
+            fleet.remove_ended(id, &EndReason::Panicked, connector.as_ref());
             EndReason::Panicked
         });
         if matches!(reason, EndReason::Shutdown) {
@@ -72,13 +72,21 @@ pub(crate) async fn keep(
 
 impl Fleet {
     /// Removes a worker whose backend ended. Logs and counts the loss of an engine.
-    fn remove_ended(&self, id: WorkerId, reason: &EndReason) {
-        let what = self.worker(id).map_or_else(String::new, |worker| worker.description.clone());
+    fn remove_ended(&self, id: WorkerId, reason: &EndReason, connector: &dyn Connector) {
+        let worker = self.worker(id);
+        let what = worker.map_or_else(|| connector.describe(), |worker| worker.description.clone());
         self.leave(id);
-        if !matches!(reason, EndReason::Shutdown) {
-            self.metrics.engine_died(id);
-            tracing::error!(worker = %id, what, cause = %reason, "engine lost");
+        match reason {
+            EndReason::Shutdown => return,
+            EndReason::NotConnected(_) => {
+                tracing::error!(worker = %id, what, cause = %reason, "engine not connected");
+            }
+            EndReason::Died(_) | EndReason::Panicked => {
+                tracing::error!(worker = %id, what, cause = %reason, "engine lost");
+            }
         }
+        // An engine that dies while it starts is counted, too.
+        self.metrics.engine_died(id);
     }
 }
 
@@ -117,7 +125,7 @@ async fn run_backend(
     }
     drop(following);
     // Out of the router before it stops, so that no request is sent to a stopping backend.
-    fleet.remove_ended(id, &reason);
+    fleet.remove_ended(id, &reason, connector);
     match (lifecycle, &reason) {
         (Some(lifecycle), EndReason::Shutdown) => lifecycle.detach().await,
         (Some(lifecycle), _) => lifecycle.stop().await,

@@ -52,7 +52,7 @@ pub struct KeptIndexes {
 pub(crate) struct KeptIndex {
     /// The position in the engine's stream of events up to which the snapshot is complete.
     pub(crate) position: StreamPosition,
-    /// Events had covered everything that the engine held.
+    /// `true` if events had covered everything that the engine held.
     pub(crate) history_known: bool,
     /// The blocks that the engine held, in the format of [`chiasm_kv::Snapshot`].
     pub(crate) snapshot: Vec<u8>,

@@ -15,9 +15,8 @@ pub(crate) fn machine(locality: &Locality, worker: WorkerId) -> u64 {
     }
 }
 
-/// Returns a number that only workers share which can hand computed prompts to each other.
-///
-/// Those are the workers of one private network, or else of one machine.
+/// Returns the number of the domain in which a worker can hand computed prompts to others: that of
+/// its private network, or else that of its machine.
 pub(crate) fn handover_domain(capabilities: &Capabilities, worker: WorkerId) -> u64 {
     let is_local = match &capabilities.locality {
         Locality::Here => true,
@@ -61,9 +60,11 @@ mod tests {
             domain(first, None),
             machine(&Locality::Host([10, 0, 0, 7].into()), WorkerId(0))
         );
-        assert_eq!((domain(None, None), domain(first, None) == domain(second, None)), (0, false));
+        assert_eq!(domain(None, None), 0);
+        assert_ne!(domain(first, None), domain(second, None));
         assert_eq!(domain(first, rack), domain(second, rack));
-        assert_eq!(domain(first, rack), domain(None, rack), "a frontend with engines of its own");
+        let message = "a frontend's own engines are in its rack";
+        assert_eq!(domain(first, rack), domain(None, rack), "{message}");
         assert_ne!(domain(first, rack), domain(second, None));
         assert_ne!(domain(first, rack), domain(first, None));
         assert_ne!(domain(first, rack), domain(second, Some("10.0.0.0/16")));

@@ -12,7 +12,7 @@ use crate::breaker::{Breaker, BreakerState};
 #[derive(Debug)]
 pub(crate) struct WorkerBreaker {
     pub(crate) breaker: Mutex<Breaker>,
-    /// The breaker is closed and counts no failures, so requests need not lock it.
+    /// `true` if the breaker is closed and counts no failures, so that requests need not lock it.
     pub(crate) is_clean: AtomicBool,
     pub(crate) state: watch::Sender<(BreakerState, Option<Instant>)>,
 }

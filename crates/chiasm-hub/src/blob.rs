@@ -86,7 +86,8 @@ pub(crate) async fn describe(
     }
     let own_size = || content_length(response.headers()).filter(|_| response.status().is_success());
     let header_size = headers.size.or_else(own_size);
-    let size = entry.size.or(header_size).ok_or_else(|| refused("it has no size".to_owned()))?;
+    let size =
+        entry.size.or(header_size).ok_or_else(|| refused("its size is unknown".to_owned()))?;
     if let Some(other) = header_size.filter(|other| *other != size) {
         return Err(refused(format!("its size is {other} bytes, but {size} were announced")));
     }

@@ -62,7 +62,7 @@ impl BlockKey {
         self.0
     }
 
-    /// Returns the key with this number, or `None` if the number is not below 2^127.
+    /// Creates a key from a number; `None` if the number is not below 2^127.
     pub fn from_number(number: u128) -> Option<Self> {
         (number >> 127 == 0).then_some(Self(number))
     }
@@ -141,8 +141,8 @@ pub fn block_keys(prompt: &PromptBlocks<'_>, block_size: BlockSize) -> Vec<Block
         }
         touching.clear();
         // An item that continues past the block hides the items after it, as in vLLM
-        // (`_gen_mm_extra_hash_keys`). If two items share a range, the second one appears only in
-        // the last block of that range.
+        // (`_gen_mm_extra_hash_keys`). Of two items with one range, the second one therefore
+        // appears only in the last block of that range.
         let mut hides_from = None;
         for span in media[passed..].iter().take_while(|span| span.offset < end) {
             touching.push((span.hash, span.offset as i64 - start as i64));
@@ -155,8 +155,7 @@ pub fn block_keys(prompt: &PromptBlocks<'_>, block_size: BlockSize) -> Vec<Block
         let salt = prompt.salt.filter(|_| start == 0);
         let mut content =
             BlockContent { parent, tokens: &[], media: &touching, lora: prompt.lora, salt };
-        // The following blocks have the same form until a block in which another item begins, or
-        // which the current item no longer touches.
+        // A run of blocks has one form. It ends where another item begins or the current one ends.
         let seen_from = hides_from.map_or(0, |end| end.div_ceil(size) - 1);
         let next_item = media
             .get(passed + touching.len())
@@ -228,7 +227,8 @@ impl Default for BlockHasher {
 }
 
 impl BlockHasher {
-    /// Returns the key of a block of nothing but text that follows `parent`.
+    /// Returns the key of a block that follows `parent` and has tokens only: no media, adapter or
+    /// salt.
     #[inline]
     fn text_key(&self, parent: BlockKey, tokens: &[TokenId]) -> BlockKey {
         BlockKey(self.secret.extend(
@@ -270,7 +270,8 @@ impl BlockHasher {
         BlockKey(self.secret.extend(before, head, block.tokens, &self.extra_words))
     }
 
-    /// Appends the keys of the full blocks of `tokens`: nothing but text that follows `parent`.
+    /// Appends the keys of the full blocks of `tokens`. They follow `parent` and have no media,
+    /// adapter or salt.
     pub(crate) fn text_keys(
         &self,
         parent: BlockKey,
@@ -298,7 +299,8 @@ impl BlockHasher {
     ///
     /// `content` describes all of them: each block takes its part of the tokens, and the offset of
     /// the item falls from block to block. A series has a parent, no salt, and at most one item,
-    /// which began before its first block. The words around the tokens must fit into one group.
+    /// which began before its first block. The words of a block, tokens included, must fit into one
+    /// group of the hash (512 words; see `universal`).
     fn series<'a>(&mut self, content: &BlockContent<'a>, block_size: usize) -> Option<Series<'a>> {
         let &BlockContent {
             parent: Some(BlockKey(state)),
@@ -324,10 +326,10 @@ impl BlockHasher {
         self.secret.extend_series(self.kernel, series, keys);
     }
 
-    /// Encodes what a block has beyond its tokens: returns the first word of the block and writes
-    /// the words after the tokens to `extra_words`.
+    /// Encodes the parts of a block other than its tokens: returns the block's first word and
+    /// writes the words after the tokens to `extra_words`.
     fn encode_extras(&mut self, block: &BlockContent<'_>, block_size: usize) -> u64 {
-        // Neither a block's tokens nor the items that touch it exceed 2^24.
+        // Both counts are below 2^24, so the fields of the word don't overlap.
         let mut head = (block.media.len() as u64) << 8 | (block_size as u64) << 32;
         self.extra_words.clear();
         for (hash, offset) in block.media {

@@ -44,13 +44,13 @@ use workers::Workers;
 ///
 /// Every method takes `&self` and may be called from any thread. Batches of one worker are applied
 /// one at a time; batches of different workers and lookups run in parallel. A lookup returns a
-/// state of all workers that was true at one moment during the call. It sees each event of a batch
+/// consistent snapshot of all workers at one moment during the call. It sees each event of a batch
 /// completely or not at all. `docs/prefix-index.md` describes the structure.
 ///
-/// Events identify blocks by the engine's own hashes and contain tokens only once. So each worker
-/// has a map from these hashes to our [`BlockKey`]s. The key of a stored block follows from its
-/// parent's key, its tokens and its extra keys. The map counts the copies of each hash, because
-/// engines store the same block several times and remove each copy.
+/// Events identify blocks by the engine's own hashes, and contain a block's tokens only when it is
+/// stored. So each worker has a map from these hashes to our [`BlockKey`]s. The key of a stored
+/// block follows from its parent's key, its tokens and its extra keys. The map counts the copies of
+/// each hash, because engines store the same block several times and remove each copy.
 ///
 /// # Rules that prevent false matches
 /// - A block that can't be keyed is recorded by hash, so that its copies are counted. Neither the
@@ -360,9 +360,9 @@ impl PrefixIndex {
     ///
     /// `keys` are the keys of a prompt from the first block on. A block is recorded once, however
     /// often it is presumed. Presumed blocks count in [`PrefixIndex::stats`], age, and are shed
-    /// like others.
+    /// like other blocks.
     ///
-    /// If the worker also has events, a block counts as long as an event or a presumption holds it.
+    /// If the worker also has events, a block counts while an event or a presumption holds it.
     pub fn presume(&self, worker: WorkerId, keys: &[BlockKey]) {
         self.core.prompts.uses.tick();
         self.change_worker(worker, |worker| worker.presume(keys, &self.core.prompts));
@@ -421,7 +421,7 @@ impl PrefixIndex {
         let plain = workers.hybrid().len() == 0;
         Lookup { tree: &tree, uses: &self.core.prompts.uses, keys, excluded: workers.excluded() }
             .find(search, !plain);
-        // So few workers are sorted faster than collected by a pass over all workers.
+        // Sorting a few workers is faster than a pass over all workers.
         let are_few = || {
             search.groups.iter().map(OverlapGroup::count).sum::<usize>() <= workers.holders() / 16
         };
@@ -443,7 +443,8 @@ impl PrefixIndex {
                 depths[*holder as usize] as usize >= min_overlap
             };
             let mut rest = workers.in_order();
-            // Usually most workers or few are found, so consecutive ones are copied at a time.
+            // Usually most workers or few are found, so runs of consecutive workers are copied at
+            // once.
             while let Some(from) = rest.iter().position(is_found) {
                 let (_, tail) = rest.split_at(from);
                 let run_len =

@@ -4,10 +4,10 @@
 //! Prints a Markdown table of medians over all rounds in one thread, and of their ratios. On a
 //! shared machine only the ratios are meaningful.
 //!
-//! `fresh` is [`decode`] and `reused` is [`with_pixels`]. `inflate` is the share of `reused` that
-//! inflating a PNG takes alone. `peer` is another crate that yields the same pixels, `copy` one
-//! copy of the pixels, and `estimate` the decode time from [`ImageHeader`]. Without files the
-//! example generates pictures with detail at every scale, as in photographs.
+//! `fresh` is [`decode`] and `reused` is [`with_pixels`]. `inflate` is the part of `reused` spent
+//! in inflate, for PNG. `peer` is another crate that yields the same pixels, `copy` is one copy of
+//! the pixels, and `estimate` is the decode time from [`ImageHeader`]. Without files, the example
+//! generates pictures with detail at every scale, as in photographs.
 
 use std::error::Error;
 use std::hint::black_box;

@@ -17,7 +17,8 @@
 //! use chiasm_media::{EncodedMedia, ImageFormat, MediaHeader, MediaLimits, decode, mm_hash};
 //!
 //! // A GIF of one black pixel.
-//! let file: &[u8] = b"GIF87a\x01\0\x01\0\x80\0\0\0\0\0\xff\xff\xff,\0\0\0\0\x01\0\x01\0\0\x02\x02D\x01\0;";
+//! let file: &[u8] = b"GIF87a\x01\0\x01\0\x80\0\0\0\0\0\xff\xff\xff,\0\0\0\0\x01\0\x01\0\0\
+//!     \x02\x02D\x01\0;";
 //! let item = EncodedMedia::from_bytes(file.into(), &MediaLimits::default())?;
 //! let MediaHeader::Image(header) = item.header else { unreachable!("a GIF is an image") };
 //! assert_eq!((header.format, header.width, header.height), (ImageFormat::Gif, 1, 1));

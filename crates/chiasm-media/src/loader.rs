@@ -74,7 +74,8 @@ impl std::fmt::Debug for MediaInput {
 }
 
 impl MediaPart {
-    /// Refers to an image file of this machine, which must lie below the allowed local media path.
+    /// Creates a part for an image file on this machine, which must lie below the allowed local
+    /// media path.
     ///
     /// # Errors
     /// [`MediaError::LocalFileNotFound`] if the file does not exist.
@@ -85,7 +86,7 @@ impl MediaPart {
     }
 }
 
-/// Refers to an image at a URL.
+/// Creates a part for an image at a URL.
 impl<S: Into<String>> From<S> for MediaPart {
     fn from(url: S) -> Self {
         Self {
@@ -138,7 +139,7 @@ impl MediaLoader {
         Self::with_clock(config, budget, Clock::default())
     }
 
-    /// Creates a loader whose caches age by `clock`, so that tests need not wait.
+    /// Creates a loader whose caches use `clock`, so that tests need not wait.
     ///
     /// # Errors
     /// The errors of [`Self::new`].

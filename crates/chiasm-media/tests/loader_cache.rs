@@ -45,7 +45,7 @@ struct State {
     requests: watch::Sender<usize>,
     /// The number of bodies sent so far.
     bodies: AtomicUsize,
-    /// Answers are held back while this is `true`.
+    /// `true` while answers are held back.
     paused: watch::Sender<bool>,
 }
 

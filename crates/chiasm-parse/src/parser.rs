@@ -18,7 +18,8 @@ pub struct Parser {
     prefix: &'static str,
     /// White space that is emitted if more text of the same kind follows.
     held_spaces: String,
-    /// The text so far that may still become the label of reasoning.
+    /// The beginning of a label, such as `thought\n`, that the model writes at the start of
+    /// reasoning. The whole label once it is decided.
     label: String,
     /// `true` if text other than white space was emitted.
     has_text: bool,
@@ -42,8 +43,8 @@ enum State {
 }
 
 impl Parser {
-    /// Creates a parser for an answer in this format, which begins at `start`. Types of arguments
-    /// are taken from `tools`.
+    /// Creates a parser for an answer in this format, which begins at `start`. `tools` has the
+    /// types of calls' arguments.
     pub fn new(format: &Format, tools: Arc<Tools>, start: Start) -> Self {
         Self {
             format: format.clone(),
@@ -82,7 +83,7 @@ impl Parser {
         self.read(false, sink);
     }
 
-    /// Ends the answer and emits all that is left of it.
+    /// Ends the answer and emits the rest of it.
     pub fn finish(&mut self, sink: &mut dyn Sink) {
         self.emit_prefix(sink);
         self.read(true, sink);

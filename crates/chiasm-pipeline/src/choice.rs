@@ -21,7 +21,7 @@ use crate::model::ServedModel;
 pub(super) struct Choice {
     index: usize,
     detokenizer: Detokenizer,
-    /// The model, if special tokens that are not markers must be left out of the text.
+    /// The model, if special tokens other than markers must be left out of the text.
     special_token_filter: Option<Arc<ServedModel>>,
     stops: StopStrings,
     /// The parser of the text; `None` if the answer is plain text.
@@ -33,7 +33,7 @@ pub(super) struct Choice {
     text_tokens: Option<TextTokens>,
     needs_prompt_logprobs: bool,
     seen_tokens: usize,
-    /// `true` while a call has not ended, if the backend parses calls itself.
+    /// `true` while a call is open. Only used with backends that parse calls themselves.
     has_open_call: bool,
     has_ended: bool,
     /// The time of the last tokens.
@@ -235,7 +235,7 @@ impl Choice {
             self.emit_text(text, delta);
             return false;
         }
-        // As in vLLM, stop strings are only searched after the first `min_tokens` tokens.
+        // As in vLLM, text is searched for stop strings only after the first `min_tokens` tokens.
         if self.seen_tokens <= self.min_tokens {
             let text = self.stops.push_unwatched(&text);
             self.emit_text(text, delta);

@@ -13,7 +13,7 @@ use chiasm_router::RouteError;
 use chiasm_vision::VisionError;
 use tokio::time::Instant;
 
-use super::attempts::Attempts;
+use super::past_attempts::Attempts;
 use crate::cpu::CpuError;
 
 /// The error of a failed request, and the field at fault, if one is.

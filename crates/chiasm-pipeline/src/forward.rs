@@ -24,11 +24,11 @@ use tokio::time::Instant;
 
 use self::prediction::PromptPrediction;
 use crate::Pipeline;
-use crate::attempts::Attempts;
 use crate::cpu::price;
 use crate::deadlines::{Deadlines, start_within};
 use crate::error::RequestError;
 use crate::observer::{ExplainedPlan, PromptEntry};
+use crate::past_attempts::Attempts;
 use crate::prepare::ClassPlan;
 use crate::request_context::RequestContext;
 
@@ -307,7 +307,7 @@ impl Forwarding<'_> {
             explanation_id,
             ..self.route(&reservation, class, prompt_tokens, full_blocks, picked_at)
         };
-        self.pipeline.metrics.routed(&route);
+        self.pipeline.metrics.count_routed(&route);
         let forward = match server.backend.capabilities().class.keys {
             KeyScheme::Text => self.forward.clone(),
             _ => {

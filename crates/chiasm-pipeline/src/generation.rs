@@ -32,10 +32,10 @@ use self::encode::encode;
 use self::job::build_job;
 use self::moving::CurrentWorker;
 use self::prefill::{Prefilled, prefill};
-use super::attempts::Attempts;
 use super::choice::Choice;
 use super::deadlines::{Deadlines, start_within};
 use super::error::RequestError;
+use super::past_attempts::Attempts;
 use super::pick::pick;
 use super::prepare::Prepared;
 use crate::Pipeline;
@@ -66,9 +66,9 @@ pub struct Generation {
     timer: Option<Pin<Box<Sleep>>>,
     /// The waker that the timer wakes, set at the timer's last poll.
     timer_waker: Option<Waker>,
-    /// An output has come since the timer was last checked.
+    /// `true` if an output has come since the timer was last checked.
     had_output: bool,
-    /// The backend has reported its statistics of the prefill.
+    /// `true` if the backend has reported its statistics of the prefill.
     knows_prefill: bool,
     /// Dropped last: the job must end before the engine may unload the adapter.
     _adapter: Option<Arc<ServedAdapter>>,
@@ -208,7 +208,7 @@ impl Generation {
             total_blocks = route.total_blocks,
             "routed"
         );
-        pipeline.metrics.routed(&route);
+        pipeline.metrics.count_routed(&route);
 
         let span = tracing::debug_span!("hand_off", worker = %id);
         let sent_at = Instant::now();
@@ -297,7 +297,7 @@ impl Generation {
         };
         if let Some(prefill) = late_prefill {
             self.record_prefill(prefill);
-            self.pipeline.metrics.late_prefill(&self.route);
+            self.pipeline.metrics.count_late_prefill(&self.route);
         }
         let index = output.choice;
         let has_ended = output.finish.is_some();
@@ -317,11 +317,11 @@ impl Generation {
         let mut delta = choice.push(output);
         delta.prefill = late_prefill;
         if let Some(gap) = choice.gap(&delta) {
-            self.pipeline.metrics.between_tokens(gap, delta.tokens.len());
+            self.pipeline.metrics.observe_gap(gap, delta.tokens.len());
         }
         if let Some(finish) = &delta.finish {
             self.unfinished = self.unfinished.saturating_sub(1);
-            self.pipeline.metrics.finished(finish);
+            self.pipeline.metrics.count_finished(finish);
             if !has_ended {
                 self.running.stop(index);
             }
@@ -397,7 +397,7 @@ impl Generation {
             (None, _) => {}
         }
         self.reservation.first_token();
-        self.pipeline.metrics.first_token(&self.route, self.started.elapsed());
+        self.pipeline.metrics.count_first_token(&self.route, self.started.elapsed());
     }
 
     /// Checks that the answering worker got its prompt from the worker that computed it.
@@ -411,7 +411,7 @@ impl Generation {
                 "the prompt was computed again: \
                  the transfer from the prefill worker failed"
             );
-            self.pipeline.metrics.recomputed();
+            self.pipeline.metrics.count_recomputed();
         }
     }
 
@@ -422,7 +422,7 @@ impl Generation {
         let handed_over = self.started + self.route.hand_off;
         self.route.prefill_wait =
             prefill.queued.map(|queued| handed_over.duration_since(self.arrived) + queued);
-        self.pipeline.metrics.prompt_found(
+        self.pipeline.metrics.count_prompt_overlap_error(
             &self.reservation,
             self.route.overlap_blocks,
             self.route.prompt_tokens,

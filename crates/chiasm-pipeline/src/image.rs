@@ -299,7 +299,7 @@ impl ImageSource {
                 let ticket = self.processing_ticket(self.price(job.format))?;
                 let started = Instant::now();
                 let pixels = cpu.run(&ticket, move || job.process(&image, &pool)).await?;
-                metrics.stage(Stage::Process, started.elapsed());
+                metrics.observe_stage(Stage::Process, started.elapsed());
                 pixels
             }
         };

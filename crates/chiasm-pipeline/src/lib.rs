@@ -27,13 +27,13 @@
 //! | `displaced` | the queue of requests on suspect workers |
 //! | `generation` | runs a prepared prompt on a worker, and on another one if that dies |
 //! | `forward` | forwards a request to a server, or leaves it to an engine |
-//! | `limits` | the bounds on the work for a request |
+//! | `limits` | the limits of a pipeline: per request and in total |
 //! | `deadlines` | the deadlines of a request |
 //! | `retries` | retry budget and quarantine |
 //! | `choice` | one continuation, from tokens to text |
 //! | `text_logprobs` | the tokens of a continuation's text, and their log probabilities |
 //! | `output_parsing` | parses a continuation's text into reasoning, text and calls |
-//! | `attempts` | the attempts of a request so far |
+//! | `past_attempts` | the attempts of a request so far; `generation` decides about the next one |
 //! | `tokenize` | tokenizing and detokenizing for clients |
 //! | [`model`] | the served model |
 //! | [`answers`] | the formats of a model's answers |
@@ -42,7 +42,6 @@
 #![forbid(unsafe_code)]
 
 pub mod answers;
-mod attempts;
 mod choice;
 pub mod cpu;
 mod deadlines;
@@ -59,6 +58,7 @@ pub mod model;
 mod observer;
 mod opening;
 mod output_parsing;
+mod past_attempts;
 mod pick;
 mod pipeline;
 mod plans;
@@ -74,7 +74,6 @@ pub mod test_support;
 mod text_logprobs;
 mod tokenize;
 
-pub use attempts::Attempts;
 pub use deadlines::{Deadline, Deadlines, within};
 pub use error::{Cause, RequestError};
 pub use forward::{
@@ -93,6 +92,7 @@ pub use metrics::{
 };
 pub use observer::{ExplainedPlan, PageEntries, RouteObserver};
 pub use opening::check_counts;
+pub use past_attempts::Attempts;
 pub use pipeline::Pipeline;
 pub use prepare::{Prepared, prepare};
 pub use processor_items::{VllmProcessorOptions, VllmProcessors};

@@ -1,11 +1,11 @@
-//! The bounds on the work for a request.
+//! The limits of a pipeline: per request and in total.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use chiasm_types::Modality;
 
-/// The bounds on the work for a request.
+/// The limits of a pipeline: per request and in total.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PipelineLimits {
     /// The maximum number of media items in one prompt.

@@ -75,14 +75,14 @@ pub struct PipelineMetrics {
     /// The times between two tokens of an answer.
     pub inter_token_latency: LatencyHistogram,
     stages: Family<StageLabel, Histogram, fn() -> Histogram>,
-    /// Set once, before the first request.
+    /// The objectives, which are set once, before the first request.
     objectives: OnceLock<ObjectiveMetrics>,
     no_objectives: ObjectiveMetrics,
     cache_stats: Mutex<CacheStats>,
     worker_sums: WorkerSums,
     media: MediaMetrics,
     roles: RoleMetrics,
-    /// The waiting times for the CPU pool.
+    /// The times that work waits for the CPU pool.
     pub cpu: CpuMetrics,
 }
 
@@ -226,29 +226,30 @@ impl PipelineMetrics {
     }
 
     /// Counts a request that was sent to a worker.
-    pub fn routed(&self, route: &RouteOutcome) {
+    pub fn count_routed(&self, route: &RouteOutcome) {
         self.routed.get_or_create(&route.worker.into()).inc();
         self.prompt_blocks.inc_by(route.total_blocks as u64);
         self.overlap_blocks.inc_by(route.overlap_blocks as u64);
     }
 
     /// Counts an encode stage: of `requested` items, the worker stored the embeddings of `stored`.
-    pub fn encoded(&self, worker: WorkerId, requested: usize, stored: usize, took: Duration) {
-        self.roles.encoded(worker, requested, stored, took);
+    pub fn count_encoded(&self, worker: WorkerId, requested: usize, stored: usize, took: Duration) {
+        self.roles.count_encoded(worker, requested, stored, took);
     }
 
-    /// Counts a prompt that a worker has computed for another one.
-    pub fn prefilled(&self, outcome: &PrefillOutcome) {
-        self.roles.prefilled(outcome);
+    /// Counts a prompt that a worker has computed for another worker.
+    pub fn count_prefilled(&self, outcome: &PrefillOutcome) {
+        self.roles.count_prefilled(outcome);
     }
 
     /// Counts a prompt that the answering worker computed again.
-    pub fn recomputed(&self) {
-        self.roles.recomputed();
+    pub fn count_recomputed(&self) {
+        self.roles.count_recomputed();
     }
 
-    /// Counts the error of a predicted overlap in blocks, given the engine's cached tokens.
-    pub fn prompt_found(
+    /// Counts the error of a predicted overlap in blocks, given the tokens that the engine found in
+    /// its cache.
+    pub fn count_prompt_overlap_error(
         &self,
         reservation: &Reservation,
         predicted: usize,
@@ -259,11 +260,12 @@ impl PipelineMetrics {
         // An engine always computes the last token of a prompt.
         let max_blocks = prompt_tokens.saturating_sub(1) / block_size;
         let predicted = predicted.min(max_blocks);
-        self.overlap_found(predicted, cached_tokens / block_size, reservation.knowledge);
+        self.count_overlap_error(predicted, cached_tokens / block_size, reservation.knowledge);
     }
 
-    /// Counts the error of a predicted overlap: `found` is the engine's, in blocks.
-    pub fn overlap_found(&self, predicted: usize, found: usize, knowledge: Knowledge) {
+    /// Counts the error of a predicted overlap, in blocks. `found` is the overlap that the engine
+    /// had.
+    pub fn count_overlap_error(&self, predicted: usize, found: usize, knowledge: Knowledge) {
         let state = knowledge.name();
         let label = |too| OverlapErrorLabels { too, state };
         // Creates both series with the first request.
@@ -276,27 +278,27 @@ impl PipelineMetrics {
     }
 
     /// Counts the first token of a request. `prefill` is the time since the request was routed.
-    pub fn first_token(&self, route: &RouteOutcome, prefill: Duration) {
+    pub fn count_first_token(&self, route: &RouteOutcome, prefill: Duration) {
         let RouteOutcome { stage_times, hand_off, first_token, prefill: stats, delivered, .. } =
             route;
         if let Some(after) = first_token {
             self.time_to_first_token.observe(*after);
-            self.objectives().first_token(*after);
+            self.objectives().count_first_token(*after);
         }
         if *delivered != MediaDelivery::default() {
-            self.stage(Stage::Fetch, stage_times.fetch);
+            self.observe_stage(Stage::Fetch, stage_times.fetch);
         }
         self.lock_cache_stats().add(route);
-        self.stage(Stage::Plan, stage_times.plan);
-        self.stage(Stage::HandOff, *hand_off);
-        self.stage(Stage::Prefill, prefill);
+        self.observe_stage(Stage::Plan, stage_times.plan);
+        self.observe_stage(Stage::HandOff, *hand_off);
+        self.observe_stage(Stage::Prefill, prefill);
         if let Some(queued) = stats.queued {
-            self.stage(Stage::Queue, queued);
+            self.observe_stage(Stage::Queue, queued);
         }
     }
 
     /// Counts the time of one stage of a request.
-    pub fn stage(&self, stage: Stage, took: Duration) {
+    pub fn observe_stage(&self, stage: Stage, took: Duration) {
         self.stages.get_or_create(&StageLabel { stage: stage.name() }).observe(took.as_secs_f64());
     }
 
@@ -311,25 +313,25 @@ impl PipelineMetrics {
     }
 
     /// Counts `tokens` tokens, each of which came `gap` after its predecessor.
-    pub fn between_tokens(&self, gap: Duration, tokens: usize) {
+    pub fn observe_gap(&self, gap: Duration, tokens: usize) {
         self.inter_token_latency.observe_each(gap, tokens as u64);
-        self.objectives().between_tokens(gap, tokens as u64);
+        self.objectives().count_gaps(gap, tokens as u64);
     }
 
     /// Counts a request that lost its worker.
-    pub fn retried(&self, retry: Retry) {
+    pub fn count_retry(&self, retry: Retry) {
         self.retries.get_or_create(&CauseLabel { cause: retry.name() }).inc();
     }
 
     /// Counts the cached tokens of a prompt that were reported after the first token.
-    pub fn late_prefill(&self, route: &RouteOutcome) {
+    pub fn count_late_prefill(&self, route: &RouteOutcome) {
         self.lock_cache_stats().add_late_prefill(route);
     }
 
     /// Counts a forwarded answer, whose first content came `after` the request's arrival.
-    pub fn answer_began(&self, after: Duration) {
+    pub fn count_first_content(&self, after: Duration) {
         self.time_to_first_token.observe(after);
-        self.objectives().first_token(after);
+        self.objectives().count_first_token(after);
     }
 
     /// Returns the number of retries for this reason.
@@ -345,7 +347,7 @@ impl PipelineMetrics {
     }
 
     /// Counts a finished continuation.
-    pub fn finished(&self, finish: &Finish) {
+    pub fn count_finished(&self, finish: &Finish) {
         self.finished_choices.get_or_create(&finished_label(finish)).inc();
     }
 
@@ -398,7 +400,7 @@ mod tests {
         let metrics = PipelineMetrics::default();
         let worker = WorkerId(7);
         metrics.routed.get_or_create(&worker.into()).inc();
-        metrics.encoded(worker, 2, 1, Duration::from_secs(1));
+        metrics.count_encoded(worker, 2, 1, Duration::from_secs(1));
         let has_series = || {
             let mut registry = Registry::default();
             metrics.register(&mut registry);

@@ -24,7 +24,7 @@ pub(crate) struct OutputParsing {
     format: Format,
     tools: Arc<Tools>,
     without_reasoning: bool,
-    /// An answer with calls has the finish reason `tool_calls`.
+    /// `true` if an answer with calls has the finish reason `tool_calls`.
     finishes_with_calls: bool,
     uses_short_call_ids: bool,
     has_single_call: bool,

@@ -1,7 +1,7 @@
 //! Preparation of a request: expanded prompts, media identities and block keys, without decoding
 //! pixels.
 
-mod processor_items;
+mod processor_plans;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
@@ -26,7 +26,6 @@ use chiasm_vision::ImagePrompt;
 use tokio::time::Instant;
 use tracing::Instrument;
 
-use super::attempts::Attempts;
 use super::deadlines::{Deadlines, within};
 use super::error::{Cause, RequestError};
 use super::image::Images;
@@ -34,6 +33,7 @@ use super::item::ItemPlan;
 use super::observer::{ExplainedPlan, PromptEntry};
 use super::opening::open_all;
 use super::output_parsing::{OutputParsing, combine_with_calls};
+use super::past_attempts::Attempts;
 use super::prompt_price::{is_small, price_of};
 use super::request_context::RequestContext;
 use super::sampling;

@@ -306,7 +306,7 @@ impl ReleaseProcessor {
         };
         let output = settings.processor.item(call).await.map_err(RequestError::from);
         drop(video_permit);
-        self.metrics.stage(Stage::Process, started.elapsed());
+        self.metrics.observe_stage(Stage::Process, started.elapsed());
         let output = output.inspect_err(|error| {
             if error.is_permanent() {
                 self.failures.insert(key, (error.clone(), Instant::now() + FAILURE_TTL));

@@ -4,8 +4,8 @@ use bytes::Bytes;
 use chiasm_backend::{RequestId, TraceContext};
 use tokio::time::Instant;
 
-use super::attempts::Attempts;
 use super::observer::PageEntries;
+use super::past_attempts::Attempts;
 use crate::cpu::CpuBudget;
 
 /// The context of a request: its identity and client, its CPU budget, and its attempts so far.

@@ -1,18 +1,20 @@
 //! Measures the time that vLLM's processor takes for an item, as seen by the frontend. `cargo xtask
-//! bench-peers processor` runs it as one of its sides. It is controlled over pipes, with one JSON
-//! object per line in and out.
+//! bench-peers processor` runs this example as one of the programs it compares. It is controlled
+//! over pipes, with one JSON object per line in and out.
 //!
 //! ```text
 //! item --python PROGRAM --model DIR --media DIR
 //!
 //! in   {"kind": "image", "video" or "clip", "items": [any, …]}
-//! out  {"ms": [milliseconds of each], "said": [checksum of each: the sum of its tensors' bytes]}
+//! out  {"ms": [milliseconds of each], "results": [sum of the tensors' bytes of each]}
 //! ```
 //!
-//! A kind is a file of the folder `--media`. The first line out is printed once the processor is
-//! ready. A time runs from the file in this process's memory to the tensors in this process's
-//! memory. It covers a copy of the file, the call, and a copy of the tensors, which in the frontend
-//! goes to the engine's shared memory. The target memory was used before, as slots are.
+//! A kind is the name of a file in the folder `--media`. Of `items` only the length counts: that
+//! file is processed as often. The first line out is printed once the processor is ready.
+//!
+//! A time runs from the file in this process's memory to the tensors in this process's memory. It
+//! covers a copy of the file, the call, and a copy of the tensors, which in the frontend goes to
+//! the engine's shared memory. The target memory was used before, as slots are.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "a measurement")]
 
@@ -62,12 +64,12 @@ async fn run() -> Result<(), Failure> {
             ms.push(start.elapsed().as_secs_f64() * 1e3);
             checksums.push(out.iter().map(|&byte| u64::from(byte)).sum::<u64>());
         }
-        println!("{}", json!({"ms": ms, "said": checksums}));
+        println!("{}", json!({"ms": ms, "results": checksums}));
     }
     Ok(())
 }
 
-/// Returns the options of `chiasm serve` by default, with one child.
+/// Returns the default options of `chiasm serve`, with one child.
 fn options(python: &str, model: &str) -> ProcessorOptions {
     ProcessorOptions {
         python: python.into(),

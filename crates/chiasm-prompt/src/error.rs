@@ -21,7 +21,7 @@ pub enum PromptError {
     /// The configured chat template is neither a readable file nor template text.
     #[error(
         "cannot open the chat template {given}: {source}; \
-         give the path of a file, or template text with a brace or a line break"
+         give the path of a file; text counts as a template only if it has a brace or a line break"
     )]
     NoTemplate {
         /// The configured value.
@@ -40,7 +40,7 @@ pub enum PromptError {
     /// A model has several chat templates, and none of them is named `default`.
     #[error(
         "none of the chat templates of {path} ({names}) is named default; \
-         give one of them as a template file"
+         give one of them with --chat-template FILE"
     )]
     NoDefaultTemplate {
         /// The path of the file with the templates.

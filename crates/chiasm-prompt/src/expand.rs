@@ -1,5 +1,5 @@
-//! Placeholder expansion: replaces the one marker per media item that the template wrote by the
-//! item's tokens.
+//! Placeholder expansion: the template writes one marker per media item, and [`expand`] replaces it
+//! with the item's tokens.
 
 use chiasm_types::{Modality, Placeholder, TokenId, TokenRun};
 
@@ -11,14 +11,14 @@ pub struct Expanded {
     /// The token ids of the expanded prompt.
     pub tokens: Vec<TokenId>,
     /// The offset and length of each item, in the order of the items. [`Placeholder::is_embed`] is
-    /// set only if some tokens of the item are not replaced by embeddings.
+    /// `None` if every token of the item is replaced by an embedding.
     pub placeholders: Vec<Placeholder>,
 }
 
 /// The markers of media items in a tokenized prompt, and the joins of neighbouring tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Markers<'a> {
-    /// One marker for each modality that the model takes. No two begin with the same token.
+    /// One marker for each modality that the model supports. No two begin with the same token.
     pub by_modality: &'a [Marker<'a>],
     /// Pairs of neighbouring tokens that become one token once all items are expanded. The pairs
     /// are joined one after another, in this order.
@@ -43,15 +43,18 @@ pub struct Item<'a> {
     pub runs: &'a [TokenRun],
 }
 
-/// Replaces the n-th marker of a modality in `tokens` by the n-th item of that modality, then joins
-/// neighbouring tokens. Items of different modalities may come in another order than their markers.
+/// Replaces the n-th marker of a modality in `tokens` with the n-th item of that modality, then
+/// joins neighbouring tokens. Items of different modalities may come in another order than their
+/// markers.
 ///
 /// `tokens` must hold exactly one marker per item. A client can write the marker's text (such as
 /// `<|image_pad|>`) into a message, and the tokenizer turns that text into the marker, as in vLLM.
-/// Such a prompt has more markers than items and is refused: otherwise a text could move the items.
+/// Such a prompt has more markers than items and is refused: otherwise text could shift images to
+/// other places.
 ///
-/// An item whose first token was joined with the token before starts at the joined token and keeps
-/// its length. Two neighbouring items may therefore share a token, as in vLLM for Gemma 3.
+/// If an item's first token was joined with the token before it, the item starts at the joined
+/// token and keeps its length. Two neighbouring items may therefore share a token, as in vLLM for
+/// Gemma 3.
 ///
 /// # Errors
 /// [`PromptError::MarkerCount`] if the numbers differ, [`PromptError::EmptyItem`] if an item has no
@@ -139,8 +142,7 @@ fn find_markers(tokens: &[TokenId], markers: &[Marker<'_>]) -> Vec<FoundMarker> 
 
 /// Returns the first position that holds the first token of a marker.
 fn find_first_token(tokens: &[TokenId], markers: &[Marker<'_>]) -> Option<usize> {
-    // Nearly all tokens begin no marker. The comparison of a whole chunk without an early exit is
-    // vectorized.
+    // Almost no token begins a marker. Comparing a whole chunk without an early exit is vectorized.
     const CHUNK: usize = 64;
     let begins_marker =
         |token: &TokenId| markers.iter().any(|marker| marker.tokens.first() == Some(token));
@@ -195,7 +197,7 @@ fn marker_count_error(
     }
 }
 
-/// Replaces each `pair` of neighbouring tokens by one token, from the left.
+/// Replaces each `pair` of neighbouring tokens with `joined`, from the left.
 fn join_pairs(
     tokens: &mut Vec<TokenId>,
     placeholders: &mut [Placeholder],
@@ -220,7 +222,7 @@ fn join_pairs(
     tokens.truncate(write);
 }
 
-/// Returns the embedding mask of an item; `None` if all of its tokens become embeddings.
+/// Returns the embedding mask of an item; `None` if every token is replaced by an embedding.
 fn embed_mask(runs: &[TokenRun]) -> Option<Vec<bool>> {
     if runs.iter().all(|run| run.embeds || run.count == 0) {
         return None;

@@ -20,7 +20,8 @@ pub(crate) struct SpecialTokens {
     pub(crate) extra: Vec<String>,
     /// The values of `added_tokens_decoder`, in the order of the token ids.
     pub(crate) added: Vec<Value>,
-    /// `split_special_tokens`: the texts of special tokens are tokenized like any other text.
+    /// `true` if the texts of special tokens are tokenized like any other text:
+    /// `split_special_tokens`.
     pub(crate) split: bool,
 }
 

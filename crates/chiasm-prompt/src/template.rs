@@ -98,7 +98,7 @@ const IGNORED_KWARGS: [&str; 10] = [
 #[derive(Clone)]
 pub struct ChatTemplate {
     inner: Arc<Inner>,
-    /// The template for conversations with functions, if the model has a separate one.
+    /// The template for conversations with tools, if the model has a separate one.
     for_tools: Option<Arc<Inner>>,
 }
 
@@ -148,17 +148,19 @@ impl<'a> MarkerText<'a> {
 pub struct RenderOptions {
     /// Ends the prompt with the header of the assistant's next message.
     pub add_generation_prompt: bool,
-    /// Leaves the last message open for the model to continue. Excludes `add_generation_prompt`.
+    /// Leaves the last message open for the model to continue. Not allowed together with
+    /// `add_generation_prompt`.
     pub continue_final_message: bool,
     /// The request's `chat_template_kwargs`: variables for the template, such as `enable_thinking`.
     pub kwargs: Map<String, Value>,
-    /// The functions that the model may call: a list of `{"type": "function", "function": {"name",
+    /// The tools that the model may call: a list of `{"type": "function", "function": {"name",
     /// "description", "parameters"}}`.
     pub tools: Option<Arc<Value>>,
 }
 
 impl Default for RenderOptions {
-    /// Returns the options of a request that sets none: the assistant speaks next.
+    /// Returns the options of a request that sets none: the model writes the assistant's next
+    /// message.
     fn default() -> Self {
         Self {
             add_generation_prompt: true,
@@ -226,7 +228,7 @@ impl ChatTemplate {
     /// Returns the template with other limits.
     ///
     /// # Errors
-    /// None in practice, as the template compiled before.
+    /// None in practice: this template has been compiled before.
     pub fn with_limits(&self, limits: RenderLimits) -> Result<Self, PromptError> {
         let limited = |inner: &Inner| {
             let source = Source { text: inner.source.clone(), origin: TEMPLATE_NAME.to_owned() };
@@ -239,7 +241,7 @@ impl ChatTemplate {
         Ok(Self { for_tools, ..limited(&self.inner)? })
     }
 
-    /// Returns the template with content passed in `format`, overriding the detected format.
+    /// Returns the template with another content format in place of the detected one.
     #[must_use]
     pub fn with_content_format(mut self, format: ContentFormat) -> Self {
         for inner in std::iter::once(&mut self.inner).chain(&mut self.for_tools) {
@@ -253,14 +255,14 @@ impl ChatTemplate {
         self.inner.format
     }
 
-    /// Returns `true` if a system message must be the first message, in conversations with
-    /// functions or without. vLLM decides it the same way.
+    /// Returns `true` if a system message must be the first message, in either kind of
+    /// conversation: with tools or without. vLLM decides it the same way.
     pub fn requires_system_first(&self) -> bool {
         self.variants().any(|inner| inner.requires_system_first)
     }
 
-    /// Returns `true` if a user message may follow a tool's result, in conversations with functions
-    /// and without. Templates whose turns alternate expect an assistant message between the two.
+    /// Returns `true` if a user message may follow a tool's result, in both kinds of conversation.
+    /// Templates whose turns alternate expect an assistant message between the two.
     pub fn allows_user_after_result(&self) -> bool {
         self.variants().all(|inner| inner.allows_user_after_result)
     }
@@ -271,19 +273,20 @@ impl ChatTemplate {
         self.variants().any(|inner| inner.names.quotes(name))
     }
 
-    /// Returns `true` if the template reads this field of a message's parts: it gets parts, and its
-    /// source contains `x.name`, `'name'` or `"name"`.
+    /// Returns `true` if the template reads this field of a message's parts. That is the case if
+    /// its content format is [`ContentFormat::Parts`] and its source contains `x.name`, `'name'` or
+    /// `"name"`.
     pub fn reads_part_field(&self, name: &str) -> bool {
         self.inner.format == ContentFormat::Parts
             && self.variants().any(|inner| inner.names.reads(name))
     }
 
-    /// Returns the templates for conversations without functions and with them.
+    /// Returns the templates for conversations without tools and with tools.
     fn variants(&self) -> impl Iterator<Item = &Inner> {
         std::iter::once(&*self.inner).chain(self.for_tools.as_deref())
     }
 
-    /// Returns the source of the template for conversations with functions.
+    /// Returns the source of the template for conversations with tools.
     pub fn source_for_tools(&self) -> &str {
         &self.for_tools.as_ref().unwrap_or(&self.inner).source
     }
@@ -293,8 +296,8 @@ impl ChatTemplate {
     /// `markers` are the texts that mark media items in content of format
     /// [`ContentFormat::String`]. They are not used otherwise.
     ///
-    /// Message texts are not escaped. A text that contains a special token's text becomes that
-    /// token, as in vLLM. [`expand`](crate::expand) refuses markers that a text has added.
+    /// Message texts are not escaped: a special token's text within a message becomes that token,
+    /// as in vLLM. [`expand`](crate::expand) refuses markers that come from a message.
     ///
     /// # Errors
     /// The template refuses the messages or fails, a limit is exceeded, or the options or messages

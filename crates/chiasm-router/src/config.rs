@@ -32,7 +32,7 @@ chiasm_types::every_variant! {
 pub struct UnknownPolicy(String);
 
 impl Policy {
-    /// Returns the name on command lines and in reports.
+    /// Returns the policy's name on command lines and in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::KvMedia => "kv+media",
@@ -44,7 +44,7 @@ impl Policy {
         }
     }
 
-    /// Returns the names as a list for people.
+    /// Returns the names of all policies as a list for people.
     fn names() -> String {
         let names = Self::ALL.map(Self::name);
         let [others @ .., last] = &names;
@@ -81,8 +81,8 @@ pub struct Weights {
     pub encode: f64,
     /// The cost of making and handing over the tensors for one block of image embeddings.
     pub process: f64,
-    /// The cost per unit of waiting work (`prefill`, `fetch` and `encode`): that of requests given
-    /// to the worker that have no token yet.
+    /// The cost per unit of waiting work: `prefill`, `fetch` and `encode` of the worker's requests
+    /// that have no token yet.
     pub queue: f64,
     /// The cost of one block in use by a running request of the worker.
     pub load: f64,
@@ -154,7 +154,7 @@ pub struct RouterConfig {
     pub temperature: f64,
     /// The limits at which workers are busy.
     pub busy: BusyThresholds,
-    /// The seed of all random choices; `None` for another one at each start.
+    /// The seed of all random choices; `None` for a new seed at each start.
     pub seed: Option<u64>,
     /// The time for which the blocks of a request that got its first token stay promised after its
     /// end, while the events that confirm them may be in flight. Engines publish them no later than
@@ -173,11 +173,11 @@ pub struct RouterConfig {
 /// Found by simulation (`docs/decisions/0015-default-routing-weights.md`), for a
 /// 7-billion-parameter vision model.
 ///
-/// `prefill`, `encode` and `process` have the ratio of the times that a block of each takes. By its
-/// duration, waiting work would have a `queue` weight of 1. But then each question of a burst about
-/// a new image would make another engine compute the image, for nothing: waiting for the first
-/// engine takes as long. `fetch` is arithmetic: a block of 16 tokens is 0.9 MB, 36 µs at 25 GB/s,
-/// and takes 0.57 ms to compute.
+/// `prefill`, `encode` and `process` are in proportion to the time that one block takes. In that
+/// proportion, `queue` would be 1. But then each question of a burst about a new image would make
+/// another engine compute the image, for nothing: waiting for the first engine takes as long.
+/// `fetch` is arithmetic: a block of 16 tokens is 0.9 MB, 36 µs at 25 GB/s, and takes 0.57 ms to
+/// compute.
 impl Default for Weights {
     fn default() -> Self {
         Self {
@@ -192,14 +192,14 @@ impl Default for Weights {
     }
 }
 
-/// Found by simulation (`docs/decisions/0014-splitting-has-a-price.md`), over six workloads on
-/// 2 prefill + 4 decode and 3 + 3 engines.
+/// Found by simulation (`docs/decisions/0014-splitting-has-a-price.md`), over six workloads. The
+/// fleets had 2 prefill and 4 decode engines, or 3 of each.
 ///
 /// `transfer` is arithmetic like `fetch`, for the 25 GB/s of a network card, and matters little.
 /// `hop` would be 500 if all of two steps of a decoding engine were lost; anything from 0 to 500
 /// does nearly the same. `disturb` is a choice. The lower it is, the more prompts are computed
 /// beside answers, which stop for them. The higher it is, the longer prompts wait for the engines
-/// that prefill. From 0.02 to 0.05 neither gets out of hand.
+/// that prefill. From 0.02 to 0.05 neither effect is large.
 impl Default for StageWeights {
     fn default() -> Self {
         Self { transfer: 1.0, network_transfer: 2.0, hop: 300.0, disturb: 0.025 }

@@ -1,4 +1,5 @@
-//! The cost of a request on a worker; `docs/routing.md` has the formula.
+//! The cost of a request on a worker; `docs/routing.md` has the formula. `select/candidate.rs`
+//! computes the terms.
 
 use crate::config::{RouterConfig, Weights};
 
@@ -9,9 +10,9 @@ pub struct CostTerms {
     pub compute: f64,
     /// F: blocks to load from the CPU or storage.
     pub fetch: f64,
-    /// E: blocks filled by the embeddings to encode.
+    /// E: blocks that the embeddings of the items to encode would fill.
     pub encode: f64,
-    /// P: blocks filled by the embeddings of the items to process.
+    /// P: blocks that the embeddings of the items to process would fill.
     pub process: f64,
     /// W: the cost of the requests waiting on the worker.
     pub waiting: f64,
@@ -47,7 +48,7 @@ impl CostTerms {
 /// the weights were found with.
 const EMBEDDING_TO_KV_RATIO: f64 = 0.125;
 
-/// Returns the cost of reading embeddings that fill this many blocks.
+/// Returns the cost of reading embeddings that would fill `blocks` blocks.
 pub(crate) fn embedding_transfer_cost(config: &RouterConfig, blocks: f64) -> f64 {
     config.stages.transfer * EMBEDDING_TO_KV_RATIO * blocks
 }

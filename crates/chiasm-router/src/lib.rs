@@ -44,7 +44,7 @@
 //! | `worker_handle` | handles of workers that go stale with the worker |
 //! | `worker_table` | the state of all workers and its bookkeeping |
 //! | `select` | the selection itself, by cost, of one worker or of one for each stage |
-//! | `cost` | the formula that workers are compared by |
+//! | `cost` | the formula that workers are compared by; `select/candidate` computes its terms |
 //! | `route` | the workers of a request, stage by stage |
 //! | `explain` | the comparison behind a choice, for people |
 //! | `recent_work` | the decayed sum of the work that each worker has done |

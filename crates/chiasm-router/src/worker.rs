@@ -14,14 +14,14 @@ pub struct WorkerInfo {
     pub total_blocks: u64,
     /// Tokens per block, as in the engine's events.
     pub block_size: BlockSize,
-    /// `true` if the engine publishes the changes of its cache. If not, the router goes by its own
-    /// decisions, see [`Knowledge::Approximate`].
+    /// `true` if the engine publishes the changes of its cache. If not, the router infers them from
+    /// its own decisions, see [`Knowledge::Approximate`].
     pub publishes_events: bool,
     /// The capacity of the engine's encoder cache, in tokens of embeddings; 0 if the engine keeps
     /// none between requests.
     pub encoder_cache_tokens: u64,
-    /// The capacity of the engine's receiver cache, in elements of media items' tensors in the form
-    /// that the engine is sent; 0 for none.
+    /// The capacity of the engine's receiver cache; 0 for none. It counts elements of media items'
+    /// tensors, in the form in which they are sent to the engine.
     pub receiver_cache_elements: u64,
     /// The plan class of the worker: requests are judged by the plan of this class.
     pub class: PlanClassId,
@@ -70,7 +70,7 @@ impl Knowledge {
     }
 }
 
-/// The requests that a worker may get.
+/// The number of further requests that a worker may get: all, one, or none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Admission {
     /// All requests.
@@ -94,7 +94,7 @@ pub struct EngineStats {
     /// Prompt tokens that the engine has to compute for requests of other frontends before their
     /// first tokens.
     pub pending_tokens_of_others: u64,
-    /// The engine finishes its requests and accepts no new ones.
+    /// `true` if the engine finishes its requests and accepts no new ones.
     pub draining: bool,
 }
 
@@ -130,7 +130,7 @@ pub(crate) struct Worker {
     pub(crate) handle: WorkerHandle,
     pub(crate) requests: usize,
     pub(crate) blocks_in_use: u64,
-    /// The work of the requests without a token.
+    /// The work of the requests that have no token yet.
     pub(crate) pending: PendingWork,
     /// The decayed sum of the worker's past work, in the unit of costs; see
     /// [`RecentWork`](crate::recent_work::RecentWork).
@@ -140,13 +140,13 @@ pub(crate) struct Worker {
     /// Requests that waited in the engine at its last report and were not this router's, such as
     /// those of another frontend.
     pub(crate) waiting_of_others: u64,
-    /// The worker does not answer.
+    /// `true` if the worker does not answer.
     pub(crate) suspect: bool,
-    /// The requests that the worker may get.
+    /// The number of further requests that the worker may get.
     pub(crate) admission: Admission,
     /// `true` if no recoverable event is missing. Meaningless for a worker without events.
     pub(crate) caught_up: bool,
-    /// The expected cache contents, if the worker's events don't tell everything.
+    /// The expected cache contents, if the worker's events are missing or incomplete.
     pub(crate) approximate_cache: Option<ApproximateCache>,
     /// The number of the worker's last event batch, among all batches applied by the router.
     pub(crate) last_event_batch: u64,

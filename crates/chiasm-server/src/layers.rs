@@ -32,7 +32,7 @@ pub(crate) struct RequestLayers {
     pub(crate) cors: Option<Cors>,
     pub(crate) keys: Arc<CurrentKeys>,
     pub(crate) root_path: Option<RootPath>,
-    /// Set if the paths of adapters exist; their requests are counted then.
+    /// `true` if the paths of adapters exist; their requests are counted then.
     pub(crate) adapters_may_change: bool,
     pub(crate) recorder: Arc<Recorder>,
 }

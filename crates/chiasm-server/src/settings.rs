@@ -36,7 +36,7 @@ pub struct ServerSettings {
     pub root_path: Option<RootPath>,
     /// Lets clients load and unload LoRA adapters.
     pub adapters_may_change: bool,
-    /// Forwards requests unchanged: set if all workers are servers that take whole requests.
+    /// Forwards requests unchanged. `true` if all workers are servers that take whole requests.
     pub forwards: bool,
     /// The live page at `/ui/`; `None` for none. It must also be the pipeline's observer.
     pub page: Option<Arc<Page>>,

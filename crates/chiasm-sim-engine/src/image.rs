@@ -22,7 +22,7 @@ pub(crate) struct ObservedItem {
 pub(crate) enum Size {
     /// An image with this number of pixels.
     Image { width: u64, height: u64 },
-    /// Another item, whose largest tensor has this shape.
+    /// An item other than an image, whose largest tensor has this shape.
     Other(Vec<usize>),
 }
 
@@ -49,7 +49,7 @@ pub(crate) enum ItemError {
     Placeholder { tokens: usize, embeddings: usize },
 }
 
-/// Returns the number of a placeholder's tokens that the model replaces by embeddings.
+/// Returns the number of a placeholder's tokens that the model replaces with embeddings.
 pub(crate) fn embedding_tokens(placeholder: &Placeholder) -> usize {
     match &placeholder.is_embed {
         Some(mask) => mask.iter().filter(|&&embed| embed).count(),
@@ -59,10 +59,9 @@ pub(crate) fn embedding_tokens(placeholder: &Placeholder) -> usize {
 
 /// The facts about an item that the simulation needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Outline {
+pub(crate) struct ItemFacts {
     pixels: Option<Pixels>,
-    /// `true` if the item is not an image.
-    is_other: bool,
+    is_not_image: bool,
     /// The values of `image_grid_thw`, if they are integers.
     grid: Option<Vec<i64>>,
 }
@@ -74,13 +73,13 @@ struct Pixels {
     digest: Digest,
 }
 
-impl Outline {
-    /// Creates the outline of an item without out-of-band tensors. `digest` is the digest of the
+impl ItemFacts {
+    /// Extracts the facts about an item without out-of-band tensors. `digest` is the digest of the
     /// bytes of [`digested_tensor`], if the item has one.
     pub(crate) fn new(item: &MmItem, digest: Option<Digest>) -> Self {
         let pixels = digested_tensor(item).zip(digest);
         Self {
-            is_other: pixels_of(item).is_none(),
+            is_not_image: pixels_of(item).is_none(),
             pixels: pixels.map(|(pixels, digest)| Pixels {
                 dtype: pixels.dtype.to_string(),
                 shape: pixels.shape.clone(),
@@ -113,19 +112,19 @@ fn tensor_named<'a>(item: &'a MmItem, name: &str) -> Option<&'a WireTensor> {
 ///
 /// A Qwen-VL image has `pixel_values [rows, 3 · temporal · patch²]` and `image_grid_thw` in
 /// patches. For images of other families, `[3, height, width]` or `[tiles, 3, height, width]`, only
-/// the shape is checked, because the number of embeddings depends on the model. Other items are
-/// not checked.
+/// the shape is checked, because the number of embeddings depends on the model. Items other than
+/// images are not checked.
 ///
 /// # Errors
 /// Returns [`ItemError`] if a worker would fail at the item.
 pub(crate) fn inspect(
-    item: &Outline,
+    item: &ItemFacts,
     placeholder: &Placeholder,
     rules: &ImageRules,
 ) -> Result<ObservedItem, ItemError> {
     let Pixels { dtype, shape, digest } = item.pixels.as_ref().ok_or(ItemError::NoTensor)?;
     let digest = *digest;
-    if item.is_other {
+    if item.is_not_image {
         return Ok(ObservedItem {
             size: Size::Other(shape.clone()),
             embeddings: embedding_tokens(placeholder),
@@ -223,12 +222,12 @@ pub(crate) mod tests {
         Placeholder { offset, length, is_embed: None }
     }
 
-    pub(crate) fn outline(item: &MmItem) -> Outline {
-        Outline::new(item, pixels_of(item).and_then(WireTensor::bytes).map(Digest::compute))
+    pub(crate) fn facts(item: &MmItem) -> ItemFacts {
+        ItemFacts::new(item, pixels_of(item).and_then(WireTensor::bytes).map(Digest::compute))
     }
 
     fn observe(item: &MmItem, length: usize) -> Result<ObservedItem, ItemError> {
-        inspect(&outline(item), &placeholder(0, length), &ImageRules::default())
+        inspect(&facts(item), &placeholder(0, length), &ImageRules::default())
     }
 
     #[test]
@@ -295,8 +294,8 @@ pub(crate) mod tests {
         let item =
             MmItem(vec![mask, ("input_audio_features".to_owned(), tensor(Dtype::F32, &[8, 9]))]);
         let digest = digested_tensor(&item).and_then(WireTensor::bytes).map(Digest::compute);
-        let outline = Outline::new(&item, digest);
-        let observed = inspect(&outline, &placeholder(0, 4), &ImageRules::default()).unwrap();
+        let facts = ItemFacts::new(&item, digest);
+        let observed = inspect(&facts, &placeholder(0, 4), &ImageRules::default()).unwrap();
         let digest = Digest::compute(&[5; 8 * 9 * 4]);
         let size = Size::Other(vec![8, 9]);
         assert_eq!(observed, ObservedItem { size, embeddings: 4, digest });
@@ -308,7 +307,7 @@ pub(crate) mod tests {
         mask[0] = false;
         mask[81] = false;
         let position = Placeholder { offset: 40, length: 82, is_embed: Some(mask) };
-        assert!(inspect(&outline(&item(16, 20)), &position, &ImageRules::default()).is_ok());
+        assert!(inspect(&facts(&item(16, 20)), &position, &ImageRules::default()).is_ok());
     }
 
     #[test]

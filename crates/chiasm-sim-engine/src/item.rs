@@ -4,14 +4,14 @@ use bytes::Bytes;
 use chiasm_engine::wire::{MmData, MmItem, TensorData, WireTensor};
 
 use crate::digest::Digest;
-use crate::image::{Outline, digested_tensor};
+use crate::image::{ItemFacts, digested_tensor};
 use crate::lent_slot::{LentSlot, Overwritten};
 
-/// The outline of an item, and the slots of its tensors. Inline tensors are not kept, because
+/// The facts about an item, and the slots of its tensors. Inline tensors are not kept, because
 /// nothing reads them and they would fill the caches. Clones hold the same slots.
 #[derive(Clone, Debug)]
 pub(crate) struct Item {
-    outline: Outline,
+    facts: ItemFacts,
     slots: Vec<LentSlot>,
 }
 
@@ -43,11 +43,11 @@ impl Item {
                 .map(LentSlot::digest);
             known.unwrap_or_else(|| Digest::compute(pixels))
         });
-        Ok(Self { outline: Outline::new(&item, digest), slots })
+        Ok(Self { facts: ItemFacts::new(&item, digest), slots })
     }
 
-    pub(crate) fn outline(&self) -> &Outline {
-        &self.outline
+    pub(crate) fn facts(&self) -> &ItemFacts {
+        &self.facts
     }
 
     pub(crate) fn slots(&self) -> &[LentSlot] {
@@ -75,7 +75,7 @@ fn for_tensors<E>(
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::image::tests::{item as image, outline};
+    use crate::image::tests::{facts, item as image};
     use crate::lent_slot::tests::TestSlot;
 
     /// Receives an item with inline tensors.
@@ -102,8 +102,8 @@ pub(crate) mod tests {
     #[test]
     fn inline_item_equals_item_by_slot() {
         let (item, lent) = by_slot(image(16, 20));
-        assert_eq!(item.outline(), inline(image(16, 20)).outline());
-        assert_eq!(item.outline(), &outline(&image(16, 20)));
+        assert_eq!(item.facts(), inline(image(16, 20)).facts());
+        assert_eq!(item.facts(), &facts(&image(16, 20)));
         assert_eq!((item.slots.len(), lent.len()), (2, 2), "pixels and grid");
         assert!(inline(image(16, 20)).slots.is_empty());
     }

@@ -182,7 +182,7 @@ impl Sequence {
         for media in &self.media {
             let no_data = || InspectError::NoData { id: id(), item: media.identifier.clone() };
             let item = media.item.as_ref().ok_or_else(no_data)?;
-            let image = image::inspect(item.outline(), &media.placeholder, &config.images);
+            let image = image::inspect(item.facts(), &media.placeholder, &config.images);
             observed.push(image.map_err(|problem| InspectError::Item { id: id(), problem })?);
         }
         self.observed = Some(observed);

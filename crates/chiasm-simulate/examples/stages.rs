@@ -1,9 +1,10 @@
-//! Measures how the weights of stages change the times of fleets with roles, over all generated
-//! workloads, compared with a fleet of as many engines without roles that gets the same requests.
+//! Measures how stage weights change the latencies of fleets with roles, over all generated
+//! workloads. Each is compared with a fleet of as many engines without roles that gets the same
+//! requests.
 //!
-//! `cargo run --release -p chiasm-simulate --example stages [requests] [load…]`; a run is in
-//! `docs/decisions/0014-splitting-has-a-price.md`. Loads are fractions of the
-//! saturation of the fleet without roles under kv+media.
+//! `cargo run --release -p chiasm-simulate --example stages [requests] [load…]`; the results of a
+//! run are in `docs/decisions/0014-splitting-has-a-price.md`. Loads are fractions of the saturation
+//! of the fleet without roles under kv+media.
 #![allow(clippy::unwrap_used, clippy::print_stdout, reason = "a measurement")]
 
 use std::sync::Mutex;
@@ -14,7 +15,7 @@ use chiasm_simulate::{Arrivals, PolicyReport, Scenario, Source, Workload, Worklo
 use chiasm_types::Role;
 
 const ENGINES: usize = 6;
-/// The numbers of engines that prefill, of all.
+/// The numbers of engines that prefill, of [`ENGINES`].
 const PREFILL_ENGINES: [usize; 2] = [2, 3];
 
 fn main() {
@@ -98,8 +99,8 @@ fn scenario(workload: Workload, prefill: usize, requests: u64, stages: StageWeig
     }
 }
 
-/// Returns the mean fraction of split requests, geometric means of ratios to the fleet without
-/// roles, and the worst ratio.
+/// Returns cells of a table: the mean fraction of split requests, geometric means of the latencies'
+/// ratios to the fleet without roles, and the worst ratio of a TTFT p99.
 fn ratios(reports: &[PolicyReport], without: &[PolicyReport]) -> String {
     let ratios = |value: fn(&PolicyReport) -> f64| -> Vec<f64> {
         reports

@@ -23,8 +23,8 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// Creates an arena with room for `bytes` bytes of slots. Memory is only taken from the system
-    /// when it is needed.
+    /// Creates an arena with room for `bytes` bytes of slots. Memory is only reserved when it is
+    /// needed.
     pub fn create(bytes: u64) -> io::Result<Self> {
         let leases = (bytes / BYTES_PER_LEASE).clamp(MIN_LEASES, MAX_LEASES) as u32;
         Self::create_in(Path::new(SHM_DIR), bytes, leases)
@@ -34,7 +34,7 @@ impl Arena {
         Ok(Self { shared: Arc::new(Shared::create(dir, bytes, leases)?) })
     }
 
-    /// Returns the file name in [`SHM_DIR`], by which the engine opens the arena.
+    /// Returns the name of the file in [`SHM_DIR`], by which the engine opens the arena.
     pub fn name(&self) -> &str {
         &self.shared.name
     }
@@ -58,14 +58,14 @@ impl Arena {
         slot.is_in(&self.shared)
     }
 
-    /// Notes that the engine will soon return these leases, for instance because of the message
-    /// that it was just sent. They are checked first when room is needed. A slot is not free before
-    /// the engine has returned its lease.
+    /// Records that the engine will soon return these leases, for instance when a message to it
+    /// makes it drop their slots. They are checked first when room is needed. A slot is not free
+    /// before the engine has returned its lease.
     pub fn expect_return(&self, leases: impl IntoIterator<Item = LeaseId>) {
         self.shared.expect_return(leases);
     }
 
-    /// Collects the leases that the engine has returned, and returns the arena's usage.
+    /// Ends the leases that the engine has returned, and returns the arena's usage.
     pub fn usage(&self) -> ArenaUsage {
         self.shared.usage()
     }

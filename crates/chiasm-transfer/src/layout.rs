@@ -26,7 +26,7 @@ pub(crate) mod lease {
 /// The values of a lease's state.
 pub(crate) mod state {
     pub(crate) const LENT: u32 = 1;
-    pub(crate) const TAKEN_BACK: u32 = 2;
+    pub(crate) const ENDED: u32 = 2;
 }
 
 /// The minimum size of slots that begin at a page boundary.

@@ -1,4 +1,4 @@
-//! The owner's side of the table of leases: lending slots and collecting returned leases.
+//! The owner's side of the table of leases: lending slots, and ending leases that were returned.
 
 use std::sync::atomic::Ordering;
 
@@ -20,7 +20,7 @@ pub(crate) struct Leases {
     entries: Vec<Entry>,
     free: Vec<u32>,
     lent: usize,
-    /// The leases that the engine is expected to return soon.
+    /// The leases that the engine should return soon.
     expected: Vec<LeaseId>,
 }
 
@@ -36,7 +36,7 @@ impl Leases {
         Self { header, entries: Vec::new(), free: Vec::new(), lent: 0, expected: Vec::new() }
     }
 
-    /// Returns the number of leases that were not collected yet.
+    /// Returns the number of leases that have not ended.
     pub(crate) fn lent(&self) -> usize {
         self.lent
     }
@@ -73,7 +73,7 @@ impl Leases {
         Some((LeaseId { index, generation }, handle))
     }
 
-    /// Notes that the engine will return these leases soon, so that they are checked first.
+    /// Records that the engine will return these leases soon, so that they are checked first.
     pub(crate) fn expect(&mut self, leases: impl IntoIterator<Item = LeaseId>) {
         self.expected.extend(leases);
     }
@@ -122,7 +122,7 @@ impl Leases {
         if mapping.u32_at(at + lease::RETURNED).load(Ordering::Acquire) != entry.generation {
             return LeaseState::Lent;
         }
-        mapping.u32_at(at + lease::STATE).store(state::TAKEN_BACK, Ordering::Relaxed);
+        mapping.u32_at(at + lease::STATE).store(state::ENDED, Ordering::Relaxed);
         entry.slot = None;
         self.free.push(index);
         self.lent -= 1;

@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(
             reader.resolve(&handle).unwrap_err(),
             HandleError::Used,
-            "returned, but not yet collected"
+            "returned, but not ended yet"
         );
         assert_eq!(arena.usage().leases, 0);
         assert_eq!(reader.resolve(&handle).unwrap_err(), HandleError::Ended);

@@ -44,7 +44,7 @@ pub(crate) struct Shared {
 pub struct ArenaUsage {
     /// The maximum total size of slots in bytes.
     pub capacity: u64,
-    /// The bytes of the capacity that were taken from the system.
+    /// The bytes of the capacity that are reserved in the system's memory.
     pub reserved: u64,
     /// The bytes of the capacity that slots use.
     pub used: u64,
@@ -129,12 +129,12 @@ impl Shared {
         })
     }
 
-    /// Notes that the engine returns these leases soon.
+    /// Records that the engine will soon return these leases.
     pub(crate) fn expect_return(&self, leases: impl IntoIterator<Item = LeaseId>) {
         self.state().leases.expect(leases);
     }
 
-    /// Collects the leases that the engine has returned, and returns the arena's usage.
+    /// Ends the leases that the engine has returned, and returns the arena's usage.
     pub(crate) fn usage(&self) -> ArenaUsage {
         let mut state = self.state();
         state.end_leases(|leases| leases.end_all(&self.mapping));
@@ -192,8 +192,8 @@ impl Shared {
         }
     }
 
-    /// Reserves a growth and adds it to the free memory. A reservation takes milliseconds, so the
-    /// state is unlocked in the meantime.
+    /// Reserves the range of a growth and adds it to the free memory. A reservation takes
+    /// milliseconds, so the state is unlocked in the meantime.
     fn grow<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -367,7 +367,7 @@ impl State {
         room
     }
 
-    /// Releases the slots whose leases `end` has ended.
+    /// Calls `end`, which ends leases, and releases their slots.
     fn end_leases(&mut self, end: impl FnOnce(&mut Leases) -> Vec<u64>) {
         for slot in end(&mut self.leases) {
             self.release(slot);

@@ -1,9 +1,10 @@
-//! The HTTP client. Its connections yield to other tasks.
+//! The HTTP client. Its connections yield to other tasks. `server`, `events`, `chunk` and `pieces`
+//! limit the size of answers.
 //!
-//! Some bytes of a server cost far more to parse than to read: a chunk size may have any number of
-//! leading zeros. The HTTP client reads for as long as data is available, on the threads that serve
-//! all requests. Dedicated threads would cost a request a fifth more CPU time, and a streamed
-//! request two thirds more, because each piece of an answer would change threads.
+//! Some input costs far more to parse than to read: in HTTP/1 chunked encoding, a chunk size may
+//! have any number of leading zeros. The HTTP client reads for as long as data is available, on the
+//! threads that serve all requests. Dedicated threads would cost a request a fifth more CPU time,
+//! and a streamed request two thirds more, because each piece of an answer would change threads.
 
 use std::error::Error;
 use std::future::Future;
@@ -31,11 +32,11 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tower_service::Service;
 
-/// The number of bytes after which a connection yields. Some bytes take a hundred times as long to
+/// The number of bytes after which a connection yields. Some input takes a hundred times as long to
 /// parse as to read.
 const READ_QUOTA_BYTES: usize = 64 << 10;
-/// The maximum number of bytes read without a piece of an answer. HTTP/2 reads some megabytes ahead
-/// of the reader of an answer.
+/// The maximum number of bytes read between two pieces of an answer. HTTP/2 buffers megabytes that
+/// nobody has read yet.
 const MAX_UNPRODUCTIVE_BYTES: usize = 8 << 20;
 /// The deadline for a new connection, TLS included.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -60,7 +61,7 @@ pub(crate) struct Client {
     fresh: legacy::Client<Connector, Body>,
 }
 
-/// An error of a request without an answer, with a message.
+/// The reason why a request got no answer. Holds a message for operators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SendError {
     /// No byte of the request was sent because there was no connection.
@@ -202,7 +203,7 @@ struct ReadProgress(Arc<ReadProgressState>);
 struct ReadProgressState {
     /// The bytes read since the last piece of an answer.
     unproductive_bytes: AtomicUsize,
-    /// Set once the head of an answer has arrived.
+    /// `true` once the head of an answer has arrived.
     has_answered: AtomicBool,
 }
 

@@ -210,7 +210,7 @@ struct Description {
 /// Returns [`Unusable`] if the server does not answer, or requires another key.
 async fn detect_kind(server: &Server) -> Result<Kind, Unusable> {
     let models = PlainInfo::fetch_models(server).await?;
-    Ok(match models.as_ref().and_then(Models::owner) {
+    Ok(match models.as_ref().and_then(Models::software) {
         Some("vllm") => Kind::VllmTokens,
         Some("sglang") => Kind::SglangTokens,
         Some("tensorrt_llm") => Kind::TRTLLM,

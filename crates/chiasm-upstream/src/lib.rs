@@ -25,7 +25,7 @@
 //! |---|---|
 //! | `address` | the address of an upstream on the command line |
 //! | `client` | the HTTP client, whose connections yield to other tasks |
-//! | `server` | requests to one server, bounded in size and time |
+//! | `server` | requests to one server, and the limits of their answers' size and time |
 //! | `server_key` | the API key for a server |
 //! | `setup_error` | errors of an upstream's files |
 //! | `unusable` | errors of a server's description |
@@ -39,11 +39,11 @@
 //! | `shared` | the state shared by a backend, its jobs and its tasks; the liveness task |
 //! | `request` | conversion of a job to the body of a request |
 //! | `running` | a running job |
-//! | `chunk` | one event of a streamed answer |
+//! | `chunk` | one event of a streamed answer, with a limit on its choices |
 //! | `sglang` | the counterparts of the last four modules for SGLang |
 //! | `trtllm` | `trtllm-serve`: its KV events, and the identities of images learned from them |
 //! | `pieces` | the body of an answer in as few pieces as possible |
-//! | `events` | the parser of server-sent events |
+//! | `events` | the parser of server-sent events, with a limit on their size |
 #![forbid(unsafe_code)]
 
 mod address;

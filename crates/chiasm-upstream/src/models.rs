@@ -53,7 +53,7 @@ pub(crate) enum ModelError {
     Missing { name: String, listed: String },
     /// Several models are listed and none has a known name.
     #[error(
-        "it serves {listed}, and no model named {}; choose one with model=NAME after the address",
+        "it serves {listed}, none of them named {}; choose one with model=NAME after the address",
         local.join(" or ")
     )]
     Ambiguous { local: Vec<String>, listed: String },
@@ -65,8 +65,8 @@ pub(crate) enum ModelError {
 impl Models {
     /// Selects the model; `None` if the server lists none.
     ///
-    /// A server's only model is selected whatever its name, because many servers have a name of
-    /// their own for a model.
+    /// If a server lists one model, it is selected whatever its name, because many servers have a
+    /// name of their own for a model.
     ///
     /// # Errors
     /// Returns [`ModelError`] if the model is missing or several models could be meant.
@@ -110,7 +110,7 @@ impl Models {
     }
 
     /// Returns the name of the server's software, if the server states one.
-    pub(crate) fn owner(&self) -> Option<&str> {
+    pub(crate) fn software(&self) -> Option<&str> {
         self.data.first()?.owned_by.as_deref()
     }
 

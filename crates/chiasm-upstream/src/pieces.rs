@@ -14,7 +14,8 @@ use tokio::time::Instant;
 
 use crate::server::{RequestError, body_error};
 
-/// The maximum gap between two pieces that were probably read together with further ones.
+/// The maximum gap between two pieces of a burst: the HTTP client probably read more pieces at
+/// once.
 const BURST_GAP: Duration = Duration::from_millis(1);
 /// The number of held bytes that are returned without waiting for more.
 const MAX_HELD_BYTES: usize = 64 << 10;
@@ -33,9 +34,9 @@ pub(crate) struct Pieces {
     joined: BytesMut,
     /// The arrival time of the last piece, or of the head.
     arrived_at: Instant,
-    /// Set if the last piece closely followed the one before.
+    /// `true` if the last piece closely followed the piece before it.
     is_burst: bool,
-    /// Set if all ready tasks have run since the last piece.
+    /// `true` if all ready tasks have run since the last piece.
     has_waited: bool,
     /// The end of the body.
     end: Option<Result<(), RequestError>>,

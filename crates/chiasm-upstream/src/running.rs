@@ -41,7 +41,7 @@ pub(crate) struct RunningUpstreamJob {
 #[derive(Clone, Copy, Debug, Default)]
 struct ChoiceState {
     has_ended: bool,
-    /// The client needs no more of this choice.
+    /// `true` if the client needs no more of this choice.
     is_stopped: bool,
     tokens: usize,
 }

@@ -31,7 +31,7 @@ const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// The deadline for an answer about the server itself.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// An error of a request to a server, with a message.
+/// An error of a request to a server.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RequestError {
     /// There is no connection, and nothing was sent.

@@ -33,7 +33,7 @@ pub(crate) enum Mode {
     Messages {
         /// The server's name of the model.
         model: Option<String>,
-        /// `vllm serve` also reports its load in this mode.
+        /// `true` for `vllm serve`, which also reports its load in this mode.
         is_vllm: bool,
         /// The recent prompts of `trtllm-serve`, which explain the KV events it publishes.
         recent_prompts: Option<Arc<trtllm::RecentPrompts>>,

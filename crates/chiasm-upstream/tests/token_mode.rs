@@ -35,7 +35,7 @@ struct ServerState {
     answer: Answer,
     requests: Mutex<Vec<(HeaderMap, Value)>>,
     requires_key: bool,
-    /// Set if the server no longer answers requests for its metrics.
+    /// `true` if the server no longer answers requests for its metrics.
     is_slow: AtomicBool,
 }
 
@@ -177,7 +177,7 @@ async fn kind_of_vllm_is_detected() {
     let server = Server::with(|| StatusCode::OK.into_response()).await;
     let tokens = ("vllm serve 0.33.0, token mode".to_owned(), InputForm::Tokens);
     assert_eq!(describe(&server, "/below").await, tokens);
-    // Without the paths of vLLM, the server is used as any other.
+    // A server without vLLM's own paths is used as a plain OpenAI server.
     let any = ("a server of OpenAI's API".to_owned(), InputForm::Messages);
     assert_eq!(describe(&server, "/behind/proxy").await, any);
     let answer: Answer = Box::new(|| StatusCode::OK.into_response());

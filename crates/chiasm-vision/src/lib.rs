@@ -2,8 +2,9 @@
 //!
 //! A [`VisionModel`] is one model's image family with that model's settings. It works in two steps:
 //!
-//! - [`VisionModel::plan`] computes the prompt tokens and tensors of an image. It needs only the
-//!   image's size, before any pixel is decoded.
+//! - [`VisionModel::plan`] computes the prompt tokens and the form of the tensors of an image. It
+//!   needs only the image's size, before any pixel is decoded. `chiasm_prompt::expand` puts the
+//!   tokens into the prompt.
 //! - [`VisionModel::process`] writes the pixel tensor into the caller's memory. The bits are those
 //!   that the model's processor in `transformers` 5.19 produces on a CPU.
 //!
@@ -27,7 +28,7 @@
 //! |---|---|
 //! | `model`, `model_dir` | [`VisionModel`]; the settings in a model directory |
 //! | `family` | the trait of a family |
-//! | `families/` | one module per family, with its settings and arithmetic; their table |
+//! | `families/` | one module per family: settings, sizes, numbers of tokens; their table |
 //! | `fingerprint` | the part of an item's identity that encodes the settings |
 //! | `engine_kwargs` | merging of settings for all requests with those of one request |
 //! | `settings` | settings that the image processors of all families share |
@@ -36,7 +37,7 @@
 //! | `image_prompt` | the representation of an image in a prompt |
 //! | `image_plan` | the plan of an image |
 //! | `tensor` | the output |
-//! | `kernels/` | the pixel loops: resize, normalise, patchify; a scalar reference and faster implementations with the same bits |
+//! | `kernels/` | resize, normalise, patchify: a scalar reference, and faster code of the same bits |
 //!
 //! The fastest [`Implementation`] of the pixel loops that the CPU supports is selected at run time.
 //! The environment variable `CHIASM_KERNELS` forces another one, for debugging: `scalar`, `avx2`,

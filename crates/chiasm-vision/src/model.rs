@@ -52,7 +52,8 @@ impl VisionModel {
     ///
     /// The settings come from `processor_config.json`, else from `preprocessor_config.json`.
     /// Returns `Ok(None)` for a text-only model, which has no `vision_config`. `vocabulary` is the
-    /// model's tokenizer, for families whose placeholders have tokens that config.json lacks.
+    /// model's tokenizer, for families whose placeholders have tokens that config.json does not
+    /// name.
     ///
     /// # Errors
     /// The errors of [`crate::Fault::Model`]: an unreadable file, an unsupported family or
@@ -165,8 +166,7 @@ impl VisionModel {
     /// context; check [`ImagePlan::tokens`] before expanding the prompt or allocating the tensor.
     ///
     /// # Errors
-    /// The errors of [`crate::Fault::Request`]: the image is empty or too large, or its aspect
-    /// ratio is.
+    /// The errors of [`crate::Fault::Request`]: the image is empty, too large or too elongated.
     pub fn plan(&self, size: ImageSize, kwargs: &ImageKwargs) -> Result<ImagePlan, VisionError> {
         if size.area() == 0 {
             return Err(VisionError::EmptyImage { size });
@@ -235,7 +235,7 @@ impl VisionModel {
         self.process_with(image, plan, format, Parallelism::Single, out)
     }
 
-    /// Does the same as [`VisionModel::process`] on the given threads.
+    /// Writes the pixel tensor like [`VisionModel::process`], on the given threads.
     ///
     /// # Errors
     /// The errors of [`VisionModel::process`].

@@ -172,7 +172,7 @@ struct Reconciler {
     is_named: watch::Receiver<bool>,
     /// The workers of the agent's engines, by engine index.
     workers: Vec<WorkerId>,
-    /// Set if the agent did not answer the last greeting within [`SILENT_AFTER`].
+    /// `true` if the agent did not answer the last greeting within [`SILENT_AFTER`].
     was_silent: bool,
 }
 

@@ -300,7 +300,7 @@ pub(crate) struct ServeArgs {
     pub(crate) sim_args: SimArgs,
 
     /// vLLM's own flags, after --, for launched engines and for vLLM's processor
-    #[arg(last = true, value_name = "VLLM_FLAGS")]
+    #[arg(last = true, value_name = "VLLM_FLAGS", help_heading = "Engines")]
     pub(crate) vllm_args: Vec<String>,
 }
 
@@ -329,7 +329,11 @@ pub(crate) struct SimArgs {
     #[arg(long, default_value_t = 8192)]
     pub(crate) sim_max_model_len: usize,
     /// Maximum number of requests that a simulated engine runs at once
-    #[arg(long, default_value_t = 128, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=4096))]
+    #[arg(
+        long,
+        default_value_t = 128,
+        value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=4096)
+    )]
     pub(crate) sim_max_num_seqs: usize,
     /// Text of every answer, such as a tool call [default: a description of what the engine
     /// received]

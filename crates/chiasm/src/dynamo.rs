@@ -114,7 +114,7 @@ struct Reconciler {
 
 struct TrackedWorker {
     id: WorkerId,
-    /// The state of the connection to the worker.
+    /// Holds `true` while there is a connection to the worker.
     is_up: watch::Receiver<bool>,
     is_named: bool,
 }

@@ -18,8 +18,8 @@ use crate::vllm_flags::VllmFlags;
 /// folder too, so that all use the same revision.
 ///
 /// # Errors
-/// [`CliError::Usage`] if MODEL is neither, or if a revision is given that can't be applied;
-/// [`CliError::HubModel`] if the download fails.
+/// [`CliError::Usage`] if MODEL is neither a directory nor an id, or if a given revision can't be
+/// applied; [`CliError::HubModel`] if the download fails.
 pub(crate) async fn resolve(args: &mut ServeArgs, flags: &VllmFlags) -> Result<(), CliError> {
     let Some(request) = hub_request(args, flags)? else { return Ok(()) };
     let progress = Arc::new(Progress::default());
@@ -81,7 +81,7 @@ fn hub_request(args: &ServeArgs, flags: &VllmFlags) -> Result<Option<HubRequest>
         return match &args.revision {
             Some(_) => Err(CliError::Usage(format!(
                 "--revision is for models on the hub, but {model} is a local directory: \
-                 leave it out"
+                 leave --revision out"
             ))),
             None => Ok(None),
         };

@@ -2,7 +2,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `cli` | the command line |
+//! | `cli` | the command line; `cli::config_file` merges a configuration file into it |
 //! | `agent` | `chiasm agent`: this machine's engines, for frontends on any machine |
 //! | `agents` | a frontend's side of agents: finding them and connecting their engines |
 //! | `key_secret` | the block key secret that several processes share |
@@ -16,7 +16,7 @@
 //! | `inspect` | an image's identity, layout and tensors for a model |
 //! | `doctor` | checks of what serving needs on this machine |
 //! | `completions` | shell completions |
-//! | `config` | checks and shows configuration files |
+//! | `config_command` | `chiasm config`: checks and shows configuration files |
 //! | `engines` | engines that outlive their frontends |
 //! | `sim_engine` | one simulated engine as a process |
 //! | `state_folder` | the folder for state that outlives a frontend |
@@ -28,7 +28,7 @@ mod agent;
 mod agents;
 mod cli;
 mod completions;
-mod config;
+mod config_command;
 mod demo;
 mod doctor;
 mod download_bar;
@@ -139,7 +139,7 @@ pub fn main(return_memory: fn()) -> ExitCode {
             Command::Demo(args) => demo::run(args).await,
             Command::Inspect(args) => inspect::run(args).await,
             Command::Doctor(args) => doctor::run(args).await,
-            Command::Config(command) => config::run(command),
+            Command::Config(command) => config_command::run(command),
             Command::Completions { shell } => completions::run(shell),
             Command::Engines(args) => engines::run(args).await,
             Command::SimEngine(args) => sim_engine::run(args).await,

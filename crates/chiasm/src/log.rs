@@ -148,9 +148,9 @@ struct Queue {
 struct PendingLines {
     bytes: Vec<u8>,
     lines: u64,
-    /// Set while the writing thread waits for a first line and has to be woken.
+    /// `true` while the writing thread waits for a first line and has to be woken.
     writer_idle: bool,
-    /// Set when the log is dropped: no more lines are accepted.
+    /// `true` once the log is dropped: no more lines are accepted.
     closed: bool,
 }
 

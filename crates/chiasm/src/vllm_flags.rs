@@ -83,7 +83,7 @@ pub(crate) struct VllmFlags {
     language_only: bool,
     /// Lets the engine normalise pixels, for models that support it.
     pub(crate) normalize: bool,
-    /// Set if code other than vLLM's own class runs the model, which then takes other tensors:
+    /// `true` if code other than vLLM's own class runs the model, which then takes other tensors:
     /// `--model-impl transformers`.
     pub(crate) foreign_model: bool,
     /// `auto` unless the flag is given.
@@ -94,7 +94,7 @@ pub(crate) struct VllmFlags {
     pub(crate) trust_remote_code: bool,
     /// `auto` unless the flag is given.
     pub(crate) load_format: String,
-    /// Set if the flag is given.
+    /// `true` if the flag is given.
     pub(crate) has_revision: bool,
 }
 

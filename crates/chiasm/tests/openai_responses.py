@@ -2,7 +2,7 @@
 
 usage: openai_responses.py BASE_URL PICTURE
 
-Covers whole, streamed and parsed answers, and refusals.
+Covers whole and streamed answers, conversations with calls, structured outputs, and refusals.
 """
 
 import base64
@@ -37,7 +37,7 @@ assert whole.usage.total_tokens == whole.usage.input_tokens + whole.usage.output
 if whole.status == "incomplete":
     assert whole.incomplete_details.reason == "max_output_tokens", whole
 
-# The parser of a stream needs a complete answer.
+# `stream()` raises on an incomplete answer, so this one ends at a stop string.
 stop = whole.output_text[1:4]
 short = {**request, "max_output_tokens": 4096, "extra_body": {"stop": stop}}
 with client.responses.stream(**short) as stream:

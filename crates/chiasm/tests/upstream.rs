@@ -390,7 +390,7 @@ async fn server_of_other_models_is_reported_or_refused() {
     }
     let frontend = Server::start(&args);
     frontend.wait_ready(2, TIMEOUT).await;
-    let cause = frontend.wait_for_log_line("no model named m or ");
+    let cause = frontend.wait_for_log_line("none of them named m or ");
     assert!(
         cause.contains(&several)
             && cause.contains("serves llama, qwen")

@@ -4,8 +4,8 @@ usage: python -m chiasm_processor [--sandbox off|auto|require] [--address-space 
        -- FLAGS OF VLLM SERVE
 
 Its standard input is a Unix socket to the frontend. It sends a greeting with the processor's
-properties, and receives orders: ``{"fork": true}``, each with the child's own socket. It exits when
-the frontend disconnects, and its children with it.
+properties, and receives fork requests: ``{"fork": true}``, each with the child's own socket. It
+exits when the frontend disconnects, and its children with it.
 """
 
 import os
@@ -61,11 +61,11 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     child.send(connection, msgspec.json.encode(greeting))
-    serve_orders(processor, connection, arguments.address_space, locked)
+    serve_forks(processor, connection, arguments.address_space, locked)
 
 
 def take_frontend_socket() -> socket.socket:
-    """Returns the socket that is the standard input, and replaces the standard input by nothing.
+    """Returns the socket at standard input, and replaces standard input with ``/dev/null``.
 
     The socket gets another descriptor, so that processes started from here do not inherit it.
     """
@@ -76,12 +76,12 @@ def take_frontend_socket() -> socket.socket:
     return connection
 
 
-def serve_orders(
+def serve_forks(
     processor: Processor, connection: socket.socket, address_space: int, locked: bool
 ) -> None:
-    """Forks a child for each order until the frontend disconnects, then kills all children."""
-    # The frontend, which has the children's connections, detects when one ends. Here ended children
-    # are reaped at the next order.
+    """Forks a child for each request until the frontend disconnects, then kills all children."""
+    # The frontend, which has the children's connections, detects when a child ends. Here ended
+    # children are reaped at the next request.
     children: set[int] = set()
     while (message := child.receive(connection)) is not None:
         if msgspec.json.decode(message.content) == {"fork": True} and message.file is not None:

@@ -73,12 +73,12 @@ class ForkServer:
         server_socket.close()
         self.greeting = json.loads(child.receive(self.connection).content)
 
-    def order(self, order: dict[str, Any], *files: int) -> None:
-        send(self.connection, order, *files)
+    def request(self, request: dict[str, Any], *files: int) -> None:
+        send(self.connection, request, *files)
 
     def child(self) -> Child:
         connection, child_socket = pair()
-        self.order({"fork": True}, child_socket.fileno())
+        self.request({"fork": True}, child_socket.fileno())
         child_socket.close()
         return Child(connection, json.loads(child.receive(connection).content)["ready"])
 

@@ -1,4 +1,4 @@
-"""Tests of limits on the duration and size of real files: the clips of the Rust tests."""
+"""Tests of limits on the duration and size of real files, with the clips of the Rust tests."""
 
 import base64
 import io
@@ -62,7 +62,7 @@ class LimitsTest(unittest.TestCase):
 
 
 class FramesTest(unittest.TestCase):
-    def test_frame_list_equals_vllms_result_for_its_url(self) -> None:
+    def test_frame_list_decodes_as_in_vllm(self) -> None:
         buffer = io.BytesIO()
         Image.linear_gradient("L").convert("RGB").save(buffer, "JPEG")
         url = FRAME_LIST_PREFIX + b",".join([base64.b64encode(buffer.getvalue())] * 3)

@@ -54,7 +54,8 @@ class Handle(NamedTuple):
     def parse(cls, fields: dict) -> "Handle":
         """Parses a handle.
 
-        Raises HandleRefused unless all fields exist with the types and ranges of the contract.
+        Raises HandleRefused unless all fields exist, with the types and ranges of
+        docs/shared-memory.md.
         """
         if not _is_unsigned(fields.get("chiasm"), 32) or fields["chiasm"] != 1:
             raise HandleRefused("a handle of another version than 1", chiasm=fields.get("chiasm"))
@@ -63,7 +64,7 @@ class Handle(NamedTuple):
         for name, bits in (("lease", 32), ("generation", 32), ("offset", 64), ("length", 64)):
             if not _is_unsigned(fields.get(name), bits):
                 raise HandleRefused(
-                    f"a handle whose {name} is no u{bits}", **{name: fields.get(name)}
+                    f"a handle whose {name} is not a u{bits}", **{name: fields.get(name)}
                 )
         return cls(
             fields["arena"],
@@ -89,13 +90,14 @@ class TensorType(NamedTuple):
         torch_dtype = DTYPES.get(dtype) if type(dtype) is str else None
         if torch_dtype is None:
             raise HandleRefused("a dtype that handles can't have", dtype=dtype)
-        # Each dimension has its own bound: a dimension of 0 makes the product 0 for any others.
+        # Each dimension has its own bound: a bound on the product would allow any size beside a
+        # dimension of 0.
         if (
             not isinstance(shape, (list, tuple))
             or len(shape) > MAX_DIMENSIONS
             or not all(_is_unsigned(size, 63) for size in shape)
         ):
-            raise HandleRefused("a shape that is no list of sizes", shape=shape)
+            raise HandleRefused("a shape that is not a list of sizes", shape=shape)
         return cls(torch_dtype, tuple(shape))
 
     @property

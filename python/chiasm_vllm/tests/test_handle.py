@@ -40,7 +40,7 @@ class ParseTest(unittest.TestCase):
     def test_refusal_shortens_huge_values(self) -> None:
         with self.assertRaises(HandleRefused) as refusal:
             Handle.parse({**FIELDS, "offset": ["x" * 1_000_000] * 1000})
-        self.assertEqual(refusal.exception.cause, "a handle whose offset is no u64")
+        self.assertEqual(refusal.exception.cause, "a handle whose offset is not a u64")
         self.assertLess(len(str(refusal.exception)), 500)
 
 

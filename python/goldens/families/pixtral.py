@@ -208,7 +208,10 @@ def plans() -> tuple[list[str], list[list]]:
 
 
 def engine_accepts(settings: dict, _size, case: dict) -> bool:
-    """Returns True if there is one embedding per (with mistral3: merged) patch of the tower."""
+    """Returns True if there is one embedding per patch of the vision tower.
+
+    With mistral3 there must be one per merged patch.
+    """
     patch = settings["vision_config"]["patch_size"]
     merge = settings.get("spatial_merge_size", 1)
     _, height, width = case["tensors"]["pixel_values"]["shape"]

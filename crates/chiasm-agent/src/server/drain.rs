@@ -13,9 +13,9 @@ pub struct Drain {
     running: Arc<watch::Sender<usize>>,
     /// `true` if new jobs are refused; frontends follow this.
     draining: Arc<watch::Sender<bool>>,
-    /// Set when the agent goes down, which can't be undone.
+    /// `true` once the agent goes down, which can't be undone.
     is_final: Arc<AtomicBool>,
-    /// Set when calls should end: jobs have ended, or their time is up.
+    /// Holds `true` once calls should end: jobs have ended, or their time is up.
     calls_ended: Arc<watch::Sender<bool>>,
 }
 

@@ -14,8 +14,9 @@ use crate::error::ApiError;
 use crate::openai::intake::{Intake, Seed};
 use crate::openai::messages::{read_list, read_messages};
 
-/// The start of a block that one client adds to its system message. The block differs in every
-/// request, so vLLM drops it for the sake of the prefix cache. The tokens must be the same here.
+/// The start of a block that Claude Code adds to its system message. The block differs in every
+/// request, so vLLM drops it for the sake of the prefix cache. It is dropped here too, so that the
+/// prompt equals vLLM's.
 const BILLING_HEADER: &str = "x-anthropic-billing-header";
 
 /// The messages of a request, and their media items in the same order. One message of the request
@@ -178,7 +179,7 @@ fn system_text(blocks: Vec<Block>) -> String {
     blocks.into_iter().filter_map(text).collect()
 }
 
-/// Returns a message with a text.
+/// Creates a message whose content is a text.
 pub(crate) fn message(role: &str, text: String) -> ChatMessage {
     ChatMessage {
         role: role.to_owned(),
@@ -187,8 +188,8 @@ pub(crate) fn message(role: &str, text: String) -> ChatMessage {
     }
 }
 
-/// Joins consecutive turns of the user, and of the assistant, as Anthropic does. System turns stay
-/// apart.
+/// Joins consecutive turns of the user, and of the assistant, as Anthropic does. System turns are
+/// not joined.
 fn join_turns(mut turns: Vec<Turn>) -> Vec<Turn> {
     turns.retain(|turn| !turn.is_empty_system());
     turns.dedup_by(|next, last| {

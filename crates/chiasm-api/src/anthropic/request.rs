@@ -35,7 +35,7 @@ const IGNORED_FIELDS: [&str; 9] = [
 pub struct MessagesRequest {
     /// The model's name, if given.
     pub model: Option<String>,
-    /// The answer is a stream of events.
+    /// `true` if the answer is a stream of events.
     pub is_streamed: bool,
     /// The request itself.
     pub generate: GenerateRequest,
@@ -156,7 +156,7 @@ impl Body {
 /// The value of `thinking`.
 #[derive(Default)]
 struct Thinking {
-    /// The model must not think.
+    /// `true` if the model must not think.
     is_off: bool,
     budget: Option<ThinkingBudget>,
 }

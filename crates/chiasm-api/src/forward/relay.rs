@@ -25,11 +25,11 @@ pub struct EventRelay {
     open: Option<OpenEvent>,
     /// The outcome, set when the event that ends the stream is forwarded.
     outcome: Option<StreamOutcome>,
-    /// A choice of a completion had a finish reason. Some servers send no `[DONE]`.
+    /// `true` if a choice of a completion had a finish reason. Some servers send no `[DONE]`.
     has_finish: bool,
     /// The sequence number of the next event, in APIs that number events.
     sequence_number: u64,
-    /// An event contained a part of the answer.
+    /// `true` if an event contained a part of the answer.
     has_content: bool,
     /// The server's message about its own failure, if it failed before any content.
     failure: Option<String>,

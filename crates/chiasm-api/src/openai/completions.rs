@@ -44,7 +44,7 @@ pub struct CompletionRequest {
 pub struct Echo {
     /// The text of each prompt; `None` for prompts of token ids.
     pub texts: Vec<Option<String>>,
-    /// The answers show nothing but the prompts (`max_tokens: 0`).
+    /// `true` if the answers show nothing but the prompts (`max_tokens: 0`).
     pub prompt_only: bool,
 }
 
@@ -67,7 +67,7 @@ pub struct EchoedPrompt {
     pub tokens: Arc<Vec<TokenId>>,
     /// The number of alternatives per token, if log probabilities were requested.
     pub top: Option<u32>,
-    /// The answer shows nothing but the prompt.
+    /// `true` if the answer shows nothing but the prompt.
     pub prompt_only: bool,
 }
 
@@ -199,7 +199,7 @@ pub struct ChunkOptions<'a> {
     pub index: usize,
     /// The state of the choice's log probabilities, which is updated.
     pub logprob_state: &'a mut LogprobState,
-    /// Token ids were requested.
+    /// `true` if token ids were requested.
     pub with_ids: bool,
     /// The prompt's tokens, in a choice's first chunk and if requested.
     pub prompt_tokens: Option<&'a [TokenId]>,

@@ -17,7 +17,7 @@ pub struct LoadRequest {
     pub name: String,
     /// The adapter's folder.
     pub path: String,
-    /// The adapter replaces a loaded adapter of the same name.
+    /// `true` if the adapter replaces a loaded adapter of the same name.
     pub in_place: bool,
 }
 

@@ -21,7 +21,7 @@ pub struct MediaKind {
     pub field: &'static str,
     /// The modality of the item.
     pub modality: Modality,
-    /// The field contains the item itself, with the name of its format.
+    /// `true` if the field contains the item itself, with the name of its format.
     pub is_inline: bool,
 }
 

@@ -248,7 +248,7 @@ struct PartFields {
     /// The item of each of [`MEDIA_KINDS`].
     media: [Option<MediaUrl>; MEDIA_KINDS.len()],
     uuid: Option<String>,
-    /// The part has the field `detail`, as parts of the type `input_image` do.
+    /// `true` if the part has the field `detail`, as parts of the type `input_image` do.
     has_detail: bool,
     /// The fields that only the model's chat template reads.
     extra: Map<String, Value>,

@@ -3,9 +3,9 @@
 /// The message fields that contain reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReasoningFields {
-    /// The field `reasoning`: vLLM's name.
+    /// `true` to write the field `reasoning`: vLLM's name.
     pub reasoning: bool,
-    /// The field `reasoning_content`: the older name, which many clients read.
+    /// `true` to write the field `reasoning_content`: the older name, which many clients read.
     pub reasoning_content: bool,
 }
 

@@ -66,7 +66,7 @@ pub struct CommonFields {
     pub priority: i64,
     /// The options of a streamed answer; `None` for an answer in one piece.
     pub stream: Option<StreamOptions>,
-    /// The answer includes token ids.
+    /// `true` if the answer includes token ids.
     pub return_token_ids: bool,
     /// The fields of `nvext` in the answer.
     pub extra_fields: ExtraFields,

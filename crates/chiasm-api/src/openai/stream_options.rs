@@ -8,9 +8,9 @@ use crate::error::ApiError;
 /// The `stream_options` of a streamed answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamOptions {
-    /// The stream ends with a chunk that has the usage of the whole answer.
+    /// `true` if the stream ends with a chunk that has the usage of the whole answer.
     pub include_usage: bool,
-    /// Every chunk has the usage so far: vLLM's extension.
+    /// `true` if every chunk has the usage so far: vLLM's extension.
     pub continuous_usage: bool,
 }
 

@@ -23,7 +23,7 @@ pub struct TokenizeRequest {
     pub model: Option<String>,
     /// The prompt.
     pub prompt: Tokenizable,
-    /// The answer includes the vocabulary's names of the tokens.
+    /// `true` if the answer includes the vocabulary's names of the tokens.
     pub return_token_strs: bool,
 }
 

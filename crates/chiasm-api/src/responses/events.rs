@@ -1,4 +1,5 @@
-//! The events of a streamed response.
+//! The events of a streamed response: their form and their numbers. `output` decides which event
+//! follows which.
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -64,7 +65,8 @@ pub(super) struct Event<'a> {
     pub(super) arguments: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) input: Option<&'a str>,
-    /// The tokens of the text. Clients expect the list in events of text, even if it is empty.
+    /// The log probabilities of the text's tokens. Clients expect the list in events of text, even
+    /// if it is empty.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) logprobs: Option<&'a [TokenJson]>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -45,7 +45,8 @@ const REASONING: &str = "reasoning";
 pub(super) struct Input {
     pub(super) messages: Vec<ChatMessage>,
     pub(super) media: Vec<MediaRef>,
-    /// The last message is an incomplete message of the assistant, which the answer must continue.
+    /// `true` if the last message is an incomplete message of the assistant, which the answer must
+    /// continue.
     pub(super) is_open: bool,
 }
 

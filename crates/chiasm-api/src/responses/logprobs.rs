@@ -27,7 +27,7 @@ pub struct LogprobWriter {
     text_bytes: usize,
     /// The memory of the tokens that a stream's last events repeat; `None` for a whole response.
     kept: Option<Charge>,
-    /// Tokens are kept; `false` after the limit or the memory was exceeded.
+    /// `true` if tokens are kept; `false` after the limit or the memory was exceeded.
     keeps: bool,
 }
 

@@ -10,8 +10,8 @@
 //! | `custom_input` | the input of custom tools |
 //! | `response` | the response object |
 //! | `item` | the items of the output |
-//! | `output` | the model's answer to output items |
-//! | `events` | the events of a stream |
+//! | `output` | the model's answer to output items, and the order of the events |
+//! | `events` | the form and the numbers of a stream's events |
 //! | `logprobs` | the log probabilities of the text |
 
 mod content;

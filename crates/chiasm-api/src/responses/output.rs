@@ -1,4 +1,4 @@
-//! The items of a response's output, and the events of their growth.
+//! The items of a response's output, and the events that build them up, in order.
 
 use std::iter::Peekable;
 use std::slice::Iter;
@@ -102,7 +102,7 @@ impl Answer {
             self.incomplete_reason = is_cut.then_some(IncompleteReason::MaxOutputTokens);
             let is_incomplete = is_cut || self.items.iter().any(Item::is_unfinished_call);
             self.status = if is_incomplete { Status::Incomplete } else { Status::Completed };
-            // An unfinished call was closed before.
+            // An unfinished call has already been closed.
             self.close(if is_cut { Status::Incomplete } else { Status::Completed });
         }
     }
@@ -242,7 +242,7 @@ impl Answer {
         };
         item.status = status;
         // Clients run finished calls. A truncated text looks complete to them, unlike a truncated
-        // JSON object.
+        // JSON object, so the `done` events of a truncated text are not sent.
         if status != Status::Completed && matches!(item.kind, Kind::Call { input: Some(_), .. }) {
             return;
         }

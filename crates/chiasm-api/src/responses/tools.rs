@@ -23,7 +23,7 @@ const NAMED_TYPES: [&str; 2] = ["function", "custom"];
 pub(super) struct ClientTool {
     pub(super) namespace: Option<String>,
     pub(super) name: String,
-    /// The tool's input is text.
+    /// `true` if the tool's input is text.
     pub(super) is_custom: bool,
 }
 

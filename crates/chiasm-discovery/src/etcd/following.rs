@@ -10,9 +10,9 @@ use super::api::{EtcdClient, KeyCount, Watch};
 use super::message::{Event, KeyValue};
 use crate::failure::Failure;
 use crate::http::{self, CALL_TIMEOUT};
+use crate::publisher::{PublishThrottle, Publisher, Watcher};
 use crate::skipped::Skipped;
 use crate::snapshot::Snapshot;
-use crate::upstream::{PublishThrottle, Publisher, Upstream};
 use crate::{DiscoveryError, MAX_ADDRESSES, Tls};
 
 /// The interval of liveness checks. A watch sends nothing while nothing changes, so the keys are
@@ -46,9 +46,9 @@ pub(super) trait KeySet: Default + Send + 'static {
     fn skipped(&mut self) -> &mut Skipped;
 }
 
-/// A prefix of one etcd as a source.
+/// A watcher of one prefix in etcd.
 #[derive(Debug)]
-pub(super) struct EtcdUpstream<K> {
+pub(super) struct EtcdWatcher<K> {
     etcd: Etcd,
     tls: Tls,
     /// The index of the current server. Grows with each failure.
@@ -56,7 +56,7 @@ pub(super) struct EtcdUpstream<K> {
     keys: K,
 }
 
-impl<K: KeySet> EtcdUpstream<K> {
+impl<K: KeySet> EtcdWatcher<K> {
     pub(super) fn new(etcd: Etcd, tls: Tls) -> Result<Self, DiscoveryError> {
         // Unusable files are an error now. Later they are read again for each session.
         http::build_client_blocking(&tls)?;
@@ -94,7 +94,7 @@ impl<K: KeySet> EtcdUpstream<K> {
     }
 }
 
-impl<K: KeySet> Upstream for EtcdUpstream<K> {
+impl<K: KeySet> Watcher for EtcdWatcher<K> {
     type Snapshot = K::Snapshot;
 
     fn name(&self) -> String {

@@ -30,7 +30,7 @@ pub(super) fn stored_key(mut key: Vec<u8>) -> Vec<u8> {
 pub(super) struct AgentKeys {
     by_key: BTreeMap<Vec<u8>, Value>,
     skipped: Skipped,
-    /// Set once it was logged that there are too many agents.
+    /// `true` once it was logged that there are too many agents.
     excess_is_logged: bool,
 }
 

@@ -101,7 +101,7 @@ struct Registrar {
     server_index: usize,
     client: Option<EtcdClient>,
     lease: Option<Lease>,
-    /// The key was under another lease at the last check.
+    /// `true` if the key was under another lease at the last check.
     has_other_owner: bool,
     is_registered: watch::Sender<bool>,
 }
@@ -110,7 +110,7 @@ struct Registrar {
 #[derive(Clone, Copy, Debug)]
 struct Lease {
     id: LeaseId,
-    /// The key was put under this lease.
+    /// `true` if the key was put under this lease.
     has_key: bool,
 }
 
@@ -193,9 +193,9 @@ impl Registrar {
             }
         };
         if lease.has_key {
-            // The key may have been deleted while the lease lived. A key under another lease is
-            // left to its owner, which names the same agent. Otherwise two processes would take the
-            // key from each other forever.
+            // The key may have been deleted while the lease lived. If another lease holds the key,
+            // it is left alone: it names the same address, and two processes would otherwise
+            // overwrite each other's key forever.
             if let Some(owner) = client.key_lease(&self.key).await? {
                 let had_other_owner =
                     std::mem::replace(&mut self.has_other_owner, !lease.id.matches(owner));

@@ -56,10 +56,10 @@ pub(super) struct StoredValues {
     by_key: BTreeMap<Vec<u8>, Option<Arc<[u8]>>>,
     /// The size of the stored values and their keys.
     bytes: usize,
-    /// Set if values were left out because of the total size.
+    /// `true` if values were left out because of the total size.
     has_excess: bool,
     skipped: Skipped,
-    /// Set once it was logged that there are too many keys or bytes.
+    /// `true` once it was logged that there are too many keys or bytes.
     excess_is_logged: bool,
 }
 

@@ -12,7 +12,7 @@ use super::message::{EndpointSlice, Event, EventType, List, Object, Status};
 use super::slices::Slices;
 use crate::failure::Failure;
 use crate::http::{self, CALL_TIMEOUT};
-use crate::upstream::{PublishThrottle, Publisher, Upstream};
+use crate::publisher::{PublishThrottle, Publisher, Watcher};
 use crate::{ClusterAccess, DiscoveryError, NamedAgents};
 
 /// The duration of one watch. A server that is silent during a whole watch is noticed at most
@@ -23,9 +23,9 @@ const MIN_WATCH_INTERVAL: Duration = Duration::from_secs(1);
 /// The HTTP status for a resource version that the server no longer has.
 const GONE: u16 = 410;
 
-/// One service as a source of agents.
+/// A watcher of one service's agents.
 #[derive(Debug)]
-pub(crate) struct KubernetesUpstream {
+pub(crate) struct KubernetesWatcher {
     service: Service,
     cluster: ClusterAccess,
     watch_duration: Duration,
@@ -33,7 +33,7 @@ pub(crate) struct KubernetesUpstream {
     slices: Slices,
 }
 
-impl KubernetesUpstream {
+impl KubernetesWatcher {
     pub(crate) fn new(service: Service, cluster: ClusterAccess) -> Result<Self, DiscoveryError> {
         // Unusable files are an error now. Later they are read again for each session.
         http::build_client_blocking(&cluster.tls())?;
@@ -119,7 +119,7 @@ async fn follow_watches(
     }
 }
 
-impl Upstream for KubernetesUpstream {
+impl Watcher for KubernetesWatcher {
     type Snapshot = NamedAgents;
 
     fn name(&self) -> String {

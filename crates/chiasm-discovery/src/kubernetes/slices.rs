@@ -22,9 +22,9 @@ pub(super) struct Slices {
     by_name: BTreeMap<String, Vec<Agent>>,
     /// The number of slices and agents, which bounds both.
     weight: usize,
-    /// Set if agents were left out for lack of room.
+    /// `true` if agents were left out for lack of room.
     has_excess: bool,
-    /// Set once it was logged that there are too many agents.
+    /// `true` once it was logged that there are too many agents.
     excess_is_logged: bool,
     skipped: Skipped,
 }

@@ -8,9 +8,11 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use url::Url;
 
-use super::{KubernetesUpstream, Port, Service};
+use super::{KubernetesWatcher, Port, Service};
 use crate::fake::{FakeServer, FakeStream, exactly, stale, wait_until};
-use crate::{Access, ClusterAccess, DiscoveryError, NamedAgents, Source, SourceFollower, upstream};
+use crate::{
+    Access, ClusterAccess, DiscoveryError, NamedAgents, Source, SourceFollower, publisher,
+};
 
 const SERVICE: &str = "kubernetes://models/agents:grpc";
 
@@ -270,9 +272,9 @@ async fn token_is_read_for_each_request() {
 #[tokio::test]
 async fn silent_server_is_detected() {
     let fake = FakeServer::new().await;
-    let upstream = KubernetesUpstream::new(SERVICE.parse().unwrap(), cluster(&fake)).unwrap();
+    let watcher = KubernetesWatcher::new(SERVICE.parse().unwrap(), cluster(&fake)).unwrap();
     let second = Duration::from_secs(1);
-    let follower = upstream::follow(upstream.with_times(second, second));
+    let follower = publisher::follow(watcher.with_times(second, second));
     let mut named = follower.subscribe();
     let watch = list_and_watch(&fake, "10", &[slice("a", "9", &["10.0.0.1"])]).await;
     wait_until(&mut named, exactly(&["10.0.0.1:7000"])).await;
@@ -309,9 +311,9 @@ async fn pending_change_is_published_after_watch_ends() {
 #[tokio::test]
 async fn overlong_watch_resumes_without_list() {
     let fake = FakeServer::new().await;
-    let upstream = KubernetesUpstream::new(SERVICE.parse().unwrap(), cluster(&fake)).unwrap();
+    let watcher = KubernetesWatcher::new(SERVICE.parse().unwrap(), cluster(&fake)).unwrap();
     let second = Duration::from_secs(1);
-    let follower = upstream::follow(upstream.with_times(second, second));
+    let follower = publisher::follow(watcher.with_times(second, second));
     let mut named = follower.subscribe();
     let mut watch = list_and_watch(&fake, "10", &[slice("a", "9", &["10.0.0.1"])]).await;
     watch.line(&event("BOOKMARK", json!({"metadata": {"resourceVersion": "20"}}))).await;

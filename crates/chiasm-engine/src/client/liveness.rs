@@ -26,7 +26,8 @@ impl Liveness {
 
     /// Records that a message of the engine arrived.
     pub(super) fn record_message(&self) {
-        // The values rarely change, so they are read first: most calls write to no shared memory.
+        // The values rarely change, so they are read first: most calls write nothing, and the cache
+        // line stays shared.
         if !self.got_message.load(Relaxed) {
             self.got_message.store(true, Relaxed);
         }

@@ -62,19 +62,19 @@ pub enum FieldKind {
         slices: Vec<[Option<i64>; 3]>,
         /// The dimension.
         dim: i64,
-        /// Not moved to the device.
+        /// `true` if the tensor is not moved to the device.
         keep_on_cpu: bool,
     },
     /// Stacked.
     Batched {
-        /// Not moved to the device.
+        /// `true` if the tensor is not moved to the device.
         keep_on_cpu: bool,
     },
     /// One value, shared by all items.
     Shared {
         /// The number of items.
         batch_size: usize,
-        /// Not moved to the device.
+        /// `true` if the tensor is not moved to the device.
         keep_on_cpu: bool,
     },
 }

@@ -38,8 +38,8 @@ pub struct SamplingParams {
     pub seed: Option<i64>,
     /// Tokens that end generation. They must also be in `all_stop_token_ids`.
     pub stop_token_ids: Vec<TokenId>,
-    /// Has no effect by itself: the engine reads `eos_token_id`, which must be `None` if this is
-    /// set.
+    /// `true` if the end-of-sequence token does not end the answer. Has no effect by itself: the
+    /// engine reads `eos_token_id`, which must be `None` then.
     pub ignore_eos: bool,
     /// The maximum number of generated tokens, at least 1. vLLM's default is 16.
     pub max_tokens: u32,

@@ -55,8 +55,8 @@ impl Proof {
     }
 }
 
-/// The identity of the connected engine. Decides if a replay must prove that the engine is the one
-/// that was followed before.
+/// The identity of the connected engine. It decides whether a replay must prove that the same
+/// engine was followed before.
 #[derive(Clone, Copy, PartialEq)]
 enum Engine {
     /// The same process: the connection was never lost.
@@ -74,7 +74,7 @@ enum Source {
 
 /// The reason why a replay did not complete.
 enum ReplayError {
-    /// The replay has another history, so another process publishes now.
+    /// The replay does not begin with the last known message, so another process may publish now.
     AnotherEngine,
     Failed(ReplayFailure),
 }
@@ -110,7 +110,7 @@ impl<R: KvEventReceiver> Follower<R> {
         }
     }
 
-    /// Returns the position up to which the receiver has all batches.
+    /// Returns the position of the last batch that was passed to the receiver.
     pub(super) fn stream_position(&self) -> Option<StreamPosition> {
         let Position { seq, proof } = self.position.as_ref()?;
         let digest = match proof {
@@ -207,7 +207,7 @@ impl<R: KvEventReceiver> Follower<R> {
             self.mark_behind();
             self.catch_up(Engine::Same).await;
         }
-        // Otherwise a replay already brought this message.
+        // A replay may already have brought this message.
         if self.position.as_ref().is_none_or(|position| seq > position.seq) {
             self.deliver(seq, payload.clone(), Source::Live);
         }
@@ -268,7 +268,7 @@ impl<R: KvEventReceiver> Follower<R> {
         }
     }
 
-    /// Requests one replay and passes its messages on.
+    /// Requests one replay and passes its messages to the receiver.
     async fn replay(&mut self, endpoint: &str, engine: Engine) -> Result<(), ReplayError> {
         self.counters.count(|counters| &counters.replays);
         // Starts at the last known message, to compare it. An engine that no longer has that
@@ -279,7 +279,7 @@ impl<R: KvEventReceiver> Follower<R> {
         let timeout = self.config.replay_timeout;
         let mut replay =
             replay::request(endpoint, known.unwrap_or(0), connect_timeout, timeout).await?;
-        // An engine that still has a message also has all later ones.
+        // The first replayed number. An engine that still has a message also has all later ones.
         let mut complete_from = None;
         loop {
             let (seq, payload) = match replay.next().await? {

@@ -1,12 +1,13 @@
-//! One replay: a request for the messages that an engine has kept.
+//! One replay: a request for the messages that an engine has kept. `follow` detects gaps and
+//! decides when to replay.
 //!
 //! The frames are those of `ZmqEventPublisher._service_replay` of vLLM 0.32: the request is `["",
 //! first seq]`, each reply `["", topic, seq, payload]`, and the end marker `["", "", −1, ""]`.
 //!
 //! The engine keeps 10,000 messages, but its socket drops replies, including the end marker, if the
 //! receiver is 1,000 replies behind (libzmq's default high-water mark, which vLLM does not change).
-//! A long replay may therefore skip numbers that the engine still has. Another request from there
-//! retrieves them.
+//! A long replay may therefore skip numbers that the engine still has. Another request, from the
+//! first skipped number, retrieves them.
 
 use std::io;
 use std::time::Duration;

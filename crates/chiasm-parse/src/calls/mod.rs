@@ -1,4 +1,4 @@
-//! Readers of calls, one per syntax.
+//! Readers of calls, one per syntax. `Parser` calls them for each piece of a stream.
 
 pub(crate) mod braces;
 pub(crate) mod json;

@@ -6,11 +6,11 @@ use crate::pending::{Markers, NextMarker, Pending};
 use crate::tools::quoted;
 use crate::{CallEnd, Sink, Tools};
 
-/// The syntax of these calls.
+/// The syntax of a format's calls.
 #[derive(Debug)]
 pub(crate) struct Form {
-    /// The beginning of all calls, which may be missing. If `call` is empty, the beginning of the
-    /// call.
+    /// The beginning of the section with all calls, which may be missing. If `call` is empty, the
+    /// beginning of the one call.
     pub(crate) open: &'static str,
     /// The beginning of a call, before its name; may be empty.
     pub(crate) call: &'static str,
@@ -26,9 +26,9 @@ pub(crate) struct Form {
     pub(crate) value_end: &'static str,
     /// The end of the call.
     pub(crate) call_end: &'static str,
-    /// The end of all calls.
+    /// The end of the section with all calls.
     pub(crate) close: &'static str,
-    /// `true` if a line break at the beginning of a value, and one at its end, belong to the tags.
+    /// `true` if one line break at each end of a value is not part of it.
     pub(crate) trims_lines: bool,
     /// `true` if `string="true"` after a key declares that its value is text. Values without this
     /// attribute are JSON.
@@ -44,7 +44,7 @@ impl Form {
     }
 }
 
-/// A reader of these calls.
+/// A reader of calls in one [`Form`].
 #[derive(Clone, Debug)]
 pub(crate) struct Reader {
     form: &'static Form,
@@ -92,7 +92,7 @@ impl Reader {
         sink: &mut dyn Sink,
     ) -> Step {
         if self.state == State::Before {
-            // The beginning of all calls may be missing.
+            // The beginning of the section may be missing.
             let has_open = pending.rest().starts_with(self.form.open);
             pending.skip(if has_open { self.form.open.len() } else { 0 });
             self.enter(if self.form.call.is_empty() { State::Name } else { State::Between });
@@ -179,7 +179,7 @@ impl Reader {
                     return None;
                 }
             }
-            // The end of the call or of all calls, or the beginning of the next call.
+            // The end of the call or of the section, or the beginning of the next call.
             State::Parameters | State::Key | State::BeforeValue => {
                 if self.state == State::BeforeValue {
                     self.value.end(sink);

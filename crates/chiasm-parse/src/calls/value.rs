@@ -19,7 +19,7 @@ pub(super) struct Value {
     types: Option<Types>,
     /// `true` if the format declares that the value is JSON.
     is_json: bool,
-    /// `true` if a line break before the value, and one after it, belong to the format.
+    /// `true` if one line break at each end of the text is not part of the value.
     trims_lines: bool,
     /// Text that was not emitted yet.
     held: String,

@@ -10,7 +10,7 @@ use super::error::CpuError;
 /// The time until a piece of work is due, as a multiple of its price.
 ///
 /// A request therefore waits in proportion to its work: work of 10 ms overtakes work of a second
-/// that was requested up to four seconds earlier. No work is overtaken for ever.
+/// that was requested up to four seconds earlier. No work is overtaken forever.
 const DUE_FACTOR: u32 = 4;
 /// The multiple of its price that a piece of work may take before the excess is charged. Prices are
 /// within a factor of two on a usual core, except for files that are crafted to exceed them.
@@ -18,9 +18,10 @@ const TOLERANCE_FACTOR: u32 = 3;
 
 /// The CPU budget of one request. Clones share it.
 ///
-/// A piece of work is due four times its price after it is requested, or after the request's
-/// previous piece is due, whichever is later. A request that submits much work at once is therefore
-/// served as if it had submitted the pieces one after another.
+/// Each piece of work has a due time, which is four times the work's price after the work was
+/// requested. If the request's previous piece was not due yet, the time counts from when that piece
+/// is due. A request that submits much work at once is therefore served as if it had submitted the
+/// pieces one after another.
 #[derive(Clone, Debug)]
 pub struct CpuBudget {
     state: Arc<BudgetState>,

@@ -9,10 +9,10 @@ use chiasm_types::WorkerId;
 use tokio::time::Instant;
 
 use crate::Pipeline;
-use crate::attempts::Attempts;
 use crate::deadlines::{Deadline, within};
 use crate::error::{Cause, RequestError};
 use crate::metrics::Retry;
+use crate::past_attempts::Attempts;
 use crate::prepare::Prepared;
 use crate::retries::MAX_MOVES;
 
@@ -28,9 +28,9 @@ pub(super) enum Failure {
     NotTaken(WorkerId),
     /// The worker declined the request before it began.
     Declined(WorkerId, WorkerFault),
-    /// The worker died or hangs with the request.
+    /// The worker died or hung while it had the request.
     Lost(WorkerId, DeathReason),
-    /// The worker, which is a server, failed with the request.
+    /// The worker, which is a server, failed while it had the request.
     Failed(WorkerId, WorkerFault),
     /// The request can't be served.
     Final(RequestError),
@@ -51,9 +51,9 @@ impl Attempts {
 
     /// Records a failed attempt, and waits until the next attempt may begin.
     ///
-    /// A worker that never had the request costs nothing, so others are tried until the deadline. A
-    /// request that was in an engine when the engine died may have killed it, and costs the next
-    /// engine the same work again.
+    /// A worker that never had the request costs nothing, so other workers are tried until the
+    /// deadline. A request that was in an engine when the engine died may have killed it, and costs
+    /// the next engine the same work again.
     ///
     /// # Errors
     /// Returns the error for the client if no other attempt is allowed.
@@ -94,7 +94,7 @@ impl Attempts {
         }
     }
 
-    /// Records that a worker died or hangs with the request.
+    /// Records that a worker died or hung while it had the request.
     ///
     /// # Errors
     /// Returns `cause` if the request may not move again. Quarantines the prompt if it was in too
@@ -108,9 +108,9 @@ impl Attempts {
     ) -> Result<(), RequestError> {
         if self.lost_in_engines == MAX_MOVES {
             pipeline.retries.quarantine(|state| prepared.fingerprint(state));
-            pipeline.metrics.retried(Retry::Quarantined);
+            pipeline.metrics.count_retry(Retry::Quarantined);
             tracing::warn!(
-                death = %cause, engines = MAX_MOVES + 1,
+                reason = %cause, engines = MAX_MOVES + 1,
                 "a prompt was in several engines when they died"
             );
             return Err(cause.into());
@@ -174,7 +174,7 @@ impl Attempts {
 
     /// Records that a worker left before it had the request.
     pub(crate) fn record_not_taken(&mut self, pipeline: &Pipeline, worker: WorkerId) {
-        pipeline.metrics.retried(Retry::NotTaken);
+        pipeline.metrics.count_retry(Retry::NotTaken);
         self.exclude.push(worker);
     }
 
@@ -185,13 +185,13 @@ impl Attempts {
         worker: WorkerId,
         fault: WorkerFault,
     ) {
-        pipeline.metrics.retried(Retry::NotTaken);
+        pipeline.metrics.count_retry(Retry::NotTaken);
         self.exclude.insert(self.lost + self.declined, worker);
         self.declined += 1;
         self.faults.push(fault);
     }
 
-    /// Records that a worker failed with the request.
+    /// Records that a worker died, hung or failed while it had the request.
     ///
     /// # Errors
     /// Returns `cause` if the request may not move again.
@@ -206,19 +206,19 @@ impl Attempts {
             return Err(cause.into());
         }
         if !pipeline.retries.spend_move(pipeline.in_flight_limit()) {
-            pipeline.metrics.retried(Retry::OverBudget);
+            pipeline.metrics.count_retry(Retry::OverBudget);
             return Err(cause.into());
         }
-        let death = match &cause {
+        let reason = match &cause {
             Cause::EngineGone(death) => death.to_string(),
             Cause::ServerFailed { message, .. } => message.clone(),
             other => other.to_string(),
         };
         tracing::warn!(
-            %worker, %death,
+            %worker, %reason,
             "a worker was lost before the first token; the request moves to another worker"
         );
-        pipeline.metrics.retried(Retry::Lost);
+        pipeline.metrics.count_retry(Retry::Lost);
         self.exclude.insert(self.lost, worker);
         self.lost += 1;
         Ok(())
@@ -231,28 +231,29 @@ impl Attempts {
             return None;
         }
         if !pipeline.retries.spend_move(pipeline.in_flight_limit()) {
-            pipeline.metrics.retried(Retry::OverBudget);
+            pipeline.metrics.count_retry(Retry::OverBudget);
             return None;
         }
         tracing::info!(
             %worker,
             "a worker is silent before the first token; the request also begins on another worker"
         );
-        pipeline.metrics.retried(Retry::Suspect);
+        pipeline.metrics.count_retry(Retry::Suspect);
         let mut moved = self.clone();
         moved.exclude.insert(moved.lost, worker);
         moved.lost += 1;
         Some(moved)
     }
 
-    /// Returns the state after the first of two attempts has failed, too.
+    /// Returns the state after both of two attempts have failed: adds the first attempt's failure.
     pub(super) fn after_failure(self, failure: &Failure) -> Self {
         let was_in_engine = matches!(failure, Failure::Lost(..));
         Self { lost_in_engines: self.lost_in_engines + usize::from(was_in_engine), ..self }
     }
 
-    /// Returns the error of a request that no engine accepts. That is [`Cause::LeftToServers`] if
-    /// the request may be forwarded, and an untried server that accepts messages is available.
+    /// Returns the error of a request that no engine accepts: [`Cause::LeftToServers`] if the
+    /// request may be forwarded and an untried server that accepts messages is available, otherwise
+    /// `error`.
     pub fn or_leave_to_servers(&self, pipeline: &Pipeline, error: RequestError) -> RequestError {
         let lacks_worker =
             matches!(error.cause, Cause::NoWorker(_) | Cause::Busy(_) | Cause::Silent);

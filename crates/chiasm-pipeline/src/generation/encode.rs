@@ -50,7 +50,7 @@ pub(super) async fn encode(
             }
         };
         let duration = started.elapsed();
-        pipeline.metrics.encoded(worker, stage.items.len(), stored.len(), duration);
+        pipeline.metrics.count_encoded(worker, stage.items.len(), stored.len(), duration);
         Ok::<_, Failure>(StoredEmbeddings { worker, items: stored, duration })
     });
     let encoded = join_all(encoded).await.into_iter().collect::<Result<Vec<_>, _>>()?;

@@ -21,8 +21,8 @@ use tokio::time::{Instant, sleep};
 use super::Generation;
 use super::attempts::Failure;
 use crate::Pipeline;
-use crate::attempts::Attempts;
 use crate::displaced::{Displaced, FreeCapacity, MoveGuard};
+use crate::past_attempts::Attempts;
 use crate::prepare::Prepared;
 
 /// The interval between two checks for free capacity elsewhere.

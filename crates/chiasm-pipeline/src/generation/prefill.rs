@@ -64,7 +64,7 @@ pub(super) async fn prefill(
     let prefill = reported.unwrap_or_default();
     if reported.is_some() {
         let prompt = plan.tokens.len();
-        pipeline.metrics.prompt_found(
+        pipeline.metrics.count_prompt_overlap_error(
             &reservation,
             reservation.overlap_blocks,
             prompt,
@@ -79,7 +79,7 @@ pub(super) async fn prefill(
         hand_off: hand_off + running.hand_off(),
         duration: started.elapsed(),
     };
-    pipeline.metrics.prefilled(&outcome);
+    pipeline.metrics.count_prefilled(&outcome);
     Ok(Prefilled { kv_transfer: running.kv_transfer_params(), outcome })
 }
 

@@ -62,13 +62,13 @@ impl ObjectiveMetrics {
         }
     }
 
-    pub(super) fn first_token(&self, after: Duration) {
+    pub(super) fn count_first_token(&self, after: Duration) {
         if let Some(objective) = &self.first_token {
             objective.count(after, 1);
         }
     }
 
-    pub(super) fn between_tokens(&self, gap: Duration, tokens: u64) {
+    pub(super) fn count_gaps(&self, gap: Duration, tokens: u64) {
         if let Some(objective) = &self.between_tokens {
             objective.count(gap, tokens);
         }

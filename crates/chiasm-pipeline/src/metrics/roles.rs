@@ -39,7 +39,7 @@ impl RoleMetrics {
         r.register(
             "encoded_items",
             "Media items whose embeddings a worker has stored for other workers of its machine, \
-             in this request or before, by the worker that encoded",
+             in this request or before; the label worker is the one that encoded",
             self.encoded.clone(),
         );
         r.register(
@@ -51,33 +51,33 @@ impl RoleMetrics {
         r.register_with_unit(
             "remote_encode",
             "From the selection of encode workers \
-             until one of them had stored the embeddings",
+             until a worker had stored its embeddings, for each worker",
             Unit::Seconds,
             self.encode_time.clone(),
         );
         r.register(
             "prefilled_requests",
-            "Prompts that a worker has computed for another worker that answers, \
-             by the worker that computed",
+            "Prompts that a worker has computed for another worker that answers; \
+             the label worker is the one that computed",
             self.prefilled.clone(),
         );
         r.register(
             "recomputed_prompts",
-            "Prompts that the worker that answers computed again, beyond their last block, \
+            "Prompts of which the answering worker recomputed more than the last block, \
              because it did not get them from the prefill worker",
             self.recomputed.clone(),
         );
         r.register_with_unit(
             "remote_prefill",
             "From the selection of a prefill worker \
-             until the prompt was ready for the worker that answers",
+             until the prompt was ready for the answering worker",
             Unit::Seconds,
             self.prefill_time.clone(),
         );
     }
 
     /// Counts an encode stage: of `requested` items, the embeddings of `stored` were stored.
-    pub(super) fn encoded(
+    pub(super) fn count_encoded(
         &self,
         worker: WorkerId,
         requested: usize,
@@ -95,11 +95,11 @@ impl RoleMetrics {
         self.prefilled.remove(&worker.into());
     }
 
-    pub(super) fn recomputed(&self) {
+    pub(super) fn count_recomputed(&self) {
         self.recomputed.inc();
     }
 
-    pub(super) fn prefilled(&self, outcome: &PrefillOutcome) {
+    pub(super) fn count_prefilled(&self, outcome: &PrefillOutcome) {
         self.prefilled.get_or_create(&outcome.worker.into()).inc();
         self.prefill_time.observe(outcome.duration.as_secs_f64());
     }

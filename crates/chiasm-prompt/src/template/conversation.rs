@@ -9,9 +9,9 @@ use serde_json::{Map, Value, json};
 use super::{ContentFormat, MarkerText};
 use crate::{ChatContent, ChatMessage, ChatPart, PromptError};
 
-/// The beginning of a line that one client puts at the head of its system message. The line differs
-/// in every request, so vLLM drops it for the sake of the prefix cache. The tokens must be equal,
-/// so it is dropped here too.
+/// The beginning of a line that Claude Code puts at the head of its system message. The line
+/// differs in every request, so vLLM drops it for the sake of the prefix cache. It is dropped here
+/// too, so that the prompt equals vLLM's.
 const BILLING_HEADER: &str = "x-anthropic-billing-header";
 
 /// Returns one JSON object per message, with the keys in vLLM's order.

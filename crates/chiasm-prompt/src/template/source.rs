@@ -15,7 +15,7 @@ pub(super) struct Source {
     pub(super) origin: String,
 }
 
-/// Finds the template for conversations without functions; `None` if the directory has none.
+/// Finds the template for conversations without tools; `None` if the directory has none.
 ///
 /// vLLM uses the processor's template before the tokenizer's (`resolve_chat_template`,
 /// `vllm/renderers/hf.py`). For a processor an old file, `chat_template.json`, takes precedence
@@ -40,8 +40,8 @@ pub(super) fn find(dir: &Path) -> Result<Option<Source>, PromptError> {
     }
 }
 
-/// Finds the template for conversations with functions; `None` if there is none. Only the
-/// tokenizer's files are searched.
+/// Finds the template for conversations with tools; `None` if there is none. Only the tokenizer's
+/// files are searched.
 pub(super) fn find_for_tools(dir: &Path) -> Result<Option<Source>, PromptError> {
     find_tokenizer_template(dir, &["tool_use", "default"])
 }

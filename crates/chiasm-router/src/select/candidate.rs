@@ -23,7 +23,7 @@ pub(super) struct Candidate {
     pub(super) requests: usize,
     /// The index of the worker's plan among those of the request.
     pub(super) plan: u32,
-    /// Prompt blocks of the worker's own block size.
+    /// Blocks of the prompt, in the worker's own block size.
     pub(super) blocks: u64,
     pub(super) block_size: u32,
     /// Leading blocks that the worker holds.
@@ -38,11 +38,11 @@ pub(super) struct Candidate {
     pub(super) waiting_work: f64,
     /// The worker's recent work beyond the mean, in the unit of costs.
     pub(super) excess: f64,
-    /// Embeddings that need not be encoded because the worker or its machine has them, in blocks of
-    /// the cost formula.
+    /// Embeddings that the worker or its machine already has and need not encode, in blocks of the
+    /// cost formula.
     pub(super) encode_spared: f64,
-    /// Embeddings of the items that need not be processed because the worker has their tensors, in
-    /// blocks of the cost formula.
+    /// Embeddings of the items whose tensors the worker already has and that need not be processed,
+    /// in blocks of the cost formula.
     pub(super) process_spared: f64,
     /// Embeddings that need not be encoded because the machine's store has them, in blocks of the
     /// cost formula.
@@ -109,14 +109,15 @@ impl Candidate {
 
     /// Returns the terms of the worker's cost.
     ///
-    /// `encode` counts the embeddings of the items that end after the covered tokens, `process`
-    /// those of all items, both in blocks of the cost formula and without any savings.
+    /// `encode` counts the embeddings of the items that end after the covered tokens; `process`
+    /// counts the embeddings of all items. Both are in blocks of the cost formula. The embeddings
+    /// that the worker need not encode or process are not subtracted from them yet.
     pub(super) fn terms(&self, encode: f64, process: f64) -> CostTerms {
         let size = f64::from(self.block_size);
         CostTerms {
             compute: in_blocks(self.blocks.saturating_sub(self.covered().into()) as f64 * size),
             fetch: in_blocks(f64::from(self.covered() - self.expected) * size),
-            // The savings were summed in another order, so rounding may make them larger.
+            // The spared embeddings were summed in another order, so rounding may make them more.
             encode: (encode - self.encode_spared).max(0.0),
             process: (process - self.process_spared).max(0.0),
             waiting: self.waiting_work,
@@ -143,8 +144,8 @@ impl Candidate {
     /// Returns the cost of answering after another worker has computed the prompt; `transfer` is
     /// the cost of sending one block.
     ///
-    /// While the other worker does `prefill_work`, this one does as much of the work that waits
-    /// here. Only the rest delays the request.
+    /// While the other worker does `prefill_work`, this worker works off as much of its own queue.
+    /// Only the remainder delays the request.
     pub(super) fn decode_cost(
         &self,
         config: &RouterConfig,
@@ -158,7 +159,7 @@ impl Candidate {
     }
 
     /// Returns the embeddings of the items that end after the covered tokens, in blocks of the cost
-    /// formula and without any savings.
+    /// formula. Those that the worker already has count, too.
     pub(super) fn encode(&self, items: &Items) -> f64 {
         in_blocks(items.embeds_from(items.first_encoded(self.covered_tokens())) as f64)
     }

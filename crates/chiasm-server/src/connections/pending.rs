@@ -29,7 +29,7 @@ pub(super) struct PendingConnections<S> {
     table: Arc<ConnectionTable>,
     waiting: VecDeque<(S, Arc<Connection>)>,
     retry: Interval,
-    /// A connection has just entered the table, so there may be slots for more.
+    /// `true` if a connection has just entered the table, so that there may be slots for more.
     may_admit_more: bool,
 }
 

@@ -200,7 +200,7 @@ impl ProxiedResponse {
             self.route.first_token = Some(after);
             self.admission.record.set_first_token(after);
             self.reservation.first_token();
-            self.state.pipeline.metrics.answer_began(after);
+            self.state.pipeline.metrics.count_first_content(after);
         }
         let kept = bytes.len().min(TAIL_BYTES);
         let excess = (self.tail.len() + kept).saturating_sub(TAIL_BYTES);
@@ -286,7 +286,11 @@ impl ProxiedResponse {
             let max_overlap = predicted_tokens.saturating_sub(1) / block_size;
             let predicted = self.route.overlap_blocks.min(max_overlap);
             let found = usage.cached_tokens / block_size;
-            self.state.pipeline.metrics.overlap_found(predicted, found, self.reservation.knowledge);
+            self.state.pipeline.metrics.count_overlap_error(
+                predicted,
+                found,
+                self.reservation.knowledge,
+            );
         }
     }
 

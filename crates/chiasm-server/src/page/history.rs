@@ -128,7 +128,7 @@ mod tests {
         );
         for _ in 0..4 {
             metrics.time_to_first_token.observe(Duration::from_millis(20));
-            metrics.between_tokens(Duration::from_millis(2), 1);
+            metrics.observe_gap(Duration::from_millis(2), 1);
         }
         history.count_failure("busy");
         history.count_failure("busy");

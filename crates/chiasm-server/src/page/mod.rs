@@ -45,7 +45,8 @@ pub(crate) use state::PageState;
 /// The options of the live page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PageOptions {
-    /// Set if clients use HTTPS only: browsers must not send the session cookie over anything else.
+    /// `true` if clients use HTTPS only: browsers must not send the session cookie over anything
+    /// else.
     pub secure: bool,
 }
 

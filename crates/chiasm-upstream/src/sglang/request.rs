@@ -73,7 +73,7 @@ enum Grammar<'a> {
 /// The settings of a job's requests that do not come from the job.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RequestOptions {
-    /// As in [`RequestRules`].
+    /// The order of priorities, as in [`RequestRules`].
     pub(super) lower_is_earlier: Option<bool>,
     /// Makes the request id unique at the server. Ids from clients may repeat.
     pub(super) nonce: u32,

@@ -47,7 +47,7 @@ pub(super) struct Chains {
     /// The arrival numbers of the waiting blocks, by short hash.
     numbers: HashMap<u64, u64>,
     next: u64,
-    /// Set if a new block may identify waiting blocks.
+    /// `true` if a new block may identify waiting blocks.
     has_news: bool,
     names: Names,
     has_unlearned_names: bool,

@@ -106,10 +106,10 @@ impl From<Hash> for ExternalHash {
 /// The translated events of one answer.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct TranslatedEvents {
-    /// Set if all earlier events are void.
+    /// `true` if all earlier events are void.
     pub(super) is_void: bool,
     pub(super) batch: Option<KvEventBatch>,
-    /// Set if every event since the cache was empty has been seen.
+    /// `true` if every event since the cache was empty has been seen.
     pub(super) history_known: bool,
 }
 

@@ -115,7 +115,8 @@ async fn kind_of_sglang_is_detected() {
     };
     let server = Server::with_info(server_info()).await;
     assert_eq!(engine(server).await.as_deref(), Ok("SGLang 0.5.23, token mode"));
-    // Both get requests unchanged: the one has no load to route by, the other needs text.
+    // Both are used as plain OpenAI servers: the first reports no load, the second accepts images
+    // only with text.
     let without_metrics = Server::start_with(server_info(), json!({}), answer(), false).await;
     let needs_text =
         Server::start(server_info(), json!({"model_type": "internvl"}), answer()).await;

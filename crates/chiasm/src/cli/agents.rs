@@ -28,7 +28,13 @@ pub(crate) struct AgentArgs {
     pub(crate) fetch_media: bool,
     /// Agents on other machines whose engines to use. Without --engines, --sim or --attach, this
     /// process starts no engines of its own
-    #[arg(long, env = "CHIASM_AGENTS", value_name = "HOST:PORT", num_args = 1.., value_delimiter = ',')]
+    #[arg(
+        long,
+        env = "CHIASM_AGENTS",
+        value_name = "HOST:PORT",
+        num_args = 1..,
+        value_delimiter = ','
+    )]
     pub(crate) agents: Vec<String>,
     /// Form in which images are sent to agents that could make the tensors themselves
     #[arg(long, env = "CHIASM_AGENT_MEDIA", value_enum, default_value_t = AgentMediaArg::Auto)]
@@ -169,7 +175,13 @@ pub(crate) struct DrainArgs {
     pub(crate) resume: bool,
     /// Maximum seconds to wait until the agent runs no request; fails if one still runs then. 0
     /// does not wait
-    #[arg(long, value_name = "SECONDS", value_parser = super::seconds, default_value = "0", conflicts_with = "resume")]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        value_parser = super::seconds,
+        default_value = "0",
+        conflicts_with = "resume"
+    )]
     pub(crate) wait: Duration,
     #[command(flatten)]
     pub(crate) tls: AgentTlsArgs,
@@ -193,13 +205,28 @@ pub(crate) struct ProbeArgs {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct AgentTlsArgs {
     /// PEM file of the certificate that this process presents to agents or frontends
-    #[arg(long, env = "CHIASM_AGENT_CERTFILE", value_name = "FILE", requires_all = ["agent_keyfile", "agent_ca_file"])]
+    #[arg(
+        long,
+        env = "CHIASM_AGENT_CERTFILE",
+        value_name = "FILE",
+        requires_all = ["agent_keyfile", "agent_ca_file"]
+    )]
     pub(crate) agent_certfile: Option<PathBuf>,
     /// PEM file of the private key of --agent-certfile
-    #[arg(long, env = "CHIASM_AGENT_KEYFILE", value_name = "FILE", requires_all = ["agent_certfile", "agent_ca_file"])]
+    #[arg(
+        long,
+        env = "CHIASM_AGENT_KEYFILE",
+        value_name = "FILE",
+        requires_all = ["agent_certfile", "agent_ca_file"]
+    )]
     pub(crate) agent_keyfile: Option<PathBuf>,
     /// PEM file of the authorities that must have signed the other side's certificate
-    #[arg(long, env = "CHIASM_AGENT_CA_FILE", value_name = "FILE", requires_all = ["agent_certfile", "agent_keyfile"])]
+    #[arg(
+        long,
+        env = "CHIASM_AGENT_CA_FILE",
+        value_name = "FILE",
+        requires_all = ["agent_certfile", "agent_keyfile"]
+    )]
     pub(crate) agent_ca_file: Option<PathBuf>,
     /// Host name that agents' certificates must contain, for agents whose address is not in their
     /// certificate, such as pods [default: the host of the agent's address]

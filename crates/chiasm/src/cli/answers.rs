@@ -39,7 +39,13 @@ pub(crate) struct PromptArgs {
     pub(crate) chat_template_content_format: ContentFormatChoice,
     /// Variables for the chat template, as a JSON object; a request's chat_template_kwargs override
     /// them
-    #[arg(long, env = "CHIASM_DEFAULT_CHAT_TEMPLATE_KWARGS", value_name = "JSON", value_parser = json_object, default_value = "{}")]
+    #[arg(
+        long,
+        env = "CHIASM_DEFAULT_CHAT_TEMPLATE_KWARGS",
+        value_name = "JSON",
+        value_parser = json_object,
+        default_value = "{}"
+    )]
     pub(crate) default_chat_template_kwargs: Map<String, Value>,
     /// Leave tools out of the prompt if tool_choice is none
     #[arg(long, env = "CHIASM_EXCLUDE_TOOLS_WHEN_TOOL_CHOICE_NONE")]

@@ -1,9 +1,9 @@
 //! The configuration file of `chiasm serve` and `chiasm agent` (`--config FILE`): YAML in the form
 //! of vLLM's, with the long names of flags as keys.
 //!
-//! The values of the file become words of the command line, in front of those that the user gave.
-//! A value whose flag is given on the command line or in the environment is left out, and so is one
-//! that excludes such a flag.
+//! The values of the file become words of the command line, in front of those that the user gave. A
+//! value whose flag is given on the command line or in the environment is left out; so is a value
+//! that conflicts with such a flag.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -77,7 +77,8 @@ impl ConfigFile {
     /// Reads a file for `command`, which is `serve` or `agent`.
     ///
     /// # Errors
-    /// The file can't be read, is not YAML, or has a key or a form of value that no flag has.
+    /// The file can't be read, is not YAML, or has an unknown key or a value that its flag does not
+    /// take.
     pub(crate) fn read(path: &Path, command: &Command) -> Result<Self, ConfigError> {
         let read = |source| ConfigError::Read { path: path.to_owned(), source };
         let mut text = String::new();
@@ -157,7 +158,7 @@ impl ConfigFile {
     }
 
     /// Removes the values that a flag of the command line or of the environment replaces or
-    /// excludes. `matches` is the result of parsing without the file.
+    /// conflicts with. `matches` is the result of parsing without the file.
     pub(crate) fn remove_overridden(&mut self, command: &Command, matches: &ArgMatches) {
         let is_given = |id: &str| {
             let source = matches.value_source(id);
@@ -169,7 +170,7 @@ impl ConfigFile {
             // vLLM lets the last of several flags win.
             value.id == VLLM_ID
                 || !given.iter().any(|arg| {
-                    arg.get_id() == value.id.as_str() || exclude(command, arg, &value.id)
+                    arg.get_id() == value.id.as_str() || conflict(command, arg, &value.id)
                 })
         });
     }
@@ -197,7 +198,7 @@ impl ConfigFile {
         words.splice(2..2, to_words(own));
     }
 
-    /// Adds to an error about a value of this file that the file has it.
+    /// Adds the path of this file to an error about one of its values.
     pub(crate) fn explain(&self, error: clap::Error) -> clap::Error {
         let Some(ContextValue::String(named)) = error.get(ContextKind::InvalidArg) else {
             return error;
@@ -222,7 +223,8 @@ impl ConfigFile {
     }
 }
 
-/// Returns the path of the configuration file that the words of a command line give, before `--`.
+/// Returns the path of the configuration file: from the words of a command line before `--`, or
+/// from the environment.
 pub(crate) fn path_in(words: &[OsString]) -> Option<PathBuf> {
     let long = format!("--{FLAG}");
     let assigned = format!("--{FLAG}=");
@@ -241,8 +243,8 @@ pub(crate) fn path_in(words: &[OsString]) -> Option<PathBuf> {
     path.or_else(|| std::env::var_os(VARIABLE).filter(|value| !value.is_empty()).map(Into::into))
 }
 
-/// Returns `true` if the definition of one of two arguments excludes the other.
-fn exclude(command: &Command, arg: &Arg, id: &str) -> bool {
+/// Returns `true` if the definition of one of two arguments says that it conflicts with the other.
+fn conflict(command: &Command, arg: &Arg, id: &str) -> bool {
     let Some(other) = command.get_arguments().find(|other| other.get_id() == id) else {
         return false;
     };
@@ -334,6 +336,9 @@ fn to_json(value: &Yaml) -> Option<serde_json::Value> {
 
 /// Returns the advice for an unknown key: the nearest flag, or the place for a flag of vLLM.
 fn advice(command: &Command, name: &str) -> String {
+    if name == FLAG {
+        return ": a file can't name another file".to_owned();
+    }
     match place_of_flag(&format!("--{name}")) {
         Some(FlagPlace::Engine) => {
             return format!(

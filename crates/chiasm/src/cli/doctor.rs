@@ -13,8 +13,8 @@ pub(crate) struct DoctorArgs {
     /// Model to be served: a directory, or the id of a model on the Hugging Face hub, which is not
     /// downloaded
     pub(crate) model: Option<PathBuf>,
-    /// Number of vLLM engines on this machine, in total or by role; 0 for a frontend of engines
-    /// elsewhere, which needs no vLLM
+    /// Number of vLLM engines on this machine, in total or by role; 0 if all engines run on other
+    /// machines; vLLM is not needed then
     #[arg(long, env = "CHIASM_ENGINES", value_name = "N", default_value = "1")]
     pub(crate) engines: EngineCounts,
     /// The vllm command; a name without a folder is looked up beside chiasm, then in the PATH

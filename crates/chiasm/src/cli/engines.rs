@@ -39,7 +39,13 @@ pub(crate) struct EngineArgs {
     pub(crate) sim: Option<EngineCounts>,
     /// Handshake addresses on which to wait for engines that are started by others:
     /// tcp://HOST:PORT, or ROLE=tcp://HOST:PORT for an engine with a role
-    #[arg(long, env = "CHIASM_ATTACH", value_name = "HANDSHAKE_ADDR", num_args = 1.., value_delimiter = ',')]
+    #[arg(
+        long,
+        env = "CHIASM_ATTACH",
+        value_name = "HANDSHAKE_ADDR",
+        num_args = 1..,
+        value_delimiter = ','
+    )]
     pub(crate) attach: Vec<AttachArg>,
     /// Server, started by others, to route requests to; may be given several times.
     /// http://HOST:PORT detects what the server is: vLLM, SGLang, TensorRT-LLM, or any server with
@@ -56,7 +62,13 @@ pub(crate) struct EngineArgs {
     /// Seconds for which launched engines outlive this process, so that a new one with the same
     /// MODEL and engine flags can take them over; chiasm engines lists and stops them [default:
     /// engines end with this process]
-    #[arg(long, env = "CHIASM_KEEP_ENGINES", value_name = "SECONDS", value_parser = positive_seconds, conflicts_with_all = ["sim", "attach"])]
+    #[arg(
+        long,
+        env = "CHIASM_KEEP_ENGINES",
+        value_name = "SECONDS",
+        value_parser = positive_seconds,
+        conflicts_with_all = ["sim", "attach"]
+    )]
     pub(crate) keep_engines: Option<Duration>,
     /// Folder for state that later processes read: records of engines to take over, knowledge of KV
     /// caches and the default block key secret [default: $XDG_STATE_HOME/chiasm or
@@ -95,7 +107,12 @@ pub(crate) struct EngineArgs {
     /// Image processor settings for all requests (vLLM's --mm-processor-kwargs); a request's own
     /// settings override them key by key. Launched engines get them; attached engines must have
     /// been started with the same
-    #[arg(long, env = "CHIASM_MM_PROCESSOR_KWARGS", value_name = "JSON", value_parser = json_object)]
+    #[arg(
+        long,
+        env = "CHIASM_MM_PROCESSOR_KWARGS",
+        value_name = "JSON",
+        value_parser = json_object
+    )]
     pub(crate) mm_processor_kwargs: Option<Map<String, Value>>,
     /// Refuse engines whose vLLM is newer than the tested versions
     #[arg(long, env = "CHIASM_STRICT_VLLM_VERSION")]
@@ -104,11 +121,21 @@ pub(crate) struct EngineArgs {
     #[arg(long, env = "CHIASM_STARTUP_TIMEOUT", value_parser = seconds, default_value = "1800")]
     pub(crate) startup_timeout: Duration,
     /// Seconds of silence after which an engine is suspect and gets no new requests
-    #[arg(long, env = "CHIASM_ENGINE_TIMEOUT", value_parser = positive_seconds, default_value = "10")]
+    #[arg(
+        long,
+        env = "CHIASM_ENGINE_TIMEOUT",
+        value_parser = positive_seconds,
+        default_value = "10"
+    )]
     pub(crate) engine_timeout: Duration,
     /// Seconds of silence after which an attached engine counts as hung, and requests that wait for
     /// it move to others. Launched engines are judged by the activity of their processes instead
-    #[arg(long, env = "CHIASM_ENGINE_HANG_TIMEOUT", value_parser = positive_seconds, default_value = "60")]
+    #[arg(
+        long,
+        env = "CHIASM_ENGINE_HANG_TIMEOUT",
+        value_parser = positive_seconds,
+        default_value = "60"
+    )]
     pub(crate) engine_hang_timeout: Duration,
 }
 

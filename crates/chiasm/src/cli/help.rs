@@ -3,6 +3,7 @@
 
 use std::ffi::OsString;
 
+use clap::builder::Resettable;
 use clap::{Arg, ArgAction, Command};
 
 /// The long name of the flag that shows all flags.
@@ -43,7 +44,7 @@ Examples:
     chiasm serve Qwen/Qwen2.5-VL-7B-Instruct
   Four engines with one GPU each, and flags for vLLM
     chiasm serve MODEL --engines 4 --gpus-per-engine 1 -- --max-model-len 32768
-  Route to servers that run already
+  Route to servers that are already running
     chiasm serve MODEL --upstream http://gpu1:8000 --upstream http://gpu2:8000
   Route to the workers of Dynamo
     chiasm serve MODEL --upstream dynamo+etcd://etcd:2379/dynamo
@@ -52,7 +53,8 @@ Examples:
   Prefill and decode on different engines
     chiasm serve MODEL --engines prefill=1,decode=1 --gpus-per-engine 1
   Require a key, and speak TLS
-    chiasm serve MODEL --host 0.0.0.0 --api-key-file keys --ssl-certfile cert.pem --ssl-keyfile key.pem
+    chiasm serve MODEL --host 0.0.0.0 --api-key-file keys --ssl-certfile cert.pem \
+     --ssl-keyfile key.pem
   Upgrade without losing the engines
     chiasm serve MODEL --keep-engines 600
   Read the flags from a file, and check the file first
@@ -70,7 +72,11 @@ pub(super) fn asks_for_all(words: &[OsString]) -> bool {
 
 /// Adds `--help-all` to a command that has many flags.
 pub(super) fn with_help_all(command: Command) -> Command {
-    let all = Arg::new(ALL).long(ALL).action(ArgAction::HelpLong).help("Print help with all flags");
+    let all = Arg::new(ALL)
+        .long(ALL)
+        .action(ArgAction::HelpLong)
+        .help("Print help with all flags")
+        .help_heading(Resettable::Reset);
     let command = command.arg(all);
     if command.get_name() == "serve" { command.after_help(SERVE_EXAMPLES) } else { command }
 }
@@ -81,7 +87,8 @@ pub(super) fn abridge(command: Command) -> Command {
         .short('h')
         .long("help")
         .action(ArgAction::HelpShort)
-        .help("Print help with the most common flags");
+        .help("Print help with the most common flags")
+        .help_heading(Resettable::Reset);
     command.disable_help_flag(true).arg(short).mut_args(|arg| {
         let id = arg.get_id().as_str();
         let is_common = arg.is_positional() || ["help", ALL].contains(&id);

@@ -48,8 +48,15 @@ pub(crate) struct HttpArgs {
     pub(crate) root_path: Option<RootPath>,
     /// Serve the live page at /ui/: on, off, or auto (on if --host is a loopback address). If there
     /// are API keys, the page needs one
-    #[arg(long, env = "CHIASM_UI", value_name = "WHEN", default_value = "auto", default_missing_value = "on",
-          num_args = 0..=1, require_equals = true)]
+    #[arg(
+        long,
+        env = "CHIASM_UI",
+        value_name = "WHEN",
+        default_value = "auto",
+        default_missing_value = "on",
+        num_args = 0..=1,
+        require_equals = true
+    )]
     pub(crate) ui: Ui,
 }
 

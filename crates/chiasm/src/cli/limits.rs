@@ -19,13 +19,21 @@ pub(crate) struct LimitArgs {
     pub(crate) max_body_bytes: usize,
     /// Maximum number of JSON values in a request besides messages and prompts, as in template
     /// settings and tool calls; more get 413
-    #[arg(long, env = "CHIASM_MAX_JSON_VALUES", default_value_t = BodyLimits::default().json_values)]
+    #[arg(
+        long,
+        env = "CHIASM_MAX_JSON_VALUES",
+        default_value_t = BodyLimits::default().json_values
+    )]
     pub(crate) max_json_values: usize,
     /// Maximum number of messages in a request; more get 413
     #[arg(long, env = "CHIASM_MAX_MESSAGES", default_value_t = BodyLimits::default().messages)]
     pub(crate) max_messages: usize,
     /// Maximum number of content parts in all messages of a request; more get 413
-    #[arg(long, env = "CHIASM_MAX_CONTENT_PARTS", default_value_t = BodyLimits::default().content_parts)]
+    #[arg(
+        long,
+        env = "CHIASM_MAX_CONTENT_PARTS",
+        default_value_t = BodyLimits::default().content_parts
+    )]
     pub(crate) max_content_parts: usize,
     /// Seconds within which a request body must arrive; slower ones get 408
     #[arg(long, env = "CHIASM_BODY_TIMEOUT", value_parser = seconds, default_value = "60")]
@@ -35,7 +43,12 @@ pub(crate) struct LimitArgs {
     pub(crate) min_body_rate: u64,
     /// Maximum number of open client connections; further ones replace connections that wait for
     /// their clients
-    #[arg(long, env = "CHIASM_MAX_CONNECTIONS", default_value_t = 8192, value_parser = at_least_one())]
+    #[arg(
+        long,
+        env = "CHIASM_MAX_CONNECTIONS",
+        default_value_t = 8192,
+        value_parser = at_least_one()
+    )]
     pub(crate) max_connections: usize,
     /// Seconds within which a client must send the head of its next request, or its connection is
     /// closed
@@ -46,7 +59,12 @@ pub(crate) struct LimitArgs {
     pub(crate) write_timeout: Duration,
     /// Maximum bytes of all responses together that clients have not read yet; beyond it the
     /// response with the most unread bytes is cut
-    #[arg(long, env = "CHIASM_MAX_UNREAD_BYTES", default_value_t = DEFAULT_MAX_BYTES, value_parser = at_least_one())]
+    #[arg(
+        long,
+        env = "CHIASM_MAX_UNREAD_BYTES",
+        default_value_t = DEFAULT_MAX_BYTES,
+        value_parser = at_least_one()
+    )]
     pub(crate) max_unread_bytes: usize,
     /// Maximum number of requests in flight; more get 503 [default: twice what the engines run at
     /// once, but at least 1024]
@@ -54,7 +72,13 @@ pub(crate) struct LimitArgs {
     pub(crate) max_requests: Option<usize>,
     /// Proxies, as addresses or networks, that are trusted to name the client in X-Forwarded-For or
     /// Forwarded
-    #[arg(long, env = "CHIASM_TRUSTED_PROXIES", value_name = "CIDR", num_args = 1.., value_delimiter = ',')]
+    #[arg(
+        long,
+        env = "CHIASM_TRUSTED_PROXIES",
+        value_name = "CIDR",
+        num_args = 1..,
+        value_delimiter = ','
+    )]
     pub(crate) trusted_proxies: Vec<Network>,
     /// Maximum CPU time of this server for one request, in seconds, by estimate before the work is
     /// done; more gets 413

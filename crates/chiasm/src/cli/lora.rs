@@ -21,7 +21,12 @@ pub(crate) struct LoraArgs {
     pub(crate) allow_runtime_lora_updating: bool,
     /// Maximum number of LoRA adapters at a time; launched engines keep as many in memory (vLLM's
     /// --max-cpu-loras)
-    #[arg(long, env = "CHIASM_MAX_LORA_ADAPTERS", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(
+        long,
+        env = "CHIASM_MAX_LORA_ADAPTERS",
+        default_value_t = 64,
+        value_parser = clap::value_parser!(u16).range(1..)
+    )]
     pub(crate) max_lora_adapters: u16,
 }
 

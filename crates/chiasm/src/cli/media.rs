@@ -18,10 +18,22 @@ pub(crate) struct MediaArgs {
     pub(crate) allowed_local_media_path: Option<PathBuf>,
     /// Hosts that media may be fetched from: example.com, or *.example.com for all hosts below it
     /// [default: all]
-    #[arg(long, env = "CHIASM_ALLOWED_MEDIA_DOMAINS", value_name = "HOST", num_args = 1.., value_delimiter = ',')]
+    #[arg(
+        long,
+        env = "CHIASM_ALLOWED_MEDIA_DOMAINS",
+        value_name = "HOST",
+        num_args = 1..,
+        value_delimiter = ','
+    )]
     pub(crate) allowed_media_domains: Vec<DomainRule>,
     /// Ports that media may be fetched from [default: 80,443; all with --allow-private-media]
-    #[arg(long, env = "CHIASM_ALLOWED_MEDIA_PORTS", value_name = "PORT", num_args = 1.., value_delimiter = ',')]
+    #[arg(
+        long,
+        env = "CHIASM_ALLOWED_MEDIA_PORTS",
+        value_name = "PORT",
+        num_args = 1..,
+        value_delimiter = ','
+    )]
     pub(crate) allowed_media_ports: Option<Vec<u16>>,
     /// Fetch media from loopback, private and link-local addresses too, and from every port unless
     /// --allowed-media-ports is given
@@ -29,7 +41,13 @@ pub(crate) struct MediaArgs {
     pub(crate) allow_private_media: bool,
     /// Maximum number of items of each modality in one prompt: image=8, or as in vLLM {"image": 8}.
     /// Other modalities keep their defaults
-    #[arg(long, env = "CHIASM_LIMIT_MM_PER_PROMPT", value_name = "LIMITS", value_parser = items_per_prompt, default_value = "image=64,video=16,audio=64")]
+    #[arg(
+        long,
+        env = "CHIASM_LIMIT_MM_PER_PROMPT",
+        value_name = "LIMITS",
+        value_parser = items_per_prompt,
+        default_value = "image=64,video=16,audio=64"
+    )]
     pub(crate) limit_mm_per_prompt: ItemLimits,
     /// Maximum bytes of one encoded image
     #[arg(long, env = "CHIASM_MAX_IMAGE_BYTES", default_value_t = 32 << 20)]
@@ -75,7 +93,12 @@ pub(crate) struct MediaArgs {
     #[arg(long, env = "CHIASM_MEDIA_CONNECT_TIMEOUT", value_parser = seconds, default_value = "5")]
     pub(crate) media_connect_timeout: Duration,
     /// Maximum seconds until an origin's response begins, including connecting
-    #[arg(long, env = "CHIASM_MEDIA_FIRST_BYTE_TIMEOUT", value_parser = seconds, default_value = "10")]
+    #[arg(
+        long,
+        env = "CHIASM_MEDIA_FIRST_BYTE_TIMEOUT",
+        value_parser = seconds,
+        default_value = "10"
+    )]
     pub(crate) media_first_byte_timeout: Duration,
     /// Minimum bytes per second of a media item that is being fetched
     #[arg(long, env = "CHIASM_MEDIA_MIN_RATE", default_value_t = 1024)]
@@ -95,7 +118,12 @@ pub(crate) struct MediaArgs {
     pub(crate) media_min_freshness: Duration,
     /// Maximum seconds for which fetched media is reused without asking its origin, even if its
     /// headers allow more
-    #[arg(long, env = "CHIASM_MEDIA_MAX_FRESHNESS", value_parser = seconds, default_value = "86400")]
+    #[arg(
+        long,
+        env = "CHIASM_MEDIA_MAX_FRESHNESS",
+        value_parser = seconds,
+        default_value = "86400"
+    )]
     pub(crate) media_max_freshness: Duration,
     /// Seconds for which a URL that failed is not fetched again
     #[arg(long, env = "CHIASM_MEDIA_ERROR_TTL", value_parser = seconds, default_value = "1")]

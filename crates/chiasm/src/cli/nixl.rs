@@ -21,7 +21,13 @@ pub(crate) struct NixlArgs {
     pub(crate) nixl_pool_bytes: usize,
     /// Maximum seconds for an agent to read tensors, after which they are sent in messages; the
     /// lower value of both sides counts
-    #[arg(long, env = "CHIASM_NIXL_DEADLINE", value_name = "SECONDS", value_parser = positive_seconds, default_value = "5")]
+    #[arg(
+        long,
+        env = "CHIASM_NIXL_DEADLINE",
+        value_name = "SECONDS",
+        value_parser = positive_seconds,
+        default_value = "5"
+    )]
     pub(crate) nixl_deadline: Duration,
     /// Private network over which NIXL reads between machines, unencrypted: this machine's address
     /// on it and the prefix length, such as 10.0.0.7/24. Anyone who reaches NIXL there can read and

@@ -22,7 +22,12 @@ pub(crate) struct ProcessorArgs {
     pub(crate) processor_vllm: Vec<PathBuf>,
     /// Sandbox (Landlock and seccomp) of the processes that read media with vLLM's processor: auto
     /// (if the kernel supports it), require or off
-    #[arg(long, env = "CHIASM_PROCESSOR_SANDBOX", value_enum, default_value_t = SandboxChoice::Auto)]
+    #[arg(
+        long,
+        env = "CHIASM_PROCESSOR_SANDBOX",
+        value_enum,
+        default_value_t = SandboxChoice::Auto
+    )]
     pub(crate) processor_sandbox: SandboxChoice,
     /// Number of media items that vLLM's processor makes at once, each in its own process [default:
     /// one less than cores]
@@ -32,7 +37,12 @@ pub(crate) struct ProcessorArgs {
     #[arg(long, env = "CHIASM_PROCESSOR_QUEUE", default_value_t = 256)]
     pub(crate) processor_queue: u32,
     /// Maximum seconds for vLLM's processor to make one media item; slower ones get 504
-    #[arg(long, env = "CHIASM_PROCESSOR_TIMEOUT", value_parser = positive_seconds, default_value = "60")]
+    #[arg(
+        long,
+        env = "CHIASM_PROCESSOR_TIMEOUT",
+        value_parser = positive_seconds,
+        default_value = "60"
+    )]
     pub(crate) processor_timeout: Duration,
     /// Maximum bytes of one media item and its tensors together
     #[arg(long, env = "CHIASM_PROCESSOR_ITEM_BYTES", default_value_t = 2 << 30)]
@@ -52,7 +62,11 @@ pub(crate) struct ProcessorArgs {
     pub(crate) max_audio_seconds: Duration,
     /// Maximum number of videos that are decoded at once [default: --processors, but no more than
     /// fit into half of the memory that is free at the start, at twice --processor-item-bytes each]
-    #[arg(long, env = "CHIASM_MAX_CONCURRENT_VIDEOS", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        long,
+        env = "CHIASM_MAX_CONCURRENT_VIDEOS",
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
     pub(crate) max_concurrent_videos: Option<u32>,
     /// Accept mm_processor_kwargs and media_io_kwargs in requests for items that vLLM's processor
     /// makes (vLLM's flag)

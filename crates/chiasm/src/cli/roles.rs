@@ -18,7 +18,13 @@ use crate::error::CliError;
 pub(crate) struct RoleArgs {
     /// Connector that hands prompts from prefill to decode engines: nixl, files:DIR for trials, or
     /// vLLM's --kv-transfer-config as JSON, to which each role's kv_role is added
-    #[arg(long, env = "CHIASM_KV_CONNECTOR", value_name = "CONNECTOR", default_value = "nixl", value_parser = kv_connector)]
+    #[arg(
+        long,
+        env = "CHIASM_KV_CONNECTOR",
+        value_name = "CONNECTOR",
+        default_value = "nixl",
+        value_parser = kv_connector
+    )]
     pub(crate) kv_connector: KvConnector,
     /// vLLM flags for the engines of one role, such as decode='--max-num-seqs 512', after the flags
     /// for all; may be given several times
@@ -33,25 +39,56 @@ pub(crate) struct RoleArgs {
     /// Connector that hands embeddings from encode engines to the other engines of their machine:
     /// store (files in memory), files:DIR for trials, or vLLM's --ec-transfer-config as JSON, to
     /// which each role's ec_role is added
-    #[arg(long, env = "CHIASM_EC_CONNECTOR", value_name = "CONNECTOR", default_value = "store", value_parser = ec_connector)]
+    #[arg(
+        long,
+        env = "CHIASM_EC_CONNECTOR",
+        value_name = "CONNECTOR",
+        default_value = "store",
+        value_parser = ec_connector
+    )]
     pub(crate) ec_connector: EcConnector,
     /// Maximum bytes of embeddings that engines of one machine store for each other; beyond it the
     /// least recently used are removed
-    #[arg(long, env = "CHIASM_EMBEDDING_STORE_BYTES", value_name = "BYTES", default_value_t = 4 << 30)]
+    #[arg(
+        long,
+        env = "CHIASM_EMBEDDING_STORE_BYTES",
+        value_name = "BYTES",
+        default_value_t = 4 << 30
+    )]
     pub(crate) embedding_store_bytes: u64,
     /// Cost of transferring one prompt block from the engine that computed it; one block of
     /// embeddings costs an eighth of that
-    #[arg(long, env = "CHIASM_TRANSFER_WEIGHT", value_parser = non_negative, default_value_t = StageWeights::default().transfer)]
+    #[arg(
+        long,
+        env = "CHIASM_TRANSFER_WEIGHT",
+        value_parser = non_negative,
+        default_value_t = StageWeights::default().transfer
+    )]
     pub(crate) transfer_weight: f64,
     /// Cost of transferring one prompt block from an engine on another machine
-    #[arg(long, env = "CHIASM_NETWORK_TRANSFER_WEIGHT", value_parser = non_negative, default_value_t = StageWeights::default().network_transfer)]
+    #[arg(
+        long,
+        env = "CHIASM_NETWORK_TRANSFER_WEIGHT",
+        value_parser = non_negative,
+        default_value_t = StageWeights::default().network_transfer
+    )]
     pub(crate) network_transfer_weight: f64,
     /// Cost of using a second engine, whatever the length of the prompt
-    #[arg(long, env = "CHIASM_HOP_WEIGHT", value_parser = non_negative, default_value_t = StageWeights::default().hop)]
+    #[arg(
+        long,
+        env = "CHIASM_HOP_WEIGHT",
+        value_parser = non_negative,
+        default_value_t = StageWeights::default().hop
+    )]
     pub(crate) hop_weight: f64,
     /// Cost of a prompt's work on a decode engine, as a fraction of that work, for each request
     /// whose answer waits meanwhile
-    #[arg(long, env = "CHIASM_DISTURB_WEIGHT", value_parser = non_negative, default_value_t = StageWeights::default().disturb)]
+    #[arg(
+        long,
+        env = "CHIASM_DISTURB_WEIGHT",
+        value_parser = non_negative,
+        default_value_t = StageWeights::default().disturb
+    )]
     pub(crate) disturb_weight: f64,
 }
 

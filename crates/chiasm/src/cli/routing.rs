@@ -15,38 +15,88 @@ pub(crate) struct RoutingArgs {
     #[arg(long, env = "CHIASM_POLICY", default_value_t = Policy::KvMedia)]
     pub(crate) policy: Policy,
     /// Cost of computing one prompt block
-    #[arg(long, env = "CHIASM_PREFILL_WEIGHT", value_parser = non_negative, default_value_t = Weights::default().prefill)]
+    #[arg(
+        long,
+        env = "CHIASM_PREFILL_WEIGHT",
+        value_parser = non_negative,
+        default_value_t = Weights::default().prefill
+    )]
     pub(crate) prefill_weight: f64,
     /// Cost of loading one prompt block from an engine's CPU or storage tier
-    #[arg(long, env = "CHIASM_FETCH_WEIGHT", value_parser = non_negative, default_value_t = Weights::default().fetch)]
+    #[arg(
+        long,
+        env = "CHIASM_FETCH_WEIGHT",
+        value_parser = non_negative,
+        default_value_t = Weights::default().fetch
+    )]
     pub(crate) fetch_weight: f64,
     /// Cost of encoding one block of image embeddings
-    #[arg(long, env = "CHIASM_ENCODE_WEIGHT", value_parser = non_negative, default_value_t = Weights::default().encode)]
+    #[arg(
+        long,
+        env = "CHIASM_ENCODE_WEIGHT",
+        value_parser = non_negative,
+        default_value_t = Weights::default().encode
+    )]
     pub(crate) encode_weight: f64,
     /// Cost of making and handing over the tensors for one block of image embeddings
-    #[arg(long, env = "CHIASM_PROCESS_WEIGHT", value_parser = non_negative, default_value_t = Weights::default().process)]
+    #[arg(
+        long,
+        env = "CHIASM_PROCESS_WEIGHT",
+        value_parser = non_negative,
+        default_value_t = Weights::default().process
+    )]
     pub(crate) process_weight: f64,
     /// Cost of the work of requests that wait for their first token, as a fraction of that work
-    #[arg(long, env = "CHIASM_QUEUE_WEIGHT", value_parser = non_negative, default_value_t = Weights::default().queue)]
+    #[arg(
+        long,
+        env = "CHIASM_QUEUE_WEIGHT",
+        value_parser = non_negative,
+        default_value_t = Weights::default().queue
+    )]
     pub(crate) queue_weight: f64,
     /// Cost of one block in use by running requests
-    #[arg(long, env = "CHIASM_LOAD_WEIGHT", value_parser = non_negative, default_value_t = Weights::default().load)]
+    #[arg(
+        long,
+        env = "CHIASM_LOAD_WEIGHT",
+        value_parser = non_negative,
+        default_value_t = Weights::default().load
+    )]
     pub(crate) load_weight: f64,
     /// Cost of the work that a worker did in the last seconds beyond the mean, as a fraction of
     /// that work
-    #[arg(long, env = "CHIASM_BALANCE_WEIGHT", value_parser = non_negative, default_value_t = Weights::default().balance)]
+    #[arg(
+        long,
+        env = "CHIASM_BALANCE_WEIGHT",
+        value_parser = non_negative,
+        default_value_t = Weights::default().balance
+    )]
     pub(crate) balance_weight: f64,
     /// Decoding steps per second of an engine, each of one token per request: the inverse of the
     /// usual time between two tokens
-    #[arg(long, env = "CHIASM_DECODE_STEPS_PER_SECOND", value_parser = non_negative, default_value_t = Decoding::default().steps_per_second)]
+    #[arg(
+        long,
+        env = "CHIASM_DECODE_STEPS_PER_SECOND",
+        value_parser = non_negative,
+        default_value_t = Decoding::default().steps_per_second
+    )]
     pub(crate) decode_steps_per_second: f64,
     /// Time for a decoding step to read one block's keys and values, as a fraction of the time to
     /// compute a prompt block
-    #[arg(long, env = "CHIASM_DECODE_READ_PER_BLOCK", value_parser = non_negative, default_value_t = Decoding::default().read_per_block)]
+    #[arg(
+        long,
+        env = "CHIASM_DECODE_READ_PER_BLOCK",
+        value_parser = non_negative,
+        default_value_t = Decoding::default().read_per_block
+    )]
     pub(crate) decode_read_per_block: f64,
     /// Randomness of the choice of a worker, in units of cost: a worker that costs this much more
     /// is chosen e times less often; 0 always takes the lowest cost
-    #[arg(long, env = "CHIASM_ROUTING_TEMPERATURE", value_parser = non_negative, default_value_t = 0.0)]
+    #[arg(
+        long,
+        env = "CHIASM_ROUTING_TEMPERATURE",
+        value_parser = non_negative,
+        default_value_t = 0.0
+    )]
     pub(crate) routing_temperature: f64,
     /// Fraction of its KV cache in use at which an engine gets no new requests, above 0 and up to 1
     /// [default: no limit]
@@ -54,7 +104,11 @@ pub(crate) struct RoutingArgs {
     pub(crate) busy_kv_usage: Option<f64>,
     /// Number of prompt tokens still to compute at which an engine gets no new requests [default:
     /// no limit]
-    #[arg(long, env = "CHIASM_BUSY_PENDING_TOKENS", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(
+        long,
+        env = "CHIASM_BUSY_PENDING_TOKENS",
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
     pub(crate) busy_pending_tokens: Option<u64>,
     /// Number of requests waiting in an engine at which it gets no new requests [default: no limit]
     #[arg(long, env = "CHIASM_BUSY_WAITING", value_parser = clap::value_parser!(u64).range(1..))]

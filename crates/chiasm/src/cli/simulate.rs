@@ -26,7 +26,13 @@ pub(crate) struct SimulateArgs {
     pub(crate) warm_up: f64,
     /// Generated workload: shared-image-qa, multi-turn-images, image-after-text, unique-images,
     /// shared-system-prompt or mixed; several separated by commas, or all
-    #[arg(long, value_name = "LIST", default_value = "mixed", value_parser = workloads, conflicts_with = "trace")]
+    #[arg(
+        long,
+        value_name = "LIST",
+        default_value = "mixed",
+        value_parser = workloads,
+        conflicts_with = "trace"
+    )]
     pub(crate) workload: List<Workload>,
     /// File of requests as JSON lines in Mooncake's format: timestamp (ms), input_length,
     /// output_length, hash_ids

@@ -33,7 +33,13 @@ pub(crate) struct TraceArgs {
     pub(crate) otlp_traces_headers: Option<String>,
     /// Fraction of requests without a traceparent header to trace, 0 to 1; a traceparent decides
     /// for its own request
-    #[arg(long, env = "CHIASM_OTLP_TRACES_SAMPLE", value_name = "PART", default_value_t = 1.0, value_parser = fraction)]
+    #[arg(
+        long,
+        env = "CHIASM_OTLP_TRACES_SAMPLE",
+        value_name = "PART",
+        default_value_t = 1.0,
+        value_parser = fraction
+    )]
     pub(crate) otlp_traces_sample: f64,
     /// Name of this service in traces
     #[arg(long, env = "OTEL_SERVICE_NAME", value_name = "NAME", default_value = SERVICE_NAME)]

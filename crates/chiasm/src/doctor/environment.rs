@@ -27,7 +27,7 @@ pub(super) struct Environment {
     pub(super) plugin: Option<String>,
     /// The missing modules among those that vLLM's processor imports.
     pub(super) missing: Vec<String>,
-    /// Set if Landlock and seccomp are available.
+    /// `true` if Landlock and seccomp are available.
     pub(super) sandbox: bool,
 }
 

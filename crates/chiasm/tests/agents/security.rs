@@ -147,7 +147,7 @@ async fn other_block_key_secret_or_processor_is_refused() {
     assert!(why.contains("--block-key-secret"), "{why}");
     let server =
         cluster.serve_at(&agent.address, &["--mm-processor-kwargs", r#"{"max_pixels": 100352}"#]);
-    let why = server.wait_for_log("engine lost");
+    let why = server.wait_for_log("engine not connected");
     assert!(why.contains("other settings of the model's processor"), "{why}");
     assert_eq!(server.ready_workers().await, 0);
 }

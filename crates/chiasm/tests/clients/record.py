@@ -60,7 +60,7 @@ USAGE = {"prompt_tokens": 9, "completion_tokens": 3, "total_tokens": 12}
 
 
 def chat_answer(body):
-    """Returns an answer of Chiasm: a call of the first function, or text.
+    """Returns a chat answer as Chiasm would give it: a call of the first function, or text.
 
     The answer is text if there is no function or the last message is a call's result.
     """
@@ -86,7 +86,7 @@ def chat_answer(body):
 
 
 def response_answer(body):
-    """Returns an answer of the Responses API: reasoning, and a call or text."""
+    """Returns a Responses answer as Chiasm would give it: reasoning, and a call or text."""
     text = {"type": "output_text", "text": "It is sunny.", "annotations": []}
     item = {
         "type": "message",
@@ -138,6 +138,7 @@ def response_answer(body):
 
 
 def message_answer(body):
+    """Returns a Messages answer as Chiasm would give it: text."""
     answer = {
         "id": "msg_1",
         "type": "message",
@@ -205,7 +206,7 @@ BASE = ROOT + "/v1"
 
 
 def record(package, name, call):
-    """Runs a call and writes its requests: NAME.json, and NAME-2.json if there is a second one."""
+    """Runs a call and writes its requests: NAME.json, and NAME-2.json for a second request."""
     Recorder.posted = posted = []
     failure = None
     try:
@@ -245,7 +246,7 @@ def record_openai():
     client = openai.OpenAI(base_url=BASE, max_retries=0)
     name = "openai-" + openai.__version__.split(".")[0]
     chat = client.chat.completions.create
-    run = lambda kind, call: record("openai", f"{name}-{kind}", call)
+    save = lambda kind, call: record("openai", f"{name}-{kind}", call)
     all_fields = {
         "user": "u",
         "metadata": {"a": "b"},
@@ -276,12 +277,12 @@ def record_openai():
     )
     if name == "openai-3":
         all_fields.update(prompt_cache_options={"mode": "implicit"}, function_call="none")
-    run("chat", lambda: chat(model="m", messages=messages(IMAGE), **all_fields))
+    save("chat", lambda: chat(model="m", messages=messages(IMAGE), **all_fields))
     stream = {
         "stream": True,
         "stream_options": {"include_usage": True, "include_obfuscation": False},
     }
-    run("chat-stream", lambda: chat(model="m", messages=messages(), **stream))
+    save("chat-stream", lambda: chat(model="m", messages=messages(), **stream))
     tools = {"tools": [TOOL], "tool_choice": "auto"}
 
     def loop():
@@ -296,7 +297,7 @@ def record_openai():
         history += [reply.model_dump(), *messages()]
         chat(model="m", messages=history, **tools)
 
-    run("chat-tools", loop)
+    save("chat-tools", loop)
     if name == "openai-2":
         from pydantic import BaseModel
 
@@ -306,8 +307,8 @@ def record_openai():
         parse = lambda: client.chat.completions.parse(
             model="m", messages=messages(), response_format=Place
         )
-        run("chat-parse", parse)
-    run(
+        save("chat-parse", parse)
+    save(
         "completion",
         lambda: client.completions.create(model="m", prompt="the quick", user="u", suffix=None),
     )
@@ -321,9 +322,9 @@ def record_openai():
         "service_tier": "auto",
         "prompt_cache_key": "k",
     }
-    run("responses", lambda: respond(model="m", input=request, truncation="disabled", **fields))
+    save("responses", lambda: respond(model="m", input=request, truncation="disabled", **fields))
     flat = {"type": "function", "name": "weather", "parameters": PARAMETERS, "strict": True}
-    run("responses-tools", lambda: respond(model="m", input=QUESTION, tools=[flat], stream=True))
+    save("responses-tools", lambda: respond(model="m", input=QUESTION, tools=[flat], stream=True))
 
 
 def record_anthropic():
@@ -340,10 +341,10 @@ def record_anthropic():
             ],
         }
     ]
-    run = lambda kind, call: record("anthropic", f"anthropic-{kind}", call)
+    save = lambda kind, call: record("anthropic", f"anthropic-{kind}", call)
     more = {"metadata": {"user_id": "u"}, "service_tier": "auto", "speed": "standard"}
     more["system"] = [{"type": "text", "text": "Be brief."}]
-    run(
+    save(
         "messages",
         lambda: client.messages.create(
             model="m", max_tokens=16, messages=history, stop_sequences=["x"], **more
@@ -363,13 +364,13 @@ def record_anthropic():
             "content": [{"type": "tool_result", "tool_use_id": "t", "content": "sunny"}],
         }
     ]
-    run(
+    save(
         "tools",
         lambda: client.messages.create(
             model="m", max_tokens=16, messages=history, tools=[tool], stream=True
         ),
     )
-    run("count", lambda: client.messages.count_tokens(model="m", messages=history, tools=[tool]))
+    save("count", lambda: client.messages.count_tokens(model="m", messages=history, tools=[tool]))
 
 
 def record_langchain():
@@ -389,11 +390,11 @@ def record_langchain():
         city: str
 
     chat = ChatOpenAI(model="m", base_url=BASE, api_key="unused", max_retries=0)
-    run = lambda kind, call: record("langchain-openai", f"langchain-{kind}", call)
-    run("chat", lambda: chat.invoke([HumanMessage(content=messages(IMAGE)[0]["content"])]))
-    run("chat-stream", lambda: list(chat.bind(stream_usage=True).stream(QUESTION)))
+    save = lambda kind, call: record("langchain-openai", f"langchain-{kind}", call)
+    save("chat", lambda: chat.invoke([HumanMessage(content=messages(IMAGE)[0]["content"])]))
+    save("chat-stream", lambda: list(chat.bind(stream_usage=True).stream(QUESTION)))
     block = {"type": "image", "base64": PNG, "mime_type": "image/png"}
-    run(
+    save(
         "chat-block",
         lambda: chat.invoke([HumanMessage(content=[block, {"type": "text", "text": QUESTION}])]),
     )
@@ -404,8 +405,8 @@ def record_langchain():
         reply = bound.invoke(history)
         bound.invoke([*history, reply, *(weather.invoke(call) for call in reply.tool_calls)])
 
-    run("tools", agent)
-    run(
+    save("tools", agent)
+    save(
         "tools-any",
         lambda: chat.bind_tools([weather], tool_choice="any", parallel_tool_calls=False).invoke(
             QUESTION
@@ -413,11 +414,11 @@ def record_langchain():
     )
     for method in ("json_schema", "function_calling", "json_mode"):
         structured = chat.with_structured_output(Place, method=method)
-        run(
+        save(
             f"structured-{method.replace('_', '-')}",
             lambda: structured.invoke("A place as JSON, please."),
         )
-    run(
+    save(
         "completion",
         lambda: OpenAI(model="m", base_url=BASE, api_key="unused", max_retries=0).invoke(
             "the quick"
@@ -426,7 +427,7 @@ def record_langchain():
     responses = ChatOpenAI(
         model="m", base_url=BASE, api_key="unused", max_retries=0, use_responses_api=True
     )
-    run(
+    save(
         "responses", lambda: responses.invoke([HumanMessage(content=messages(IMAGE)[0]["content"])])
     )
 
@@ -434,7 +435,7 @@ def record_langchain():
 def record_litellm():
     import litellm
 
-    run = lambda kind, call: record("litellm", f"litellm-{kind}", call)
+    save = lambda kind, call: record("litellm", f"litellm-{kind}", call)
     complete = lambda **more: litellm.completion(
         **{
             "model": "openai/m",
@@ -445,11 +446,11 @@ def record_litellm():
             **more,
         }
     )
-    run(
+    save(
         "chat",
         lambda: complete(messages=messages(IMAGE), user="u", metadata={"a": "b"}, max_tokens=16),
     )
-    run("chat-stream", lambda: list(complete(stream=True, stream_options={"include_usage": True})))
+    save("chat-stream", lambda: list(complete(stream=True, stream_options={"include_usage": True})))
 
     def loop():
         reply = complete(tools=[TOOL]).choices[0].message
@@ -462,17 +463,18 @@ def record_litellm():
             tools=[TOOL],
         )
 
-    run("tools", loop)
+    save("tools", loop)
     cached = {"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}
-    run("cached", lambda: complete(messages=[{"role": "system", "content": [cached]}, *messages()]))
-    run(
+    system = {"role": "system", "content": [cached]}
+    save("cached", lambda: complete(messages=[system, *messages()]))
+    save(
         "hosted-vllm",
         lambda: complete(model="hosted_vllm/m", messages=messages(IMAGE), tools=[TOOL]),
     )
     claude = {"model": "anthropic/m", "api_base": ROOT}
-    run("anthropic", lambda: complete(**claude, messages=messages(IMAGE)))
-    run("anthropic-tools", lambda: complete(**claude, tools=[TOOL], stream=True))
-    run(
+    save("anthropic", lambda: complete(**claude, messages=messages(IMAGE)))
+    save("anthropic-tools", lambda: complete(**claude, tools=[TOOL], stream=True))
+    save(
         "responses",
         lambda: litellm.responses(
             model="openai/m", api_base=BASE, api_key="unused", input=QUESTION
@@ -487,16 +489,16 @@ def record_llama_index():
 
     # LlamaIndex looks up a model's context length by its name.
     llm = OpenAI(model="gpt-4o", api_base=BASE, api_key="unused", max_retries=0)
-    run = lambda kind, call: record("llama-index-llms-openai", f"llama-index-{kind}", call)
+    save = lambda kind, call: record("llama-index-llms-openai", f"llama-index-{kind}", call)
     blocks = [ImageBlock(image=png(), image_mimetype="image/png"), TextBlock(text=QUESTION)]
-    run("chat", lambda: llm.chat([ChatMessage(role="user", blocks=blocks)]))
-    run("chat-stream", lambda: list(llm.stream_chat([ChatMessage(role="user", content=QUESTION)])))
+    save("chat", lambda: llm.chat([ChatMessage(role="user", blocks=blocks)]))
+    save("chat-stream", lambda: list(llm.stream_chat([ChatMessage(role="user", content=QUESTION)])))
 
     def weather(city: str) -> str:
         """Tells the weather."""
         return "sunny"
 
-    run(
+    save(
         "tools",
         lambda: llm.predict_and_call([FunctionTool.from_defaults(weather)], user_msg=QUESTION),
     )
@@ -510,7 +512,7 @@ def record_instructor():
     class Place(BaseModel):
         city: str
 
-    run = lambda kind, call: record("instructor", f"instructor-{kind}", call)
+    save = lambda kind, call: record("instructor", f"instructor-{kind}", call)
     for mode in ("TOOLS", "JSON", "JSON_SCHEMA"):
         client = instructor.from_openai(
             openai.OpenAI(base_url=BASE, max_retries=0), mode=instructor.Mode[mode]
@@ -518,7 +520,7 @@ def record_instructor():
         complete = lambda: client.chat.completions.create(
             model="m", messages=messages(), response_model=Place, max_retries=0
         )
-        run(mode.lower().replace("_", "-"), complete)
+        save(mode.lower().replace("_", "-"), complete)
 
 
 def record_pydantic_ai():
@@ -531,10 +533,10 @@ def record_pydantic_ai():
         city: str
 
     model = OpenAIChatModel("m", provider=OpenAIProvider(base_url=BASE, api_key="unused"))
-    run = lambda kind, call: record("pydantic-ai-slim", f"pydantic-ai-{kind}", call)
+    save = lambda kind, call: record("pydantic-ai-slim", f"pydantic-ai-{kind}", call)
     picture = BinaryContent(data=png(), media_type="image/png")
-    run("chat", lambda: Agent(model, system_prompt="Be brief.").run_sync([QUESTION, picture]))
-    run("output", lambda: Agent(model, output_type=Place).run_sync(QUESTION))
+    save("chat", lambda: Agent(model, system_prompt="Be brief.").run_sync([QUESTION, picture]))
+    save("output", lambda: Agent(model, output_type=Place).run_sync(QUESTION))
     agent = Agent(model)
 
     @agent.tool_plain
@@ -542,7 +544,7 @@ def record_pydantic_ai():
         """Tells the weather."""
         return "sunny"
 
-    run("tools", lambda: agent.run_sync(QUESTION))
+    save("tools", lambda: agent.run_sync(QUESTION))
 
 
 def record_agents():
@@ -576,7 +578,7 @@ def record_vllm_bench():
     import aiohttp
     from vllm.benchmarks.lib.endpoint_request_func import ASYNC_REQUEST_FUNCS, RequestFuncInput
 
-    def run(backend, path, **more):
+    def bench_call(backend, path, **more):
         async def complete():
             request = {"prompt_len": 4, "output_len": 8, "model": "m", "ignore_eos": True, **more}
             request.setdefault("prompt", QUESTION)
@@ -588,11 +590,11 @@ def record_vllm_bench():
         return lambda: asyncio.run(complete())
 
     sampled = {"extra_body": {"temperature": 0.0}}
-    record("vllm", "vllm-bench-completions", run("openai", "/completions", **sampled))
+    record("vllm", "vllm-bench-completions", bench_call("openai", "/completions", **sampled))
     record(
         "vllm",
         "vllm-bench-chat",
-        run("openai-chat", "/chat/completions", multi_modal_content=IMAGE, **sampled),
+        bench_call("openai-chat", "/chat/completions", multi_modal_content=IMAGE, **sampled),
     )
 
 

@@ -1,5 +1,5 @@
-//! The cost of a router in front of servers of models that run already, and the part of its prompts
-//! that these find in their caches.
+//! The cost of a router in front of servers that are already running, and the part of its prompts
+//! that the servers find in their caches.
 //!
 //! | file | is |
 //! |---|---|

@@ -17,7 +17,7 @@ use crate::openai::prompt_logprobs::PromptLogprobsBody;
 use crate::openai::{AnswerHead, Nvext, Usage};
 use crate::sse;
 
-/// The optional parts of an answer.
+/// The options of an answer: its optional parts.
 pub struct AnswerOptions<'a> {
     /// The fields for reasoning.
     pub fields: ReasoningFields,
@@ -126,8 +126,8 @@ impl Chunks {
         delta.index == 0 && delta.finish.is_none() && delta.logprobs.is_none() && !self.with_ids
     }
 
-    /// Appends the same as [`write_chunks`](Self::write_chunks) for a plain delta with this text,
-    /// in a third of the time.
+    /// Appends the chunk of a plain delta with this text: the same as
+    /// [`write_chunks`](Self::write_chunks) in a third of the time.
     fn write_text(&self, events: &mut Vec<u8>, text: &str) {
         let begin = events.len();
         events.extend_from_slice(&self.text_head);

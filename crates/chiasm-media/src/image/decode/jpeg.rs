@@ -69,7 +69,7 @@ pub(super) fn decode(
 fn is_supported_sampling(sampling: &[(u8, u8)]) -> bool {
     match *sampling {
         // With four components, the decoder expects full resolution for the first and the last, and
-        // one whole fraction of it for the two in the middle. It panics otherwise.
+        // the same integer subsampling for the two in the middle. It panics otherwise.
         [first, second, third, fourth] => {
             let divides = |whole: u8, part: u8| part != 0 && whole.is_multiple_of(part);
             first == fourth
@@ -77,8 +77,8 @@ fn is_supported_sampling(sampling: &[(u8, u8)]) -> bool {
                 && divides(first.0, second.0)
                 && divides(first.1, second.1)
         }
-        // With three components, the first must have full resolution. For other files the decoder's
-        // error would call the file broken.
+        // With three components, the first must have full resolution. The decoder reports other
+        // files as corrupt, which they are not.
         [first, ..] => sampling.iter().all(|part| part.0 <= first.0 && part.1 <= first.1),
         [] => false,
     }
@@ -99,12 +99,12 @@ fn decode_as(
     if !has_end && !header.single_scan {
         return Err(corrupt("the image data ends too early"));
     }
-    // libjpeg fills in data that is missing before the end marker. Without the marker Pillow
-    // raises.
+    // libjpeg fills in data that is missing before the end marker. Without the marker, Pillow
+    // raises an error.
     let may_fill_in = has_end && header.single_scan && !header.restarts;
     decoder.set_output_format(format);
-    // The strict mode is faster for intact files. Some others are decoded again in the lenient
-    // mode, which keeps the data before a premature marker, as libjpeg does.
+    // The strict mode is faster for intact files. Some damaged files are decoded again in the
+    // lenient mode, which keeps the data before a premature marker, as libjpeg does.
     decoder.set_lenient(false);
     let image = match decoder.decode_image_into(pixels) {
         Err(_) if may_fill_in => {

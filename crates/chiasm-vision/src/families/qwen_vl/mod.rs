@@ -3,7 +3,7 @@
 //! Follows `Qwen2VLImageProcessor` of `transformers` 5.19, as vLLM 0.32 calls it. An image is
 //! resized so that both sides are multiples of `patch_size * merge_size` and its area is within
 //! bounds. Each patch becomes a row of `pixel_values`; each square of `merge_size²` patches becomes
-//! one token.
+//! one token. `chiasm_prompt::expand` puts the tokens into the prompt.
 
 mod kwargs;
 mod largest;
@@ -55,8 +55,8 @@ impl Generation {
         matches!(self, Self::Three | Self::ThreeFive)
     }
 
-    /// Returns `true` if vLLM completes a `size` with only one edge, which it does for Qwen3-VL
-    /// only (`Qwen3VLMultiModalProcessor._apply_hf_processor_main`).
+    /// Returns `true` if vLLM adds the missing edge to a `size` that has one, which it does for
+    /// Qwen3-VL only (`Qwen3VLMultiModalProcessor._apply_hf_processor_main`).
     const fn completes_size(self) -> bool {
         matches!(self, Self::Three | Self::ThreeFive)
     }
@@ -67,8 +67,8 @@ impl Generation {
 pub(crate) struct QwenVl {
     generation: Generation,
     settings: Settings,
-    /// The maximum number of pixels of a video that is one patch deep, over all its frames; `None`
-    /// if a frame has the same bounds as an image.
+    /// The maximum number of pixels, over all frames, of a video that is one temporal patch long;
+    /// `None` if a frame has the same bounds as an image.
     video_pixels: Option<u64>,
     image_token: TokenId,
     prompt: ImagePrompt,

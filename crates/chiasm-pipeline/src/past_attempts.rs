@@ -1,11 +1,9 @@
-//! The attempts of a request so far.
+//! The attempts of a request so far. `generation/attempts.rs` decides about the next one.
 
 use chiasm_fleet::WorkerFault;
 use chiasm_types::WorkerId;
 
 /// The workers that a request has been sent to, and their faults.
-///
-/// The methods that decide about the next attempt are in `generation/attempts.rs`.
 #[derive(Clone, Debug, Default)]
 pub struct Attempts {
     /// The workers to exclude, in this order: those that lost the request, those that declined it,

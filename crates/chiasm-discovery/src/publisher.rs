@@ -15,9 +15,9 @@ use crate::snapshot::Snapshot;
 /// The minimum interval between two published snapshots. A snapshot may be large, and a server may
 /// send many changes at once.
 const MIN_PUBLISH_INTERVAL: Duration = Duration::from_millis(50);
-/// The minimum interval after a snapshot, per thing that appeared or vanished in it. Followers have
-/// a task and connections for each, so thousands of continuous changes would take all CPU time from
-/// requests.
+/// The minimum interval after a snapshot, per entry that appeared or vanished in it. Followers have
+/// a task and connections for each entry, so thousands of continuous changes would take all CPU
+/// time from requests.
 const PUBLISH_INTERVAL_PER_CHANGE: Duration = Duration::from_micros(500);
 
 /// A throttle for snapshots. The first change is published at once, and the changes that follow
@@ -58,7 +58,7 @@ impl PublishThrottle {
         self.is_pending && self.next_at.is_none_or(|next_at| Instant::now() >= next_at)
     }
 
-    /// Records that a snapshot was published in which `differences` things appeared or vanished.
+    /// Records that a snapshot was published in which `differences` entries appeared or vanished.
     pub(crate) fn published(&mut self, differences: usize) {
         let differences = u32::try_from(differences).unwrap_or(u32::MAX);
         let interval = MIN_PUBLISH_INTERVAL.max(PUBLISH_INTERVAL_PER_CHANGE * differences);
@@ -67,34 +67,34 @@ impl PublishThrottle {
     }
 }
 
-/// A server that names agents or other things.
-pub(crate) trait Upstream: Send + 'static {
+/// A client that follows the entries of one server, such as the agents named in etcd.
+pub(crate) trait Watcher: Send + 'static {
     /// The state that followers see.
     type Snapshot: Snapshot;
 
     /// Returns the server's name for the log.
     fn name(&self) -> String;
 
-    /// Lists everything, publishes it and every later change, and returns when the server fails.
+    /// Lists all entries, publishes them and every later change, and returns when the server fails.
     fn session(
         &mut self,
         publisher: &mut Publisher<Self::Snapshot>,
     ) -> impl Future<Output = Failure> + Send;
 }
 
-/// The sending side of an upstream's snapshots.
+/// The sending side of a watcher's snapshots.
 #[derive(Debug)]
 pub(crate) struct Publisher<S> {
     snapshot: watch::Sender<S>,
     name: String,
     /// The time of the current session's first snapshot.
     since: Option<Instant>,
-    /// Set once the current outage was logged.
+    /// `true` if the current outage was logged.
     outage_is_logged: bool,
 }
 
 impl<S: Snapshot> Publisher<S> {
-    /// Publishes the current snapshot. Returns the number of things that appeared or vanished.
+    /// Publishes the current snapshot. Returns the number of entries that appeared or vanished.
     pub(crate) fn publish(&mut self, mut snapshot: S) -> usize {
         self.since.get_or_insert_with(Instant::now);
         let count = snapshot.count();
@@ -141,8 +141,8 @@ impl<S: Snapshot> Publisher<S> {
     }
 }
 
-/// Returns the runtime on which all servers are followed; `None` if it could not be started. It has
-/// one thread, so that parsing large messages delays no requests.
+/// Returns the runtime that watches all etcd and Kubernetes servers; `None` if it could not be
+/// started. It has one thread, so that parsing large messages delays no requests.
 fn runtime() -> Option<&'static Runtime> {
     static RUNTIME: OnceLock<Option<Runtime>> = OnceLock::new();
     let start = || {
@@ -158,19 +158,19 @@ fn runtime() -> Option<&'static Runtime> {
     RUNTIME.get_or_init(start).as_ref()
 }
 
-/// Spawns a task that follows `upstream`. Requires a Tokio runtime.
-pub(crate) fn follow<U: Upstream>(mut upstream: U) -> SourceFollower<U::Snapshot> {
-    let snapshot = watch::Sender::new(U::Snapshot::default());
+/// Spawns a task that runs `watcher` and starts it again after failures. Requires a Tokio runtime.
+pub(crate) fn follow<W: Watcher>(mut watcher: W) -> SourceFollower<W::Snapshot> {
+    let snapshot = watch::Sender::new(W::Snapshot::default());
     let mut publisher = Publisher {
         snapshot: snapshot.clone(),
-        name: upstream.name(),
+        name: watcher.name(),
         since: None,
         outage_is_logged: false,
     };
     let sessions = async move {
         let mut backoff = Backoff::new();
         loop {
-            let failure = upstream.session(&mut publisher).await;
+            let failure = watcher.session(&mut publisher).await;
             let uptime = publisher.end_session(&failure);
             sleep(backoff.pause_after(uptime)).await;
         }
@@ -198,7 +198,7 @@ mod tests {
         throttle.note(true);
         throttle.note(false);
         assert!(!throttle.is_due());
-        // Messages still arrive. Without one, the wait ends when the change becomes due.
+        // A message ends the wait. Without one, the wait ends when the change becomes due.
         assert_eq!(throttle.next(async { Ok(7) }).await.unwrap(), Some(7));
         assert_eq!(
             throttle.next(std::future::pending::<Result<u8, Failure>>()).await.unwrap(),

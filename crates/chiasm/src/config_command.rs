@@ -1,5 +1,5 @@
 //! `chiasm config`: checks a configuration file, shows the values in force, and prints the schema
-//! of the file.
+//! of the file. `cli::config_file` merges the file's values into the command line.
 
 use std::any::TypeId;
 use std::ffi::OsString;
