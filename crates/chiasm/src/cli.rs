@@ -107,13 +107,12 @@ impl Cli {
     /// Parses the words of a command line, with the values of its configuration file.
     pub(crate) fn parse(mut words: Vec<OsString>) -> Result<Parsed, clap::Error> {
         let definition = Self::definition();
+        let given = words.clone();
         let file = insert_config(&definition, &mut words)?;
-        let matches = Self::matches(definition.clone(), words);
-        let matches = matches.map_err(|error| match &file {
-            Some(file) => file.explain(error),
-            None => error,
-        })?;
-        Ok(Parsed { matches, file, definition })
+        match Self::matches(definition.clone(), words) {
+            Ok(matches) => Ok(Parsed { matches, file, definition }),
+            Err(error) => Err(name_source(error, &definition, &given, file.as_ref())),
+        }
     }
 
     fn matches(
@@ -179,6 +178,37 @@ fn insert_config(
     Ok(Some(file))
 }
 
+/// Adds to an error about a flag's value where the value is set, unless that is the command line.
+fn name_source(
+    error: clap::Error,
+    definition: &clap::Command,
+    given: &[OsString],
+    file: Option<&ConfigFile>,
+) -> clap::Error {
+    let Some(ContextValue::String(named)) = error.get(ContextKind::InvalidArg) else {
+        return error;
+    };
+    let long = named.split([' ', '=']).next().unwrap_or_default().trim_start_matches("--");
+    let is_given = given.iter().filter_map(|word| word.to_str()).any(|word| {
+        word.strip_prefix("--").is_some_and(|word| word.split('=').next() == Some(long))
+    });
+    let command = given.get(1).and_then(|name| definition.find_subcommand(name));
+    let variable = command
+        .and_then(|command| command.get_arguments().find(|arg| arg.get_long() == Some(long)))
+        .and_then(Arg::get_env)
+        .filter(|name| std::env::var_os(name).is_some());
+    let source = match (file.and_then(|file| Some((file, file.key_of(long)?))), variable) {
+        (Some((file, key)), _) => format!("'{key}' is set in {}", file.path().display()),
+        (None, Some(variable)) if !is_given => {
+            format!("--{long} is set by the variable {}", variable.to_string_lossy())
+        }
+        _ => return error,
+    };
+    let text = error.to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
+    clap::Error::raw(error.kind(), format!("{text}\n\n{source}\n"))
+}
+
 /// Replaces the error of an unknown flag before `--` that is a flag of `vllm serve`: says where to
 /// give it.
 fn explain_vllm_flag(command: &clap::Command, error: clap::Error) -> clap::Error {
@@ -228,6 +258,11 @@ pub(crate) enum Command {
     /// Check a configuration file, or show the values in force
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// Print the manual page of a command, for man
+    Man {
+        /// The command, such as serve [default: chiasm itself]
+        command: Option<String>,
+    },
     /// Print a shell's completion script for this command line
     Completions {
         /// Shell to print the script for

@@ -141,6 +141,7 @@ pub fn main(return_memory: fn()) -> ExitCode {
             Command::Doctor(args) => doctor::run(args).await,
             Command::Config(command) => config_command::run(command),
             Command::Completions { shell } => completions::run(shell),
+            Command::Man { command } => completions::print_manual(command.as_deref()),
             Command::Engines(args) => engines::run(args).await,
             Command::SimEngine(args) => sim_engine::run(args).await,
             // Nothing else runs in this process.

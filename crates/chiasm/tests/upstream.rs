@@ -920,7 +920,7 @@ async fn request_of_hung_engine_moves_to_a_server() {
         .answer_after_signal("STOP", "/v1/completions", &json!({"model": "m", "prompt": "hello"}))
         .await;
     assert_eq!(answer.ok()["model"], "theirs");
-    fleet.frontend.wait_for_log("death=the worker hangs");
+    fleet.frontend.wait_for_log("reason=the worker hangs");
     assert_eq!(fleet.retries("lost").await, 1.0);
 }
 

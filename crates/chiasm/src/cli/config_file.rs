@@ -11,7 +11,6 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use chiasm_engine::launch::{FlagPlace, place_of_flag};
-use clap::error::{ContextKind, ContextValue};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use yaml_rust2::yaml::Hash;
@@ -198,18 +197,10 @@ impl ConfigFile {
         words.splice(2..2, to_words(own));
     }
 
-    /// Adds the path of this file to an error about one of its values.
-    pub(crate) fn explain(&self, error: clap::Error) -> clap::Error {
-        let Some(ContextValue::String(named)) = error.get(ContextKind::InvalidArg) else {
-            return error;
-        };
-        let long = named.split([' ', '=']).next().unwrap_or_default().trim_start_matches("--");
+    /// Returns the key that sets the flag `--long`, as the file has it.
+    pub(crate) fn key_of(&self, long: &str) -> Option<&str> {
         let value = self.values.iter().find(|value| value.key.replace('_', "-") == long);
-        let Some(FileValue { key, .. }) = value else { return error };
-        let text = error.to_string();
-        let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
-        let message = format!("{text}\n\n'{key}' is set in {}", self.path.display());
-        clap::Error::raw(error.kind(), format!("{message}\n"))
+        value.map(|value| value.key.as_str())
     }
 
     /// Returns `true` if the file sets this argument.

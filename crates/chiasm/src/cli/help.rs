@@ -53,8 +53,7 @@ Examples:
   Prefill and decode on different engines
     chiasm serve MODEL --engines prefill=1,decode=1 --gpus-per-engine 1
   Require a key, and speak TLS
-    chiasm serve MODEL --host 0.0.0.0 --api-key-file keys --ssl-certfile cert.pem \
-     --ssl-keyfile key.pem
+    chiasm serve MODEL --api-key-file keys --ssl-certfile cert.pem --ssl-keyfile key.pem
   Upgrade without losing the engines
     chiasm serve MODEL --keep-engines 600
   Read the flags from a file, and check the file first

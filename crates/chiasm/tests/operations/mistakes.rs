@@ -10,7 +10,13 @@ use crate::support::{Server, chiasm, demo_model};
 
 /// Runs `chiasm`, which must exit with an error within 20 s. Returns its stderr.
 fn run_failing(arguments: &[&str]) -> String {
+    run_failing_with(arguments, &[])
+}
+
+/// Runs `chiasm` like [`run_failing`], with these environment variables.
+fn run_failing_with(arguments: &[&str], variables: &[(&str, &str)]) -> String {
     let mut command = chiasm(arguments);
+    command.envs(variables.iter().copied());
     // No network access, and no influence of the user's own files.
     command.env("HF_HUB_OFFLINE", "1").env("HF_HOME", "/nowhere").env("PATH", "/usr/bin:/bin");
     let mut child =
@@ -26,6 +32,24 @@ fn run_failing(arguments: &[&str]) -> String {
     let output = child.wait_with_output().expect("its output");
     assert!(!output.status.success(), "chiasm {arguments:?}");
     String::from_utf8(output.stderr).expect("UTF-8")
+}
+
+#[test]
+fn invalid_value_names_its_source() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("chiasm.yaml");
+    fs::write(&file, "model: m\nport: eighty\n").expect("a file");
+    let file = file.display().to_string();
+    let error = run_failing(&["serve", "--config", &file]);
+    assert!(error.contains("'eighty'") && error.contains(&file), "{error}");
+    // The command line replaces the file's value, and the variable replaces it, too.
+    let error = run_failing(&["serve", "--config", &file, "--port", "ninety"]);
+    assert!(error.contains("'ninety'") && !error.contains(&file), "{error}");
+    let variables = [("CHIASM_PORT", "abc")];
+    let error = run_failing_with(&["serve", "--config", &file], &variables);
+    assert!(error.contains("'abc'") && error.contains("variable CHIASM_PORT"), "{error}");
+    let error = run_failing_with(&["serve", "m", "--port", "x"], &variables);
+    assert!(error.contains("'x'") && !error.contains("variable"), "{error}");
 }
 
 #[test]
