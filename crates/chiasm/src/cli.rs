@@ -23,6 +23,7 @@ mod reference;
 mod roles;
 mod routing;
 mod sides;
+mod sim;
 mod simulate;
 mod traces;
 mod upstream;
@@ -45,6 +46,7 @@ pub(crate) use access::AccessArgs;
 pub(crate) use agents::{AgentArgs, AgentTlsArgs, DrainArgs, ProbeArgs};
 pub(crate) use answers::{AnswerArgs, PromptArgs};
 pub(crate) use config_file::ConfigFile;
+use config_file::{insert_config, name_source};
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use engines::{EngineArgs, MmTransfer, TensorFormats};
 use help::with_help_all;
@@ -57,6 +59,7 @@ pub(crate) use processor::{ProcessorArgs, ProcessorChoice};
 pub(crate) use roles::{AttachArg, EngineCounts, RoleArgs, is_local_address};
 pub(crate) use routing::RoutingArgs;
 use sides::{is_agent_only, is_frontend_only};
+pub(crate) use sim::{SimArgs, SimEngineArgs};
 pub(crate) use simulate::SimulateArgs;
 pub(crate) use traces::TraceArgs;
 pub(crate) use upstream::UpstreamArg;
@@ -153,60 +156,6 @@ pub(crate) struct Parsed {
     /// The configuration file, without the values that other sources replace.
     pub(crate) file: Option<ConfigFile>,
     pub(crate) definition: clap::Command,
-}
-
-/// Inserts the values of the configuration file that a command line or the environment names, for
-/// `serve` and `agent`. Returns the file.
-fn insert_config(
-    definition: &clap::Command,
-    words: &mut Vec<OsString>,
-) -> Result<Option<ConfigFile>, clap::Error> {
-    let name = words.get(1).and_then(|word| word.to_str());
-    let Some(name) = name.filter(|name| ["serve", "agent"].contains(name)) else {
-        return Ok(None);
-    };
-    let Some(path) = config_file::path_in(words) else { return Ok(None) };
-    let Some(command) = definition.find_subcommand(name) else { return Ok(None) };
-    let mut file = ConfigFile::read(&path, command)
-        .map_err(|error| definition.clone().error(ErrorKind::ValueValidation, error))?;
-    // A faulty command line is reported when it is parsed with the file's values.
-    let matches = definition.clone().ignore_errors(true).try_get_matches_from(words.iter());
-    if let Ok(Some((_, given))) = matches.as_ref().map(ArgMatches::subcommand) {
-        file.remove_overridden(command, given);
-    }
-    file.insert_into(words);
-    Ok(Some(file))
-}
-
-/// Adds to an error about a flag's value where the value is set, unless that is the command line.
-fn name_source(
-    error: clap::Error,
-    definition: &clap::Command,
-    given: &[OsString],
-    file: Option<&ConfigFile>,
-) -> clap::Error {
-    let Some(ContextValue::String(named)) = error.get(ContextKind::InvalidArg) else {
-        return error;
-    };
-    let long = named.split([' ', '=']).next().unwrap_or_default().trim_start_matches("--");
-    let is_given = given.iter().filter_map(|word| word.to_str()).any(|word| {
-        word.strip_prefix("--").is_some_and(|word| word.split('=').next() == Some(long))
-    });
-    let command = given.get(1).and_then(|name| definition.find_subcommand(name));
-    let variable = command
-        .and_then(|command| command.get_arguments().find(|arg| arg.get_long() == Some(long)))
-        .and_then(Arg::get_env)
-        .filter(|name| std::env::var_os(name).is_some());
-    let source = match (file.and_then(|file| Some((file, file.key_of(long)?))), variable) {
-        (Some((file, key)), _) => format!("'{key}' is set in {}", file.path().display()),
-        (None, Some(variable)) if !is_given => {
-            format!("--{long} is set by the variable {}", variable.to_string_lossy())
-        }
-        _ => return error,
-    };
-    let text = error.to_string();
-    let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
-    clap::Error::raw(error.kind(), format!("{text}\n\n{source}\n"))
 }
 
 /// Replaces the error of an unknown flag before `--` that is a flag of `vllm serve`: says where to
@@ -351,82 +300,6 @@ impl ServeArgs {
     }
 }
 
-/// Flags of the size and speed of simulated engines.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct SimArgs {
-    /// Tokens per block of a simulated engine's KV cache
-    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub(crate) sim_block_size: u32,
-    /// Blocks in a simulated engine's KV cache
-    #[arg(long, default_value_t = 8192)]
-    pub(crate) sim_blocks: u32,
-    /// Maximum number of tokens in a prompt and its answer together
-    #[arg(long, default_value_t = 8192)]
-    pub(crate) sim_max_model_len: usize,
-    /// Maximum number of requests that a simulated engine runs at once
-    #[arg(
-        long,
-        default_value_t = 128,
-        value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=4096)
-    )]
-    pub(crate) sim_max_num_seqs: usize,
-    /// Text of every answer, such as a tool call [default: a description of what the engine
-    /// received]
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) sim_answer: Option<String>,
-    /// File for the times at which the outputs of steps are ready: nanoseconds since 1970, eight
-    /// bytes each, little endian
-    #[arg(long, value_name = "FILE")]
-    pub(crate) sim_step_log: Option<PathBuf>,
-    /// File for the times at which requests arrive, in the format of --sim-step-log
-    #[arg(long, value_name = "FILE")]
-    pub(crate) sim_request_log: Option<PathBuf>,
-    /// Prompt tokens computed per second
-    #[arg(long, default_value_t = 20_000.0, value_parser = non_negative)]
-    pub(crate) sim_prefill_rate: f64,
-    /// Decoding steps per second; each gives every running request one token
-    #[arg(long, default_value_t = 100.0, value_parser = non_negative)]
-    pub(crate) sim_decode_rate: f64,
-    /// Milliseconds to encode one image
-    #[arg(long, default_value_t = 20.0, value_parser = non_negative)]
-    pub(crate) sim_image_ms: f64,
-    /// Factor by which prefill, decoding and encoding are faster
-    #[arg(long, default_value_t = 1.0, value_parser = non_negative)]
-    pub(crate) sim_speedup: f64,
-    /// vLLM version that simulated engines report [default: 0.32.0]
-    #[arg(long, value_name = "VERSION")]
-    pub(crate) sim_vllm_version: Option<String>,
-    /// Simulate engines without the plugin that opens shared memory
-    #[arg(long)]
-    pub(crate) sim_no_plugin: bool,
-    /// Accept LoRA adapters, as engines of a frontend with --lora-modules do
-    #[arg(long)]
-    pub(crate) sim_lora: bool,
-    /// Have a KV connector, as prefill and decode engines do. For chiasm sim-engine: chiasm serve
-    /// sets it by role
-    #[arg(long)]
-    pub(crate) sim_kv_connector: bool,
-    /// Folder from which to read the embeddings of encode engines. For chiasm sim-engine: chiasm
-    /// serve sets it by role
-    #[arg(long, value_name = "DIR")]
-    pub(crate) sim_embeddings: Option<PathBuf>,
-    /// Only encode, and write the embeddings to the folder of --sim-embeddings
-    #[arg(long, requires = "sim_embeddings")]
-    pub(crate) sim_encodes: bool,
-    /// Seconds for which an engine keeps a prompt that it has computed for another engine
-    #[arg(long, default_value = "30", value_parser = positive_seconds)]
-    pub(crate) sim_prompt_lease: Duration,
-    /// Publish no KV events
-    #[arg(long)]
-    pub(crate) sim_no_kv_events: bool,
-    /// Sequence numbers of KV event batches that get lost on the way, such as 10..12 for 10 and 11
-    #[arg(long, value_name = "FROM..TO", value_parser = range, default_value = "0..0")]
-    pub(crate) sim_lose_kv_batches: Range<u64>,
-    /// Number of KV event batches that an engine can replay
-    #[arg(long, default_value_t = 10_000)]
-    pub(crate) sim_replay_batches: usize,
-}
-
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
     /// Check that chiasm serve accepts a configuration file
@@ -500,27 +373,6 @@ pub(crate) struct EnginesArgs {
     /// Print JSON lines
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct SimEngineArgs {
-    /// Handshake address of the frontend, such as tcp://127.0.0.1:29550
-    #[arg(long, value_name = "ADDR")]
-    pub(crate) handshake: String,
-    /// Model directory with the tokenizer for answers [default: one token per byte]
-    #[arg(long)]
-    pub(crate) model: Option<PathBuf>,
-    /// Data-parallel rank
-    #[arg(long, default_value_t = 0)]
-    pub(crate) rank: u16,
-    /// Size of the receiver cache, in GiB; 0 for no cache
-    #[arg(long, default_value_t = 4.0, value_parser = non_negative)]
-    pub(crate) receiver_cache_gb: f64,
-    /// Address for publishing KV events; port 0 picks a free one
-    #[arg(long, default_value = "tcp://127.0.0.1:0")]
-    pub(crate) kv_events: String,
-    #[command(flatten)]
-    pub(crate) sim: SimArgs,
 }
 
 fn ip_address(text: &str) -> Result<IpAddr, ValueError> {

@@ -11,6 +11,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use chiasm_engine::launch::{FlagPlace, place_of_flag};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use yaml_rust2::yaml::Hash;
@@ -214,9 +215,63 @@ impl ConfigFile {
     }
 }
 
+/// Inserts the values of the configuration file that a command line or the environment names, for
+/// `serve` and `agent`. Returns the file.
+pub(super) fn insert_config(
+    definition: &Command,
+    words: &mut Vec<OsString>,
+) -> Result<Option<ConfigFile>, clap::Error> {
+    let name = words.get(1).and_then(|word| word.to_str());
+    let Some(name) = name.filter(|name| ["serve", "agent"].contains(name)) else {
+        return Ok(None);
+    };
+    let Some(path) = path_in(words) else { return Ok(None) };
+    let Some(command) = definition.find_subcommand(name) else { return Ok(None) };
+    let mut file = ConfigFile::read(&path, command)
+        .map_err(|error| definition.clone().error(ErrorKind::ValueValidation, error))?;
+    // A faulty command line is reported when it is parsed with the file's values.
+    let matches = definition.clone().ignore_errors(true).try_get_matches_from(words.iter());
+    if let Ok(Some((_, given))) = matches.as_ref().map(ArgMatches::subcommand) {
+        file.remove_overridden(command, given);
+    }
+    file.insert_into(words);
+    Ok(Some(file))
+}
+
+/// Adds to an error about a flag's value where the value is set, unless that is the command line.
+pub(super) fn name_source(
+    error: clap::Error,
+    definition: &Command,
+    given: &[OsString],
+    file: Option<&ConfigFile>,
+) -> clap::Error {
+    let Some(ContextValue::String(named)) = error.get(ContextKind::InvalidArg) else {
+        return error;
+    };
+    let long = named.split([' ', '=']).next().unwrap_or_default().trim_start_matches("--");
+    let is_given = given.iter().filter_map(|word| word.to_str()).any(|word| {
+        word.strip_prefix("--").is_some_and(|word| word.split('=').next() == Some(long))
+    });
+    let command = given.get(1).and_then(|name| definition.find_subcommand(name));
+    let variable = command
+        .and_then(|command| command.get_arguments().find(|arg| arg.get_long() == Some(long)))
+        .and_then(Arg::get_env)
+        .filter(|name| std::env::var_os(name).is_some());
+    let source = match (file.and_then(|file| Some((file, file.key_of(long)?))), variable) {
+        (Some((file, key)), _) => format!("'{key}' is set in {}", file.path().display()),
+        (None, Some(variable)) if !is_given => {
+            format!("--{long} is set by the variable {}", variable.to_string_lossy())
+        }
+        _ => return error,
+    };
+    let text = error.to_string();
+    let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
+    clap::Error::raw(error.kind(), format!("{text}\n\n{source}\n"))
+}
+
 /// Returns the path of the configuration file: from the words of a command line before `--`, or
 /// from the environment.
-pub(crate) fn path_in(words: &[OsString]) -> Option<PathBuf> {
+fn path_in(words: &[OsString]) -> Option<PathBuf> {
     let long = format!("--{FLAG}");
     let assigned = format!("--{FLAG}=");
     let own = words.iter().take_while(|word| *word != "--");
