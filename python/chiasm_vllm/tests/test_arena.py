@@ -197,7 +197,7 @@ class RefusalTest(ArenaTest):
             [0, 1 << 63],
             [1] * 65,
         ):
-            refused("no list of sizes", shape=shape)
+            refused("not a list of sizes", shape=shape)
 
     def test_impossible_empty_tensor_returns_lease(self) -> None:
         with self.assertRaises(RuntimeError):
