@@ -197,7 +197,7 @@ impl Follower {
             }
             QueryAnswer::TooNew { .. } => Ok(()),
             QueryAnswer::TreeDumpFailed(_) => {
-                // Until then the worker is assumed to hold the prompts that were sent to it.
+                // Without a dump, the worker is assumed to hold the prompts that were sent to it.
                 if std::mem::replace(&mut self.history_known, false) {
                     tracing::warn!(
                         worker = self.shared.name,

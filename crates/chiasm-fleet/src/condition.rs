@@ -88,6 +88,9 @@ impl ConditionTracker {
         self.condition
     }
 
+    /// Returns `true` if a silent engine hangs: its processes are stopped, or have used less than
+    /// [`MIN_CPU_SHARE`] of a core for `suspect_after`. If the processes are not visible, the
+    /// engine hangs after a silence of `hung_after`.
     fn is_hung(&mut self, silent: Duration, activity: Option<Activity>) -> bool {
         let Some(Activity { stopped, cpu }) = activity else {
             return silent >= self.patience.hung_after;

@@ -24,7 +24,7 @@ use crate::setup_error::{AuthoritiesError, SetupError};
 
 /// The maximum size of an answer that is read as a whole.
 const MAX_BODY_BYTES: usize = 16 << 20;
-/// The number of bytes of a refusal after which no more are read.
+/// The maximum number of bytes that are read of a refusal.
 const MAX_REFUSAL_BYTES: usize = 64 << 10;
 /// The pause after a 429 without `Retry-After`.
 const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! The request bodies of the two endpoints.
+//! The request bodies of `/v1/messages` and `/v1/messages/count_tokens`.
 
 use std::fmt;
 

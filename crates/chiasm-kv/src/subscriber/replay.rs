@@ -19,8 +19,8 @@ use tokio::time::timeout;
 /// The sequence number of the end marker: −1 as the engine writes it.
 const END: [u8; 8] = [0xff; 8];
 
-/// The divisor of the timeout between two replies. The timeout before the first one is longer,
-/// because the engine may be busy.
+/// The number of times that the timeout of the first reply is longer than that of a further one:
+/// the engine may be busy.
 const GAP_TIMEOUT_DIVISOR: u32 = 10;
 
 /// An open replay. Each replay has its own connection, so replies to an abandoned request can't mix

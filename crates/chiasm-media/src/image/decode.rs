@@ -1,4 +1,5 @@
-//! Image decoding, to the pixels that vLLM passes to a model's processor.
+//! Image decoding, to the pixels that vLLM passes to a model's processor. Resizing is in the crate
+//! `chiasm-vision`, `kernels/resize`.
 //!
 //! Each decoder is the fastest that yields Pillow's pixels, or within a tenth of the fastest. The
 //! ratios are of single-thread times at 1080p and 4K, from `cargo run --release -p chiasm-media

@@ -1,4 +1,5 @@
-//! Classification of network addresses: the public internet and everything else.
+//! Classification of network addresses: the public internet and everything else. `policy` and
+//! `policy/resolver` refuse fetches from the others.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

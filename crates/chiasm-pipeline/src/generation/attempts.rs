@@ -16,7 +16,7 @@ use crate::past_attempts::Attempts;
 use crate::prepare::Prepared;
 use crate::retries::MAX_MOVES;
 
-/// The pause before workers are tried again that could not accept a request.
+/// The pause before another attempt with workers that could not accept a request.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
 /// The status of a server's failure if the connection broke, also as reported by a proxy.

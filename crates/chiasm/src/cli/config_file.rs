@@ -238,7 +238,8 @@ pub(super) fn insert_config(
     Ok(Some(file))
 }
 
-/// Adds to an error about a flag's value where the value is set, unless that is the command line.
+/// Adds the source of an invalid value to an error: the file or the variable that sets it. An error
+/// about a value on the command line is returned unchanged.
 pub(super) fn name_source(
     error: clap::Error,
     definition: &Command,
