@@ -182,7 +182,7 @@ impl AgentLink {
     /// Makes the agent refuse new jobs, or accept them again. Returns the number of running jobs.
     ///
     /// # Errors
-    /// Those of [`AgentLink::greet`].
+    /// The errors of [`AgentLink::greet`].
     pub async fn drain(&self, draining: bool) -> Result<u64, LinkError> {
         let mut jobs = self.jobs.clone();
         let call = async move { jobs.drain(DrainRequest { draining }).await };
@@ -192,7 +192,7 @@ impl AgentLink {
     /// Returns the agent's status.
     ///
     /// # Errors
-    /// Those of [`AgentLink::greet`].
+    /// The errors of [`AgentLink::greet`].
     pub async fn status(&self) -> Result<AgentStatus, LinkError> {
         let mut jobs = self.jobs.clone();
         let StatusReply { engines, admitted, draining } =

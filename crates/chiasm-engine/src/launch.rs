@@ -131,8 +131,8 @@ impl LaunchSpec {
     /// Starts the engine. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// Those of [`arguments`](Self::arguments), and [`EngineError::Spawn`] if the program can't be
-    /// started.
+    /// The errors of [`arguments`](Self::arguments), and [`EngineError::Spawn`] if the program
+    /// can't be started.
     pub fn launch(&self) -> Result<EngineProcess, EngineError> {
         EngineProcess::start(self)
     }

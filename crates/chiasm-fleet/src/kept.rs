@@ -170,8 +170,8 @@ impl KeptIndexes {
 
 /// Returns a text that changes with everything that a snapshot's validity depends on.
 ///
-/// That is the address of the engine's events and the computation of block keys. The key of a
-/// made-up prompt stands for the latter.
+/// It depends on the address of the engine's events and on the computation of block keys. The key
+/// of a made-up prompt stands for the latter.
 fn identity(stream: &KvEventStream, class: &PlanClass) -> String {
     let tokens: Vec<TokenId> = (0..class.block_size.get() as u32).map(TokenId).collect();
     let media = [MediaSpan { hash: MmHash::new([7; 32]), offset: 0, length: 1 }];

@@ -29,8 +29,8 @@ pub fn keys_for(class: &PlanClass, prompt: &PromptBlocks<'_>) -> Vec<BlockKey> {
 
 /// Returns the spans of a media item that go into block keys.
 ///
-/// That is one span per placeholder. For schemes with engine hashes it is one span per run of
-/// embedding tokens, because SGLang leaves the other tokens of a placeholder unchanged.
+/// A placeholder has one span. For schemes with engine hashes, each run of embedding tokens has
+/// one, because SGLang leaves the other tokens of a placeholder unchanged.
 pub fn spans(class: &PlanClass, hash: MmHash, placeholder: &Placeholder) -> Vec<MediaSpan> {
     let span = |offset, length| MediaSpan { hash, offset, length };
     let mask = placeholder.is_embed.as_ref();

@@ -245,7 +245,7 @@ impl Router {
     /// request. Session and exclusions are those of the first plan.
     ///
     /// # Errors
-    /// Those of [`Router::select`]; [`RouteError::NoWorker`] without a plan.
+    /// The errors of [`Router::select`]; [`RouteError::NoWorker`] without a plan.
     pub fn select_planned(&self, plans: &[RouteRequest<'_>]) -> Result<Reservation, RouteError> {
         let mut scratch = self.shared.scratch().pop().unwrap_or_default();
         let selected = self.shared.assign(plans, &mut scratch, select::choose);
@@ -260,7 +260,7 @@ impl Router {
     /// much for each of many requests.
     ///
     /// # Errors
-    /// Those of [`Router::select_planned`].
+    /// The errors of [`Router::select_planned`].
     pub fn select_explained(
         &self,
         plans: &[RouteRequest<'_>],
@@ -286,7 +286,7 @@ impl Router {
     /// [`Router::select_planned`].
     ///
     /// # Errors
-    /// Those of [`Router::select_planned`], for the worker that answers.
+    /// The errors of [`Router::select_planned`], for the worker that answers.
     pub fn select_stages(
         &self,
         plans: &[RouteRequest<'_>],
@@ -305,7 +305,7 @@ impl Router {
     /// much for each of many requests.
     ///
     /// # Errors
-    /// Those of [`Router::select_stages`].
+    /// The errors of [`Router::select_stages`].
     pub fn select_stages_explained(
         &self,
         plans: &[RouteRequest<'_>],

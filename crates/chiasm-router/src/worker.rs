@@ -165,8 +165,8 @@ impl Worker {
     /// Records the engine's statistics, and the number of its waiting requests that belong to
     /// other frontends.
     ///
-    /// That number can only be computed now: the next report may be a second away, and this
-    /// router's own requests come and go in between.
+    /// The number of other frontends' requests can only be computed now: the next report may be a
+    /// second away, and this router's own requests come and go in between.
     pub(crate) fn set_stats(&mut self, stats: EngineStats) {
         let others = (stats.running + stats.waiting).saturating_sub(self.requests as u64);
         self.waiting_of_others = stats.waiting.min(others);

@@ -53,7 +53,7 @@ pub(super) struct Watch {
 impl Watch {
     /// Sends events from when the engine is ready, or from now on if it is, to its end.
     ///
-    /// When the agent goes down, frontends of a ready engine stay subscribed until their jobs have
+    /// Frontends of a ready engine stay subscribed while the agent goes down, until their jobs have
     /// ended, then disconnect.
     pub(super) fn start(self) -> mpsc::Receiver<Result<WatchEvent, Status>> {
         let (events, receiver) = mpsc::channel(MAX_QUEUED_MESSAGES);
